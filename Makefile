@@ -1,0 +1,33 @@
+# Everything runs from a virtual environment that the first target to need it makes.
+VENV ?= .venv
+PYTHON ?= python3
+PY = $(VENV)/bin/python
+STAMP = $(VENV)/.installed
+
+.PHONY: run test check bench clean
+
+run: $(STAMP)          ## train a real network over a shaped link under every policy; prints a table
+	$(PY) -m gradlane compare --out out
+
+test: $(STAMP)         ## every test
+	$(PY) -m pytest
+
+check: $(STAMP)        ## style, types and layers
+	$(VENV)/bin/ruff format --check src tests bench examples experiments
+	$(VENV)/bin/ruff check src tests bench examples experiments
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+bench: $(STAMP)        ## what scheduling costs, beside torch DDP
+	$(PY) -m bench
+
+# torch first and pinned: a bare `torch` pulls gigabytes of CUDA packages
+$(STAMP): pyproject.toml
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[torch,demo,lab,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests bench examples experiments -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,31 @@
+"""gradlane schedules the gradient communication of data-parallel training.
+
+    torch.distributed.init_process_group()
+    gradlane.attach(model, optimizer)
+
+Importing gradlane imports no torch; `attach` does when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
+from gradlane.core.timeline import Timeline
+from gradlane.errors import GradlaneError
+
+if TYPE_CHECKING:
+    from gradlane.live import Session, attach
+
+__version__ = "0.1.0"
+__all__ = ["GradlaneError", "Network", "Plan", "Profile", "Session", "Timeline", "__version__", "attach"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("attach", "Session"):
+        from gradlane import live
+
+        return getattr(live, name)
+    raise AttributeError(f"module 'gradlane' has no attribute {name!r}")

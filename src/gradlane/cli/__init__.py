@@ -1,0 +1,53 @@
+"""The command line. Each command is a file of this package and is imported when it is called.
+
+Only this layer reads the environment, prints, and turns errors into exit codes: 0 done, 1 the work failed,
+2 the input was not usable.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from gradlane.errors import GradlaneError, InputError
+
+# command -> what `gradlane --help` says of it; the module of the same name holds a click command `command`
+_COMMANDS = {
+    "compare": "Train a real network under every policy, beside torch DDP, and print a table.",
+    "lab": "Run a job with each rank on an emulated host, joined by shaped links.",
+    "launch": "torchrun, with gradlane's options; takes any training script.",
+    "plan": "Plan one case with every policy, rank them, print the best.",
+    "policies": "List the policies, each with its paper.",
+    "probe": "Measure what an all-reduce costs between the ranks of a job.",
+    "profile": "Measure one iteration of a training script.",
+}
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"gradlane.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except GradlaneError as error:
+            click.echo(f"gradlane: {error}", err=True)
+            ctx.exit(2 if isinstance(error, InputError) else 1)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="gradlane")
+def main() -> None:
+    """Schedule the gradient communication of data-parallel training."""

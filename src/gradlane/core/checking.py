@@ -1,0 +1,34 @@
+"""What the nouns' constructors use to refuse bad values.
+
+The limits are generous for any real job and small enough that no file can make a reader allocate or
+compute without bound.
+"""
+
+from __future__ import annotations
+
+from gradlane.errors import InputError
+
+MAX_BYTES = 2**50
+MAX_NS = 10**18  # thirty years
+MAX_TENSORS = 100_000
+MAX_MESSAGES = 2_000_000
+MAX_NAME = 1_000
+
+
+def need(condition: bool, field: str, got: object, expected: str) -> None:
+    """Raise `InputError` unless `condition` holds."""
+    if not condition:
+        raise InputError(f"{field}: got {got!r}, expected {expected}")
+
+
+def need_int(field: str, value: int, low: int, high: int) -> None:
+    """Raise `InputError` unless `value` is an integer in [low, high]."""
+    # bool is an int to Python and a mistake to everybody else
+    if type(value) is not int or not low <= value <= high:
+        raise InputError(f"{field}: got {value!r}, expected an integer from {low} to {high}")
+
+
+def need_name(field: str, value: str) -> None:
+    """Raise `InputError` unless `value` is a printable name of sane length."""
+    if type(value) is not str or not 0 < len(value) <= MAX_NAME or not value.isprintable():
+        raise InputError(f"{field}: got {value!r:.80}, expected 1 to {MAX_NAME} printable characters")

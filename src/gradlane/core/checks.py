@@ -1,0 +1,129 @@
+"""The checks that come in pairs: on what a policy returns and on what an executor accepts; on simulated and
+on live timelines alike.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from gradlane.core.plan import Plan
+from gradlane.core.profile import DTYPE_BYTES, TensorSpec
+from gradlane.core.timeline import Span, Timeline
+from gradlane.errors import PlanError
+
+
+def check_plan(plan: Plan, tensors: tuple[TensorSpec, ...]) -> None:
+    """Raise `PlanError` unless `plan` moves every byte of `tensors` exactly once, cut between elements.
+
+    A message may not mix dtypes, since it is one sum.
+    """
+    if plan.tensors != tensors:
+        raise PlanError(_first_difference(plan.tensors, tensors))
+    covered: list[list[tuple[int, int]]] = [[] for _ in tensors]
+    for index, message in enumerate(plan.messages):
+        dtypes = set()
+        for piece in message.slices:
+            if piece.tensor >= len(tensors):
+                raise PlanError(f"messages[{index}]: tensor {piece.tensor}, expected below {len(tensors)}")
+            spec = tensors[piece.tensor]
+            dtypes.add(spec.dtype)
+            if piece.offset_bytes % DTYPE_BYTES[spec.dtype] or piece.size_bytes % DTYPE_BYTES[spec.dtype]:
+                raise PlanError(f"messages[{index}]: {spec.name} is cut inside an element of {spec.dtype}")
+            covered[piece.tensor].append((piece.offset_bytes, piece.offset_bytes + piece.size_bytes))
+        if len(dtypes) > 1:
+            raise PlanError(f"messages[{index}]: mixes {' and '.join(sorted(dtypes))}, expected one dtype a message")
+    for spec, ranges in zip(tensors, covered, strict=True):
+        position = 0
+        for start, end in sorted(ranges):
+            if start != position:
+                fault = "moved twice" if start < position else "never moved"
+                raise PlanError(f"{spec.name}: bytes from {min(start, position)} are {fault}")
+            position = end
+        if position != spec.size_bytes:
+            raise PlanError(f"{spec.name}: moves {position} bytes, expected {spec.size_bytes}")
+
+
+def _first_difference(plan: tuple[TensorSpec, ...], model: tuple[TensorSpec, ...]) -> str:
+    advice = "make a new plan from a profile of this model (gradlane profile, gradlane plan)"
+    for index, (ours, theirs) in enumerate(zip(plan, model, strict=False)):
+        if ours != theirs:
+            return (
+                f"this plan is for another model: tensor {index} is {ours.name} ({ours.size_bytes} B, {ours.dtype}) in the "
+                f"plan and {theirs.name} ({theirs.size_bytes} B, {theirs.dtype}) in the model; {advice}"
+            )
+    return f"this plan is for another model: it has {len(plan)} tensors, the model {len(model)}; {advice}"
+
+
+def check_timeline(timeline: Timeline, plan: Plan) -> None:
+    """Raise `AssertionError` unless `timeline` is one that `plan` allows.
+
+    In every iteration each message is sent once, not before all its tensors (and the one it is held for) are
+    ready; no lane has more than its window unfinished, unless by one lone message; messages of a sequenced
+    plan start in its order in each lane; no tensor is updated before all its bytes have arrived, none is
+    used by the next forward pass before its update.
+    """
+    assert timeline.plan == plan.fingerprint, f"timeline of plan {timeline.plan}, checked against {plan.fingerprint}"
+    ready = {(s.iteration, s.subject): s.start_ns for s in timeline.of("ready")}
+    sends = timeline.of("send")
+    arrived: dict[tuple[int, int], int] = {}
+    counts: dict[tuple[int, int], int] = defaultdict(int)
+    for send in sends:
+        counts[send.iteration, send.subject] += 1
+        message = plan.messages[send.subject]
+        for tensor in {*message.tensors, *(() if message.hold_until is None else (message.hold_until,))}:
+            at = ready.get((send.iteration, tensor))
+            assert at is not None and at <= send.start_ns, f"{_name(send)} starts before tensor {tensor} is ready"
+        for tensor in message.tensors:
+            key = (send.iteration, tensor)
+            arrived[key] = max(arrived.get(key, 0), send.end_ns)
+    iterations = {send.iteration for send in sends}
+    for iteration in iterations:
+        for index in range(len(plan.messages)):
+            times = counts[iteration, index]
+            assert times == 1, f"iteration {iteration}: message {index} was sent {times} times"
+    _check_windows(sends, plan)
+    _check_sequence(sends, plan)
+    updated: dict[tuple[int, int], int] = {}
+    for update in timeline.of("update"):
+        key = (update.iteration, update.subject)
+        assert key in arrived and arrived[key] <= update.start_ns, f"{_name(update)} begins before its bytes arrived"
+        updated[key] = update.end_ns
+    for use in timeline.of("use"):
+        key = (use.iteration - 1, use.subject)
+        if key in updated:
+            assert updated[key] <= use.start_ns, f"{_name(use)} reads a parameter before its update ended"
+
+
+def _check_windows(sends: list[Span], plan: Plan) -> None:
+    for index, lane in enumerate(plan.lanes):
+        if lane.window_bytes is None:
+            continue
+        events: list[tuple[int, int, int, int]] = []
+        for send in sends:
+            if plan.messages[send.subject].lane == index:
+                size = plan.messages[send.subject].size_bytes
+                events.append((send.start_ns, 1, size, 1))
+                events.append((send.end_ns, 0, -size, -1))
+        in_flight = messages = 0
+        for _, _, size, count in sorted(events):
+            in_flight += size
+            messages += count
+            assert messages <= 1 or in_flight <= lane.window_bytes, (
+                f"lane {index}: {in_flight} bytes in {messages} messages unfinished, window {lane.window_bytes}"
+            )
+
+
+def _check_sequence(sends: list[Span], plan: Plan) -> None:
+    if plan.sequence is None:
+        return
+    place = {message: position for position, message in enumerate(plan.sequence)}
+    latest: dict[tuple[int, int], tuple[int, int]] = {}
+    for send in sends:
+        key = (send.iteration, plan.messages[send.subject].lane)
+        before = latest.get(key, (-1, -1))
+        assert before[0] < place[send.subject], f"{_name(send)} starts after message {before[1]}, against the sequence"
+        latest[key] = (place[send.subject], send.subject)
+
+
+def _name(span: Span) -> str:
+    return f"iteration {span.iteration}: {span.kind} {span.subject} at {span.start_ns}"

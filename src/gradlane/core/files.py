@@ -1,0 +1,82 @@
+"""Reading and writing the nouns as JSON, with a format name and version, strict on reading.
+
+A file is one object: {"format": "gradlane.profile", "version": 1, "body": {...}}. Unknown fields, wrong
+types, NaN, absurd numbers and files above 64 MiB are refused with the place in the file.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
+from gradlane.core.timeline import Timeline
+from gradlane.errors import FormatError
+
+VERSION = 1
+MAX_FILE_BYTES = 64 * 2**20
+
+Noun = TypeVar("Noun", Profile, Network, Plan, Timeline)
+
+
+class _Head(msgspec.Struct):
+    format: str
+    version: int
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    version: int
+    body: msgspec.Raw
+
+
+def dumps(noun: Profile | Network | Plan | Timeline) -> bytes:
+    """The noun as JSON bytes; `loads` gives back an equal one."""
+    name = f"gradlane.{type(noun).__name__.lower()}"
+    return msgspec.json.encode(_File(name, VERSION, msgspec.Raw(msgspec.json.encode(noun))))
+
+
+def loads(data: bytes, kind: type[Noun]) -> Noun:
+    """The noun of the given kind in `data`. Raises `FormatError` with the place of the first fault."""
+    if len(data) > MAX_FILE_BYTES:
+        raise FormatError(f"got {len(data)} bytes, expected at most {MAX_FILE_BYTES}")
+    expected = f"gradlane.{kind.__name__.lower()}"
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise FormatError(f"not a {expected} file: {error}") from None
+    if head.format != expected:
+        raise FormatError(f"got a {head.format!r:.80}, expected a {expected!r}", "$.format")
+    if head.version != VERSION:
+        raise FormatError(f"got version {head.version}, expected {VERSION}; this gradlane reads no other", "$.version")
+    try:
+        body = msgspec.json.decode(data, type=_File).body
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        # msgspec ends its message with " - at `$.place`"
+        match = re.fullmatch(r"(.*?)(?: - at `(.*)`)?", str(error), re.DOTALL)
+        assert match is not None
+        place = match.group(2) or "$"
+        raise FormatError(match.group(1), place.replace("$", "$.body", 1)) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise FormatError(f"not a {expected} file: {error}") from None
+
+
+def write(path: str | Path, noun: Profile | Network | Plan | Timeline) -> None:
+    """Write the noun to a file, whole or not at all."""
+    target = Path(path)
+    scratch = target.with_name(target.name + ".part")
+    scratch.write_bytes(dumps(noun))
+    scratch.replace(target)
+
+
+def read(path: str | Path, kind: type[Noun]) -> Noun:
+    """Read a noun from a file. Raises `FormatError`; a missing file stays an `OSError`."""
+    with Path(path).open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    return loads(data, kind)

@@ -1,0 +1,156 @@
+"""Plan: a communication schedule as data.
+
+A plan says in which messages the gradient bytes of one iteration travel, how urgent each message is, on
+which lane, how much a lane may have unfinished, whether the next forward pass may begin before everything
+has arrived, and (once it was planned ahead) in which order the messages start. It is frozen, prints
+readably, and has a fingerprint that is equal on two ranks exactly when they would do the same.
+
+`check_plan` in `core.checks` says whether a plan fits a profile; what is refused here is refused for every
+profile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import msgspec
+
+from gradlane.core.checking import MAX_BYTES, MAX_MESSAGES, MAX_TENSORS, need, need_int, need_name
+from gradlane.core.profile import TensorSpec
+from gradlane.units import format_bytes
+
+MAX_PRIORITY = 2**31 - 1
+MAX_LANES = 64
+
+
+class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A byte range of one tensor; `tensor` is an index into `Plan.tensors`."""
+
+    tensor: int
+    offset_bytes: int
+    size_bytes: int
+
+    def __post_init__(self) -> None:
+        need_int("tensor", self.tensor, 0, MAX_TENSORS)
+        need_int("offset_bytes", self.offset_bytes, 0, MAX_BYTES)
+        need_int("size_bytes", self.size_bytes, 1, MAX_BYTES)
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One or more slices, started and finished as one operation.
+
+    priority: 0 is the most urgent. lane: index into `Plan.lanes`. hold_until: a tensor that must be ready
+    too before the message may start, though it carries none of its bytes (Prophet's blocks).
+    """
+
+    slices: tuple[Slice, ...]
+    priority: int = 0
+    lane: int = 0
+    hold_until: int | None = None
+
+    def __post_init__(self) -> None:
+        need(0 < len(self.slices) <= MAX_TENSORS, "slices", len(self.slices), "1 or more slices")
+        need_int("priority", self.priority, 0, MAX_PRIORITY)
+        need_int("lane", self.lane, 0, MAX_LANES - 1)
+        if self.hold_until is not None:
+            need_int("hold_until", self.hold_until, 0, MAX_TENSORS)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(piece.size_bytes for piece in self.slices)
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        return tuple(piece.tensor for piece in self.slices)
+
+
+class Lane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A path with a window of its own (None: no limit) and a priority class in the network (0 highest)."""
+
+    window_bytes: int | None = None
+    network_priority: int = 0
+
+    def __post_init__(self) -> None:
+        if self.window_bytes is not None:
+            need_int("window_bytes", self.window_bytes, 1, MAX_BYTES)
+        need_int("network_priority", self.network_priority, 0, 7)
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The schedule of one iteration.
+
+    wire: how the wire orders what it was handed, "fifo" or "packet-priority". crosses_barrier: whether the
+    next forward pass may begin, layer by layer, as updates arrive. sequence: when not None, messages start
+    in exactly this order within each lane, each as soon as it is ready and its window has room; that is how
+    a plan becomes safe for collectives, which every rank must issue in one order.
+    """
+
+    policy: str
+    model: str
+    tensors: tuple[TensorSpec, ...]
+    messages: tuple[Message, ...]
+    lanes: tuple[Lane, ...] = (Lane(),)
+    wire: Literal["fifo", "packet-priority"] = "fifo"
+    crosses_barrier: bool = False
+    sequence: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        need_name("policy", self.policy)
+        need_name("model", self.model)
+        need(0 < len(self.tensors) <= MAX_TENSORS, "tensors", len(self.tensors), f"1 to {MAX_TENSORS} of them")
+        need(0 < len(self.messages) <= MAX_MESSAGES, "messages", len(self.messages), f"1 to {MAX_MESSAGES} of them")
+        need(0 < len(self.lanes) <= MAX_LANES, "lanes", len(self.lanes), f"1 to {MAX_LANES} of them")
+        for index, message in enumerate(self.messages):
+            where = f"messages[{index}]"
+            need(message.lane < len(self.lanes), f"{where}.lane", message.lane, f"below {len(self.lanes)}")
+            held = message.hold_until
+            need(held is None or held < len(self.tensors), f"{where}.hold_until", held, f"below {len(self.tensors)}")
+        if self.sequence is not None:
+            need(
+                len(self.sequence) == len(self.messages) and set(self.sequence) == set(range(len(self.messages))),
+                "sequence",
+                f"{len(self.sequence)} entries",
+                f"each of the {len(self.messages)} messages once",
+            )
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of everything in the plan: two ranks with equal fingerprints act alike."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(message.size_bytes for message in self.messages)
+
+    def with_sequence(self, sequence: tuple[int, ...]) -> Plan:
+        """The same plan with its start order fixed."""
+        return msgspec.structs.replace(self, sequence=sequence)
+
+    def describe(self, limit: int = 20) -> str:
+        """The plan for people: a headline and one line per message, most `limit` of them."""
+        windows = ", ".join("no limit" if lane.window_bytes is None else format_bytes(lane.window_bytes) for lane in self.lanes)
+        barrier = "crosses the barrier" if self.crosses_barrier else "waits for all before the next forward pass"
+        lines = [
+            f"{self.policy} for {self.model}: {len(self.messages)} messages, {format_bytes(self.size_bytes)}, "
+            f"window {windows}, {barrier}, fingerprint {self.fingerprint}"
+        ]
+        order = self.sequence if self.sequence is not None else range(len(self.messages))
+        for place, index in enumerate(order):
+            if place == limit:
+                lines.append(f"  ... and {len(self.messages) - limit} more")
+                break
+            lines.append(f"  {place:4d}  {self.describe_message(index)}")
+        return "\n".join(lines)
+
+    def describe_message(self, index: int) -> str:
+        """One message for people: index, priority, size and what it carries."""
+        message = self.messages[index]
+        first = message.slices[0]
+        spec = self.tensors[first.tensor]
+        what = spec.name
+        if first.size_bytes != spec.size_bytes:
+            what += f"[{first.offset_bytes}:{first.offset_bytes + first.size_bytes}]"
+        if len(message.slices) > 1:
+            what += f" .. {self.tensors[message.slices[-1].tensor].name} ({len(message.slices)} slices)"
+        return f"message {index}, priority {message.priority}, {format_bytes(message.size_bytes)}: {what}"

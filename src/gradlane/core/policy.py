@@ -1,0 +1,78 @@
+"""Policy: a pure function (Profile, Network) -> Plan, and the building blocks that policies share.
+
+A policy is a frozen record of its knobs with a `plan` method. It has no clock, no randomness without a
+seed, and knows nothing of how a plan is carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Protocol, runtime_checkable
+
+from gradlane.core.checking import need_int
+from gradlane.core.network import Network
+from gradlane.core.plan import Message, Plan, Slice
+from gradlane.core.profile import DTYPE_BYTES, Profile
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """What every policy offers. `name` is what users type; `paper` and `differs` feed `gradlane policies`."""
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    differs: ClassVar[str]
+
+    def plan(self, profile: Profile, network: Network) -> Plan:
+        """Schedule one iteration of `profile` on `network`."""
+        ...
+
+
+def whole(profile: Profile, tensor: int) -> Slice:
+    """All of one tensor as a slice."""
+    return Slice(tensor, 0, profile.tensors[tensor].spec.size_bytes)
+
+
+def merge(profile: Profile, tensors: Iterable[int], priority: int = 0) -> list[Message]:
+    """Whole tensors as one message, or as one per run of equal dtype, since a sum has one dtype."""
+    runs: list[list[int]] = []
+    for tensor in tensors:
+        dtype = profile.tensors[tensor].spec.dtype
+        if runs and profile.tensors[runs[-1][-1]].spec.dtype == dtype:
+            runs[-1].append(tensor)
+        else:
+            runs.append([tensor])
+    return [Message(tuple(whole(profile, tensor) for tensor in run), priority) for run in runs]
+
+
+def cut(profile: Profile, tensor: int, slice_bytes: int) -> list[Slice]:
+    """One tensor in slices of at most `slice_bytes`, cut between elements; the last may be shorter."""
+    spec = profile.tensors[tensor].spec
+    element = DTYPE_BYTES[spec.dtype]
+    need_int("slice_bytes", slice_bytes, element, 2**50)
+    step = slice_bytes - slice_bytes % element
+    return [Slice(tensor, start, min(step, spec.size_bytes - start)) for start in range(0, spec.size_bytes, step)]
+
+
+def sliced_by_urgency(profile: Profile, slice_bytes: int) -> tuple[Message, ...]:
+    """Every tensor in slices, a message a slice, all with the priority of their tensor's first use."""
+    urgency = profile.urgency()
+    return tuple(
+        Message((piece,), priority=urgency[tensor])
+        for tensor in range(len(profile.tensors))
+        for piece in cut(profile, tensor, slice_bytes)
+    )
+
+
+def backward_ends(profile: Profile, groups: Sequence[Sequence[int]], network: Network) -> int:
+    """When the last of `groups` (whole tensors, sent first-in-first-out) has arrived, after backward start.
+
+    MG-WFBP Eq. 7 and 8 with t_c taken from the network's cost: each group starts when its last gradient is
+    ready and the group before it has finished.
+    """
+    end_ns = 0
+    for group in groups:
+        ready_ns = max(profile.tensors[tensor].ready_ns for tensor in group)
+        size_bytes = sum(profile.tensors[tensor].spec.size_bytes for tensor in group)
+        end_ns = max(end_ns, ready_ns) + network.cost_ns(size_bytes)
+    return end_ns

@@ -1,0 +1,127 @@
+"""Profile: one training iteration of one model on one kind of device, without any network.
+
+It is what a policy plans from and what the simulator replays. It holds no weights and no code. Tensors
+stand in the order in which the backward pass makes their gradients ready; layers stand in the order in
+which the forward pass runs them.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+
+from gradlane.core.checking import MAX_BYTES, MAX_NS, MAX_TENSORS, need, need_int, need_name
+
+DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Name, size and element type of one gradient tensor: what a plan needs to know a model by."""
+
+    name: str
+    size_bytes: int
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        need_name("name", self.name)
+        need_int("size_bytes", self.size_bytes, 1, MAX_BYTES)
+        need(self.dtype in DTYPE_BYTES, "dtype", self.dtype, f"one of {', '.join(DTYPE_BYTES)}")
+        need(
+            self.size_bytes % DTYPE_BYTES[self.dtype] == 0,
+            "size_bytes",
+            self.size_bytes,
+            f"a multiple of the {DTYPE_BYTES[self.dtype]} bytes of a {self.dtype}",
+        )
+
+
+class TensorProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One gradient tensor as the profile saw it.
+
+    `ready_ns` counts from the start of the backward pass. `layer` is the layer whose forward pass is the
+    first to use the parameter, as an index into `Profile.layers`.
+    """
+
+    spec: TensorSpec
+    ready_ns: int
+    layer: int
+
+    def __post_init__(self) -> None:
+        need_int("ready_ns", self.ready_ns, 0, MAX_NS)
+        need_int("layer", self.layer, 0, MAX_TENSORS)
+
+
+class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One step of the forward pass, and the optimizer's update of the parameters first used there."""
+
+    name: str
+    forward_ns: int
+    update_ns: int = 0
+
+    def __post_init__(self) -> None:
+        need_name("name", self.name)
+        need_int("forward_ns", self.forward_ns, 0, MAX_NS)
+        need_int("update_ns", self.update_ns, 0, MAX_NS)
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One iteration: tensors in order of gradient readiness, layers in forward order.
+
+    `backward_ns` is the length of the whole backward pass; no gradient is ready later. `source` says
+    where the numbers come from, for whoever reads a table made from them.
+    """
+
+    model: str
+    device: str
+    tensors: tuple[TensorProfile, ...]
+    layers: tuple[Layer, ...]
+    backward_ns: int
+    source: str = "unstated"
+
+    def __post_init__(self) -> None:
+        need_name("model", self.model)
+        need_name("device", self.device)
+        need(0 < len(self.tensors) <= MAX_TENSORS, "tensors", len(self.tensors), f"1 to {MAX_TENSORS} of them")
+        need(0 < len(self.layers) <= MAX_TENSORS, "layers", len(self.layers), f"1 to {MAX_TENSORS} of them")
+        need_int("backward_ns", self.backward_ns, 0, MAX_NS)
+        names = [tensor.spec.name for tensor in self.tensors]
+        need(len(set(names)) == len(names), "tensors", "a name twice", "distinct names")
+        for index, tensor in enumerate(self.tensors):
+            need(tensor.layer < len(self.layers), f"tensors[{index}].layer", tensor.layer, f"below {len(self.layers)}")
+        for index, (before, after) in enumerate(itertools.pairwise(self.tensors)):
+            need(
+                before.ready_ns <= after.ready_ns,
+                f"tensors[{index + 1}].ready_ns",
+                after.ready_ns,
+                f"at least the {before.ready_ns} of the tensor before it",
+            )
+        need(self.tensors[-1].ready_ns <= self.backward_ns, "backward_ns", self.backward_ns, "the last ready_ns or more")
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        return tuple(tensor.spec for tensor in self.tensors)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all gradients together."""
+        return sum(tensor.spec.size_bytes for tensor in self.tensors)
+
+    @property
+    def forward_ns(self) -> int:
+        return sum(layer.forward_ns for layer in self.layers)
+
+    @property
+    def compute_ns(self) -> int:
+        """Forward, backward and update together: the iteration time if the network were free."""
+        return self.forward_ns + self.backward_ns + sum(layer.update_ns for layer in self.layers)
+
+    def urgency(self) -> tuple[int, ...]:
+        """For each tensor its rank (0 = most urgent) in the order in which the forward pass needs them.
+
+        Tensors of one layer keep the reverse of their readiness order, so that ranks are distinct.
+        """
+        order = sorted(range(len(self.tensors)), key=lambda t: (self.tensors[t].layer, -t))
+        ranks = [0] * len(order)
+        for rank, tensor in enumerate(order):
+            ranks[tensor] = rank
+        return tuple(ranks)

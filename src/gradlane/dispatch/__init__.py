@@ -1,0 +1,5 @@
+"""The scheduling core."""
+
+from gradlane.dispatch.dispatcher import Dispatcher
+
+__all__ = ["Dispatcher"]

@@ -1,0 +1,148 @@
+"""Dispatcher: facts in, starts out.
+
+It turns "this tensor is ready" and "this message is done" into "start these messages now", under one Plan.
+It has no clock, no thread and no I/O, never blocks and never raises for a legal history of facts; whoever
+drives it (the simulator in virtual time, the live session under its lock) owns it alone.
+
+The rules, per lane:
+  1. A message is eligible when all its tensors, and the one it is held for, are ready.
+  2. Eligible messages start by priority; ties go to the one that became eligible first.
+  3. The most urgent one starts if the lane's window has room for it, or if nothing is under way (a lone
+     message larger than the window may go). If it does not fit, nothing behind it may pass: skipping the
+     head would invert priorities.
+  4. With a sequence (planned ahead, or told by a coordinator), the next message is the sequence's next,
+     whatever is eligible behind it. The window still holds.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from gradlane.core.plan import Plan
+
+
+class Dispatcher:
+    """Scheduling of one plan, iteration after iteration.
+
+    With `follow=True` the order is not the plan's but arrives by `allow()` from a coordinator.
+    """
+
+    def __init__(self, plan: Plan, *, follow: bool = False) -> None:
+        self.plan = plan
+        self._sizes = [message.size_bytes for message in plan.messages]
+        self._lane_of = [message.lane for message in plan.messages]
+        self._windows = [lane.window_bytes for lane in plan.lanes]
+        self._waiters: list[list[int]] = [[] for _ in plan.tensors]
+        self._needs_at_first: list[int] = []
+        for index, message in enumerate(plan.messages):
+            needed = set(message.tensors)
+            if message.hold_until is not None:
+                needed.add(message.hold_until)
+            self._needs_at_first.append(len(needed))
+            for tensor in needed:
+                self._waiters[tensor].append(index)
+        self._ordered = follow or plan.sequence is not None
+        self._orders_at_first: list[list[int]] = [[] for _ in plan.lanes]
+        if plan.sequence is not None and not follow:
+            for index in plan.sequence:
+                self._orders_at_first[self._lane_of[index]].append(index)
+        self._reset()
+
+    def _reset(self) -> None:
+        lanes = len(self._windows)
+        self._needs = list(self._needs_at_first)
+        self._is_ready = [False] * len(self._waiters)
+        self._queues: list[list[tuple[int, int, int]]] = [[] for _ in range(lanes)]  # (priority, arrival, message)
+        self._orders = [list(order) for order in self._orders_at_first]
+        self._next = [0] * lanes
+        self._in_flight_bytes = [0] * lanes
+        self._in_flight: set[int] = set()
+        self._arrivals = 0
+        self._unfinished = len(self._sizes)
+
+    # -- facts ---------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A new iteration begins; the one before must have finished."""
+        assert not self._in_flight and self._unfinished in (0, len(self._sizes)), "an iteration is still under way"
+        self._reset()
+
+    def ready(self, tensor: int) -> list[int]:
+        """The gradient of `tensor` is ready. Returns the messages to start now, in order."""
+        assert not self._is_ready[tensor], f"tensor {tensor} became ready twice in one iteration"
+        self._is_ready[tensor] = True
+        touched = set()
+        for message in self._waiters[tensor]:
+            self._needs[message] -= 1
+            if self._needs[message] == 0:
+                lane = self._lane_of[message]
+                touched.add(lane)
+                if not self._ordered:
+                    heapq.heappush(self._queues[lane], (self.plan.messages[message].priority, self._arrivals, message))
+                    self._arrivals += 1
+        return [message for lane in sorted(touched) for message in self._start(lane)]
+
+    def finished(self, message: int) -> list[int]:
+        """`message` has arrived. Returns the messages to start now, in order."""
+        self._in_flight.remove(message)
+        lane = self._lane_of[message]
+        self._in_flight_bytes[lane] -= self._sizes[message]
+        self._unfinished -= 1
+        return self._start(lane)
+
+    def allow(self, message: int) -> list[int]:
+        """The coordinator put `message` next (follow mode). Returns the messages to start now, in order."""
+        lane = self._lane_of[message]
+        self._orders[lane].append(message)
+        return self._start(lane)
+
+    # -- what an owner may ask ---------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Whether every message of this iteration has finished."""
+        return self._unfinished == 0
+
+    @property
+    def in_flight(self) -> frozenset[int]:
+        return frozenset(self._in_flight)
+
+    def is_ready(self, tensor: int) -> bool:
+        return self._is_ready[tensor]
+
+    def describe_state(self) -> str:
+        """What is under way and what is waited for, for error messages."""
+        missing = [self.plan.tensors[t].name for t, ready in enumerate(self._is_ready) if not ready]
+        text = f"{self._unfinished} of {len(self._sizes)} messages unfinished, under way: {sorted(self._in_flight)}"
+        if missing:
+            text += f", {len(missing)} gradients not ready, the first {missing[0]}"
+        return text
+
+    # -- the decision --------------------------------------------------------------------------------
+
+    def _start(self, lane: int) -> list[int]:
+        starts: list[int] = []
+        while True:
+            message = self._head(lane)
+            if message is None:
+                return starts
+            window = self._windows[lane]
+            used = self._in_flight_bytes[lane]
+            if window is not None and used > 0 and used + self._sizes[message] > window:
+                return starts
+            if self._ordered:
+                self._next[lane] += 1
+            else:
+                heapq.heappop(self._queues[lane])
+            self._in_flight.add(message)
+            self._in_flight_bytes[lane] = used + self._sizes[message]
+            starts.append(message)
+
+    def _head(self, lane: int) -> int | None:
+        if not self._ordered:
+            queue = self._queues[lane]
+            return queue[0][2] if queue else None
+        order, place = self._orders[lane], self._next[lane]
+        if place == len(order) or self._needs[order[place]] > 0:
+            return None
+        return order[place]

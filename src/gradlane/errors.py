@@ -1,0 +1,86 @@
+"""Every error that gradlane raises on purpose, as one tree.
+
+    GradlaneError
+    |- InputError            a value, file or option is not usable (a ValueError)
+    |  |- FormatError        a file cannot be read; `path` names the field
+    |  `- PlanError          a plan does not fit its profile, its model or its executor
+    |- UnsupportedError      the model, optimizer or platform cannot be served; says why
+    |- LabError              the kernel refused what an emulated cluster needs
+    `- JobError              the ranks of a running job
+       |- MismatchError      ranks disagree before step 1; names the first difference
+       |- OrderError         a collective was about to leave the agreed order
+       |- PeerError          another rank is gone; `rank` names it
+       |  |- PeerDied        its process ended (the kernel told us)
+       |  |- PeerStalled     its process is there and says nothing
+       |  `- PeerFailed      it raised an exception and said so; carries the text
+       `- CommunicationError a collective failed or ran out of time
+
+Each message says what was got, what was expected, and what to do. A broken invariant of our own is an
+`assert`, not one of these.
+"""
+
+from __future__ import annotations
+
+
+class GradlaneError(Exception):
+    """Root of the tree: catch this to catch everything that gradlane raises on purpose."""
+
+
+class InputError(GradlaneError, ValueError):
+    """A value, a file or an option is not usable."""
+
+
+class FormatError(InputError):
+    """A file cannot be read. `path` is the place in it, as in ``$.tensors[3].size_bytes``."""
+
+    def __init__(self, message: str, path: str = "$") -> None:
+        super().__init__(f"{message} (at {path})")
+        self.path = path
+
+
+class PlanError(InputError):
+    """A plan does not fit the profile, the model or the executor that it was handed to."""
+
+
+class UnsupportedError(GradlaneError):
+    """The model, the optimizer or the platform cannot be served; the message says why."""
+
+
+class LabError(GradlaneError):
+    """The kernel refused what an emulated cluster needs."""
+
+
+class JobError(GradlaneError):
+    """Something about the ranks of a running job."""
+
+
+class MismatchError(JobError):
+    """Ranks disagree about something that must be equal; names the first difference."""
+
+
+class OrderError(JobError):
+    """A collective was about to be issued outside of the agreed order, and was not."""
+
+
+class PeerError(JobError):
+    """Another rank is gone."""
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class PeerDied(PeerError):
+    """The peer's process ended: the kernel closed its connection."""
+
+
+class PeerStalled(PeerError):
+    """The peer's process is there but has said nothing for longer than the limit."""
+
+
+class PeerFailed(PeerError):
+    """The peer raised an exception and told the others its text."""
+
+
+class CommunicationError(JobError):
+    """A collective failed or did not finish within its time."""

@@ -1,0 +1,45 @@
+"""DDP: the buckets of torch's DistributedDataParallel."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from gradlane.core.checking import MAX_BYTES, need_int
+from gradlane.core.network import Network
+from gradlane.core.plan import Message, Plan
+from gradlane.core.policy import merge
+from gradlane.core.profile import Profile
+
+
+class Ddp(msgspec.Struct, frozen=True):
+    """Merges in readiness order: a bucket closes when its size reaches the cap, the first at a smaller one.
+
+    Differs from the paper: torch keeps one open bucket per dtype and device; here a bucket ends where the
+    dtype changes.
+    """
+
+    name: ClassVar[str] = "ddp"
+    paper: ClassVar[str] = "PyTorch Distributed (VLDB '20) §3.2.3"
+    differs: ClassVar[str] = "a bucket ends where the dtype changes, torch keeps one open per dtype"
+
+    bucket_bytes: int = 25 * 2**20
+    first_bucket_bytes: int = 2**20
+
+    def __post_init__(self) -> None:
+        need_int("bucket_bytes", self.bucket_bytes, 1, MAX_BYTES)
+        need_int("first_bucket_bytes", self.first_bucket_bytes, 1, MAX_BYTES)
+
+    def plan(self, profile: Profile, network: Network) -> Plan:
+        messages: list[Message] = []
+        bucket: list[int] = []
+        size_bytes = 0
+        for tensor, seen in enumerate(profile.tensors):
+            bucket.append(tensor)
+            size_bytes += seen.spec.size_bytes
+            if size_bytes >= (self.bucket_bytes if messages else self.first_bucket_bytes):
+                messages += merge(profile, bucket)
+                bucket, size_bytes = [], 0
+        messages += merge(profile, bucket)
+        return Plan(self.name, profile.model, profile.specs, tuple(messages))

@@ -1,0 +1,34 @@
+"""P3: priority-based parameter propagation."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from gradlane.core.checking import MAX_BYTES, need_int
+from gradlane.core.network import Network
+from gradlane.core.plan import Lane, Plan
+from gradlane.core.policy import sliced_by_urgency
+from gradlane.core.profile import Profile
+
+
+class P3(msgspec.Struct, frozen=True):
+    """Small slices by priority of first use, one at a time (ByteScheduler §2.3 on P3: 160 KB, stop-and-wait).
+
+    Differs from the paper: over all-reduce as well as over a parameter server.
+    """
+
+    name: ClassVar[str] = "p3"
+    paper: ClassVar[str] = "P3 (MLSys '19), as ByteScheduler (SOSP '19) §2.3, §4.2 describes it"
+    differs: ClassVar[str] = "over all-reduce too"
+
+    slice_bytes: int = 160_000
+
+    def __post_init__(self) -> None:
+        need_int("slice_bytes", self.slice_bytes, 8, MAX_BYTES)
+
+    def plan(self, profile: Profile, network: Network) -> Plan:
+        messages = sliced_by_urgency(profile, self.slice_bytes)
+        lanes = (Lane(window_bytes=self.slice_bytes),)
+        return Plan(self.name, profile.model, profile.specs, messages, lanes, crosses_barrier=True)

@@ -1,0 +1,27 @@
+"""WFBP: wait-free back-propagation, what frameworks do without a scheduler."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from gradlane.core.network import Network
+from gradlane.core.plan import Message, Plan
+from gradlane.core.policy import whole
+from gradlane.core.profile import Profile
+
+
+class Wfbp(msgspec.Struct, frozen=True):
+    """A message a tensor, first-in-first-out, as each gradient becomes ready (MG-WFBP §2.3, Eq. 7, 8).
+
+    Differs from the paper: no.
+    """
+
+    name: ClassVar[str] = "wfbp"
+    paper: ClassVar[str] = "Poseidon (ATC '17); MG-WFBP (TPDS '21) §2.3"
+    differs: ClassVar[str] = "no"
+
+    def plan(self, profile: Profile, network: Network) -> Plan:
+        messages = tuple(Message((whole(profile, tensor),)) for tensor in range(len(profile.tensors)))
+        return Plan(self.name, profile.model, profile.specs, messages)

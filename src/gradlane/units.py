@@ -1,0 +1,72 @@
+"""Sizes, rates and times: parsed from what people write, printed as what people read.
+
+Inside gradlane every quantity is an integer whose name ends in its unit (`size_bytes`, `startup_ns`,
+`bytes_per_second`); text appears only at the edges, and only here.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gradlane.errors import InputError
+
+NS_PER_SECOND = 1_000_000_000
+
+_BYTES = {
+    "": 1, "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9,
+    "k": 2**10, "m": 2**20, "g": 2**30,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30,
+}  # fmt: skip
+_BITS_PER_SECOND = {
+    "bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9,
+    "bps": 1, "kbps": 10**3, "mbps": 10**6, "gbps": 10**9,
+}  # fmt: skip
+_NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)(?:/s)?\s*")
+
+
+def _split(text: str, what: str, units: dict[str, int], example: str) -> float:
+    match = _NUMBER_AND_UNIT.fullmatch(text)
+    if match is None or match.group(2).lower() not in units:
+        raise InputError(f"{what}: got {text!r}, expected a number and a unit such as {example}")
+    return float(match.group(1)) * units[match.group(2).lower()]
+
+
+def parse_bytes(text: str) -> int:
+    """``"4MiB"``, ``"512k"`` (binary) or ``"4MB"`` (decimal) as bytes."""
+    return round(_split(text, "size", _BYTES, "4MiB, 512k or 25MB"))
+
+
+def parse_rate(text: str) -> int:
+    """``"500mbit"`` or ``"10gbit"`` as bits per second (as `tc` and switch vendors count)."""
+    rate = round(_split(text, "rate", _BITS_PER_SECOND, "500mbit or 10gbit"))
+    if rate <= 0:
+        raise InputError(f"rate: got {text!r}, expected more than zero")
+    return rate
+
+
+def format_bytes(size_bytes: int) -> str:
+    """A size for people: ``"3.5 MiB"``."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
+
+
+def format_ns(time_ns: int) -> str:
+    """A duration for people: ``"3.50 ms"``."""
+    for unit, scale in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
+        if abs(time_ns) >= scale:
+            return f"{time_ns / scale:.2f} {unit}"
+    return f"{time_ns} ns"
+
+
+def format_rate(bytes_per_second: int) -> str:
+    """A rate for people, in bits as networks are sold: ``"500 Mbit/s"``."""
+    bits = bytes_per_second * 8
+    for unit, scale in (("Gbit/s", 10**9), ("Mbit/s", 10**6), ("kbit/s", 10**3)):
+        if bits >= scale:
+            return f"{bits / scale:.3g} {unit}"
+    return f"{bits} bit/s"
