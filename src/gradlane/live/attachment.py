@@ -1,0 +1,252 @@
+"""attach: from a model, an optimizer and a policy to a running Session, or to a clear refusal."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import sys
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+import gradlane
+from gradlane import policies
+from gradlane.core.checking import need
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.core.policy import Policy
+from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
+from gradlane.errors import InputError, UnsupportedError
+from gradlane.live import agree
+from gradlane.live.backend import AllReduce, refuse_what_all_reduce_cannot_do
+from gradlane.live.buffers import BufferSync
+from gradlane.live.deferral import why_it_needs_the_barrier
+from gradlane.live.peers import Peers
+from gradlane.live.probe import sweep
+from gradlane.live.session import Session
+from gradlane.tune.fit import fit_network
+
+log = logging.getLogger("gradlane")
+
+_attachments = itertools.count()
+_sessions: weakref.WeakKeyDictionary[torch.nn.Module, Session] = weakref.WeakKeyDictionary()
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+
+
+def attach(
+    model: torch.nn.Module,
+    optimizer: Optimizers = None,
+    policy: str | Policy | Plan | None = None,
+    *,
+    network: Network | None = None,
+    profile: Profile | None = None,
+    profile_iterations: int = 3,
+    order: Literal["planned", "coordinator"] = "planned",
+    cross_barrier: bool | None = None,
+    broadcast_buffers: bool = True,
+    process_group: Any = None,
+    timeout: float = 60.0,
+) -> Session:
+    """Schedule the gradient communication of `model` from now on, in place of DistributedDataParallel.
+
+    Call it on every rank after `init_process_group()`, with the model on its device and before any
+    `compile()`. Parameters and buffers become rank 0's. The training loop stays as it is.
+
+    policy: a name of `gradlane policies`, a Policy with its knobs, a Plan (from `gradlane plan`), or None
+        for the default.
+    network, profile: what to plan from; measured over the first moments and iterations where not given.
+    profile_iterations: iterations measured before the policy's plan takes over; until then gradients
+        travel in DDP's buckets, behind the barrier.
+    order: "planned" fixes the order of messages ahead; with "coordinator" rank 0 decides it as it goes,
+        for jobs in which the order of readiness varies (ByteScheduler §5).
+    cross_barrier: None lets the plan decide where the optimizer permits it; False waits for all updates
+        before the next forward pass; True vouches for an optimizer that gradlane does not know.
+    broadcast_buffers: keep buffers equal to rank 0's at each forward pass, as DDP does.
+    timeout: seconds after which a sum that does not end is an error.
+
+    Returns the Session. Raises UnsupportedError, InputError, PlanError, MismatchError (ranks disagree) or
+    CommunicationError, on every rank that the others' state can reach, before any gradient is sent.
+    """
+    if not dist.is_initialized():
+        raise InputError("torch.distributed is not initialised: call torch.distributed.init_process_group() before attach")
+    need(profile_iterations >= 1, "profile_iterations", profile_iterations, "1 or more")
+    need(timeout > 0, "timeout", timeout, "seconds, more than 0")
+    need(order in ("planned", "coordinator"), "order", order, "'planned' or 'coordinator'")
+    optimizers = _as_list(optimizer)
+    params = _trained_parameters(model)
+    specs = tuple(_spec(name, param) for name, param in params)
+    chosen = policies.get(policy or policies.DEFAULT) if policy is None or isinstance(policy, str) else policy
+    if isinstance(chosen, Plan):
+        refuse_what_all_reduce_cannot_do(chosen)
+    may_cross = _may_cross(optimizers, cross_barrier)
+    world, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
+    store = agree.agree(
+        agree.Terms(
+            gradlane=gradlane.__version__,
+            torch=str(torch.__version__),
+            world_size=world,
+            policy=f"plan {chosen.fingerprint}" if isinstance(chosen, Plan) else repr(chosen),
+            order=order,
+            optimizers=tuple(type(one).__name__ for one in optimizers),
+            options={
+                "cross_barrier": may_cross,
+                "broadcast_buffers": broadcast_buffers,
+                "profile_iterations": profile_iterations,
+                "network": network is not None,
+                "profile": profile is not None,
+            },
+            tensors=tuple((name, str(param.dtype), tuple(param.shape)) for name, param in params),
+            buffers=tuple((name, str(buffer.dtype), tuple(buffer.shape)) for name, buffer in model.named_buffers()),
+        ),
+        process_group,
+        str(next(_attachments)),
+        timeout,
+    )
+    device = params[0][1].device
+    backend = AllReduce(device, process_group, timeout)
+    buffers = [buffer for buffer in model.buffers() if buffer.numel() > 0]
+    _copy_from_rank_0([param for param in model.parameters() if param.numel() > 0] + buffers, process_group)
+    guess = _unmeasured_profile(type(model).__name__, str(device), specs)
+    first_plan = policies.get("ddp").plan(guess, Network.line(world, 0, 10**9))
+    first_plan = first_plan.with_sequence(tuple(range(len(first_plan.messages))))
+    backend.prepare(first_plan)
+    if network is None:
+        network = fit_network(sweep(backend.control_group, device), workers=world, source="measured at attach")
+    session = Session(
+        model,
+        params,
+        specs,
+        optimizers,
+        policy=chosen,
+        network=network,
+        profile=profile,
+        profile_iterations=profile_iterations,
+        first_plan=first_plan,
+        coordinated=order == "coordinator",
+        may_cross=may_cross,
+        rank=rank,
+        world=world,
+        timeout_s=timeout,
+        backend=backend,
+        peers=partial(Peers, store, rank, world, timeout),
+        buffers=BufferSync(buffers, process_group, rank, timeout) if broadcast_buffers and buffers else None,
+    )
+    _sessions[model] = session
+    _tell_others_on_a_crash()
+    atexit.register(_close_at_exit, weakref.ref(session))
+    return session
+
+
+# -- what is refused, and why ----------------------------------------------------------------------------
+
+
+def _as_list(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
+    optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    for one in optimizers:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise InputError(
+                f"optimizer: got a {type(one).__name__}, expected a torch.optim.Optimizer or several of them "
+                "(unwrap Accelerate's and Lightning's: their .optimizer)"
+            )
+    return optimizers
+
+
+def _trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """Parameters that get gradients, last registered first: about the order in which they become ready."""
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise UnsupportedError(
+            "the model is wrapped in DistributedDataParallel, which sums its gradients already: pass .module"
+        )
+    session = _sessions.get(model)
+    if session is not None and not session.closed:
+        raise UnsupportedError("gradlane is attached to this model already: close() that session first")
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+            raise UnsupportedError(f"{name} has sparse gradients, which cannot be summed in place: use sparse=False")
+    params = [(name, param) for name, param in model.named_parameters() if param.requires_grad and param.numel() > 0]
+    if not params:
+        raise UnsupportedError("the model has no parameter with requires_grad=True")
+    for name, param in params:
+        if type(param).__name__ == "DTensor" or not isinstance(param, torch.nn.Parameter):
+            raise UnsupportedError(
+                f"{name} is a {type(param).__name__}: sharded models (FSDP, tensor parallel) are not supported"
+            )
+        if isinstance(param, torch.nn.parameter.UninitializedParameter):
+            raise UnsupportedError(f"{name} is uninitialised (a lazy module): run one forward pass before attach")
+        if str(param.dtype).removeprefix("torch.") not in DTYPE_BYTES:
+            raise UnsupportedError(f"{name} is of {param.dtype}, expected one of {', '.join(DTYPE_BYTES)}")
+        if param.device != params[0][1].device:
+            raise UnsupportedError(
+                f"{name} is on {param.device}, others on {params[0][1].device}: one device a rank is supported"
+            )
+        if hasattr(param, "_in_backward_optimizers"):
+            raise UnsupportedError(f"{name} is updated inside the backward pass, before its gradient could be summed")
+    return params[::-1]
+
+
+def _spec(name: str, param: torch.nn.Parameter) -> TensorSpec:
+    return TensorSpec(name, param.numel() * param.element_size(), str(param.dtype).removeprefix("torch."))
+
+
+def _may_cross(optimizers: Sequence[torch.optim.Optimizer], cross_barrier: bool | None) -> bool:
+    if cross_barrier is not None:
+        return cross_barrier
+    if not optimizers:
+        return False
+    for optimizer in optimizers:
+        reason = why_it_needs_the_barrier(optimizer)
+        if reason is not None:
+            if dist.get_rank() == 0:
+                log.warning("gradlane: the barrier is kept: %s", reason)
+            return False
+    return True
+
+
+# -- starting alike -----------------------------------------------------------------------------------------
+
+
+def _copy_from_rank_0(tensors: Sequence[torch.Tensor], group: Any) -> None:
+    """Parameters and buffers become rank 0's, as DDP does at construction; a broadcast a dtype."""
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
+    for of_dtype in by_dtype.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in of_dtype])
+        dist.broadcast(flat, group_src=0, group=group)
+        for tensor, values in zip(of_dtype, flat.split([tensor.numel() for tensor in of_dtype]), strict=True):
+            tensor.copy_(values.view(tensor.shape))
+
+
+def _unmeasured_profile(model: str, device: str, specs: Sequence[TensorSpec]) -> Profile:
+    tensors = tuple(TensorProfile(spec, 0, 0) for spec in specs)
+    return Profile(model, device, tensors, (Layer("all", 0),), 0, "unmeasured")
+
+
+# -- ending -------------------------------------------------------------------------------------------------
+
+
+def _close_at_exit(reference: weakref.ref[Session]) -> None:
+    session = reference()
+    if session is not None:
+        session.close()
+
+
+def _tell_others_on_a_crash() -> None:
+    """An exception that ends this process is told to the other ranks, in its own words, before it is printed."""
+    before = sys.excepthook
+    if getattr(before, "_of_gradlane", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        for session in list(_sessions.values()):
+            session.abort(error)
+        before(kind, error, trace)
+
+    hook._of_gradlane = True  # type: ignore[attr-defined]
+    sys.excepthook = hook

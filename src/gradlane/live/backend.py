@@ -1,0 +1,127 @@
+"""Backend: all-reduce over torch.distributed, one process group a lane.
+
+It starts sums in the order that it is given and reports each one's end; it decides nothing. The order in
+which a rank issues collectives is the order in which they meet on the network, so the last line before
+torch.distributed compares each with the agreed order: what would be a wrong sum is an error here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradlane.core.plan import Plan
+from gradlane.errors import OrderError, PlanError
+
+OnDone = Callable[[int, BaseException | None], None]
+"""Called once for each message with None, or with what went wrong; on any thread."""
+
+
+def refuse_what_all_reduce_cannot_do(plan: Plan) -> None:
+    """Raise `PlanError` for the plan fields that torch.distributed cannot honour."""
+    if plan.wire != "fifo":
+        raise PlanError(f"plan {plan.policy}: wire {plan.wire!r} needs gradlane's own transport; all-reduce has 'fifo' only")
+    for index, lane in enumerate(plan.lanes):
+        if lane.network_priority != 0:
+            raise PlanError(
+                f"plan {plan.policy}: lanes[{index}] asks for network priority {lane.network_priority}; "
+                "torch.distributed cannot mark its traffic, expected 0"
+            )
+
+
+class AllReduce:
+    """Sums of message buffers. `stream_ordered` says when `start` reports the end.
+
+    On the CPU a sum ends when its bytes have arrived, told by a thread of torch.distributed. On a device with
+    streams it ends, for the host, as soon as it is queued: the device runs queued sums one after another
+    (so no lane ever has more than one message on the wire), and `join` makes a stream wait for a sum.
+    """
+
+    def __init__(self, device: torch.device, group: dist.ProcessGroup | None, timeout_s: float) -> None:
+        self._parent = group
+        self._timeout = timedelta(seconds=timeout_s)
+        self._groups: list[Any] = []
+        self.stream_ordered = device.type != "cpu"
+        self._stream = torch.Stream(device) if self.stream_ordered else None
+        self._ends: dict[int, torch.Event] = {}
+        self._expected: list[list[int]] = []
+        self._issued: list[int] = []
+
+    def prepare(self, plan: Plan) -> None:
+        """Take up a plan: a process group a lane (collective: every rank calls it alike)."""
+        refuse_what_all_reduce_cannot_do(plan)
+        ranks = None if self._parent is None else dist.get_process_group_ranks(self._parent)
+        while len(self._groups) < len(plan.lanes):
+            self._groups.append(dist.new_group(ranks, timeout=self._timeout))
+        self._lanes = [message.lane for message in plan.messages]
+        self._plan = plan
+        self.begin([[] for _ in plan.lanes])
+
+    @property
+    def control_group(self) -> Any:
+        """The first lane's group, for what is exchanged between iterations."""
+        return self._groups[0]
+
+    def begin(self, expected: list[list[int]]) -> None:
+        """A new iteration: the agreed order of each lane. A coordinator's order grows by `expect`."""
+        self._expected = expected
+        self._issued = [0] * len(expected)
+
+    def expect(self, message: int) -> None:
+        self._expected[self._lanes[message]].append(message)
+
+    def start(self, message: int, tensor: torch.Tensor, ready: list[torch.Event], on_done: OnDone) -> bool:
+        """Begin the sum of `tensor` over all ranks, in place. True if it has ended for the host.
+
+        ready: on a device, the events after which the bytes are there. Raises `OrderError` if `message` is
+        not the next of the agreed order.
+        """
+        lane = self._lanes[message]
+        place, expected = self._issued[lane], self._expected[lane]
+        if place >= len(expected) or expected[place] != message:
+            wanted = self._plan.describe_message(expected[place]) if place < len(expected) else "nothing"
+            raise OrderError(
+                f"about to start {self._plan.describe_message(message)} as number {place} of lane {lane}, "
+                f"where the agreed order has {wanted}; nothing was sent"
+            )
+        self._issued[lane] = place + 1
+        if self._stream is None:
+            work = dist.all_reduce(tensor, group=self._groups[lane], async_op=True)
+            assert work is not None
+            work.get_future().add_done_callback(lambda future: on_done(message, _error_of(future)))
+            return False
+        with self._stream:
+            for event in ready:
+                self._stream.wait_event(event)
+            work = dist.all_reduce(tensor, group=self._groups[lane], async_op=True)
+            assert work is not None
+            work.wait()  # this stream waits for the sum, the host does not
+            self._ends[message] = self._stream.record_event()
+        return True
+
+    def join(self, message: int) -> None:
+        """On a device: make the current stream wait for the sum of `message`."""
+        if self._stream is not None:
+            torch.accelerator.current_stream().wait_event(self._ends[message])
+
+    def has_ended(self, message: int) -> bool:
+        """On a device: whether the sum of `message` is over, without waiting."""
+        return bool(self._ends[message].query())
+
+    def close(self) -> None:
+        """Give the process groups back."""
+        for group in self._groups:
+            dist.destroy_process_group(group)
+        self._groups.clear()
+
+
+def _error_of(future: Any) -> BaseException | None:
+    try:
+        future.wait()
+    except Exception as error:
+        return error
+    return None

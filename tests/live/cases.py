@@ -1,0 +1,80 @@
+"""What the ranks run: each case trains twice, under DDP and under gradlane, and compares every bit."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradlane
+from gradlane.core.checks import check_timeline
+from tests.live.models import MODELS, OPTIMIZERS
+
+
+def bits_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Every parameter, buffer and optimizer state tensor by name."""
+    named = {name: value.detach().clone() for name, value in [*model.named_parameters(), *model.named_buffers()]}
+    names = {id(param): name for name, param in model.named_parameters()}
+    for param, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                named[f"{names[id(param)]}/{key}"] = value.detach().clone()
+    return named
+
+
+def differences(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> list[str]:
+    """Names whose bits differ (NaN equals itself), or that only one side has."""
+    found = sorted(set(left) ^ set(right))
+    for name in sorted(set(left) & set(right)):
+        a, b = left[name].contiguous(), right[name].contiguous()
+        if a.dtype != b.dtype or not torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)):
+            found.append(name)
+    return found
+
+
+def train(model: nn.Module, call: Any, optimizer: torch.optim.Optimizer, batch: Any, steps: int, rank: int) -> list[float]:
+    generator = torch.Generator().manual_seed(1000 + rank)
+    losses = []
+    for _ in range(steps):
+        x, y = batch(generator)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(call(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses
+
+
+def under_ddp(model: str, optimizer: str, steps: int, rank: int, **ddp: Any) -> dict[str, torch.Tensor]:
+    torch.manual_seed(7)
+    net = MODELS[model]()
+    opt = OPTIMIZERS[optimizer](net.parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wrapped = DistributedDataParallel(net, **ddp)
+        train(net, wrapped, opt, net.batch, steps, rank)
+    return bits_of(net, opt)
+
+
+def equals_ddp(
+    rank: int, world: int, model: str, optimizer: str, policies: list[Any], steps: int = 30, **options: Any
+) -> dict[str, list[str]]:
+    """For each policy the names that differ from DDP's after `steps` steps; also checks the timeline."""
+    reference = under_ddp(model, optimizer, steps, rank)
+    found = {}
+    for policy in policies:
+        torch.manual_seed(7 + rank)  # attach must make ranks equal to rank 0
+        net = MODELS[model]()
+        opt = OPTIMIZERS[optimizer](net.parameters())
+        name, knobs = policy if isinstance(policy, (list, tuple)) else (policy, {})
+        with gradlane.attach(net, opt, gradlane.policies.get(name, **knobs), timeout=30, **options) as session:
+            train(net, net, opt, net.batch, steps, rank)
+            session.flush()
+            found[str(policy)] = differences(reference, bits_of(net, opt))
+            assert session.settled
+            check_timeline(session.timeline(), session.plan)
+    return found

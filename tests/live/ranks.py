@@ -1,0 +1,106 @@
+"""Real ranks for tests: processes that stay up, form one process group, and run functions by name.
+
+Starting a process costs seconds (torch is imported), so that one set of ranks serves many cases. A rank that
+is expected to die belongs in a set of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import socket
+import traceback
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+CASE_S = 120
+
+
+def _serve(rank: int, world: int, port: int, pipe: Connection) -> None:
+    import os
+
+    import torch
+    import torch.distributed as dist
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, world, is_master=rank == 0, timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    while True:
+        task = pipe.recv()
+        if task is None:
+            break
+        module, name, kwargs = task
+        try:
+            result = getattr(importlib.import_module(module), name)(rank=rank, world=world, **kwargs)
+            pipe.send((True, result))
+        except BaseException as error:
+            pipe.send((False, (type(error).__name__, str(error), traceback.format_exc())))
+    dist.destroy_process_group()
+
+
+class RankError(AssertionError):
+    """What a rank raised, with its traceback."""
+
+    def __init__(self, rank: int, kind: str, text: str, trace: str) -> None:
+        super().__init__(f"rank {rank}: {kind}: {text}\n{trace}")
+        self.kind, self.text = kind, text
+
+
+class Ranks:
+    """`world` processes. `run("module:function", ...)` calls it on all and returns their results by rank."""
+
+    def __init__(self, world: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.world = world
+        self._pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(world):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, world, port, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self.processes.append(process)
+
+    def run(self, where: str, **kwargs: Any) -> list[Any]:
+        """Results by rank; raises the first rank's error."""
+        outcomes = self.try_run(where, **kwargs)
+        for rank, (ok, value) in enumerate(outcomes):
+            if not ok:
+                raise RankError(rank, *value)
+        return [value for _, value in outcomes]
+
+    def try_run(self, where: str, **kwargs: Any) -> list[tuple[bool, Any]]:
+        """(ok, result or (error name, text, traceback)) by rank; a rank that died gives its exit code as an error."""
+        module, name = where.split(":")
+        for pipe in self._pipes:
+            pipe.send((module, name, kwargs))
+        return [self._receive(rank) for rank in range(self.world)]
+
+    def _receive(self, rank: int) -> tuple[bool, Any]:
+        try:
+            if not self._pipes[rank].poll(CASE_S):
+                return False, ("TimeoutError", f"no answer within {CASE_S} s", "")
+            outcome: tuple[bool, Any] = self._pipes[rank].recv()
+            return outcome
+        except (EOFError, ConnectionResetError):
+            self.processes[rank].join(10)
+            return False, ("ProcessEnded", f"exit code {self.processes[rank].exitcode}", "")
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            try:
+                pipe.send(None)
+            except (BrokenPipeError, OSError):
+                pass
+        for process in self.processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        for pipe in self._pipes:
+            pipe.close()
