@@ -18,7 +18,8 @@ from gradlane import policies
 from gradlane.errors import GradlaneError
 
 if TYPE_CHECKING:
-    from gradlane.live import Session, attach
+    from gradlane.live import Session as Session
+    from gradlane.live import attach as attach
 
 __version__ = "0.1.0"
 __all__ = ["GradlaneError", "Network", "Plan", "Profile", "Session", "Timeline", "__version__", "attach"]

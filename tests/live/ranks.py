@@ -6,6 +6,7 @@ is expected to die belongs in a set of its own.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import socket
@@ -93,10 +94,8 @@ class Ranks:
 
     def close(self) -> None:
         for pipe in self._pipes:
-            try:
+            with contextlib.suppress(OSError):
                 pipe.send(None)
-            except (BrokenPipeError, OSError):
-                pass
         for process in self.processes:
             process.join(10)
             if process.is_alive():

@@ -48,7 +48,7 @@ def agree(terms: Terms, group: Any, name: str, timeout_s: float) -> Any:
     Raises `MismatchError` on every rank, within `timeout_s`, if any differ or a rank never came.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    store = dist.PrefixStore(f"gradlane/{name}", dist.distributed_c10d._get_default_store())
+    store: Any = dist.distributed_c10d.PrefixStore(f"gradlane/{name}", dist.distributed_c10d._get_default_store())
     entry = msgspec.json.encode(_Entry(rank, f"{socket.gethostname()}:{os.getpid()}", terms))
     if len(entry) > _MAX_BYTES:
         raise MismatchError(f"the description of this model has {len(entry)} bytes, expected at most {_MAX_BYTES}")

@@ -104,5 +104,5 @@ class MessageBuffer:
     def scatter(self) -> None:
         """After the sum: put scattered ranges back."""
         if self._staged:
-            parts = self.tensor.split([part.numel() for part in self._ranges])
+            parts = torch.split(self.tensor, [part.numel() for part in self._ranges])
             torch._foreach_copy_(self._ranges, list(parts))

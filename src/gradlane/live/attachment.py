@@ -27,6 +27,7 @@ from gradlane.live.backend import AllReduce, refuse_what_all_reduce_cannot_do
 from gradlane.live.buffers import BufferSync
 from gradlane.live.deferral import why_it_needs_the_barrier
 from gradlane.live.peers import Peers
+from gradlane.live.planning import Planner
 from gradlane.live.probe import sweep
 from gradlane.live.session import Session
 from gradlane.tune.fit import fit_network
@@ -121,12 +122,8 @@ def attach(
     session = Session(
         model,
         params,
-        specs,
         optimizers,
-        policy=chosen,
-        network=network,
-        profile=profile,
-        profile_iterations=profile_iterations,
+        planner=Planner(chosen, network, profile, specs, profile_iterations, order == "coordinator"),
         first_plan=first_plan,
         coordinated=order == "coordinator",
         may_cross=may_cross,
@@ -219,7 +216,7 @@ def _copy_from_rank_0(tensors: Sequence[torch.Tensor], group: Any) -> None:
     for of_dtype in by_dtype.values():
         flat = torch.cat([tensor.reshape(-1) for tensor in of_dtype])
         dist.broadcast(flat, group_src=0, group=group)
-        for tensor, values in zip(of_dtype, flat.split([tensor.numel() for tensor in of_dtype]), strict=True):
+        for tensor, values in zip(of_dtype, torch.split(flat, [tensor.numel() for tensor in of_dtype]), strict=True):
             tensor.copy_(values.view(tensor.shape))
 
 

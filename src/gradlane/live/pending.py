@@ -33,8 +33,7 @@ class PendingGradient(torch.Tensor):
 
     @staticmethod
     def __new__(cls, real: torch.Tensor, index: int, resolve: Resolve) -> PendingGradient:
-        # typed loosely by torch
-        wrapper: PendingGradient = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        wrapper: PendingGradient = torch.Tensor._make_wrapper_subclass(
             cls, real.shape, strides=real.stride(), dtype=real.dtype, device=real.device
         )
         return wrapper
@@ -75,12 +74,14 @@ def _getter(name: str) -> Any:
     return getattr(torch.Tensor, name).__get__
 
 
+_gradient_attribute: Any = torch.Tensor.grad
+
 # what tells nothing of the values, and so need not wait
 _METADATA = {
     *(_getter(name) for name in ("shape", "dtype", "device", "layout", "requires_grad", "is_sparse", "is_leaf", "grad_fn")),
     *(_getter(name) for name in ("grad", "is_cuda", "is_cpu", "ndim", "is_quantized", "is_meta", "is_sparse_csr")),
-    torch.Tensor.grad.__set__,  # type: ignore[attr-defined]
-    torch.Tensor.grad.__delete__,  # type: ignore[attr-defined]
+    _gradient_attribute.__set__,
+    _gradient_attribute.__delete__,
     torch.Tensor.size,
     torch.Tensor.stride,
     torch.Tensor.dim,
@@ -136,7 +137,8 @@ class _Pending:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         _touch(self)
-        return type(self).__deepcopy__(self, memo)  # type: ignore[attr-defined]  # by now the own class
+        own: Any = type(self)  # by now the parameter's own class
+        return own.__deepcopy__(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _touch(self)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from statistics import median
 
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
@@ -51,70 +52,69 @@ class ProfileBuilder:
     parameters to the first use of the next one's, so that the layers together are the whole pass.
     """
 
-    def __init__(self, params: list[tuple[str, TensorSpec]]) -> None:
-        self._params = params
-        count = len(params)
-        self._ready: list[list[int]] = [[] for _ in range(count)]
-        self._used: list[list[int]] = [[] for _ in range(count)]
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self.specs = list(specs)
+        self._ready: dict[str, list[int]] = {spec.name: [] for spec in specs}
+        self._used: dict[str, list[int]] = {spec.name: [] for spec in specs}
         self._forward: list[int] = []
         self._backward: list[int] = []
         self._update: list[int] = []
 
-    def ready(self, tensor: int, since_backward_ns: int) -> None:
-        self._ready[tensor].append(since_backward_ns)
+    def ready(self, name: str, since_backward_ns: int) -> None:
+        """The gradient of `name` was ready so long after the backward pass began."""
+        self._ready[name].append(since_backward_ns)
 
-    def used(self, tensor: int, since_forward_ns: int) -> None:
-        self._used[tensor].append(since_forward_ns)
+    def used(self, name: str, since_forward_ns: int) -> None:
+        """Parameter `name` was first used so long after the forward pass began."""
+        self._used[name].append(since_forward_ns)
 
     def passed(self, forward_ns: int, backward_ns: int) -> None:
+        """How long one iteration's passes took."""
         self._forward.append(forward_ns)
         self._backward.append(backward_ns)
 
     def updated(self, update_ns: int) -> None:
+        """How long one `optimizer.step()` took."""
         self._update.append(update_ns)
 
     def ready_medians(self) -> list[int]:
-        """For each tensor its readiness; the end of the backward pass where it never was ready."""
-        end = self._median(self._backward)
-        return [min(self._median(times), end) if times else end for times in self._ready]
+        """For each of `specs` its readiness; the end of the backward pass where it never was ready."""
+        end = _median(self._backward)
+        return [min(_median(self._ready[spec.name]), end) if self._ready[spec.name] else end for spec in self.specs]
 
-    def build(self, model: str, device: str, ready_ns: list[int]) -> tuple[Profile, list[int]]:
-        """The Profile, and for each of its tensors the index that it had here.
-
-        ready_ns: as `ready_medians`, or the same averaged over ranks.
-        """
-        order = sorted(range(len(self._params)), key=lambda tensor: (ready_ns[tensor], -tensor))
+    def build(self, model: str, device: str, ready_ns: Sequence[int]) -> Profile:
+        """The Profile. `ready_ns`: as `ready_medians`, or the same averaged over ranks."""
+        order = sorted(range(len(self.specs)), key=lambda index: (ready_ns[index], index))
         layer_of, layers = self._layers()
-        tensors = tuple(TensorProfile(self._params[tensor][1], ready_ns[tensor], layer_of[tensor]) for tensor in order)
-        backward_ns = max(self._median(self._backward), ready_ns[order[-1]])
-        source = f"live, median of {len(self._backward)} iterations"
-        return Profile(model, device, tensors, layers, backward_ns, source), order
+        tensors = tuple(TensorProfile(self.specs[index], ready_ns[index], layer_of[self.specs[index].name]) for index in order)
+        backward_ns = max(_median(self._backward), ready_ns[order[-1]])
+        return Profile(model, device, tensors, layers, backward_ns, f"live, median of {len(self._backward)} iterations")
 
-    def _layers(self) -> tuple[list[int], tuple[Layer, ...]]:
-        used = [self._median(times) if times else 0 for times in self._used]  # never seen: needed from the start
-        total_bytes = sum(spec.size_bytes for _, spec in self._params)
-        update_ns = self._median(self._update)
-        layer_of = [0] * len(self._params)
+    def _layers(self) -> tuple[dict[str, int], tuple[Layer, ...]]:
+        first_use = {name: _median(times) for name, times in self._used.items()}  # never seen: 0, needed at once
+        size_of = {spec.name: spec.size_bytes for spec in self.specs}
+        layer_of: dict[str, int] = {}
         names: list[str] = []
         starts: list[int] = []
         sizes: list[int] = []
-        for tensor in sorted(range(len(used)), key=lambda index: (used[index], index)):
-            name, spec = self._params[tensor]
+        for name in sorted(first_use, key=lambda name: first_use[name]):
             owner = name.rpartition(".")[0] or "(root)"
             if not names or names[-1] != owner:
                 names.append(owner)
-                starts.append(used[tensor])
+                starts.append(first_use[name])
                 sizes.append(0)
-            layer_of[tensor] = len(names) - 1
-            sizes[-1] += spec.size_bytes
+            layer_of[name] = len(names) - 1
+            sizes[-1] += size_of[name]
         starts[0] = 0
-        ends = [*starts[1:], max(self._median(self._forward), starts[-1])]
+        ends = [*starts[1:], max(_median(self._forward), starts[-1])]
+        update_ns = _median(self._update)
+        total_bytes = sum(size_of.values())
         layers = tuple(
             Layer(name, end - start, update_ns * size // total_bytes)
             for name, start, end, size in zip(names, starts, ends, sizes, strict=True)
         )
         return layer_of, layers
 
-    @staticmethod
-    def _median(values: list[int]) -> int:
-        return round(median(values)) if values else 0
+
+def _median(values: list[int]) -> int:
+    return round(median(values)) if values else 0

@@ -1,57 +1,40 @@
-"""Session: the live driver of the Dispatcher, attached to one model and its optimizers on one rank.
+"""Session: gradlane attached to one model and its optimizers on one rank. Everything here runs on the
+training thread; what other threads touch is in `exchange.py`.
 
 An iteration, in the order in which things happen:
 
     forward     a parameter whose update is owed is updated when it is first used (`pending.py`)
-    backward    `_begin`, then for each gradient `_gradient_ready`: scale, put into its arena slot, tell the
-                Dispatcher; `_end` reports gradients that this rank did not produce
-    messages    `_issue` starts sums in the agreed order, `_message_done` hears of their end
+    backward    `_begin`, then for each gradient `_gradient_ready`: divide, put into its slot, say so;
+                `_end` reports the gradients that this rank did not produce
     step        `_before_step` lets the optimizer update what has arrived, and notes the rest as owed
 
-No scheduling thread: a fact is handled at once by the thread that brings it (training thread, or the thread
-of torch.distributed that finished a sum), under one lock, so that no message waits for a thread to wake.
-The training thread blocks only in `_wait_until`, which ends in a result or a typed error within the timeout.
-
-Whatever this cannot do for one step, it does behind the barrier: it waits for all sums, as DDP would.
+Whatever cannot be done across the barrier for one step is done behind it: waiting for all sums, as DDP does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
-import msgspec
 import torch
-import torch.distributed as dist
 
-from gradlane.core import files
-from gradlane.core.checks import check_plan
-from gradlane.core.network import Network
 from gradlane.core.plan import Plan
-from gradlane.core.policy import Policy
-from gradlane.core.profile import Profile, TensorSpec
+from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
-from gradlane.dispatch import Dispatcher
-from gradlane.errors import CommunicationError, JobError, MismatchError, OrderError, PeerDied
+from gradlane.errors import JobError
 from gradlane.live import pending
-from gradlane.live.arena import Arena
 from gradlane.live.backend import AllReduce
 from gradlane.live.buffers import BufferSync
 from gradlane.live.deferral import DeferredStep
+from gradlane.live.exchange import Exchange
+from gradlane.live.hooks import Hook, ModuleHook, inside_a_backward_pass, is_opaque, tensors_in
 from gradlane.live.peers import Peers
-from gradlane.live.recorder import ProfileBuilder, Recorder, now_ns
-from gradlane.sim import planned_ahead
+from gradlane.live.planning import Planner
+from gradlane.live.recorder import Recorder, now_ns
 
 log = logging.getLogger("gradlane")
-
-_VERDICT_S = 1.5  # how long a failed collective waits for the control channel to name the culprit
-_LEFT_S = 5.0  # how long sums may take after a peer has left in order
 
 
 class Session:
@@ -64,13 +47,9 @@ class Session:
         self,
         model: torch.nn.Module,
         params: Sequence[tuple[str, torch.nn.Parameter]],
-        specs: Sequence[TensorSpec],
         optimizers: Sequence[torch.optim.Optimizer],
         *,
-        policy: Policy | Plan,
-        network: Network,
-        profile: Profile | None,
-        profile_iterations: int,
+        planner: Planner,
         first_plan: Plan,
         coordinated: bool,
         may_cross: bool,
@@ -82,160 +61,62 @@ class Session:
         buffers: BufferSync | None,
     ) -> None:
         self.model, self.rank, self.world = model, rank, world
-        self.network = network
-        self._names = [name for name, _ in params]
-        self._all_params = [param for _, param in params]
-        self._specs = {spec.name: spec for spec in specs}
+        self._params_by_name = dict(params)
+        self._frozen = [(name, param) for name, param in model.named_parameters() if not param.requires_grad]
         self._optimizers = list(optimizers)
-        self._policy = policy
-        self._given_profile = profile
-        self._profile_iterations = profile_iterations
+        self._planner = planner
         self._coordinated, self._may_cross = coordinated, may_cross
-        self._timeout_s = timeout_s
         self._scale = 1.0 / world
         self._backend = backend
         self._buffers = buffers
+        self._device = params[0][1].device
         self._recorder = Recorder()
-        self._builder: ProfileBuilder | None = None
-        self._profile: Profile | None = profile
-
-        self._lock = threading.RLock()
-        self._condition = threading.Condition(self._lock)
-        self._failure: JobError | None = None
-        self._suspicion: tuple[str, float] | None = None
-        self._left: tuple[int, float] | None = None
         self._closed = False
         self._told: set[str] = set()
-
         self._sync = True
-        self._iteration = -1
         self._in_backward = False
-        self._settled = False  # the final plan is in force
-        self._rolling_hash = 0
-        self._choices: dict[int, list[int]] = {}  # told by the coordinator before this rank was there
-        self._forward_began_ns = self._forward_ended_ns = self._backward_began_ns = 0
-        self._step_began_ns = 0
-        self._hidden_from_step: list[tuple[torch.nn.Parameter, int]] = []
-        self._owed: dict[int, DeferredStep] = {}
-        self._to_issue: deque[int] = deque()
-        self._issuing = False
-        self._expected_fires: dict[str, int] = {}  # by name: how often a backward pass fires its hook
-        self._device = self._all_params[0].device
-
+        self._settled = False
+        self._forward_began_ns = self._forward_ended_ns = self._backward_began_ns = self._step_began_ns = 0
+        self._owed: dict[int, DeferredStep] = {}  # tensor -> the call of step() that owes its update
+        self._hidden_from_step: list[int] = []
+        self._fires_in_a_pass: dict[str, int] = {}
+        self._exchange = Exchange(rank, timeout_s, backend, self._recorder, peers)
         if buffers is not None:
-            buffers.on_end(self._buffers_ended)
-        self._peers = peers(on_failure=self._fail, on_choice=self._on_choice, on_left=self._on_left)
-        self._install(first_plan)
+            buffers.on_end(self._exchange.notify)
+        self._take_up(first_plan)
         self._handles = self._attach_hooks()
 
-    # -- taking up a plan ------------------------------------------------------------------------------
-
-    def _install(self, plan: Plan) -> None:
+    def _take_up(self, plan: Plan) -> None:
         """Make `plan` the plan in force; nothing may be under way."""
-        check_plan(plan, tuple(self._specs[spec.name] for spec in plan.tensors))
-        base = {name: index for index, name in enumerate(self._names)}
-        order = [base[spec.name] for spec in plan.tensors]
         self._plan = plan
         self._crosses = plan.crosses_barrier and self._may_cross
-        self._params = [self._all_params[index] for index in order]
-        self._index_of = {index: tensor for tensor, index in enumerate(order)}
+        self._params = [self._params_by_name[spec.name] for spec in plan.tensors]
         self._tensor_of = {id(param): tensor for tensor, param in enumerate(self._params)}
-        self._arena = Arena(self._params)
-        self._message_buffers = self._arena.message_buffers(plan)
+        self._exchange.take_up(plan, self._params, self._coordinated and self._settled)
         self._wrappers = [
-            pending.PendingGradient(slot, tensor, self._gradient_read) for tensor, slot in enumerate(self._arena.slots)
+            pending.PendingGradient(slot, tensor, self._gradient_read) for tensor, slot in enumerate(self._exchange.slots)
         ]
-        self._parts_at_first = [0] * len(self._params)
-        self._messages_of: list[list[int]] = [[] for _ in self._params]
-        for index, message in enumerate(plan.messages):
-            for tensor in message.tensors:
-                self._parts_at_first[tensor] += 1
-                self._messages_of[tensor].append(index)
-        self._parts = [0] * len(self._params)  # messages of each tensor not yet arrived
         self._fired = [0] * len(self._params)
         self._launched = [False] * len(self._params)
-        self._expected = [self._expected_fires.get(spec.name, 1) for spec in plan.tensors]
-        self._events: list[torch.Event | None] = [None] * len(self._params)
-        self._sent_ns = [0] * len(plan.messages)
-        follows = self._coordinated and self.rank != 0 and self._settled
-        self._dispatcher = Dispatcher(plan, follow=follows)
-        self._backend.prepare(plan)
+        self._expected = [self._fires_in_a_pass.get(spec.name, 1) for spec in plan.tensors]
         self._recorder.forget()
-
-    def _adopt(self) -> None:
-        """All ranks take up the plan of the user's policy together, and prove that it is the same."""
-        if isinstance(self._policy, Plan) and self._policy.sequence is not None:
-            plan = self._policy
-        else:
-            plan = self._plan_from_profile()
-        self._settled = True
-        self._install(self._share_plan(plan))
-        log.info("rank %d: %s", self.rank, self._plan.describe(limit=0).splitlines()[0])
-
-    def _plan_from_profile(self) -> Plan:
-        if self._given_profile is not None:
-            profile = self._given_profile
-        else:
-            assert self._builder is not None
-            ready = torch.tensor(self._builder.ready_medians(), dtype=torch.int64, device=self._device)
-            self._collective(lambda: dist.all_reduce(ready, group=self._backend.control_group))
-            mean_ns = [int(total) // self.world for total in ready.tolist()]
-            profile, _ = self._builder.build(type(self.model).__name__, str(self._device), mean_ns)
-            self._builder = None
-        self._profile = profile
-        plan = self._policy if isinstance(self._policy, Plan) else self._policy.plan(profile, self.network)
-        if self._coordinated:
-            return plan
-        if plan.tensors != profile.specs:  # a given plan without a sequence: replay it on its own tensor order
-            profile = reordered(profile, plan)
-        return planned_ahead(plan, profile, self.network)
-
-    def _share_plan(self, plan: Plan) -> Plan:
-        """Rank 0's plan on every rank; its fingerprint compared over all of them."""
-        data = files.dumps(plan)
-        size = torch.tensor([len(data)], dtype=torch.int64, device=self._device)
-        self._collective(lambda: dist.broadcast(size, group_src=0, group=self._backend.control_group))
-        payload = torch.zeros(int(size), dtype=torch.uint8, device=self._device)
-        if self.rank == 0:
-            payload.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        self._collective(lambda: dist.broadcast(payload, group_src=0, group=self._backend.control_group))
-        plan = files.loads(payload.cpu().numpy().tobytes(), Plan)
-        mine = int(plan.fingerprint, 16) >> 1  # fits a signed 64-bit integer
-        prints = torch.zeros(self.world, dtype=torch.int64, device=self._device)
-        prints[self.rank] = mine
-        self._collective(lambda: dist.all_reduce(prints, group=self._backend.control_group))
-        for rank, other in enumerate(prints.tolist()):
-            if other != mine:
-                self._fail(MismatchError(f"rank {rank} holds another plan than rank {self.rank}: {other:x} and {mine:x}"))
-        self._check()
-        return plan
-
-    def _collective(self, call: Callable[[], Any]) -> None:
-        """A blocking collective between iterations, its failure told like any other."""
-        try:
-            call()
-        except RuntimeError as error:
-            self._suspect(error)
-            self._wait_until(lambda: False, "a collective between iterations")
-
-    # -- hooks -----------------------------------------------------------------------------------------
 
     def _attach_hooks(self) -> list[Any]:
         handles: list[Any] = [
-            param.register_post_accumulate_grad_hook(partial(self._gradient_ready, index))
-            for index, param in enumerate(self._all_params)
+            param.register_post_accumulate_grad_hook(self._gradient_ready)  # type: ignore[no-untyped-call]
+            for param in self._params
         ]
-        before, after = _Hook(self._before_forward), _Hook(self._after_forward)
-        handles.append(self.model.register_forward_pre_hook(_traceable(before)))
-        handles.append(self.model.register_forward_hook(_traceable(after)))
+        handles.append(self.model.register_forward_pre_hook(ModuleHook(self._before_forward)))
+        handles.append(self.model.register_forward_hook(ModuleHook(self._after_forward)))
         for module in self.model.modules():
             if module is not self.model and is_opaque(module):
-                handles.append(module.register_forward_pre_hook(_traceable(_Hook(self._before_opaque))))
-        handles.append(self.model.register_state_dict_pre_hook(_Hook(self._flush_for_state_dict)))
+                handles.append(module.register_forward_pre_hook(ModuleHook(self._before_opaque)))
+        flush = Hook(self._flush_for_state_dict)
+        handles.append(self.model.register_state_dict_pre_hook(flush))  # type: ignore[no-untyped-call]
         for optimizer in self._optimizers:
             handles.append(optimizer.register_step_pre_hook(self._before_step))
             handles.append(optimizer.register_step_post_hook(self._after_step))
-            handles.append(optimizer.register_state_dict_pre_hook(self._flush_for_state_dict))
+            handles.append(optimizer.register_state_dict_pre_hook(flush))
         return handles
 
     def _flush_for_state_dict(self, *_: Any, **__: Any) -> None:
@@ -243,157 +124,137 @@ class Session:
 
     # -- forward ---------------------------------------------------------------------------------------
 
-    def _before_forward(self, module: torch.nn.Module, args: Any, compiling: bool) -> None:
-        self._check()
-        if _inside_a_backward_pass():
+    def _before_forward(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
+        self._exchange.check()
+        if inside_a_backward_pass():
             return  # a checkpoint runs the whole model again
-        if self._in_backward and torch.is_grad_enabled():
-            error = JobError(
-                f"rank {self.rank}: the backward pass of iteration {self._iteration} was left unfinished (an exception "
-                "that the script caught?); its gradients are partly summed, so the job cannot go on from here"
+        trains = torch.is_grad_enabled() and module.training
+        if self._in_backward and trains:
+            self._exchange.abort(
+                JobError(
+                    f"rank {self.rank}: the backward pass of iteration {self._exchange.iteration} was left unfinished (an "
+                    "exception that the script caught?); its gradients are partly summed, the job cannot go on from here"
+                )
             )
-            self._peers.fail(error)
-            self._fail(error)
-            self._check()
+            self._exchange.check()
         if compiling or is_opaque(self.model):
-            self._tell("compiled", "the whole model is compiled: updates cannot overlap with the forward pass; compile blocks")
+            self._tell("compiled", "the whole model is compiled: updates cannot overlap with its forward pass; compile blocks")
             self.flush()
         if self._buffers is not None:
-            self._buffers.apply(self._wait_until)
-        if not torch.is_grad_enabled() or not module.training:
+            self._buffers.apply(self._exchange.wait_until)
+        if not trains:
             return
+        for name, param in self._frozen:
+            if param.requires_grad:
+                raise JobError(f"{name} was frozen at attach and is trained now: close() the session and attach again")
         now = now_ns()
-        if self._forward_began_ns and self._iteration >= 0:
-            self._recorder.add("step", self._iteration, -1, self._forward_began_ns, now)
+        if self._forward_began_ns and self._exchange.iteration >= 0:
+            self._recorder.add("step", self._exchange.iteration, -1, self._forward_began_ns, now)
         self._forward_began_ns = now
-        if self._measuring:
+        if self._planner.measures(self._exchange.iteration + 1):
             for tensor, param in enumerate(self._params):
                 pending.watch(param, tensor, self._parameter_used)
 
-    def _before_opaque(self, module: torch.nn.Module, args: Any, compiling: bool) -> None:
+    def _before_opaque(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
+        """Before a module whose use of parameters no guard in Python sees: as if it used all of its own."""
         for param in module.parameters():
             if pending.is_watched(param):
                 pending.unwatch(param)
                 self._parameter_used(self._tensor_of[id(param)])
 
-    def _after_forward(self, module: torch.nn.Module, args: Any, compiling: bool, output: Any = None) -> None:
-        if not torch.is_grad_enabled() or _inside_a_backward_pass():
+    def _after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
+        if not torch.is_grad_enabled() or inside_a_backward_pass():
             return
         now = self._forward_ended_ns = now_ns()
-        self._recorder.add("forward", self._iteration + 1, -1, self._forward_began_ns, now)
+        self._recorder.add("forward", self._exchange.iteration + 1, -1, self._forward_began_ns, now)
         if not self._sync:
             return
-        for tensor in _tensors_in(output):
+        for tensor in tensors_in(output):
             if tensor.requires_grad:
-                tensor.register_hook(self._output_gradient_ready)
+                tensor.register_hook(self._output_gradient_ready)  # type: ignore[no-untyped-call]
         if self._buffers is not None and module.training:
             self._buffers.send()
 
     def _parameter_used(self, tensor: int) -> None:
-        """The first touch of a watched parameter since it was watched."""
+        """The first use of a watched parameter since it was watched."""
         self._make_current(tensor)
         now = now_ns()
-        self._recorder.add("use", self._iteration + 1, tensor, now, now)
-        if self._measuring and self._builder is not None:
-            self._builder.used(self._base_index(tensor), now - self._forward_began_ns)
-
-    def _base_index(self, tensor: int) -> int:
-        return self._names.index(self._plan.tensors[tensor].name)
+        iteration = self._exchange.iteration + 1
+        self._recorder.add("use", iteration, tensor, now, now)
+        if self._planner.measures(iteration):
+            self._planner.builder.used(self._plan.tensors[tensor].name, now - self._forward_began_ns)
 
     # -- backward --------------------------------------------------------------------------------------
 
-    @property
-    def _measuring(self) -> bool:
-        """Whether this iteration goes into the profile: not the first, and not after the final plan."""
-        return not self._settled and self._given_profile is None and self._iteration >= 0
-
     def _output_gradient_ready(self, _: torch.Tensor) -> None:
+        """Hook on the model's output: a backward pass begins. (Parameters inside a reentrant checkpoint
+        get their gradients in a nested pass, from which the end of this one could not be told.)"""
         if self._sync and not self._in_backward:
             self._begin()
 
     def _begin(self) -> None:
-        """The first gradient of a backward pass that is to be summed."""
-        self._check()
+        self._exchange.check()
         self._finish_iteration()
-        if not self._settled and self._iteration >= self._iterations_before_plan:
-            self._adopt()
-        self._iteration += 1
-        self._in_backward = True
+        if not self._settled and self._planner.is_due(self._exchange.iteration):
+            plan = self._planner.decide(type(self.model).__name__, self._device, self._backend, self._exchange.collective)
+            self._settled = True
+            self._take_up(plan)
+            log.info("rank %d: %s", self.rank, plan.describe(limit=0).partition("\n")[0])
         self._recorder.begin()
+        self._in_backward = True
         self._backward_began_ns = now_ns()
-        if self._measuring and self._builder is None:
-            self._builder = ProfileBuilder([(name, self._specs[name]) for name in self._names])
         self._fired = [0] * len(self._params)
         self._launched = [False] * len(self._params)
-        self._arena.mark_all_present()
-        with self._lock:
-            self._parts = list(self._parts_at_first)
-            self._unissued = len(self._plan.messages)
-            self._dispatcher.begin()
-            self._backend.begin(self._agreed_order())
-            for message in self._choices.pop(self._iteration, ()):
-                self._follow(message)
+        self._exchange.begin()
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     @property
-    def _iterations_before_plan(self) -> int:
-        planned = isinstance(self._policy, Plan) and self._policy.sequence is not None
-        return 0 if planned or self._given_profile is not None else self._profile_iterations
+    def _counting(self) -> bool:
+        """In iteration 0 nobody knows how often a hook fires in a pass: all gradients leave at its end."""
+        return self._exchange.iteration == 0
 
-    def _agreed_order(self) -> list[list[int]]:
-        order: list[list[int]] = [[] for _ in self._plan.lanes]
-        if self._plan.sequence is not None:
-            for message in self._plan.sequence:
-                order[self._plan.messages[message].lane].append(message)
-        return order
-
-    def _gradient_ready(self, index: int, param: torch.nn.Parameter) -> None:
-        """Hook: autograd has accumulated into `param.grad` (once, or as often as a checkpoint replays it)."""
+    def _gradient_ready(self, param: torch.nn.Parameter) -> None:
+        """Hook: autograd has accumulated into `param.grad`, once or as often as checkpoints replay its layer."""
         if not self._sync:
             return
         if not self._in_backward:
             self._begin()
-        tensor = self._index_of[index]
+        tensor = self._tensor_of[id(param)]
         fired = self._fired[tensor] = self._fired[tensor] + 1
         expected = self._expected[tensor]
-        # in iteration 0 nobody knows how often a hook fires: everything leaves at the end of the pass
-        if self._iteration == 0 or fired < expected:
+        if self._counting or fired < expected:
             return
         if fired > expected:
-            error = JobError(
-                f"rank {self.rank}, iteration {self._iteration}: the gradient of {self._names[index]} arrived {fired} times in "
-                f"one backward pass, expected {expected}; use checkpoint(use_reentrant=False), or one backward pass a step"
+            self._exchange.abort(
+                JobError(
+                    f"rank {self.rank}, iteration {self._exchange.iteration}: the gradient of "
+                    f"{self._plan.tensors[tensor].name} arrived {fired} times in one backward pass, expected {expected}; "
+                    "use checkpoint(use_reentrant=False), and one backward pass a step"
+                )
             )
-            self._peers.fail(error)
-            self._fail(error)
-            self._check()
+            self._exchange.check()
         self._launch(tensor, param)
 
     def _launch(self, tensor: int, param: torch.nn.Parameter) -> None:
         """Put the gradient, divided by the world size as DDP does, into its slot, and say that it is ready."""
-        gradient, slot, wrapper = param.grad, self._arena.slots[tensor], self._wrappers[tensor]
+        gradient, slot, wrapper = param.grad, self._exchange.slots[tensor], self._wrappers[tensor]
         assert gradient is not None
         if gradient is wrapper or gradient.data_ptr() == slot.data_ptr():
             slot.mul_(self._scale)
         else:
             torch.mul(gradient.detach(), self._scale, out=slot)
         param.grad = wrapper
-        self._report_ready(tensor)
-
-    def _report_ready(self, tensor: int) -> None:
         self._launched[tensor] = True
-        if self._backend.stream_ordered:
-            self._events[tensor] = torch.accelerator.current_stream().record_event()
-        now = now_ns()
-        with self._lock:
-            self._recorder.add("ready", self._iteration, tensor, now, now)
-            self._issue(self._dispatcher.ready(tensor))
-        if self._measuring and self._builder is not None and self._iteration > 0:
-            self._builder.ready(self._base_index(tensor), now - self._backward_began_ns)
+        at = self._exchange.ready(tensor)
+        if self._planner.measures(self._exchange.iteration):
+            self._planner.builder.ready(self._plan.tensors[tensor].name, at - self._backward_began_ns)
 
     def _end(self) -> None:
         """The backward pass is over: what it did not produce contributes nothing."""
         ended = now_ns()
+        if self._counting:
+            self._expected = [max(1, fired) for fired in self._fired]
+            self._fires_in_a_pass = {spec.name: n for spec, n in zip(self._plan.tensors, self._expected, strict=True)}
         absent = []
         for tensor, param in enumerate(self._params):
             if self._launched[tensor]:
@@ -401,173 +262,23 @@ class Session:
             if self._fired[tensor]:
                 self._launch(tensor, param)
             else:
-                self._arena.slots[tensor].zero_()
-                self._arena.presence[tensor].zero_()
-                self._report_ready(tensor)
+                self._exchange.ready_without(tensor)
                 absent.append(tensor)
         self._in_backward = False
-        if self._iteration == 0:
-            self._expected = [max(1, fired) for fired in self._fired]
-            self._expected_fires = {spec.name: n for spec, n in zip(self._plan.tensors, self._expected, strict=True)}
-        self._recorder.add("backward", self._iteration, -1, self._backward_began_ns, ended)
-        if self._measuring and self._builder is not None and self._iteration > 0:
-            self._builder.passed(self._forward_ended_ns - self._forward_began_ns, ended - self._backward_began_ns)
+        self._recorder.add("backward", self._exchange.iteration, -1, self._backward_began_ns, ended)
+        if self._planner.measures(self._exchange.iteration):
+            forward_ns = self._forward_ended_ns - self._forward_began_ns
+            self._planner.builder.passed(forward_ns, ended - self._backward_began_ns)
         for tensor in absent:  # as DDP with find_unused_parameters: used by nobody means left alone
-            self._wait_for(tensor)
-            if float(self._arena.presence[tensor]) != 0:
-                self._params[tensor].grad = self._arena.slots[tensor]
-
-    # -- messages: under the lock, on any thread -------------------------------------------------------------
-
-    def _issue(self, starts: list[int]) -> None:
-        self._to_issue.extend(starts)
-        if self._issuing:  # a sum that ended while it was being started: the loop below goes on with it
-            return
-        self._issuing = True
-        try:
-            while self._to_issue:
-                message = self._to_issue.popleft()
-                buffer = self._message_buffers[message]
-                buffer.gather()
-                if self._coordinated and self._settled and self.rank == 0:
-                    self._backend.expect(message)
-                    self._peers.choose(self._iteration, message)
-                self._sent_ns[message] = now_ns()
-                if self._backend.start(message, buffer.tensor, self._events_of(message), self._message_done):
-                    self._arrived(message)
-                self._rolling_hash = (self._rolling_hash * 1_000_003 + message + 1) & 0xFFFF_FFFF_FFFF_FFFF
-                self._unissued -= 1
-                if self._unissued == 0:
-                    self._peers.issued(self._iteration, self._rolling_hash)
-        except OrderError as error:
-            named = OrderError(f"rank {self.rank}, iteration {self._iteration}: {error}")
-            self._peers.fail(named)
-            self._fail(named)
-            self._check()
-        except RuntimeError as error:  # torch.distributed refuses: a connection is broken already
-            self._suspect(error)
-        finally:
-            self._issuing = False
-
-    def _events_of(self, message: int) -> list[torch.Event]:
-        if not self._backend.stream_ordered:
-            return []
-        return [event for tensor in self._plan.messages[message].tensors if (event := self._events[tensor]) is not None]
-
-    def _message_done(self, message: int, error: BaseException | None) -> None:
-        """Called by torch.distributed, once a message."""
-        if error is not None:
-            self._suspect(error)
-            return
-        try:
-            with self._lock:
-                if not self._closed and self._failure is None:
-                    self._arrived(message)
-        except JobError:
-            pass  # noted in self._failure; there is no caller to raise it to
-
-    def _arrived(self, message: int) -> None:
-        self._message_buffers[message].scatter()
-        self._recorder.add("send", self._iteration, message, self._sent_ns[message], now_ns())
-        for tensor in self._plan.messages[message].tensors:
-            self._parts[tensor] -= 1
-        self._issue(self._dispatcher.finished(message))
-        self._condition.notify_all()
-
-    def _buffers_ended(self, error: BaseException | None) -> None:
-        if error is not None:
-            self._suspect(error)
-        with self._condition:
-            self._condition.notify_all()
-
-    def _on_choice(self, iteration: int, message: int) -> None:
-        """The coordinator's next message; it may be ahead of this rank."""
-        with self._lock, contextlib.suppress(JobError):
-            if iteration == self._iteration and self._unissued:
-                self._follow(message)
-            else:
-                self._choices.setdefault(iteration, []).append(message)
-
-    def _follow(self, message: int) -> None:
-        self._backend.expect(message)
-        self._issue(self._dispatcher.allow(message))
-
-    # -- waiting and failing ---------------------------------------------------------------------------
-
-    def _wait_for(self, tensor: int) -> None:
-        """Return when the sum of `tensor` is in its slot (on a device: for whatever the stream does next)."""
-        if self._parts[tensor]:
-            began = now_ns()
-            self._wait_until(lambda: not self._parts[tensor], f"the sum of {self._plan.tensors[tensor].name}")
-            self._recorder.add("wait", self._iteration, tensor, began, now_ns())
-        if self._backend.stream_ordered:
-            for message in self._messages_of[tensor]:
-                self._backend.join(message)
-
-    def _wait_until(self, predicate: Callable[[], bool], what: str) -> None:
-        """Block until `predicate()`, or raise the typed reason why that will not come."""
-        deadline = time.monotonic() + self._timeout_s
-        with self._condition:
-            while not predicate():
-                self._check()
-                limit = deadline
-                if self._suspicion is not None:
-                    limit = min(limit, self._suspicion[1])
-                if self._left is not None:
-                    limit = min(limit, self._left[1])
-                remaining = limit - time.monotonic()
-                if remaining > 0:
-                    self._condition.wait(remaining)
-                else:
-                    self._fail(self._why_not(what))
-
-    def _why_not(self, what: str) -> JobError:
-        if self._suspicion is not None:
-            return CommunicationError(
-                f"rank {self.rank}, iteration {self._iteration}: {what} failed in torch.distributed: {self._suspicion[0]}"
-            )
-        if self._left is not None and time.monotonic() >= self._left[1]:
-            rank = self._left[0]
-            return PeerDied(
-                f"rank {rank} left the job while rank {self.rank} waited for {what} in iteration {self._iteration}; "
-                "do all ranks run the same number of steps?",
-                rank,
-            )
-        return CommunicationError(
-            f"rank {self.rank}, iteration {self._iteration}: no end of {what} within {self._timeout_s:.0f} s; "
-            f"{self._dispatcher.describe_state()}; every rank's control channel is alive, so a rank is slow or has not "
-            "reached this iteration; raise timeout= if that is to be expected"
-        )
-
-    def _suspect(self, error: BaseException) -> None:
-        """A collective failed; the control channel will shortly know which rank is to blame."""
-        with self._condition:
-            if self._suspicion is None:
-                self._suspicion = (str(error).strip().splitlines()[0], time.monotonic() + _VERDICT_S)
-            self._condition.notify_all()
-
-    def _fail(self, error: JobError) -> None:
-        """The first reason stands; everything that waits, and every later call, raises it."""
-        with self._condition:
-            if self._failure is None:
-                self._failure = error
-            self._condition.notify_all()
-
-    def _on_left(self, rank: int) -> None:
-        with self._condition:
-            if self._left is None:
-                self._left = (rank, time.monotonic() + _LEFT_S)
-            self._condition.notify_all()
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+            self._exchange.wait_for(tensor)
+            if self._exchange.used_by_anybody(tensor):
+                self._params[tensor].grad = self._exchange.slots[tensor]
 
     # -- step ------------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._check()
-        if not self._in_backward and self._iteration >= 0:
+        self._exchange.check()
+        if not self._in_backward:
             self._split_step(optimizer, defer=self._crosses and not self._needs_all(optimizer, args, kwargs))
         self._step_began_ns = now_ns()
 
@@ -579,68 +290,63 @@ class Session:
                 tensor = self._tensor_of.get(id(param))
                 if tensor is None or param.grad is not self._wrappers[tensor]:
                     continue  # not ours, or replaced or dropped by the script
-                if defer and not self._has_arrived(tensor):
+                if defer and not self._exchange.has_arrived(tensor):
                     owed = owed or DeferredStep(optimizer)
-                    param.grad = None
                     self._owed[tensor] = owed
-                    self._hidden_from_step.append((param, tensor))
+                    self._hidden_from_step.append(tensor)
+                    param.grad = None
                 else:
-                    self._wait_for(tensor)
-                    param.grad = self._arena.slots[tensor]
+                    self._exchange.wait_for(tensor)
+                    param.grad = self._exchange.slots[tensor]
 
     def _needs_all(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> bool:
         """Whether this call of `step` is one whose updates cannot be deferred."""
-        has_closure = bool(args[1:]) or kwargs.get("closure") is not None
+        has_closure = len(args) > 1 or kwargs.get("closure") is not None
         if has_closure:
-            self._tell("closure", "optimizer.step(closure): the barrier is kept")
+            self._tell("closure", "optimizer.step(closure) keeps the barrier")
+        # a GradScaler hands its scale to fused optimizers for the length of one call
         return has_closure or hasattr(optimizer, "grad_scale")
-
-    def _has_arrived(self, tensor: int) -> bool:
-        if not self._backend.stream_ordered:
-            return self._parts[tensor] == 0
-        return all(self._backend.has_ended(message) for message in self._messages_of[tensor])
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         now = now_ns()
-        for param, tensor in self._hidden_from_step:
+        for tensor in self._hidden_from_step:
+            param = self._params[tensor]
             param.grad = self._wrappers[tensor]
             pending.watch(param, tensor, self._parameter_used)
         self._hidden_from_step.clear()
-        if self._iteration < 0:
+        if self._exchange.iteration < 0:
             return
         for group in optimizer.param_groups:
             for param in group["params"]:
                 updated = self._tensor_of.get(id(param))
                 if updated is not None and updated not in self._owed:
-                    self._recorder.add("update", self._iteration, updated, self._step_began_ns, now)
-        if self._measuring and self._builder is not None:
-            self._builder.updated(now - self._step_began_ns)
+                    self._recorder.add("update", self._exchange.iteration, updated, self._step_began_ns, now)
+        if self._planner.measures(self._exchange.iteration):
+            self._planner.builder.updated(now - self._step_began_ns)
 
     # -- owed updates ----------------------------------------------------------------------------------
 
     def _gradient_read(self, tensor: int) -> None:
         """Somebody operates on a gradient that stands for a sum."""
-        if self._parts[tensor] and tensor not in self._owed and self._crosses:
+        if self._crosses and tensor not in self._owed and not self._exchange.has_arrived(tensor):
             self._tell(
                 "read",
-                "gradients are read between backward and step (clip_grad_norm_, GradScaler, logging): "
-                "such steps wait for all sums",
+                "gradients are read between backward and step (clip_grad_norm_, GradScaler, logging): such steps wait for "
+                "all sums",
             )
         self._make_current(tensor)
 
     def _make_current(self, tensor: int) -> None:
         """Wait for the sum of `tensor`; if its update is owed, run it, with all others that have arrived."""
-        self._wait_for(tensor)
+        self._exchange.wait_for(tensor)
         if tensor not in self._owed:
             return
-        batch: dict[int, list[int]] = {}
-        steps: dict[int, DeferredStep] = {}
+        batches: dict[int, tuple[DeferredStep, list[int]]] = {}
         for other, step in self._owed.items():
-            if other == tensor or self._has_arrived(other):
-                batch.setdefault(id(step), []).append(other)
-                steps[id(step)] = step
-        for key, tensors in batch.items():
-            self._update(steps[key], tensors)
+            if other == tensor or self._exchange.has_arrived(other):
+                batches.setdefault(id(step), (step, []))[1].append(other)
+        for step, tensors in batches.values():
+            self._update(step, tensors)
 
     def _update(self, step: DeferredStep, tensors: list[int]) -> None:
         began = now_ns()
@@ -649,33 +355,27 @@ class Session:
             del self._owed[tensor]
             param = self._params[tensor]
             pending.unwatch(param)
+            self._exchange.wait_for(tensor)  # on a device: the stream waits
             before.append(param.grad)
-            self._wait_for(tensor)
-            param.grad = self._arena.slots[tensor]
+            param.grad = self._exchange.slots[tensor]
         step.update(self._params[tensor] for tensor in tensors)
         for tensor, gradient in zip(tensors, before, strict=True):
-            # the script may have dropped or replaced the gradient since step(); it keeps what it did
+            # the script may have dropped or replaced the gradient since step(): it keeps what it did
             if gradient is not self._wrappers[tensor]:
                 self._params[tensor].grad = gradient
         ended = now_ns()
         for tensor in tensors:
-            self._recorder.add("update", self._iteration, tensor, began, ended)
+            self._recorder.add("update", self._exchange.iteration, tensor, began, ended)
 
     def _finish_iteration(self) -> None:
         """Everything of the iteration before has arrived, and every update has run."""
         while self._owed:
             self._make_current(next(iter(self._owed)))
-        for tensor in range(len(self._params)):
-            if self._parts[tensor]:
-                self._wait_for(tensor)
+        self._exchange.wait_for_all()
         for param in self._params:
             pending.unwatch(param)
 
     # -- what a training script calls ------------------------------------------------------------------------
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     @property
     def plan(self) -> Plan:
@@ -692,13 +392,17 @@ class Session:
         """Whether the next forward pass may begin before all updates have arrived."""
         return self._crosses
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def flush(self) -> None:
         """Wait for every sum and run every owed update: parameters and gradients are as plain DDP's.
 
         For whatever reads parameters in a way that no guard sees (NumPy views taken earlier, other
         processes, `optimizer.state` by hand). `state_dict`, `deepcopy` and averages need no call.
         """
-        self._check()
+        self._exchange.check()
         if not self._in_backward:
             self._finish_iteration()
 
@@ -713,9 +417,9 @@ class Session:
 
     def profile(self) -> Profile:
         """The Profile measured over the first iterations (or given to attach)."""
-        if self._profile is None:
-            raise JobError(f"no profile yet: it takes {self._profile_iterations + 1} iterations and the start of one more")
-        return self._profile
+        if self._planner.profile is None:
+            raise JobError("no profile yet: it is made at the start of the backward pass after the measured iterations")
+        return self._planner.profile
 
     def timeline(self) -> Timeline:
         """What happened in the last iterations under the plan in force, up to now."""
@@ -725,33 +429,29 @@ class Session:
     def close(self) -> None:
         """Finish what is under way, and detach: hooks, threads, sockets and process groups go.
 
-        Does not raise for a job that has failed already: whoever needs to know was told.
+        Raises what the last sums raised, if they failed; a job that had failed before is detached in silence.
         """
         if self._closed:
             return
+        self._closed = True
         try:
-            if self._failure is None and not self._in_backward:
+            if self._exchange.failure is None and not self._in_backward:
                 self._finish_iteration()
                 if self._buffers is not None:
-                    self._buffers.finish(self._wait_until)
+                    self._buffers.finish(self._exchange.wait_until)
+                    self._buffers.close()
         finally:
-            self._closed = True
             for handle in self._handles:
                 handle.remove()
             for tensor, param in enumerate(self._params):
                 pending.unwatch(param)
                 if param.grad is self._wrappers[tensor]:
-                    param.grad = self._arena.slots[tensor]
-            self._peers.close()
-            if self._failure is None:
-                self._backend.close()
-                if self._buffers is not None:
-                    self._buffers.close()
+                    param.grad = self._exchange.slots[tensor]
+            self._exchange.close()
 
     def abort(self, error: BaseException) -> None:
         """Tell the other ranks that this one fails with `error`; they raise `PeerFailed` with its text."""
-        if not self._closed:
-            self._peers.fail(error)
+        self._exchange.abort(error)
 
     def __enter__(self) -> Session:
         return self
@@ -762,73 +462,7 @@ class Session:
         self.close()
 
     def _tell(self, key: str, text: str) -> None:
-        """One line, once."""
-        if key not in self._told:
-            self._told.add(key)
-            if self.rank == 0:
-                log.warning("gradlane: %s", text)
-
-
-class _Hook:
-    """A bound method as a module hook that can be copied and pickled with the module: the copy does nothing."""
-
-    def __init__(self, method: Callable[..., Any] | None) -> None:
-        self._method = method
-
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        if self._method is not None:
-            self._method(*args, **kwargs)
-
-    def __reduce__(self) -> Any:
-        return (_Hook, (None,))
-
-
-class _traceable(_Hook):
-    """A forward hook that tells its method whether it runs inside a compiled region, and never is compiled."""
-
-    def __call__(self, module: Any, args: Any, output: Any = None) -> None:
-        if self._method is not None:
-            _outside_the_compiler(self._method, module, args, torch.compiler.is_compiling(), output)
-
-
-@torch.compiler.disable
-def _outside_the_compiler(method: Callable[..., Any], module: Any, args: Any, compiling: bool, output: Any) -> None:
-    if output is None:
-        method(module, args, compiling)
-    else:
-        method(module, args, compiling, output)
-
-
-def _inside_a_backward_pass() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
-def is_opaque(module: torch.nn.Module) -> bool:
-    """Whether the module's forward reads parameters past every guard in Python."""
-    return isinstance(module, torch.jit.ScriptModule) or getattr(module, "_compiled_call_impl", None) is not None
-
-
-def reordered(profile: Profile, plan: Plan) -> Profile:
-    """`profile` with its tensors in the plan's order; readiness made monotone where the plan disagrees."""
-    by_name = {tensor.spec.name: tensor for tensor in profile.tensors}
-    latest = 0
-    tensors = []
-    for spec in plan.tensors:
-        seen = by_name[spec.name]
-        latest = max(latest, seen.ready_ns)
-        tensors.append(msgspec.structs.replace(seen, ready_ns=latest))
-    return msgspec.structs.replace(profile, tensors=tuple(tensors))
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors_in(item)
-    elif hasattr(value, "__dataclass_fields__"):
-        for name in value.__dataclass_fields__:
-            yield from _tensors_in(getattr(value, name))
+        """One line, once, from rank 0."""
+        if key not in self._told and self.rank == 0:
+            log.warning("gradlane: %s", text)
+        self._told.add(key)

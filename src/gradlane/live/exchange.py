@@ -1,0 +1,298 @@
+"""Exchange: the messages of a session on their way, and everything that waits for them.
+
+It drives the Dispatcher: a fact is handled at once by the thread that brings it (the training thread, the
+thread of torch.distributed that finished a sum, the control channel's thread), under one lock. There is no
+scheduling thread that a message would have to wait for.
+
+The training thread blocks only in `wait_until`, which ends in a result or in a typed error within the
+timeout. The first failure stands; everything that waits, and every later call, raises it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from gradlane.core.plan import Plan
+from gradlane.dispatch import Dispatcher
+from gradlane.errors import CommunicationError, JobError, OrderError, PeerDied
+from gradlane.live.arena import Arena
+from gradlane.live.backend import AllReduce
+from gradlane.live.peers import Peers
+from gradlane.live.recorder import Recorder, now_ns
+
+_VERDICT_S = 1.5  # how long a failed collective waits for the control channel to name the culprit
+_LEFT_S = 5.0  # how long sums may take after a peer has left in order
+
+
+class Exchange:
+    """Owned by one session. `slots[t]` holds tensor t's gradient and, once it has arrived, its sum."""
+
+    def __init__(
+        self,
+        rank: int,
+        timeout_s: float,
+        backend: AllReduce,
+        recorder: Recorder,
+        peers: Callable[..., Peers],
+    ) -> None:
+        self.rank = rank
+        self.iteration = -1
+        self.failure: JobError | None = None
+        self._timeout_s = timeout_s
+        self._backend = backend
+        self._recorder = recorder
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
+        self._suspicion: tuple[str, float] | None = None
+        self._left: tuple[int, float] | None = None
+        self._closed = False
+        self._choices: dict[int, list[int]] = {}  # told by the coordinator before this rank was there
+        self._to_issue: deque[int] = deque()
+        self._issuing = False
+        self._unissued = 0
+        self._rolling_hash = 0
+        self._peers = peers(on_failure=self.fail, on_choice=self._on_choice, on_left=self._on_left)
+
+    # -- one plan, one iteration -----------------------------------------------------------------------
+
+    def take_up(self, plan: Plan, params: Sequence[torch.nn.Parameter], coordinated: bool) -> None:
+        """Make `plan` the plan in force, for `params` in its tensor order. Nothing may be under way.
+
+        coordinated: rank 0 decides the order as it goes, the others follow it.
+        """
+        arena = Arena(params)
+        self.plan = plan
+        self.slots = arena.slots
+        self._arena = arena
+        self._buffers = arena.message_buffers(plan)
+        self._parts_at_first = [0] * len(params)
+        self._messages_of: list[list[int]] = [[] for _ in params]
+        for index, message in enumerate(plan.messages):
+            for tensor in message.tensors:
+                self._parts_at_first[tensor] += 1
+                self._messages_of[tensor].append(index)
+        self._parts = [0] * len(params)  # messages of each tensor that have not arrived
+        self._events: list[torch.Event | None] = [None] * len(params)
+        self._sent_ns = [0] * len(plan.messages)
+        self._chooses = coordinated and self.rank == 0
+        self._dispatcher = Dispatcher(plan, follow=coordinated and self.rank != 0)
+        self._backend.prepare(plan)
+
+    def begin(self) -> None:
+        """A new iteration; all of the one before must have arrived."""
+        self._arena.mark_all_present()
+        with self._lock:
+            self.iteration += 1
+            self._parts = list(self._parts_at_first)
+            self._unissued = len(self.plan.messages)
+            self._dispatcher.begin()
+            self._backend.begin(self._agreed_order())
+            for message in self._choices.pop(self.iteration, ()):
+                self._follow(message)
+
+    def _agreed_order(self) -> list[list[int]]:
+        order: list[list[int]] = [[] for _ in self.plan.lanes]
+        if self.plan.sequence is not None:
+            for message in self.plan.sequence:
+                order[self.plan.messages[message].lane].append(message)
+        return order
+
+    def ready(self, tensor: int) -> int:
+        """Slot `tensor` holds this rank's gradient. Returns the time of it."""
+        if self._backend.stream_ordered:
+            self._events[tensor] = torch.accelerator.current_stream().record_event()
+        now = now_ns()
+        with self._lock:
+            self._recorder.add("ready", self.iteration, tensor, now, now)
+            self._issue(self._dispatcher.ready(tensor))
+        return now
+
+    def ready_without(self, tensor: int) -> None:
+        """This rank has no gradient for `tensor` in this iteration: it contributes nothing to the sum."""
+        self.slots[tensor].zero_()
+        self._arena.presence[tensor].zero_()
+        self.ready(tensor)
+
+    def used_by_anybody(self, tensor: int) -> bool:
+        """Whether some rank contributed to the sum of `tensor`, which must have arrived."""
+        return float(self._arena.presence[tensor]) != 0
+
+    # -- messages: under the lock, on any thread -------------------------------------------------------------
+
+    def _issue(self, starts: list[int]) -> None:
+        self._to_issue.extend(starts)
+        if self._issuing:  # a sum that ended while it was being started: the loop below goes on with it
+            return
+        self._issuing = True
+        try:
+            while self._to_issue:
+                self._start(self._to_issue.popleft())
+        except OrderError as error:
+            self.abort(OrderError(f"rank {self.rank}, iteration {self.iteration}: {error}"))
+            self.check()
+        except RuntimeError as error:  # torch.distributed refuses: a connection is broken already
+            self.suspect(error)
+        finally:
+            self._issuing = False
+
+    def _start(self, message: int) -> None:
+        if self._chooses:
+            self._backend.expect(message)
+            self._peers.choose(self.iteration, message)
+        buffer = self._buffers[message]
+        buffer.gather()
+        self._sent_ns[message] = now_ns()
+        ended = self._backend.start(message, buffer.tensor, self._events_of(message), self._message_done)
+        self._rolling_hash = (self._rolling_hash * 1_000_003 + message + 1) & 0xFFFF_FFFF_FFFF_FFFF
+        self._unissued -= 1
+        if self._unissued == 0:
+            self._peers.issued(self.iteration, self._rolling_hash)
+        if ended:
+            self._arrived(message)
+
+    def _events_of(self, message: int) -> list[torch.Event]:
+        if not self._backend.stream_ordered:
+            return []
+        return [event for tensor in self.plan.messages[message].tensors if (event := self._events[tensor]) is not None]
+
+    def _message_done(self, message: int, error: BaseException | None) -> None:
+        """Called by torch.distributed, once a message."""
+        if error is not None:
+            self.suspect(error)
+            return
+        # a JobError is noted in self.failure; there is no caller to raise it to
+        with self._lock, contextlib.suppress(JobError):
+            if not self._closed and self.failure is None:
+                self._arrived(message)
+
+    def _arrived(self, message: int) -> None:
+        self._buffers[message].scatter()
+        self._recorder.add("send", self.iteration, message, self._sent_ns[message], now_ns())
+        for tensor in self.plan.messages[message].tensors:
+            self._parts[tensor] -= 1
+        self._issue(self._dispatcher.finished(message))
+        self._condition.notify_all()
+
+    def _on_choice(self, iteration: int, message: int) -> None:
+        """The coordinator's next message; the coordinator may be ahead of this rank."""
+        with self._lock, contextlib.suppress(JobError):
+            if iteration == self.iteration:
+                self._follow(message)
+            else:
+                self._choices.setdefault(iteration, []).append(message)
+
+    def _follow(self, message: int) -> None:
+        self._backend.expect(message)
+        self._issue(self._dispatcher.allow(message))
+
+    # -- waiting ---------------------------------------------------------------------------------------
+
+    def has_arrived(self, tensor: int) -> bool:
+        """Whether the sum of `tensor` is there, without waiting."""
+        if not self._backend.stream_ordered:
+            return self._parts[tensor] == 0
+        return all(self._backend.has_ended(message) for message in self._messages_of[tensor])
+
+    def wait_for(self, tensor: int) -> None:
+        """Return when the sum of `tensor` is in its slot (on a device: for whatever the stream does next)."""
+        if self._parts[tensor]:
+            began = now_ns()
+            self.wait_until(lambda: not self._parts[tensor], f"the sum of {self.plan.tensors[tensor].name}")
+            self._recorder.add("wait", self.iteration, tensor, began, now_ns())
+        if self._backend.stream_ordered and self.iteration >= 0:
+            for message in self._messages_of[tensor]:
+                self._backend.join(message)
+
+    def wait_for_all(self) -> None:
+        for tensor, parts in enumerate(self._parts):
+            if parts:
+                self.wait_for(tensor)
+
+    def wait_until(self, predicate: Callable[[], bool], what: str) -> None:
+        """Block until `predicate()`, or raise the typed reason why that will not come."""
+        deadline = time.monotonic() + self._timeout_s
+        with self._condition:
+            while not predicate():
+                self.check()
+                limits = [limit for _, limit in (self._suspicion or (0, deadline), self._left or (0, deadline))]
+                remaining = min(deadline, *limits) - time.monotonic()
+                if remaining > 0:
+                    self._condition.wait(remaining)
+                else:
+                    self.fail(self._why_not(what))
+
+    def collective(self, call: Callable[[], Any]) -> None:
+        """A blocking collective between iterations, whose failure is told like any other."""
+        try:
+            call()
+        except RuntimeError as error:
+            self.suspect(error)
+            self.wait_until(lambda: False, "an agreement between iterations")
+
+    def notify(self, error: BaseException | None) -> None:
+        """Something that `wait_until` may be waiting for has ended, well or not."""
+        if error is not None:
+            self.suspect(error)
+        with self._condition:
+            self._condition.notify_all()
+
+    # -- failing ---------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise the failure of this job, if there is one."""
+        if self.failure is not None:
+            raise self.failure
+
+    def fail(self, error: JobError) -> None:
+        with self._condition:
+            if self.failure is None:
+                self.failure = error
+            self._condition.notify_all()
+
+    def abort(self, error: BaseException) -> None:
+        """This rank fails: tell the others; if it is an error of ours, fail here too."""
+        if not self._closed:
+            self._peers.fail(error)
+        if isinstance(error, JobError):
+            self.fail(error)
+
+    def suspect(self, error: BaseException) -> None:
+        """A collective failed; the control channel will shortly know which rank is to blame."""
+        with self._condition:
+            if self._suspicion is None:
+                self._suspicion = (str(error).strip().partition("\n")[0], time.monotonic() + _VERDICT_S)
+            self._condition.notify_all()
+
+    def _on_left(self, rank: int) -> None:
+        with self._condition:
+            if self._left is None:
+                self._left = (rank, time.monotonic() + _LEFT_S)
+            self._condition.notify_all()
+
+    def _why_not(self, what: str) -> JobError:
+        where = f"rank {self.rank}, iteration {self.iteration}"
+        if self._suspicion is not None:
+            return CommunicationError(f"{where}: {what} failed in torch.distributed: {self._suspicion[0]}")
+        if self._left is not None and time.monotonic() >= self._left[1]:
+            rank = self._left[0]
+            return PeerDied(
+                f"rank {rank} left the job while {where} waited for {what}; do all ranks run the same number of steps?", rank
+            )
+        return CommunicationError(
+            f"{where}: no end of {what} within {self._timeout_s:.0f} s; {self._dispatcher.describe_state()}; every rank "
+            "still answers, so a rank is slow or has not reached this iteration; raise timeout= if that is to be expected"
+        )
+
+    def close(self) -> None:
+        """End the control channel; give the process groups back unless sums are stuck in them."""
+        self._closed = True
+        self._peers.close()
+        if self.failure is None and self._suspicion is None:
+            self._backend.close()

@@ -1,0 +1,62 @@
+"""Hooks on modules that survive copying, and what they need to know of autograd and the compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+class Hook:
+    """A bound method as a hook. A copied or unpickled module carries a copy of the hook that does nothing."""
+
+    def __init__(self, method: Callable[..., Any] | None) -> None:
+        self._method = method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        if self._method is not None:
+            self._method(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return (type(self), (None,))
+
+
+class ModuleHook(Hook):
+    """A forward (pre-)hook that calls `method(module, compiling, output)` and is never compiled itself.
+
+    compiling: whether the call comes from inside a compiled region. output: None before the forward pass.
+    """
+
+    def __call__(self, module: Any, args: Any, output: Any = None) -> None:
+        if self._method is not None:
+            _outside_the_compiler(self._method, module, torch.compiler.is_compiling(), output)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _outside_the_compiler(method: Callable[..., Any], module: Any, compiling: bool, output: Any) -> None:
+    method(module, compiling, output)
+
+
+def inside_a_backward_pass() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def is_opaque(module: torch.nn.Module) -> bool:
+    """Whether the module's forward reads parameters past every guard in Python."""
+    return isinstance(module, torch.jit.ScriptModule) or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a module's output: nested lists, tuples, dicts and dataclasses are looked through."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            yield from tensors_in(getattr(value, name))

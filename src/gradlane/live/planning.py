@@ -1,0 +1,117 @@
+"""Planning: the iterations before the policy's plan is in force, and the agreement on it.
+
+Iteration 0 counts how often each gradient hook fires in one backward pass; the next few are measured. All
+under DDP's buckets and behind the barrier, which is safe whatever the model does. Then rank 0 plans from
+the readiness of all ranks, and every rank proves that it holds the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from gradlane.core import files
+from gradlane.core.checks import check_plan
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.core.policy import Policy
+from gradlane.core.profile import Profile, TensorSpec
+from gradlane.errors import MismatchError
+from gradlane.live.backend import AllReduce
+from gradlane.live.recorder import ProfileBuilder
+from gradlane.sim import planned_ahead
+
+Collective = Callable[[Callable[[], Any]], None]
+"""Runs a blocking collective and turns its failure into a typed error."""
+
+
+class Planner:
+    """Owned by a session; used on the training thread between iterations only."""
+
+    def __init__(
+        self,
+        policy: Policy | Plan,
+        network: Network,
+        profile: Profile | None,
+        specs: Sequence[TensorSpec],
+        iterations: int,
+        coordinated: bool,
+    ) -> None:
+        self.network = network
+        self.profile = profile
+        self.builder = ProfileBuilder(specs)
+        self._policy = policy
+        self._coordinated = coordinated
+        has_order = isinstance(policy, Plan) and (policy.sequence is not None or coordinated)
+        self._measures = profile is None and not has_order
+        self._iterations = iterations if self._measures else 0
+
+    def measures(self, iteration: int) -> bool:
+        """Whether this iteration goes into the profile."""
+        return self._measures and 0 < iteration <= self._iterations
+
+    def is_due(self, last_iteration: int) -> bool:
+        """Whether the plan can be made, `last_iteration` being over."""
+        return last_iteration >= self._iterations
+
+    def decide(self, model: str, device: torch.device, backend: AllReduce, collective: Collective) -> Plan:
+        """The plan of rank 0, agreed upon by all. Raises `MismatchError`, and `PlanError` for a bad policy."""
+        group = backend.control_group
+        if self._measures:
+            ready = torch.tensor(self.builder.ready_medians(), dtype=torch.int64, device=device)
+            collective(lambda: dist.all_reduce(ready, group=group))
+            world = dist.get_world_size(group)
+            self.profile = self.builder.build(model, str(device), [int(total) // world for total in ready.tolist()])
+        plan = self._share(self._plan(), device, group, collective)
+        by_name = {spec.name: spec for spec in self.builder.specs}
+        check_plan(plan, tuple(by_name.get(spec.name, self.builder.specs[0]) for spec in plan.tensors))
+        return plan
+
+    def _plan(self) -> Plan:
+        policy, profile = self._policy, self.profile
+        if profile is None:
+            assert isinstance(policy, Plan)
+            return policy
+        plan = policy if isinstance(policy, Plan) else policy.plan(profile, self.network)
+        if self._coordinated or plan.sequence is not None:
+            return plan
+        if plan.tensors != profile.specs:  # a given plan, on its own tensor order
+            profile = _in_order_of(plan, profile)
+        return planned_ahead(plan, profile, self.network)
+
+    @staticmethod
+    def _share(plan: Plan, device: torch.device, group: Any, collective: Collective) -> Plan:
+        """Rank 0's plan on every rank; its fingerprint compared over all of them."""
+        data = files.dumps(plan)
+        size = torch.tensor([len(data)], dtype=torch.int64, device=device)
+        collective(lambda: dist.broadcast(size, group_src=0, group=group))
+        payload = torch.zeros(int(size), dtype=torch.uint8, device=device)
+        rank = dist.get_rank(group)
+        if rank == 0:
+            payload.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        collective(lambda: dist.broadcast(payload, group_src=0, group=group))
+        plan = files.loads(payload.cpu().numpy().tobytes(), Plan)
+        mine = int(plan.fingerprint, 16) >> 1  # fits a signed 64-bit integer
+        prints = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device)
+        prints[rank] = mine
+        collective(lambda: dist.all_reduce(prints, group=group))
+        for other, theirs in enumerate(prints.tolist()):
+            if theirs != mine:
+                raise MismatchError(f"rank {other} holds another plan than rank {rank}: {theirs:x} and {mine:x}")
+        return plan
+
+
+def _in_order_of(plan: Plan, profile: Profile) -> Profile:
+    """`profile` with its tensors in the plan's order; readiness made monotone where the plan disagrees."""
+    by_name = {tensor.spec.name: tensor for tensor in profile.tensors}
+    latest = 0
+    tensors = []
+    for spec in plan.tensors:
+        seen = by_name[spec.name]
+        latest = max(latest, seen.ready_ns)
+        tensors.append(msgspec.structs.replace(seen, ready_ns=latest))
+    return msgspec.structs.replace(profile, tensors=tuple(tensors))
