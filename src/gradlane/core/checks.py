@@ -68,11 +68,13 @@ def check_timeline(timeline: Timeline, plan: Plan) -> None:
     arrived: dict[tuple[int, int], int] = {}
     counts: dict[tuple[int, int], int] = defaultdict(int)
     for send in sends:
+        assert 0 <= send.subject < len(plan.messages), f"{_name(send)} is none of the plan's {len(plan.messages)} messages"
         counts[send.iteration, send.subject] += 1
         message = plan.messages[send.subject]
         for tensor in {*message.tensors, *(() if message.hold_until is None else (message.hold_until,))}:
             at = ready.get((send.iteration, tensor))
-            assert at is not None and at <= send.start_ns, f"{_name(send)} starts before tensor {tensor} is ready"
+            assert at is not None, f"{_name(send)} starts and tensor {tensor} never is ready"
+            assert at <= send.start_ns, f"{_name(send)} starts before tensor {tensor} is ready"
         for tensor in message.tensors:
             key = (send.iteration, tensor)
             arrived[key] = max(arrived.get(key, 0), send.end_ns)
@@ -86,7 +88,8 @@ def check_timeline(timeline: Timeline, plan: Plan) -> None:
     updated: dict[tuple[int, int], int] = {}
     for update in timeline.of("update"):
         key = (update.iteration, update.subject)
-        assert key in arrived and arrived[key] <= update.start_ns, f"{_name(update)} begins before its bytes arrived"
+        assert key in arrived, f"{_name(update)} begins and its bytes never arrive"
+        assert arrived[key] <= update.start_ns, f"{_name(update)} begins before its bytes arrived"
         updated[key] = update.end_ns
     for use in timeline.of("use"):
         key = (use.iteration - 1, use.subject)

@@ -22,6 +22,7 @@ VERSION = 1
 MAX_FILE_BYTES = 64 * 2**20
 
 Noun = TypeVar("Noun", Profile, Network, Plan, Timeline)
+Part = TypeVar("Part")
 
 
 class _Head(msgspec.Struct):
@@ -46,25 +47,25 @@ def loads(data: bytes, kind: type[Noun]) -> Noun:
     if len(data) > MAX_FILE_BYTES:
         raise FormatError(f"got {len(data)} bytes, expected at most {MAX_FILE_BYTES}")
     expected = f"gradlane.{kind.__name__.lower()}"
-    try:
-        head = msgspec.json.decode(data, type=_Head)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise FormatError(f"not a {expected} file: {error}") from None
+    head = _decode(data, _Head, "$", expected)
     if head.format != expected:
         raise FormatError(f"got a {head.format!r:.80}, expected a {expected!r}", "$.format")
     if head.version != VERSION:
         raise FormatError(f"got version {head.version}, expected {VERSION}; this gradlane reads no other", "$.version")
+    body = _decode(data, _File, "$", expected).body
+    return _decode(body, kind, "$.body", expected)
+
+
+def _decode(data: bytes | msgspec.Raw, kind: type[Part], root: str, expected: str) -> Part:
     try:
-        body = msgspec.json.decode(data, type=_File).body
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         # msgspec ends its message with " - at `$.place`"
         match = re.fullmatch(r"(.*?)(?: - at `(.*)`)?", str(error), re.DOTALL)
         assert match is not None
-        place = match.group(2) or "$"
-        raise FormatError(match.group(1), place.replace("$", "$.body", 1)) from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise FormatError(f"not a {expected} file: {error}") from None
+        raise FormatError(match.group(1), (match.group(2) or "$").replace("$", root, 1)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"not a {expected} file: {error}", root) from None
 
 
 def write(path: str | Path, noun: Profile | Network | Plan | Timeline) -> None:

@@ -64,7 +64,7 @@ class Dispatcher:
 
     def begin(self) -> None:
         """A new iteration begins; the one before must have finished."""
-        assert not self._in_flight and self._unfinished in (0, len(self._sizes)), "an iteration is still under way"
+        assert self.done or not any(self._is_ready), f"an iteration is still under way: {self.describe_state()}"
         self._reset()
 
     def ready(self, tensor: int) -> list[int]:

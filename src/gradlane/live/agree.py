@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 import socket
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -49,37 +51,46 @@ def agree(terms: Terms, group: Any, name: str, timeout_s: float) -> Any:
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     store: Any = dist.distributed_c10d.PrefixStore(f"gradlane/{name}", dist.distributed_c10d._get_default_store())
-    entry = msgspec.json.encode(_Entry(rank, f"{socket.gethostname()}:{os.getpid()}", terms))
+    entry = msgspec.json.encode(_Entry(rank, whereabouts(), terms))
     if len(entry) > _MAX_BYTES:
         raise MismatchError(f"the description of this model has {len(entry)} bytes, expected at most {_MAX_BYTES}")
-    store.set(f"terms/{rank}", entry)
-    if rank == 0:
-        store.set("verdict", _judge(store, world, timeout_s))
-    verdict = _read(store, "verdict", timeout_s + 5)
-    if verdict is None:
-        raise MismatchError(f"rank {rank}: no verdict from rank 0 within {timeout_s + 5:.0f} s; is rank 0 attached?")
-    if verdict:
-        raise MismatchError(verdict.decode())
+    settle(store, rank, world, entry, _judge, "called gradlane.attach", timeout_s)
     return store
 
 
-def _judge(store: Any, world: int, timeout_s: float) -> bytes:
-    """Rank 0: empty if all agree, else what is wrong."""
-    entries: list[_Entry] = []
-    missing: list[int] = []
-    for rank in range(world):
-        data = _read(store, f"terms/{rank}", 0.01 if missing else timeout_s)
-        if data is None:
-            missing.append(rank)
+def settle(
+    store: Any, rank: int, world: int, entry: bytes, judge: Callable[[list[bytes]], str], doing: str, timeout_s: float
+) -> None:
+    """Every rank hands in `entry`; rank 0 judges them all ("" is agreement); every rank learns the verdict.
+
+    Raises `MismatchError` with the verdict, or naming the ranks that handed nothing in within `timeout_s`
+    (`doing` says what they failed to do).
+    """
+    store.set(f"entry/{rank}", entry)
+    if rank == 0:
+        deadline = time.monotonic() + timeout_s
+        entries = [_read(store, f"entry/{other}", max(0.01, deadline - time.monotonic())) for other in range(world)]
+        missing = [other for other, data in enumerate(entries) if data is None]
+        if missing:
+            verdict = f"{world - len(missing)} of {world} ranks {doing} within {timeout_s:.0f} s; missing: {missing}"
         else:
-            entries.append(msgspec.json.decode(data, type=_Entry))
-    if missing:
-        return f"{len(entries)} of {world} ranks called attach within {timeout_s:.0f} s; missing: {missing}".encode()
-    for other in entries[1:]:
-        difference = _first_difference(entries[0], other)
-        if difference:
-            return difference.encode()
-    return b""
+            verdict = judge([data for data in entries if data is not None])
+        store.set("verdict", verdict)
+    told = _read(store, "verdict", timeout_s + 5)
+    if told is None:
+        raise MismatchError(f"rank {rank}: no verdict from rank 0; it never {doing}, or its process is gone")
+    if told:
+        raise MismatchError(told.decode())
+
+
+def whereabouts() -> str:
+    """Host and process, for messages that name a rank."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _judge(entries: list[bytes]) -> str:
+    first, *others = [msgspec.json.decode(data, type=_Entry) for data in entries]
+    return next((text for other in others if (text := _first_difference(first, other))), "")
 
 
 def _read(store: Any, key: str, timeout_s: float) -> bytes | None:

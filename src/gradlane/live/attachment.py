@@ -9,13 +9,16 @@ import sys
 import weakref
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 import gradlane
 from gradlane import policies
+from gradlane.core import files
 from gradlane.core.checking import need
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
@@ -36,6 +39,29 @@ log = logging.getLogger("gradlane")
 
 _attachments = itertools.count()
 _sessions: weakref.WeakKeyDictionary[torch.nn.Module, Session] = weakref.WeakKeyDictionary()
+
+
+class Overrides(msgspec.Struct, frozen=True):
+    """What a launcher's command line says; it wins over what the script passes to `attach`.
+
+    timeline, profile: folders in which each rank leaves its timeline and rank 0 its profile when a session closes.
+    """
+
+    policy: Policy | Plan | None = None
+    network: Network | None = None
+    timeout: float | None = None
+    timeline: Path | None = None
+    profile: Path | None = None
+
+
+_overrides = Overrides()
+
+
+def override(overrides: Overrides) -> None:
+    """Every later `attach` in this process obeys `overrides`."""
+    global _overrides
+    _overrides = overrides
+
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
@@ -76,6 +102,9 @@ def attach(
     """
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised: call torch.distributed.init_process_group() before attach")
+    policy = _overrides.policy or policy
+    network = _overrides.network or network
+    timeout = _overrides.timeout or timeout
     need(profile_iterations >= 1, "profile_iterations", profile_iterations, "1 or more")
     need(timeout > 0, "timeout", timeout, "seconds, more than 0")
     need(order in ("planned", "coordinator"), "order", order, "'planned' or 'coordinator'")
@@ -135,6 +164,7 @@ def attach(
         buffers=BufferSync(buffers, process_group, rank, timeout) if broadcast_buffers and buffers else None,
     )
     _sessions[model] = session
+    session.on_close(_leave_files)
     _tell_others_on_a_crash()
     atexit.register(_close_at_exit, weakref.ref(session))
     return session
@@ -226,6 +256,17 @@ def _unmeasured_profile(model: str, device: str, specs: Sequence[TensorSpec]) ->
 
 
 # -- ending -------------------------------------------------------------------------------------------------
+
+
+def _leave_files(session: Session) -> None:
+    if _overrides.timeline is not None:
+        _overrides.timeline.mkdir(parents=True, exist_ok=True)
+        files.write(_overrides.timeline / f"timeline-rank{session.rank}.json", session.timeline())
+        files.write(_overrides.timeline / f"plan-rank{session.rank}.json", session.plan)
+    if _overrides.profile is not None and session.rank == 0:
+        _overrides.profile.mkdir(parents=True, exist_ok=True)
+        files.write(_overrides.profile / "profile.json", session.profile())
+        files.write(_overrides.profile / "network.json", session.network)
 
 
 def _close_at_exit(reference: weakref.ref[Session]) -> None:

@@ -56,7 +56,9 @@ class PendingGradient(torch.Tensor):
         return func(*_current(args), **_current(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares it otherwise than it calls it
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         return func(*_current(args), **_current(kwargs or {}))
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
@@ -73,6 +74,7 @@ class Session:
         self._recorder = Recorder()
         self._closed = False
         self._told: set[str] = set()
+        self._before_close: Callable[[Session], None] = lambda session: None
         self._sync = True
         self._in_backward = False
         self._settled = False
@@ -393,6 +395,11 @@ class Session:
         return self._crosses
 
     @property
+    def network(self) -> Network:
+        """The network that is planned for: given to attach, or measured by it."""
+        return self._planner.network
+
+    @property
     def closed(self) -> bool:
         return self._closed
 
@@ -426,6 +433,10 @@ class Session:
         self.flush()
         return self._recorder.timeline(self._plan.fingerprint, self.rank)
 
+    def on_close(self, call: Callable[[Session], None]) -> None:
+        """Call `call(session)` when a session that has not failed closes, before it detaches."""
+        self._before_close = call
+
     def close(self) -> None:
         """Finish what is under way, and detach: hooks, threads, sockets and process groups go.
 
@@ -433,14 +444,15 @@ class Session:
         """
         if self._closed:
             return
-        self._closed = True
         try:
             if self._exchange.failure is None and not self._in_backward:
                 self._finish_iteration()
+                self._before_close(self)
                 if self._buffers is not None:
                     self._buffers.finish(self._exchange.wait_until)
                     self._buffers.close()
         finally:
+            self._closed = True
             for handle in self._handles:
                 handle.remove()
             for tensor, param in enumerate(self._params):

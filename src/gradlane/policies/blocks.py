@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from gradlane.core.checking import MAX_BYTES, need_int
+from gradlane.core.checking import MAX_BYTES, need, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.policy import cut, whole
@@ -35,6 +35,8 @@ class Blocks(msgspec.Struct, frozen=True):
     most_bytes: int = 25 * 2**20
 
     def __post_init__(self) -> None:
+        share = self.startup_share
+        need(isinstance(share, float) and 0 < share < 1, "startup_share", share, "a part between 0 and 1")
         need_int("least_bytes", self.least_bytes, 8, MAX_BYTES)
         need_int("most_bytes", self.most_bytes, self.least_bytes, MAX_BYTES)
 
@@ -49,7 +51,10 @@ class Blocks(msgspec.Struct, frozen=True):
                 messages.append(_message(block, urgency))
                 block = []
             if seen.spec.size_bytes > block_bytes:
-                messages += [_message([piece], urgency) for piece in cut(profile, tensor, block_bytes)]
+                # evenly, since a remainder of a few bytes would pay a whole startup
+                count = -(-seen.spec.size_bytes // block_bytes)
+                even_bytes = -(-seen.spec.size_bytes // (8 * count)) * 8
+                messages += [_message([piece], urgency) for piece in cut(profile, tensor, even_bytes)]
             else:
                 block.append(whole(profile, tensor))
         if block:

@@ -36,10 +36,13 @@ class Ddp(msgspec.Struct, frozen=True):
         bucket: list[int] = []
         size_bytes = 0
         for tensor, seen in enumerate(profile.tensors):
+            if bucket and profile.tensors[bucket[-1]].spec.dtype != seen.spec.dtype:
+                messages += merge(profile, bucket)
+                bucket, size_bytes = [], 0
             bucket.append(tensor)
             size_bytes += seen.spec.size_bytes
             if size_bytes >= (self.bucket_bytes if messages else self.first_bucket_bytes):
                 messages += merge(profile, bucket)
                 bucket, size_bytes = [], 0
-        messages += merge(profile, bucket)
+        messages += merge(profile, bucket)  # nothing where the last bucket is closed
         return Plan(self.name, profile.model, profile.specs, tuple(messages))

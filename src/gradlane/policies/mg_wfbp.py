@@ -46,7 +46,9 @@ def merge_greedily(profile: Profile, network: Network) -> list[list[int]]:
         if tensor + 1 == len(profile.tensors):
             break
         start_ns = max(network_free_ns, seen.ready_ns)  # tau_c, Eq. 7
-        if profile.tensors[tensor + 1].ready_ns - start_ns < network.startup_ns:  # Eq. 38
+        following = profile.tensors[tensor + 1]
+        # a message has one dtype, so that merging across a change of it would save no startup
+        if following.spec.dtype == seen.spec.dtype and following.ready_ns - start_ns < network.startup_ns:  # Eq. 38
             continue
         network_free_ns = start_ns + network.cost_ns(size_bytes)
         groups.append([])

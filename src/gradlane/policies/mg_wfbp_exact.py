@@ -20,7 +20,7 @@ class MgWfbpExact(msgspec.Struct, frozen=True):
     f(j) = min over i < j of max(f(i), ready(j)) + cost(size of i+1..j). O(L^2) evaluations.
 
     Differs from the paper: it replaces the greedy rule of Eq. 38, which Theorem 1 calls optimal and a
-    three-layer case refutes: gradients ready at 0, 1 and 100, of 1, 1 and 100 units, a = 50, b = 1.
+    three-layer case refutes: gradients ready at 0, 1 and 100, of 100, 1 and 1 units, a = 50, b = 1.
     """
 
     name: ClassVar[str] = "mg-wfbp-exact"
@@ -39,12 +39,16 @@ def merge_exactly(profile: Profile, network: Network) -> list[list[int]]:
     sent_bytes = [0, *accumulate(seen.spec.size_bytes for seen in profile.tensors)]
     earliest = [0] * (count + 1)
     cut_before = [0] * (count + 1)
+    run_begins = 0
     for end in range(1, count + 1):
         ready_ns = profile.tensors[end - 1].ready_ns
+        # a message is one sum and has one dtype, so that no group reaches across a change of it
+        if end > 1 and profile.tensors[end - 1].spec.dtype != profile.tensors[end - 2].spec.dtype:
+            run_begins = end - 1
         # ties go to the earliest cut, that is to fewer messages
         earliest[end], cut_before[end] = min(
             (max(earliest[begin], ready_ns) + network.cost_ns(sent_bytes[end] - sent_bytes[begin]), begin)
-            for begin in range(end)
+            for begin in range(run_begins, end)
         )
     groups: list[list[int]] = []
     end = count

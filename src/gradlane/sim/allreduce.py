@@ -41,12 +41,10 @@ def simulate(plan: Plan, profile: Profile, network: Network, iterations: int = 3
                 now = _update(spans, iteration - 1, used, now, layer.update_ns)
         if iteration > 0:
             spans.append(Span("step", iteration - 1, -1, step_start, now))
-        if iteration == iterations:
-            break
         step_start = now
         for index, (layer, used) in enumerate(zip(profile.layers, tensors_of, strict=True)):
-            if iteration > 0 and plan.crosses_barrier and used:
-                needed = max(arrived[tensor] for tensor in used)
+            if iteration > 0 and plan.crosses_barrier:
+                needed = max((arrived[tensor] for tensor in used), default=0)
                 if needed > now:
                     spans.append(Span("wait", iteration, max(used, key=arrived.__getitem__), now, needed))
                     now = needed
@@ -54,6 +52,8 @@ def simulate(plan: Plan, profile: Profile, network: Network, iterations: int = 3
             spans.extend(Span("use", iteration, tensor, now, now) for tensor in used)
             spans.append(Span("forward", iteration, index, now, now + layer.forward_ns))
             now += layer.forward_ns
+        if iteration == iterations:
+            break
         spans.append(Span("backward", iteration, -1, now, now + profile.backward_ns))
         sends = _communicate(dispatcher, plan, profile, network, now)
         for gradient, seen in enumerate(profile.tensors):
@@ -80,7 +80,7 @@ def planned_ahead(plan: Plan, profile: Profile, network: Network) -> Plan:
 
 def _update(spans: list[Span], iteration: int, tensors: list[int], now: int, update_ns: int) -> int:
     spans.extend(Span("update", iteration, tensor, now, now + update_ns) for tensor in tensors)
-    return now + update_ns if tensors else now
+    return now + update_ns
 
 
 def _communicate(

@@ -1,0 +1,50 @@
+"""Running a module of gradlane on several ranks: on hosts of a lab, or side by side on loopback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import click
+
+from gradlane import lab
+from gradlane.errors import LabError
+from gradlane.units import parse_rate
+
+
+def rate_or_none(text: str | None) -> int | None:
+    """The option --link: a rate in bits per second, None for links as they are."""
+    return None if text is None or text == "none" else parse_rate(text)
+
+
+def run_on_ranks(module: str, arguments: Sequence[str], hosts: int, link_bits_per_second: int | None, loopback: bool) -> int:
+    """Run `python -m module arguments` as `hosts` ranks and return the exit code.
+
+    Raises `LabError` where no lab can be made; with `loopback` none is.
+    """
+    if loopback:
+        # the processes share this host and its cores; port 0: torchrun finds a free one
+        options = [
+            "--nproc-per-node",
+            str(hosts),
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            "127.0.0.1:0",
+            "--local-addr",
+            "127.0.0.1",
+        ]
+        command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", module, *arguments]
+        return subprocess.run(command, check=False).returncode
+    reason = lab.supported()
+    if reason is not None:
+        raise LabError(f"no lab can be made here: {reason}; --loopback runs the same without emulated links")
+    spec = lab.LabSpec(hosts=hosts, link_bits_per_second=link_bits_per_second)
+    return lab.run(spec, [sys.executable, "-m", module, *arguments])
+
+
+def fail(what: str, exit_code: int) -> None:
+    """End with the exit code of the ranks, saying what failed."""
+    click.echo(f"gradlane: {what} ended with exit code {exit_code}; what went wrong is above", err=True)
+    raise click.exceptions.Exit(exit_code)

@@ -1,0 +1,180 @@
+"""`gradlane launch`: torchrun, with gradlane's options, for any training script.
+
+The options travel to the ranks in environment variables; in each rank `gradlane.live.boot` reads them and then runs
+the script. This process itself trains nothing. torch is imported only when something is launched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import msgspec
+
+from gradlane import policies
+from gradlane.core import files
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.errors import InputError, JobError, UnsupportedError
+from gradlane.units import parse_bytes
+
+_USAGE = "gradlane launch [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]..."
+_ABOUT = (
+    "Start SCRIPT as torchrun would, with gradlane's options. They win over what the script gives to attach(); "
+    "a script that never calls attach() runs as it is."
+)
+_MORE = """\
+torchrun options:
+  Every option of torchrun may stand before SCRIPT and is handed to it as it is:
+  --nnodes, --node-rank, --rdzv-endpoint, --master-addr, --log-dir, ... (torchrun --help)
+
+examples:
+  gradlane launch --nproc 2 train.py --epochs 3
+  gradlane launch --nproc 2 --policy bytescheduler --knob partition_bytes=1MiB train.py
+  gradlane launch --nnodes 4 --rdzv-endpoint node0:29400 --plan plan.json --timeline out train.py
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """torchrun's parser with our options in it: ours are what --help shows, and a mistake is an `InputError`."""
+
+    def format_help(self) -> str:
+        return help_text()
+
+    def error(self, message: str) -> NoReturn:
+        if "training_script" in message:
+            message = "got no SCRIPT, expected one after the options"
+        raise InputError(f"launch: {message}; see gradlane launch --help")
+
+
+# everything after the name is taken as it stands, since only torchrun's parser knows which options have values
+@click.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def command(ctx: click.Context, arguments: tuple[str, ...]) -> None:
+    """torchrun, with gradlane's options; takes any training script."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        click.echo(help_text())
+        ctx.exit(0 if arguments else 2)
+    ctx.exit(launch(arguments))
+
+
+def help_text() -> str:
+    """What --help prints; does not import torch."""
+    parser = argparse.ArgumentParser(usage=_USAGE, description=_ABOUT, add_help=False, formatter_class=_formatter)
+    _add_options(parser)
+    return f"{parser.format_help()}\n{_MORE}"
+
+
+def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+    """Run what `gradlane launch ARGUMENTS` runs, with more variables for the ranks; returns the exit code.
+
+    Raises `InputError` before anything is started where an option cannot be used, and `JobError` where a rank failed.
+    """
+    try:
+        from torch.distributed import run as torchrun
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    except ImportError as error:
+        raise UnsupportedError(
+            f"launch needs torch, which cannot be imported ({error}); install it with: pip install 'gradlane[torch]'"
+        ) from error
+    parser = _Parser(
+        usage=_USAGE, parents=[torchrun.get_args_parser()], add_help=False, conflict_handler="resolve", allow_abbrev=False
+    )
+    _add_options(parser)
+    given = parser.parse_args(list(arguments))
+    if given.module or given.no_python or given.run_path:
+        raise InputError("launch: got -m, --no-python or --run-path, expected a SCRIPT; for others call torchrun itself")
+    _existing("SCRIPT", given.training_script)
+    os.environ.update(_variables(given))
+    os.environ.update(environment or {})
+    given.training_script_args = [given.training_script, *given.training_script_args]
+    given.module, given.training_script = True, "gradlane.live.boot"
+    try:
+        torchrun.run(given)  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        how = f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
+        raise JobError(f"rank {rank} {how}, the first of {len(error.failures)} to fail; its own output says why") from None
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.HelpFormatter(prog, max_help_position=26, width=100)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("options")
+    group.add_argument("--nproc", metavar="N", dest="nproc_per_node", default=argparse.SUPPRESS,
+                       help="processes on this node; torchrun's --nproc-per-node (default: 1)")  # fmt: skip
+    group.add_argument("--policy", metavar="NAME", help="plan with this policy (gradlane policies lists them)")
+    group.add_argument("--knob", metavar="NAME=VALUE", action="append", default=[], dest="knobs",
+                       help="a knob of the policy, as in partition_bytes=4MiB; may be repeated")  # fmt: skip
+    group.add_argument("--plan", metavar="FILE", help="run this plan (gradlane plan --out), whatever the policy")
+    group.add_argument("--network", metavar="FILE", help="plan for this network rather than measuring one")
+    group.add_argument("--timeline", metavar="DIR", help="write what each rank did, and when, to this directory")
+    group.add_argument("--timeout", metavar="SECONDS", help="the longest that a collective may take")
+    group.add_argument("-h", "--help", action="help", help="show this and exit")
+
+
+def _variables(given: argparse.Namespace) -> dict[str, str]:
+    """The options as the variables that `gradlane.live.boot` reads, each checked here, once, before N ranks do."""
+    variables: dict[str, str] = {}
+    knobs = _knobs(given.knobs)
+    if given.plan is not None and (given.policy is not None or knobs):
+        raise InputError("launch: got --plan with --policy or --knob, expected one or the other; a plan needs no policy")
+    if given.policy is not None or knobs:
+        policies.get(given.policy or policies.DEFAULT, **knobs)
+    if given.policy is not None:
+        variables["GRADLANE_POLICY"] = given.policy
+    if knobs:
+        variables["GRADLANE_KNOBS"] = msgspec.json.encode(knobs).decode()
+    if given.plan is not None:
+        files.read(_existing("--plan", given.plan), Plan)
+        variables["GRADLANE_PLAN"] = str(Path(given.plan).resolve())
+    if given.network is not None:
+        files.read(_existing("--network", given.network), Network)
+        variables["GRADLANE_NETWORK"] = str(Path(given.network).resolve())
+    if given.timeline is not None:
+        variables["GRADLANE_TIMELINE"] = str(Path(given.timeline).resolve())
+    if given.timeout is not None:
+        variables["GRADLANE_TIMEOUT"] = _seconds(given.timeout)
+    return variables
+
+
+def _existing(what: str, text: str) -> Path:
+    path = Path(text)
+    if not path.is_file():
+        raise InputError(f"{what}: got {text!r}, which is not a file; expected the path of one")
+    return path
+
+
+def _knobs(texts: Sequence[str]) -> dict[str, Any]:
+    knobs: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name or name in knobs:
+            raise InputError(f"--knob: got {text!r}, expected each knob once, as in partition_bytes=4MiB")
+        # a float such as 0.1 is a share; everything else that policies take is a size
+        knobs[name] = float(value) if re.fullmatch(r"\d*\.\d+", value) else parse_bytes(value)
+    return knobs
+
+
+def _seconds(text: str) -> str:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InputError(f"--timeout: got {text!r}, expected seconds, more than zero")
+    return text

@@ -1,0 +1,42 @@
+"""`gradlane policies`: what there is to choose from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gradlane import policies
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def command(as_json: bool) -> None:
+    """List the policies: the paper of each, how it differs from it, its knobs with their defaults."""
+    rows = [_row(name) for name in policies.names()]
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2))
+        return
+    table = Table("name", "paper", "differs from it", show_lines=True)
+    table.add_column("knobs", no_wrap=True)
+    for row in rows:
+        name = f"{row['name']}{' (default)' if row['default'] else ''}"
+        knobs = "\n".join(f"{knob}={value}" for knob, value in row["knobs"].items()) or "-"
+        table.add_row(*(Text(cell) for cell in (name, row["paper"], row["differs"], knobs)))
+    Console().print(table)
+
+
+def _row(name: str) -> dict[str, Any]:
+    policy = policies.get(name)
+    assert isinstance(policy, msgspec.Struct)
+    return {
+        "name": name,
+        "default": name == policies.DEFAULT,
+        "paper": policy.paper,
+        "differs": policy.differs,
+        "knobs": msgspec.structs.asdict(policy),
+    }

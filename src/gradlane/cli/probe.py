@@ -1,0 +1,52 @@
+"""`gradlane probe`: what an all-reduce costs, as a startup and a rate with the error of the fit."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from gradlane.cli.jobs import fail, rate_or_none, run_on_ranks
+from gradlane.core import files
+from gradlane.core.network import Network
+from gradlane.units import format_bytes, format_ns, format_rate
+
+
+@click.command()
+@click.option("--hosts", default=2, show_default=True, help="Ranks of the all-reduce.")
+@click.option("--link", help="Probe emulated hosts with links of this rate, as in 500mbit. Default: bare loopback.")
+@click.option("--seconds", default=10.0, show_default=True, help="About how long to measure.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the network as JSON, for gradlane plan.")
+@click.option("--json", "as_json", is_flag=True, help="Print the network as JSON.")
+def command(hosts: int, link: str | None, seconds: float, out: Path | None, as_json: bool) -> None:
+    """Time all-reduces (torch.distributed, Gloo) over a sweep of sizes and fit startup and rate, robustly.
+
+    A job that is being trained probes its own network at `attach`; this is for planning ahead.
+    """
+    with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
+        exit_code = run_on_ranks("gradlane.live.probe", [scratch, str(seconds)], hosts, rate_or_none(link), link is None)
+        if exit_code:
+            fail("the probe", exit_code)
+        network = files.read(Path(scratch, "network.json"), Network)
+        samples = msgspec.json.decode(Path(scratch, "samples.json").read_bytes(), type=list[tuple[int, int]])
+    if out is not None:
+        files.write(out, network)
+    if as_json:
+        click.echo(files.dumps(network))
+        return
+    table = Table("size", "median", "fit", "error", title=f"all-reduce among {hosts} ranks", title_justify="left")
+    for size in sorted({size for size, _ in samples}):
+        measured = statistics.median(duration for other, duration in samples if other == size)
+        fitted = network.cost_ns(size)
+        table.add_row(format_bytes(size), format_ns(round(measured)), format_ns(fitted), f"{fitted / measured - 1:+.0%}")
+    console = Console()
+    console.print(table)
+    for piece in network.pieces:
+        upto = "" if piece is network.pieces[-1] else f" up to {format_bytes(piece.up_to_bytes)}"
+        console.print(f"startup {format_ns(piece.startup_ns)}, {format_rate(piece.bytes_per_second)}{upto}")
+    console.print(f"median error of the fit {network.residual:.1%}; {network.source}", highlight=False)

@@ -1,0 +1,77 @@
+"""`gradlane profile`: one iteration of a training script, measured while it runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from gradlane.cli.jobs import fail
+from gradlane.core import files
+from gradlane.core.profile import Profile
+from gradlane.units import format_bytes, format_ns
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--nproc", default=1, show_default=True, help="Worker processes on this host.")
+@click.option(
+    "--out",
+    default="profile",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for profile.json and network.json.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[str, ...]) -> None:
+    """Run SCRIPT, which calls gradlane.attach, and keep the profile of its first iterations.
+
+    It needs six iterations or more; let the script end early. The files are what gradlane plan reads.
+    """
+    with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
+        environment = {**os.environ, "GRADLANE_PROFILE": scratch}
+        ranks = [
+            "--nproc-per-node",
+            str(nproc),
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            "127.0.0.1:0",
+            "--local-addr",
+            "127.0.0.1",
+        ]
+        worker = [sys.executable, "-m", "torch.distributed.run", *ranks, "-m", "gradlane.live.boot", script, *arguments]
+        exit_code = subprocess.run(worker, env=environment, check=False).returncode
+        if exit_code:
+            fail("the script", exit_code)
+        measured = Path(scratch, "profile.json")
+        if not measured.exists():
+            click.echo("gradlane: the script left no profile: did it call gradlane.attach, and run six iterations?", err=True)
+            raise click.exceptions.Exit(1)
+        profile = files.read(measured, Profile)
+        out.mkdir(parents=True, exist_ok=True)
+        for name in ("profile.json", "network.json"):
+            (out / name).write_bytes(Path(scratch, name).read_bytes())
+    if as_json:
+        click.echo(files.dumps(profile))
+        return
+    table = Table("layer", "forward", "update", "bytes", "last gradient ready", title=f"{profile.model} on {profile.device}")
+    for index, layer in enumerate(profile.layers):
+        tensors = [tensor for tensor in profile.tensors if tensor.layer == index]
+        size = sum(tensor.spec.size_bytes for tensor in tensors)
+        ready = format_ns(max(tensor.ready_ns for tensor in tensors)) if tensors else "-"
+        table.add_row(layer.name, format_ns(layer.forward_ns), format_ns(layer.update_ns), format_bytes(size), ready)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"forward {format_ns(profile.forward_ns)}, backward {format_ns(profile.backward_ns)}, "
+        f"{len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}; {profile.source}; written to {out}/",
+        highlight=False,
+    )

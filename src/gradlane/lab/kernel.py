@@ -1,0 +1,100 @@
+"""The few system calls that Python 3.10 lacks, by ctypes: unshare, setns, mount, umount2, prctl.
+
+Each raises `LabError` naming the call, its argument and the errno that the kernel gave; nothing else happens here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from gradlane.errors import LabError
+
+CLONE_NEWNS = 0x0002_0000
+CLONE_NEWUTS = 0x0400_0000
+CLONE_NEWUSER = 0x1000_0000
+CLONE_NEWPID = 0x2000_0000
+CLONE_NEWNET = 0x4000_0000
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+_MNT_DETACH = 2
+_PR_SET_PDEATHSIG = 1
+
+_NAMESPACES = {
+    CLONE_NEWUSER: "user",
+    CLONE_NEWPID: "PID",
+    CLONE_NEWNS: "mount",
+    CLONE_NEWNET: "network",
+    CLONE_NEWUTS: "UTS",
+}
+
+WHAT_STILL_WORKS = "without a lab, `gradlane launch` and `gradlane compare --loopback` still run, on bare unshaped loopback"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def refused(what: str, error: OSError | int, advice: str = "") -> LabError:
+    """The one form of "the kernel said no": which operation, which errno, what still works."""
+    number = error if isinstance(error, int) else (error.errno or 0)
+    name = f"{os.strerror(number)}, errno {number}" if number else str(error)
+    return LabError(f"the kernel refused {what} ({name}){advice and '; ' + advice}; {WHAT_STILL_WORKS}")
+
+
+def _call(name: str, what: str, *arguments: Any, advice: str = "") -> None:
+    function = getattr(_libc, name, None)
+    if function is None:
+        raise LabError(f"this platform has no {name}(), expected Linux; {WHAT_STILL_WORKS}")
+    if function(*arguments) != 0:
+        raise refused(f"{name}({what})", ctypes.get_errno(), advice)
+
+
+def unshare(flags: int) -> None:
+    """Leave the given namespaces for new ones of our own."""
+    kinds = ", ".join(name for flag, name in _NAMESPACES.items() if flags & flag)
+    advice = ""
+    if flags & CLONE_NEWUSER:
+        advice = (
+            "expected leave to make user namespaces; see user.max_user_namespaces, kernel.unprivileged_userns_clone, "
+            "kernel.apparmor_restrict_unprivileged_userns, and the seccomp profile of a container"
+        )
+    _call("unshare", f"new {kinds} namespace", flags, advice=advice)
+
+
+def setns(namespace_fd: int, kind: int) -> None:
+    """Enter the namespace that `namespace_fd` holds open."""
+    _call("setns", f"{_NAMESPACES[kind]} namespace", namespace_fd, kind)
+
+
+def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    """mount(2)."""
+    call = [os.fsencode(text) for text in (source, target, kind)]
+    _call("mount", f"{kind or source} on {target}", *call, ctypes.c_ulong(flags), os.fsencode(data))
+
+
+def unmount(target: str) -> None:
+    """Take the uppermost mount off `target`; what is bound elsewhere from it stays."""
+    _call("umount2", target, os.fsencode(target), _MNT_DETACH)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that made it ends."""
+    _call("prctl", "PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+
+
+def become_root_of_new_user_namespace(flags: int) -> None:
+    """Make a user namespace, and beside it those in `flags`, in which the caller's uid is shown as 0.
+
+    To the world outside the caller stays who it is, so that files which it makes belong to it. Only a process
+    with one thread may do this.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    unshare(CLONE_NEWUSER | flags)
+    # without "deny" an unprivileged process may not write gid_map (user_namespaces(7))
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        path = Path("/proc/self") / name
+        try:
+            path.write_text(text)
+        except OSError as error:
+            raise refused(f"writing {text!r} to {path}", error) from error

@@ -1,0 +1,224 @@
+"""The processes of a lab: starts one rank a host, passes on what they print, and ends them when one fails.
+
+Runs in the lab's init (PID 1 of its namespace), in its only thread, in one loop around a selector; it never blocks
+on a rank. What a rank leaves behind is killed by the kernel when init ends, and so is not waited for here.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import IO, NamedTuple
+
+from gradlane.errors import InputError, LabError
+from gradlane.lab import kernel
+from gradlane.lab.spec import Job, rank_environment
+from gradlane.lab.wires import Wires
+
+TIMED_OUT = 124  # as timeout(1) has it
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+_LONGEST_LINE_BYTES = 1 << 16
+# After Ctrl-C ranks have the terminal's SIGINT already; this is how long they may take over ending by it.
+_INTERRUPT_SECONDS = 0.5
+_TERMINATE_SECONDS = 3.0
+
+
+class Exits(NamedTuple):
+    """How the ranks ended, in the words of `spec.Outcome`."""
+
+    exit_codes: tuple[int, ...]
+    exit_code: int
+    first_failed_rank: int | None
+
+
+def run(job: Job, command: list[str], wires: Wires, ignores_interrupt: bool) -> Exits:
+    """Start every rank, and return when all of them have ended."""
+    with selectors.DefaultSelector() as selector:
+        watch = _Watch(job, selector)
+        for rank in range(job.spec.hosts):
+            watch.start(rank, command, wires, ignores_interrupt)
+        return watch.until_all_ended()
+
+
+class _Pipe:
+    """One stream of one rank: whole lines are passed on, each with the rank before it."""
+
+    def __init__(self, stream: IO[bytes], prefix: bytes, target_fd: int) -> None:
+        self._stream = stream  # kept, since it owns the descriptor
+        self.fd = stream.fileno()
+        os.set_blocking(self.fd, False)
+        self._prefix = prefix
+        self._target_fd = target_fd
+        self._unfinished = b""
+
+    def pump(self) -> bool:
+        """Pass on what is there; False at the end of the stream."""
+        while True:
+            try:
+                data = os.read(self.fd, 1 << 16)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+            self._write(lines)
+            if len(self._unfinished) > _LONGEST_LINE_BYTES:
+                self.flush()
+
+    def flush(self) -> None:
+        """Pass on a last line that nothing ended."""
+        if self._unfinished:
+            self._write([self._unfinished])
+            self._unfinished = b""
+
+    def _write(self, lines: list[bytes]) -> None:
+        rest = b"".join(b"%s%s\n" % (self._prefix, line) for line in lines)
+        while rest:
+            try:
+                rest = rest[os.write(self._target_fd, rest) :]
+            except BlockingIOError:
+                # a terminal that some program has set to non-blocking
+                _wait_until_writable(self._target_fd)
+            except OSError:
+                # nobody reads any more; the ranks go on
+                return
+
+
+def _wait_until_writable(fd: int) -> None:
+    with selectors.PollSelector() as selector:
+        selector.register(fd, selectors.EVENT_WRITE)
+        selector.select()
+
+
+class _Watch:
+    """The ranks that run, and what is to happen to them at which time."""
+
+    def __init__(self, job: Job, selector: selectors.BaseSelector) -> None:
+        self._job = job
+        self._selector = selector
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._pipes: list[_Pipe] = []
+        self._exit_codes = [0] * job.spec.hosts
+        self._first_failed: int | None = None
+        self._exit_code: int | None = None  # decided by whatever comes first: a failure, the time, an interrupt
+        self._signals: list[tuple[float, signal.Signals]] = []  # what to send to those left, and when
+        self._signalled = False
+        self._time_is_up = None if job.timeout_seconds is None else time.monotonic() + job.timeout_seconds
+        selector.register(job.lifeline_fd, selectors.EVENT_READ, self._on_lifeline)
+
+    def start(self, rank: int, command: list[str], wires: Wires, ignores_interrupt: bool) -> None:
+        environment = dict(os.environ)
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        # as torchrun's `python -u`: lines through a pipe come when they are printed
+        environment.setdefault("PYTHONUNBUFFERED", "1")
+        environment.update(rank_environment(self._job.spec, rank, wires.congestion_control))
+
+        def enter_host() -> None:
+            kernel.setns(wires.namespace_fds[rank], kernel.CLONE_NEWNET)
+            kernel.unshare(kernel.CLONE_NEWUTS)
+            socket.sethostname(f"host{rank}")
+            if not ignores_interrupt:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+        inherited = rank == 0
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=None if inherited else subprocess.DEVNULL,
+                stdout=None if inherited else subprocess.PIPE,
+                stderr=None if inherited else subprocess.PIPE,
+                preexec_fn=enter_host,
+            )
+        except OSError as error:
+            raise InputError(f"lab command: {command[0]!r} cannot be run ({error}), expected a program") from error
+        except subprocess.SubprocessError as error:
+            raise LabError(f"rank {rank} could not enter its host ({error}); {kernel.WHAT_STILL_WORKS}") from error
+        self._running[rank] = process
+        pidfd = os.pidfd_open(process.pid)
+        self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._on_exit(rank, pidfd))
+        prefix = f"[{rank}] ".encode()
+        for stream, target_fd in ((process.stdout, 1), (process.stderr, 2)):
+            if stream is not None:
+                pipe = _Pipe(stream, prefix, target_fd)
+                self._pipes.append(pipe)
+                self._selector.register(pipe.fd, selectors.EVENT_READ, lambda pipe=pipe: self._on_output(pipe))
+
+    def until_all_ended(self) -> Exits:
+        while self._running:
+            times = [when for when, _ in self._signals[:1]]
+            if self._time_is_up is not None:
+                times.append(self._time_is_up)
+            wait = max(min(times) - time.monotonic(), 0.0) if times else None
+            for key, _ in self._selector.select(wait):
+                key.data()
+            self._keep_time()
+        for pipe in self._pipes:
+            pipe.pump()
+            pipe.flush()
+        return Exits(tuple(self._exit_codes), self._exit_code or 0, self._first_failed)
+
+    def _on_output(self, pipe: _Pipe) -> None:
+        if not pipe.pump():
+            self._selector.unregister(pipe.fd)
+
+    def _on_exit(self, rank: int, pidfd: int) -> None:
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        status = self._running.pop(rank).wait()
+        code = 128 - status if status < 0 else status
+        self._exit_codes[rank] = code
+        ended_from_outside = self._exit_code is not None and self._first_failed is None
+        if code == 0 or self._signalled or ended_from_outside:
+            return
+        how = f"was ended by {_signal_name(-status)}" if status < 0 else f"ended with exit code {code}"
+        if self._first_failed is not None:
+            _say(f"rank {rank} (host{rank}) {how}, after rank {self._first_failed}")
+            return
+        self._first_failed, self._exit_code = rank, code
+        grace = self._job.grace_seconds
+        _say(f"rank {rank} (host{rank}) {how}" + (f"; the others have {grace:g} s to end" if self._running else ""))
+        self._end_the_rest(grace)
+
+    def _on_lifeline(self) -> None:
+        self._selector.unregister(self._job.lifeline_fd)
+        if self._exit_code is None:
+            self._exit_code = INTERRUPTED
+        self._time_is_up = None
+        self._end_the_rest(_INTERRUPT_SECONDS)
+
+    def _keep_time(self) -> None:
+        now = time.monotonic()
+        if self._time_is_up is not None and now >= self._time_is_up:
+            self._time_is_up = None
+            if self._exit_code is None:
+                self._exit_code = TIMED_OUT
+            left = ", ".join(str(rank) for rank in self._running)
+            _say(f"the time of {self._job.timeout_seconds:g} s is up with rank {left} still running; ending")
+            self._end_the_rest(0.0)
+        while self._signals and now >= self._signals[0][0]:
+            _, number = self._signals.pop(0)
+            self._signalled = True
+            for process in self._running.values():
+                process.send_signal(number)
+
+    def _end_the_rest(self, grace_seconds: float) -> None:
+        terminate = time.monotonic() + grace_seconds
+        self._signals = [(terminate, signal.SIGTERM), (terminate + _TERMINATE_SECONDS, signal.SIGKILL)]
+
+
+def _say(text: str) -> None:
+    print(f"gradlane lab: {text}", file=sys.stderr, flush=True)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

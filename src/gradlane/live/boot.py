@@ -1,0 +1,58 @@
+"""What `gradlane launch` runs in each process: take its options from the environment, then run the script.
+
+The options of the command line win over what the script passes to `attach`, so that one script can be tried
+under many policies. A script that never calls `attach` runs as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import msgspec
+import torch.distributed as dist
+
+from gradlane import policies
+from gradlane.core import files
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.errors import GradlaneError, InputError
+from gradlane.live import attachment, meeting
+
+
+def options_from(environment: dict[str, str]) -> attachment.Overrides:
+    """The options that `gradlane launch` put there. Raises `InputError`, and `FormatError` for a bad file."""
+    knobs = msgspec.json.decode(environment.get("GRADLANE_KNOBS") or "{}", type=dict[str, int | float])
+    name, plan = environment.get("GRADLANE_POLICY"), environment.get("GRADLANE_PLAN")
+    network, timeout = environment.get("GRADLANE_NETWORK"), environment.get("GRADLANE_TIMEOUT")
+    timeline, profile = environment.get("GRADLANE_TIMELINE"), environment.get("GRADLANE_PROFILE")
+    if plan and (name or knobs):
+        raise InputError("--plan and --policy were both given; a plan needs no policy")
+    return attachment.Overrides(
+        policy=files.read(plan, Plan) if plan else policies.get(name or policies.DEFAULT, **knobs) if name or knobs else None,
+        network=files.read(network, Network) if network else None,
+        timeout=float(timeout) if timeout else None,
+        timeline=Path(timeline) if timeline else None,
+        profile=Path(profile) if profile else None,
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """Run the script `arguments[0]` with the rest as its arguments."""
+    try:
+        attachment.override(options_from(dict(os.environ)))
+        script = arguments[0]
+        if not Path(script).is_file():
+            raise InputError(f"script: got {script!r}, expected a Python file")
+    except GradlaneError as error:
+        sys.exit(f"gradlane: {error}")
+    dist.init_process_group = meeting.init_process_group  # type: ignore[assignment]
+    sys.argv = arguments
+    sys.path[0] = str(Path(script).resolve().parent)
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,135 @@
+"""Timelines as a Chrome trace, which ui.perfetto.dev and chrome://tracing show.
+
+A rank of a run is a process: a track of its iterations, one of what its compute thread did, and one per lane of
+the messages under way. Events on one track of that format must nest, so whatever would cross another event is
+put on a second track of the same name.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from gradlane.core.plan import Plan
+from gradlane.core.timeline import Kind, Span, Timeline
+from gradlane.errors import InputError
+
+_COMPUTE: tuple[Kind, ...] = ("forward", "backward", "update", "wait")
+
+# what a track holds: (start, end, name, arguments)
+_Event = tuple[int, int, str, dict[str, Any]]
+
+
+def chrome_trace(
+    timelines: Sequence[Timeline],
+    plans: Sequence[Plan],
+    labels: Sequence[str] = (),
+    *,
+    layers: Sequence[str] = (),
+    shared_clock: bool = False,
+) -> bytes:
+    """`timelines` side by side as JSON in Chrome's trace event format, times in microseconds.
+
+    plans: the plan of each timeline, or one for all. labels: the name of each timeline's run, or one for all, or
+    none; a process is named by label and rank, and its pid is the rank, counted on from label to label. layers:
+    the names of the profile's layers, for the forward spans. Each timeline begins at 0, or with `shared_clock`
+    each label does, so that ranks whose clock is one (those of one host) keep their distance.
+
+    Raises `InputError` where the counts differ, a timeline is of another plan, or a rank comes twice in a run.
+    """
+    plans = _one_each(plans, len(timelines), "plans")
+    names = _one_each(labels or ("",), len(timelines), "labels")
+    runs: dict[str, int] = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    stride = 1 + max((timeline.rank for timeline in timelines), default=0)
+    begins: dict[object, int] = {}
+    for place, (timeline, name) in enumerate(zip(timelines, names, strict=True)):
+        begin = min((span.start_ns for span in timeline.spans), default=0)
+        clock = name if shared_clock else place
+        begins[clock] = min(begins.get(clock, begin), begin)
+    events: list[dict[str, Any]] = []
+    seen: set[int] = set()
+    for place, (timeline, plan, name) in enumerate(zip(timelines, plans, names, strict=True)):
+        pid = runs[name] * stride + timeline.rank
+        if pid in seen:
+            raise InputError(f"timelines[{place}]: got rank {timeline.rank} of {name or 'the run'} again, expected it once")
+        if timeline.plan != plan.fingerprint:
+            raise InputError(f"timelines[{place}]: got a timeline of plan {timeline.plan}, expected {plan.fingerprint}")
+        seen.add(pid)
+        begin = begins[name if shared_clock else place]
+        events += _process(pid, f"{name} rank {timeline.rank}".strip(), timeline, plan, layers, begin)
+    return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _one_each(values: Sequence[Any], count: int, what: str) -> Sequence[Any]:
+    if len(values) == 1:
+        return list(values) * count
+    if len(values) != count:
+        raise InputError(f"{what}: got {len(values)}, expected 1 or {count}, one for each timeline")
+    return values
+
+
+def _process(pid: int, name: str, timeline: Timeline, plan: Plan, layers: Sequence[str], begin_ns: int) -> list[dict[str, Any]]:
+    """All events of one rank: names of its tracks first, then the tracks in the order in which they are shown."""
+    tracks: list[tuple[str, list[_Event]]] = []
+    steps: list[_Event] = [(s.start_ns, s.end_ns, f"iteration {s.iteration}", {}) for s in timeline.of("step")]
+    tracks += _spread("iterations", steps, nest=False)
+    tracks += _spread("compute", _compute(timeline, plan, layers), nest=True)
+    by_lane: dict[int, list[_Event]] = defaultdict(list)
+    for send in timeline.of("send"):
+        message = plan.messages[send.subject]
+        arguments = {"iteration": send.iteration, "bytes": message.size_bytes, "priority": message.priority}
+        by_lane[message.lane].append((send.start_ns, send.end_ns, plan.describe_message(send.subject), arguments))
+    for lane in sorted(by_lane):
+        tracks += _spread(f"lane {lane}", by_lane[lane], nest=False)
+    events: list[dict[str, Any]] = [_metadata(pid, 0, "process_name", {"name": name})]
+    for tid, (track, content) in enumerate(tracks):
+        events.append(_metadata(pid, tid, "thread_name", {"name": track}))
+        events.append(_metadata(pid, tid, "thread_sort_index", {"sort_index": tid}))
+        for start, end, label, arguments in content:
+            at = {"ts": (start - begin_ns) / 1000, "dur": (end - start) / 1000}
+            events.append({"ph": "X", "pid": pid, "tid": tid, "name": label, **at, "args": arguments})
+    return events
+
+
+def _metadata(pid: int, tid: int, what: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": arguments}
+
+
+def _compute(timeline: Timeline, plan: Plan, layers: Sequence[str]) -> list[_Event]:
+    """What the compute thread did. Tensors updated in one go are one event."""
+    together: dict[tuple[Kind, int, int, int], list[Span]] = defaultdict(list)
+    for span in timeline.spans:
+        if span.kind in _COMPUTE:
+            apart = span.subject if span.kind == "forward" else -1
+            together[span.kind, apart, span.start_ns, span.end_ns].append(span)
+    events: list[_Event] = []
+    for (kind, _, start, end), spans in together.items():
+        subject = spans[0].subject
+        label: str = kind
+        if subject >= 0 and kind == "forward":
+            label += f" {layers[subject]}" if subject < len(layers) else f" of layer {subject}"
+        elif subject >= 0:
+            label += f" {'for ' if kind == 'wait' else ''}{plan.tensors[subject].name}"
+            label += f" and {len(spans) - 1} more" if len(spans) > 1 else ""
+        events.append((start, end, label, {"iteration": spans[0].iteration}))
+    return events
+
+
+def _spread(name: str, events: Iterable[_Event], *, nest: bool) -> list[tuple[str, list[_Event]]]:
+    """`events` on as few tracks as it takes first-fit for none to overlap another, or with `nest` to cross one."""
+    tracks: list[tuple[list[_Event], list[int]]] = []  # the events and the ends of those still open
+    # of two that start together the longer is the outer one
+    for event in sorted(events, key=lambda event: (event[0], -event[1])):
+        start, end = event[0], event[1]
+        for _, ends in tracks:
+            while ends and ends[-1] <= start:
+                ends.pop()
+        place = next((i for i, (_, ends) in enumerate(tracks) if not ends or (nest and end <= ends[-1])), len(tracks))
+        if place == len(tracks):
+            tracks.append(([], []))
+        tracks[place][0].append(event)
+        tracks[place][1].append(end)
+    return [(name if place == 0 else f"{name} ({place + 1})", track) for place, (track, _) in enumerate(tracks)]

@@ -1,0 +1,161 @@
+"""From a sweep of measured all-reduces to a Network.
+
+A least-squares line through such a sweep lets one stalled sample, or the largest size, decide everything, and may
+come out with a negative startup. Here the error is relative and absolute (L1), so that each size counts alike and
+an outlier counts at most once; startup and slope are bounded; and a second line is fitted only where one
+clearly does not serve.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from gradlane.core.checking import MAX_BYTES, MAX_NS
+from gradlane.core.network import MAX_RATE, Network, Piece
+from gradlane.errors import InputError
+from gradlane.units import NS_PER_SECOND, format_bytes
+
+Floats = npt.NDArray[np.float64]
+
+# the fit compares each pair of sizes for each candidate break: a dense sweep is thinned to this many
+MAX_SIZES = 96
+# fewer sizes than this on a side and a line through two of them explains noise
+LEAST_SIZES_PER_PIECE = 4
+# two lines must bring the error per degree of freedom down to this part of one line's ...
+WORTH_A_PIECE = 0.6
+# ... and lower it by this much, so that a one per cent error is not split into two of half a per cent
+LEAST_GAIN = 0.01
+# a cost may fall by this part where the next piece begins, beyond what the data themselves fall
+TOLERATED_DROP = 0.02
+
+_LEAST_SLOPE = NS_PER_SECOND / MAX_RATE
+_MOST_SLOPE = float(NS_PER_SECOND)
+
+
+def fit_network(
+    samples: Iterable[tuple[int, int]], workers: int, *, algorithm: str = "unstated", source: str = "measured"
+) -> Network:
+    """The network whose cost fits `samples`, pairs of (size in bytes, duration in ns), repeats included.
+
+    Each size stands for itself by its median. One line startup + size / rate (MG-WFBP Eq. 10) is fitted by least
+    relative absolute error under startup >= 0 and rate > 0; two lines, with a break between two sizes, when they
+    lower the error clearly. `residual` is the median over sizes of |fitted - measured| / measured. The result's
+    `source` is `source` followed by what was fitted.
+
+    Raises `InputError` for fewer than two different sizes and for sizes or durations that are not positive.
+    """
+    sizes, medians, count = _medians(samples)
+    kept = _thinned(sizes)
+    pieces = _two_lines(sizes[kept], medians[kept]) or (_piece(*_line(sizes[kept], medians[kept])[:2]),)
+    fitted = Network(workers, pieces, algorithm)
+    costs = np.array([fitted.cost_ns(int(size)) for size in sizes], dtype=np.float64)
+    residual = float(np.median(np.abs(costs - medians) / medians))
+    shape = "one line" if len(pieces) == 1 else f"two lines that meet at {format_bytes(pieces[0].up_to_bytes)}"
+    span = f"{count} samples of {len(sizes)} sizes, {format_bytes(int(sizes[0]))} to {format_bytes(int(sizes[-1]))}"
+    return Network(workers, pieces, algorithm, residual, f"{source}; {span}; {shape}")
+
+
+def _medians(samples: Iterable[tuple[int, int]]) -> tuple[Floats, Floats, int]:
+    """Sizes in ascending order, the median duration of each, and how many samples there were."""
+    by_size: dict[int, list[float]] = defaultdict(list)
+    count = 0
+    for count, (size_bytes, duration_ns) in enumerate(samples, start=1):
+        if not 0 < size_bytes <= MAX_BYTES:
+            raise InputError(f"samples[{count - 1}]: got a size of {size_bytes} bytes, expected 1 to {MAX_BYTES}")
+        if not 0 < duration_ns <= MAX_NS:
+            raise InputError(
+                f"samples[{count - 1}]: got a duration of {duration_ns} ns, expected more than 0 and at most {MAX_NS}"
+            )
+        if size_bytes * NS_PER_SECOND > duration_ns * MAX_RATE:
+            raise InputError(
+                f"samples[{count - 1}]: got {size_bytes} bytes in {duration_ns} ns, expected at most {MAX_RATE} bytes a second; "
+                "was the operation waited for?"
+            )
+        by_size[size_bytes].append(duration_ns)
+    if len(by_size) < 2:
+        raise InputError(f"samples: got {len(by_size)} different sizes, expected 2 or more; measure a sweep of sizes")
+    sizes = sorted(by_size)
+    medians = [float(np.median(by_size[size])) for size in sizes]
+    return np.array(sizes, dtype=np.float64), np.array(medians), count
+
+
+def _thinned(sizes: Floats) -> npt.NDArray[np.intp]:
+    """Indices of at most MAX_SIZES sizes, evenly spread on a log scale, first and last among them."""
+    if len(sizes) <= MAX_SIZES:
+        return np.arange(len(sizes))
+    logs = np.log(sizes)
+    wanted = np.linspace(logs[0], logs[-1], MAX_SIZES)
+    right = np.clip(np.searchsorted(logs, wanted), 1, len(logs) - 1)
+    nearest = np.where(wanted - logs[right - 1] < logs[right] - wanted, right - 1, right)
+    return np.unique(nearest)
+
+
+def _line(sizes: Floats, medians: Floats) -> tuple[float, float, float]:
+    """(startup, slope, error) of the bounded line of least total relative absolute error.
+
+    Such a line passes through a data point. Through a given point the error is convex in the slope, and least at
+    the weighted median of the slopes to the other points, so the bounds are met by clipping. All points are tried
+    at once: exact, O(n^2 log n).
+    """
+    count = len(sizes)
+    run = sizes[None, :] - sizes[:, None]
+    rise = medians[None, :] - medians[:, None]
+    np.fill_diagonal(run, 1.0)
+    slopes = rise / run
+    weights = np.abs(run) / medians[None, :]
+    np.fill_diagonal(weights, 0.0)
+    order = np.argsort(slopes, axis=1)
+    below = np.cumsum(np.take_along_axis(weights, order, axis=1), axis=1)
+    middle = np.argmax(below >= below[:, -1:] / 2, axis=1)
+    rows = np.arange(count)
+    slope = np.clip(slopes[rows, order[rows, middle]], _LEAST_SLOPE, _MOST_SLOPE)
+    # not negative: no sample is faster than MAX_RATE
+    slope = np.minimum(slope, medians / sizes)
+    startup = medians - slope * sizes
+    errors = np.sum(np.abs(startup[:, None] + slope[:, None] * sizes[None, :] - medians[None, :]) / medians[None, :], axis=1)
+    best = int(np.argmin(errors))
+    return float(startup[best]), float(slope[best]), float(errors[best])
+
+
+def _two_lines(sizes: Floats, medians: Floats) -> tuple[Piece, Piece] | None:
+    """The best two pieces, or None where one line serves."""
+    count = len(sizes)
+    single = _line(sizes, medians)[2] / max(1, count - 2)
+    best: tuple[float, tuple[Piece, Piece]] | None = None
+    for split in range(LEAST_SIZES_PER_PIECE, count - LEAST_SIZES_PER_PIECE + 1):
+        left = _line(sizes[:split], medians[:split])
+        right = _line(sizes[split:], medians[split:])
+        # five numbers are chosen: two lines and the break
+        double = (left[2] + right[2]) / max(1, count - 5)
+        if double > WORTH_A_PIECE * single or single - double < LEAST_GAIN or (best is not None and double >= best[0]):
+            continue
+        at = _break_at(left, right, sizes[split - 1 : split + 1], medians[split - 1 : split + 1])
+        if at is not None:
+            best = double, (_piece(left[0], left[1], at), _piece(right[0], right[1]))
+    return None if best is None else best[1]
+
+
+def _break_at(
+    left: tuple[float, float, float], right: tuple[float, float, float], sizes: Floats, medians: Floats
+) -> int | None:
+    """Where between two neighbouring sizes the left line should end, or None if the cost would fall there
+    although the data do not.
+    """
+    gap = [right[0] + right[1] * size - left[0] - left[1] * size for size in sizes]
+    if gap[0] < 0 < gap[1]:
+        crossing = float(sizes[0]) + float(sizes[1] - sizes[0]) * gap[0] / (gap[0] - gap[1])
+        return int(min(max(crossing, sizes[0]), sizes[1] - 1))
+    fall = max(0.0, 1 - medians[1] / medians[0]) + TOLERATED_DROP
+    if gap[0] < -fall * (left[0] + left[1] * float(sizes[0])):
+        return None
+    return int(sizes[0])
+
+
+def _piece(startup_ns: float, ns_per_byte: float, up_to_bytes: int = MAX_BYTES) -> Piece:
+    rate = NS_PER_SECOND / ns_per_byte if ns_per_byte > 0 else math.inf
+    return Piece(min(round(startup_ns), MAX_NS), round(min(max(rate, 1.0), float(MAX_RATE))), up_to_bytes)

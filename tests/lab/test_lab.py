@@ -1,0 +1,278 @@
+"""A lab, as its users see it: real namespaces, real processes, each test a few seconds at most."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gradlane import lab
+from gradlane.errors import InputError
+from gradlane.lab import LabSpec
+
+HERE = Path(__file__).parent
+LIMIT_SECONDS = 20
+# payload bytes in a full frame of 1514: less IP and TCP headers with timestamps, and Ethernet's
+PAYLOAD_SHARE = 1448 / 1514
+
+
+def gradlane(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "gradlane", *arguments]
+
+
+def run_lab(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        gradlane("lab", "--quiet", *arguments), capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False, **options
+    )  # type: ignore[call-overload,no-any-return]
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+def read_until_end(fd: int) -> bytes:
+    """All that comes until every process that holds the other end is gone, which must be soon."""
+    deadline, data = time.monotonic() + LIMIT_SECONDS, b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(fd, selectors.EVENT_READ)
+        while selector.select(max(deadline - time.monotonic(), 0)):
+            got = os.read(fd, 1 << 16)
+            if not got:
+                return data
+            data += got
+    raise AssertionError(f"after {LIMIT_SECONDS} s something still holds the pipe open; it gave {data!r}")
+
+
+@pytest.fixture
+def held(tmp_path: Path):
+    """A FIFO that every rank opens, writes "up" to, and keeps open: its end is the end of the last of them."""
+    path = tmp_path / "held"
+    os.mkfifo(path)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    keep = os.open(path, os.O_WRONLY)  # so that the FIFO does not end before the first rank opens it
+    os.set_blocking(fd, True)
+
+    class Held:
+        # with a grandchild in a session of its own, which a mere kill of the rank would leave behind
+        command = ("sh", "-c", f"exec 9>{shlex.quote(str(path))}; setsid sleep 600 & echo up >&9; wait; sleep 600")
+
+        def wait_for(self, ranks: int) -> None:
+            data = b""
+            with selectors.DefaultSelector() as selector:
+                selector.register(fd, selectors.EVENT_READ)
+                while data.count(b"up\n") < ranks:
+                    assert selector.select(LIMIT_SECONDS), f"{ranks} ranks were to start, and said {data!r}"
+                    data += os.read(fd, 100)
+
+        def wait_for_end(self) -> None:
+            os.close(keep)
+            read_until_end(fd)
+
+    yield Held()
+    os.close(fd)
+
+
+def test_ranks_see_torchruns_environment_and_the_labs(tmp_path: Path) -> None:
+    program = f"import json, os; json.dump(dict(os.environ), open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w'))"
+    lab.run(LabSpec(3, 200_000_000), python(program), env={"PATH": os.environ["PATH"], "MINE": "kept", "RANK": "9"})
+    seen = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    names = ("RANK", "GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    assert [[environment[name] for name in names] for environment in seen] == [
+        ["0", "0", "0", "3", "1", "10.77.0.1", "29500"],
+        ["1", "1", "0", "3", "1", "10.77.0.1", "29500"],
+        ["2", "2", "0", "3", "1", "10.77.0.1", "29500"],
+    ]
+    names = ("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "GRADLANE_LAB", "GRADLANE_LAB_LINK", "MINE")
+    assert [seen[2][name] for name in names] == ["eth0", "1", "1", "200000000", "kept"]
+
+
+def test_a_rank_is_alone_on_its_host_and_reaches_the_others(tmp_path: Path) -> None:
+    program = f"""
+import json, os, socket
+rank = int(os.environ["RANK"])
+names = [name for _, name in socket.if_nameindex()]
+own = os.stat("/proc/self/ns/net").st_ino
+with socket.create_server((socket.gethostname(), 7000)) as server:
+    server.settimeout({LIMIT_SECONDS})
+    heard = []
+    for other in range(3):  # in turn each calls all, once all listen: rank 0 first hears from the others
+        if other == rank:
+            continue
+        while True:
+            try:
+                socket.create_connection((f"10.77.0.{{other + 1}}", 7000), {LIMIT_SECONDS}).sendall(bytes([rank]))
+                break
+            except ConnectionRefusedError:
+                pass
+    for _ in range(2):
+        connection, (address, _) = server.accept()
+        heard.append([connection.recv(1)[0], address])
+json.dump([names, own, sorted(heard)], open({str(tmp_path)!r} + "/" + str(rank), "w"))
+"""
+    assert lab.run(LabSpec(3), python(program), timeout=LIMIT_SECONDS).exit_code == 0
+    seen = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    everyone = [[0, "10.77.0.1"], [1, "10.77.0.2"], [2, "10.77.0.3"]]
+    for rank, (names, _, heard) in enumerate(seen):
+        assert names == ["lo", "eth0"]
+        assert heard == everyone[:rank] + everyone[rank + 1 :]
+    namespaces = {own for _, own, _ in seen} | {os.stat("/proc/self/ns/net").st_ino}
+    assert len(namespaces) == 4
+
+
+def test_a_link_keeps_its_rate_both_ways_at_once() -> None:
+    # the machine may be busy with other tests just then: the best of three counts
+    shares: list[float] = []
+    for _ in range(3):
+        done = run_lab("--hosts", "2", "--link", "200mbit", str(HERE / "goodput.py"), "1")
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.replace("[1] ", "").split()
+        shares.append(min(int(line) / PAYLOAD_SHARE / 200e6 for line in lines))
+        assert max(int(line) / PAYLOAD_SHARE / 200e6 for line in lines) < 1.05
+        if shares[-1] > 0.95:
+            return
+    pytest.fail(f"the slower direction had these shares of the rate: {shares}")
+
+
+def test_the_first_failing_rank_is_named_and_its_exit_code_returned() -> None:
+    done = run_lab("--hosts", "3", "sh", "-c", "test $RANK != 1 || exit 7")
+    assert done.returncode == 7
+    assert "rank 1 (host1) ended with exit code 7" in done.stderr
+
+
+def test_a_rank_ended_by_a_signal_counts_128_more_and_stops_the_others(held) -> None:
+    outcome = lab.run(LabSpec(2), ["sh", "-c", 'test $RANK = 0 || kill -SEGV $$; exec "$@"', "sh", *held.command], grace=0)
+    assert (outcome.exit_code, outcome.first_failed_rank) == (139, 1)
+    assert outcome.exit_codes == (143, 139)
+    held.wait_for_end()
+
+
+def test_output_of_rank_0_comes_as_it_is_and_that_of_others_with_their_rank() -> None:
+    done = run_lab("--hosts", "2", "sh", "-c", "echo out $RANK; echo err $RANK >&2; printf unfinished; exit 0")
+    assert sorted(done.stdout.replace("unfinishedout", "unfinished\nout").splitlines()) == sorted(
+        done.stdout.replace("unfinishedout", "unfinished\nout").splitlines()
+    )
+    assert "[1] out 1\n" in done.stdout
+    assert "[1] unfinished\n" in done.stdout
+    assert "out 0\n" in done.stdout
+    assert "[0]" not in done.stdout + done.stderr
+    assert sorted(done.stderr.splitlines()) == ["[1] err 1", "err 0"]
+
+
+def test_time_is_up(held) -> None:
+    done = run_lab("--hosts", "2", "--timeout", "0.5", *held.command)
+    assert done.returncode == 124
+    assert "the time of 0.5 s is up with rank 0, 1 still running" in done.stderr
+    held.wait_for_end()
+
+
+def test_a_killed_launcher_leaves_nothing(held) -> None:
+    interfaces = socket.if_nameindex()
+    launcher = subprocess.Popen(gradlane("lab", "--hosts", "2", "--link", "100mbit", *held.command))
+    held.wait_for(2)
+    launcher.kill()
+    held.wait_for_end()
+    launcher.wait(LIMIT_SECONDS)
+    assert socket.if_nameindex() == interfaces
+
+
+def test_a_running_lab_adds_no_interface_outside(held) -> None:
+    interfaces = socket.if_nameindex()
+    launcher = subprocess.Popen(gradlane("lab", "--hosts", "2", *held.command))
+    held.wait_for(2)
+    assert socket.if_nameindex() == interfaces
+    launcher.kill()
+    held.wait_for_end()
+    launcher.wait(LIMIT_SECONDS)
+
+
+@pytest.mark.parametrize("whole_group", [True, False], ids=["by the terminal", "by kill"])
+def test_an_interrupt_ends_all_with_130(held, whole_group: bool) -> None:
+    # a job started in the background of a shell ignores SIGINT, and so would the launcher
+    launcher = subprocess.Popen(
+        gradlane("lab", "--hosts", "2", *held.command),
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    held.wait_for(2)
+    (os.killpg if whole_group else os.kill)(launcher.pid, signal.SIGINT)
+    assert launcher.wait(LIMIT_SECONDS) == 130
+    held.wait_for_end()
+
+
+def test_a_command_that_is_not_there_is_an_input_error() -> None:
+    with pytest.raises(InputError, match=r"got 'no-such-program', which is not a program that can be run"):
+        lab.run(LabSpec(2), ["no-such-program"])
+    assert run_lab("no-such-program").returncode == 2
+
+
+def test_a_program_that_the_kernel_cannot_run_is_an_input_error(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_bytes(b"\x7fELF and nothing more")
+    program.chmod(0o755)
+    with pytest.raises(InputError, match="cannot be run"):
+        lab.run(LabSpec(2), [str(program)])
+
+
+@pytest.mark.parametrize("spec", [{"hosts": 0}, {"hosts": 65}, {"hosts": 2, "link_bits_per_second": 1}])
+def test_a_lab_that_cannot_be_is_refused(spec: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="expected"):
+        LabSpec(**spec)
+
+
+def test_options_of_the_command_are_its_own_and_json_sums_up() -> None:
+    done = run_lab("--hosts", "2", "--link", "1gbit", "--json", "--", "sh", "-c", "exit 0", "--hosts", "5")
+    report = json.loads(done.stdout)
+    assert [report[name] for name in ("hosts", "link_bits_per_second", "exit_code", "exit_codes")] == [2, 10**9, 0, [0, 0]]
+
+
+def test_what_the_kernel_refuses_is_named(tmp_path: Path) -> None:
+    """No user namespace can be made in a user namespace that allows none: the errors of a strict machine, for real."""
+    program = f"""
+from pathlib import Path
+from gradlane import lab
+from gradlane.lab import kernel
+kernel.become_root_of_new_user_namespace(0)
+Path("/proc/sys/user/max_user_namespaces").write_text("0")
+Path({str(tmp_path)!r}, "reason").write_text(str(lab.supported()))
+"""
+    done = subprocess.run(python(program), capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+    if "max_user_namespaces" in done.stderr:
+        pytest.skip("here /proc/sys/user cannot be written")
+    assert done.returncode == 0, done.stderr
+    reason = (tmp_path / "reason").read_text()
+    assert reason.startswith("the kernel refused unshare(new user, PID, mount, network namespace) (")
+    assert "errno 28" in reason
+    assert "gradlane launch" in reason
+
+
+def test_an_ordinary_user_needs_no_root(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("the other tests have just shown it: they run as an ordinary user")
+    nobody = 65534
+    search = os.pathsep.join(path for path in sys.path if path)
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": search, "PYTHONDONTWRITEBYTECODE": "1"}
+    options = {"user": nobody, "group": nobody, "extra_groups": [], "env": environment, "cwd": "/"}
+    options |= {"capture_output": True, "text": True, "timeout": LIMIT_SECONDS, "check": False}
+    # a virtual environment below /root is closed to others; the system's Python may serve
+    for interpreter in (sys.executable, shutil.which("python3", path="/usr/bin")):
+        try:
+            can_import = subprocess.run([interpreter, "-c", "import gradlane.lab, pyroute2, msgspec"], **options)
+        except OSError:
+            continue
+        if can_import.returncode == 0:
+            break
+    else:
+        pytest.skip(f"uid {nobody} can read no Python with gradlane and its libraries")
+    program = "from gradlane.lab import *; print(run(LabSpec(2, 10**8), ['sh', '-c', 'exit $RANK']).exit_codes)"
+    done = subprocess.run([interpreter, "-c", program], **options)
+    assert done.stdout == "(0, 1)\n", done.stderr

@@ -1,0 +1,71 @@
+"""What the property tests draw: profiles, networks, and plans that no policy would make."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from gradlane.core.network import Network, Piece
+from gradlane.core.plan import Lane, Message, Plan, Slice
+from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
+
+# many zeros: gradients of one layer become ready together
+GAPS_NS = st.one_of(st.just(0), st.integers(0, 50), st.integers(0, 3_000_000))
+
+
+@st.composite
+def profiles(draw, max_tensors=40, dtypes=tuple(DTYPE_BYTES), max_elements=200_000):
+    """Any profile: tensors in readiness order, each first used by some layer, layers without tensors too."""
+    count = draw(st.integers(1, max_tensors))
+    gaps = draw(st.lists(GAPS_NS, min_size=count, max_size=count))
+    elements = draw(st.lists(st.integers(1, max_elements), min_size=count, max_size=count))
+    of_dtype = draw(st.lists(st.sampled_from(dtypes), min_size=count, max_size=count))
+    layers = draw(st.lists(st.tuples(GAPS_NS, GAPS_NS), min_size=1, max_size=count))
+    used_by = draw(st.lists(st.integers(0, len(layers) - 1), min_size=count, max_size=count))
+    tensors, ready_ns = [], 0
+    for index in range(count):
+        ready_ns += gaps[index]
+        spec = TensorSpec(f"t{index}", elements[index] * DTYPE_BYTES[of_dtype[index]], of_dtype[index])
+        tensors.append(TensorProfile(spec, ready_ns, used_by[index]))
+    return Profile(
+        "drawn",
+        "none",
+        tuple(tensors),
+        tuple(Layer(f"l{index}", forward, update) for index, (forward, update) in enumerate(layers)),
+        ready_ns + draw(GAPS_NS),
+    )
+
+
+@st.composite
+def networks(draw):
+    """Any network of one or two pieces."""
+    last = Piece(draw(st.integers(0, 2_000_000)), draw(st.integers(10**6, 10**11)))
+    if draw(st.booleans()):
+        return Network(draw(st.integers(2, 64)), (last,))
+    small = Piece(draw(st.integers(0, 500_000)), draw(st.integers(10**6, 10**11)), draw(st.integers(1, 10**6)))
+    return Network(draw(st.integers(2, 64)), (small, last))
+
+
+@st.composite
+def plans(draw, max_lanes=3, sequenced=None):
+    """Any valid plan: tensors cut and put together at random, held back, over several lanes."""
+    count = draw(st.integers(1, 8))
+    specs = tuple(TensorSpec(f"t{index}", 4 * draw(st.integers(1, 12))) for index in range(count))
+    pieces = []
+    for index, spec in enumerate(specs):
+        cuts = draw(st.sets(st.integers(1, spec.size_bytes // 4), max_size=3))
+        edges = sorted({0, spec.size_bytes, *(4 * cut for cut in cuts)})
+        pieces += [Slice(index, start, end - start) for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = draw(st.permutations(pieces))
+    lanes = tuple(
+        Lane(window) for window in draw(st.lists(st.one_of(st.none(), st.integers(1, 60)), min_size=1, max_size=max_lanes))
+    )
+    messages = []
+    while pieces:
+        taken = draw(st.integers(1, min(3, len(pieces))))
+        held = draw(st.one_of(st.none(), st.integers(0, count - 1)))
+        messages.append(Message(tuple(pieces[:taken]), draw(st.integers(0, 3)), draw(st.integers(0, len(lanes) - 1)), held))
+        pieces = pieces[taken:]
+    plan = Plan("drawn", "drawn", specs, tuple(messages), lanes)
+    if draw(st.booleans()) if sequenced is None else sequenced:
+        plan = plan.with_sequence(tuple(draw(st.permutations(range(len(messages))))))
+    return plan

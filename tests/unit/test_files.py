@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradlane.core import files
+from gradlane.core.checks import check_plan
+from gradlane.core.network import Network, Piece
+from gradlane.core.plan import Lane, Message, Plan, Slice
+from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
+from gradlane.core.timeline import Span, Timeline
+from gradlane.errors import FormatError, InputError, PlanError
+from tests.unit.strategies import networks, plans, profiles
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+NOUNS = {
+    "profile": Profile(
+        "mlp",
+        "cpu",
+        (TensorProfile(TensorSpec("out.weight", 400, "float16"), 0, 1), TensorProfile(TensorSpec("in.weight", 1200), 2_000, 0)),
+        (Layer("in", 1_000, 30), Layer("out", 500)),
+        2_500,
+        "written by hand",
+    ),
+    "network": Network(4, (Piece(50_000, 360_000_000, 8_192), Piece(185_000, 486_000_000)), "ring", 0.04, "written by hand"),
+    "plan": Plan(
+        "test",
+        "mlp",
+        (TensorSpec("out.weight", 400, "float16"), TensorSpec("in.weight", 1200)),
+        (
+            Message((Slice(0, 0, 400),), priority=1, lane=1, hold_until=1),
+            Message((Slice(1, 0, 800),)),
+            Message((Slice(1, 800, 400),)),
+        ),
+        (Lane(window_bytes=1_000), Lane(network_priority=7)),
+        "packet-priority",
+        True,
+        (1, 2, 0),
+    ),
+    "timeline": Timeline(
+        "0123456789abcdef",
+        3,
+        (
+            Span("backward", 0, -1, 0, 2_500),
+            Span("ready", 0, 1, 2_000, 2_000),
+            Span("send", 0, 1, 2_000, 9_007_199_254_740_993),
+        ),
+    ),
+}
+every_noun = pytest.mark.parametrize("name", NOUNS)
+
+
+@every_noun
+def test_the_golden_file_reads_as_the_noun_and_the_noun_is_written_as_the_golden_bytes(name):
+    golden = (GOLDEN / f"{name}.json").read_bytes()
+    assert files.loads(golden, type(NOUNS[name])) == NOUNS[name]
+    assert files.dumps(NOUNS[name]) == golden
+
+
+def test_the_fingerprint_of_the_golden_plan_is_what_it_was():
+    # a change of it would make two releases refuse each other's plans
+    assert NOUNS["plan"].fingerprint == "547645e3a4c7f942"
+
+
+@settings(max_examples=30, deadline=None)
+@given(noun=st.one_of(profiles(), networks(), plans()))
+def test_what_is_written_reads_back_equal(noun):
+    read = files.loads(files.dumps(noun), type(noun))
+    assert read == noun
+    assert files.dumps(read) == files.dumps(noun)
+
+
+@every_noun
+def test_a_file_is_written_whole_and_leaves_nothing_beside_it(name, tmp_path):
+    files.write(tmp_path / "noun.json", NOUNS[name])
+    assert files.read(tmp_path / "noun.json", type(NOUNS[name])) == NOUNS[name]
+    assert [path.name for path in tmp_path.iterdir()] == ["noun.json"]
+
+
+def test_a_missing_file_stays_an_os_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        files.read(tmp_path / "absent.json", Profile)
+
+
+# -- refusals ---------------------------------------------------------------------------------------------
+
+
+def edited(name: str, *place: str | int, to: object) -> bytes:
+    """The file of the noun with one value changed or added."""
+    tree = json.loads(files.dumps(NOUNS[name]))
+    *way, last = place
+    node = tree
+    for key in way:
+        node = node[key]
+    node[last] = to
+    return json.dumps(tree).encode()
+
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "fault", "path"),
+    [
+        (edited("profile", "format", to="gradlane.plan"), "profile", "got a 'gradlane.plan', expected a", "$.format"),
+        (edited("profile", "format", to="x" * 10**6), "profile", "got a 'xxx", "$.format"),
+        (edited("profile", "version", to=2), "profile", "got version 2, expected 1", "$.version"),
+        (edited("profile", "comment", to=""), "profile", "unknown field `comment`", "$"),
+        (edited("profile", "body", "speed", to=1), "profile", "unknown field `speed`", "$.body"),
+        (edited("profile", "body", "tensors", 1, "spec", "grad", to=1), "profile", "`grad`", "$.body.tensors[1].spec"),
+        (edited("profile", "body", "backward_ns", to=-1), "profile", "backward_ns: got -1, expected an integer", "$.body"),
+        (edited("profile", "body", "backward_ns", to=True), "profile", "Expected `int`, got `bool`", "$.body.backward_ns"),
+        (edited("profile", "body", "backward_ns", to="1"), "profile", "Expected `int`, got `str`", "$.body.backward_ns"),
+        (edited("profile", "body", "backward_ns", to=1.5), "profile", "Expected `int`, got `float`", "$.body.backward_ns"),
+        (edited("profile", "body", "backward_ns", to=10**18 + 1), "profile", "backward_ns: got", "$.body"),
+        (edited("profile", "body", "backward_ns", to=10**300), "profile", "", None),
+        (edited("profile", "body", "backward_ns", to=1_999), "profile", "got 1999, expected the last ready_ns", "$.body"),
+        (edited("profile", "body", "tensors", to=[]), "profile", "tensors: got 0, expected 1 to 100000", "$.body"),
+        (edited("profile", "body", "tensors", 0, "ready_ns", to=3_000), "profile", "at least the 3000 of the tensor", "$.body"),
+        (edited("profile", "body", "tensors", 0, "layer", to=2), "profile", r"tensors\[0\].layer: got 2, expected below 2", "$.body"),
+        (edited("profile", "body", "tensors", 1, "spec", "name", to="out.weight"), "profile", "distinct names", "$.body"),
+        (edited("profile", "body", "tensors", 1, "spec", "name", to=""), "profile", "name: got ''", "$.body.tensors[1].spec"),
+        (edited("profile", "body", "tensors", 1, "spec", "name", to="a\nb"), "profile", "printable", "$.body.tensors[1].spec"),
+        (edited("profile", "body", "tensors", 1, "spec", "size_bytes", to=3), "profile", "multiple of the 4 bytes", "$.body.tensors[1].spec"),
+        (edited("profile", "body", "tensors", 1, "spec", "size_bytes", to=0), "profile", "size_bytes: got 0", "$.body.tensors[1].spec"),
+        (edited("profile", "body", "tensors", 1, "spec", "dtype", to="int8"), "profile", "dtype: got 'int8'", "$.body.tensors[1].spec"),
+        (edited("network", "body", "pieces", to=[]), "network", "1 to 16 of them", "$.body"),
+        (edited("network", "body", "workers", to=0), "network", "workers: got 0", "$.body"),
+        (edited("network", "body", "residual", to=-0.1), "network", "residual: got -0.1", "$.body"),
+        (edited("network", "body", "residual", to=NAN), "network", "malformed", "$"),
+        (edited("network", "body", "residual", to=INFINITE), "network", "malformed", "$"),
+        (edited("network", "body", "residual", to=None), "network", "Expected `float`, got `null`", "$.body.residual"),
+        (edited("network", "body", "pieces", 0, "bytes_per_second", to=0), "network", "bytes_per_second: got 0", "$.body.pieces[0]"),
+        (edited("network", "body", "pieces", 0, "up_to_bytes", to=2**50), "network", "ascending up_to_bytes", "$.body"),
+        (edited("network", "body", "pieces", 1, "up_to_bytes", to=2**49), "network", "a last piece without limit", "$.body"),
+        (edited("plan", "body", "messages", to=[]), "plan", "messages: got 0", "$.body"),
+        (edited("plan", "body", "messages", 1, "slices", to=[]), "plan", "1 or more slices", "$.body.messages[1]"),
+        (edited("plan", "body", "messages", 1, "slices", to=[[1, 0]]), "plan", "at least length 3", "$.body.messages[1].slices[0]"),
+        (edited("plan", "body", "messages", 1, "slices", to=[[1, 0, 4, 4]]), "plan", "at most length 3", "$.body"),
+        (edited("plan", "body", "messages", 1, "slices", to=[[1, -4, 4]]), "plan", "offset_bytes: got -4", "$.body.messages[1].slices[0]"),
+        (edited("plan", "body", "messages", 1, "slices", to=[[1, 0, 2**60]]), "plan", "size_bytes: got", "$.body.messages[1].slices[0]"),
+        (edited("plan", "body", "messages", 1, "slices", to=[[10**9, 0, 4]]), "plan", "tensor: got 1000000000", "$.body.messages[1].slices[0]"),
+        (edited("plan", "body", "messages", 1, "lane", to=2), "plan", r"messages\[1\].lane: got 2, expected below 2", "$.body"),
+        (edited("plan", "body", "messages", 1, "hold_until", to=2), "plan", r"messages\[1\].hold_until: got 2", "$.body"),
+        (edited("plan", "body", "lanes", to=[]), "plan", "lanes: got 0", "$.body"),
+        (edited("plan", "body", "lanes", 0, "window_bytes", to=0), "plan", "window_bytes: got 0", "$.body.lanes[0]"),
+        (edited("plan", "body", "wire", to="lifo"), "plan", "Invalid enum value 'lifo'", "$.body.wire"),
+        (edited("plan", "body", "sequence", to=[0, 1]), "plan", "each of the 3 messages once", "$.body"),
+        (edited("plan", "body", "sequence", to=[0, 1, 1]), "plan", "each of the 3 messages once", "$.body"),
+        (edited("plan", "body", "sequence", to=[0, 1, 10**9]), "plan", "each of the 3 messages once", "$.body"),
+        (edited("plan", "body", "crosses_barrier", to=1), "plan", "Expected `bool`, got `int`", "$.body.crosses_barrier"),
+        (edited("timeline", "body", "spans", to=[["send", 0, 1, 5, 4]]), "timeline", "end_ns: got 4", "$.body.spans[0]"),
+        (edited("timeline", "body", "spans", to=[["sleep", 0, 1, 4, 5]]), "timeline", "Invalid enum value", "$.body.spans[0][0]"),
+        (edited("timeline", "body", "spans", to=[["send", 0, -2, 4, 5]]), "timeline", "subject: got -2", "$.body.spans[0]"),
+        (edited("timeline", "body", "rank", to=-1), "timeline", "rank: got -1", "$.body"),
+        (b"", "profile", "not a gradlane.profile file", "$"),
+        (b"null", "profile", "Expected `object`, got `null`", "$"),
+        (b"[" * 100_000, "profile", "Expected `object`, got `array`", "$"),
+        (b'{"x":' * 100_000, "profile", "not a gradlane.profile file", "$"),
+        (edited("profile", "body", "model", to="mlp").replace(b"mlp", b"m\x80p"), "profile", "not a .* can't decode byte 0x80", "$.body"),
+        (b"\xff\xfe", "profile", "not a gradlane.profile file", "$"),
+        (b'{"format":"gradlane.profile","version":1}', "profile", "missing required field `body`", "$"),
+    ],
+)  # fmt: skip
+def test_a_bad_file_is_refused_with_the_place(data, name, fault, path):
+    with pytest.raises(FormatError, match=f"(?s).*{fault}") as caught:
+        files.loads(data, type(NOUNS[name]))
+    if path is not None:
+        assert caught.value.path == path
+    assert len(str(caught.value)) < 700
+
+
+def test_a_file_above_64_mib_is_refused_before_it_is_parsed():
+    with pytest.raises(FormatError, match="got 67108865 bytes, expected at most 67108864"):
+        files.loads(b" " * (64 * 2**20 + 1), Profile)
+
+
+def test_a_file_cannot_claim_more_tensors_than_the_limit():
+    tensors = ",".join(f'{{"name":"t{index}","size_bytes":4}}' for index in range(100_001))
+    body = f'{{"policy":"p","model":"m","tensors":[{tensors}],"messages":[{{"slices":[[0,0,4]]}}]}}'
+    with pytest.raises(FormatError, match="tensors: got 100001, expected 1 to 100000"):
+        files.loads(f'{{"format":"gradlane.plan","version":1,"body":{body}}}'.encode(), Plan)
+
+
+@every_noun
+def test_a_truncated_file_is_refused_wherever_it_ends(name):
+    golden = (GOLDEN / f"{name}.json").read_bytes()
+    for length in range(len(golden)):
+        with pytest.raises(FormatError):
+            files.loads(golden[:length], type(NOUNS[name]))
+
+
+def test_a_plan_from_a_file_for_another_model_is_refused_by_name():
+    plan = files.loads((GOLDEN / "plan.json").read_bytes(), Plan)
+    with pytest.raises(PlanError, match=r"tensor 1 is in.weight \(1200 B, float32\) in the plan and in.bias \(40 B, float32\)"):
+        check_plan(plan, (TensorSpec("out.weight", 400, "float16"), TensorSpec("in.bias", 40)))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: TensorSpec("a", True),
+        lambda: TensorSpec("a", 4.0),
+        lambda: TensorSpec("", 4),
+        lambda: TensorSpec("a", 4, "float8"),
+        lambda: Layer("a", -1),
+        lambda: Network.line(0, 1, 1),
+        lambda: Network.line(2, 1, 0),
+        lambda: Network(2, (Piece(1, 1),), residual=NAN),
+        lambda: Slice(0, 0, 0),
+        lambda: Lane(0),
+        lambda: Message(()),
+        lambda: Span("send", 0, 0, 2, 1),
+    ],
+)
+def test_a_value_of_no_use_is_refused_in_code_as_in_a_file(build):
+    with pytest.raises(InputError, match="got .*, expected"):
+        build()
+
+
+# -- fuzz ---------------------------------------------------------------------------------------------------
+
+
+def loads_or_refuses(data: bytes, kind: type) -> None:
+    """A FormatError, or a noun that writes and reads back equal; nothing else."""
+    try:
+        noun = files.loads(data, kind)
+    except FormatError:
+        return
+    assert files.loads(files.dumps(noun), kind) == noun
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.binary(max_size=200), name=st.sampled_from(sorted(NOUNS)))
+def test_random_bytes_are_refused(data, name):
+    with pytest.raises(FormatError):
+        files.loads(data, type(NOUNS[name]))
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    name=st.sampled_from(sorted(NOUNS)),
+    edits=st.lists(
+        st.tuples(
+            st.integers(0, 2000),
+            st.integers(0, 4),
+            st.one_of(
+                st.binary(max_size=3),
+                st.sampled_from([b"-", b"0", b"9" * 30, b"1e999", b"null", b"true", b"NaN", b'"', b"[", b"{}", b"\\ud800", b"\xed\xa0\x80"]),
+            ),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+)  # fmt: skip
+def test_a_damaged_file_is_refused_or_is_a_valid_noun(name, edits):
+    data = (GOLDEN / f"{name}.json").read_bytes()
+    for place, removed, inserted in edits:
+        place %= len(data)
+        data = data[:place] + inserted + data[place + removed :]
+    loads_or_refuses(data, type(NOUNS[name]))
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(name=st.sampled_from(sorted(NOUNS)), value=JSON, data=st.data())
+def test_a_file_with_another_value_anywhere_is_refused_or_is_a_valid_noun(name, value, data):
+    tree = node = json.loads((GOLDEN / f"{name}.json").read_bytes())
+    while True:
+        key = data.draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
+        if isinstance(node[key], (dict, list)) and node[key] and data.draw(st.booleans()):
+            node = node[key]
+        else:
+            node[key] = value
+            break
+    loads_or_refuses(json.dumps(tree).encode(), type(NOUNS[name]))

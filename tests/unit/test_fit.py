@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradlane.core.network import Network, Piece
+from gradlane.errors import InputError
+from gradlane.tune.fit import fit_network
+
+SIZES = [4 * 2**power for power in range(20)]
+RECORDED = Path(__file__).parents[3] / "shared" / "data" / "b-caffe-googlenet-k80"
+
+
+def sweep(network: Network, sizes: list[int], repeats: int = 1) -> list[tuple[int, int]]:
+    return [(size, network.cost_ns(size)) for size in sizes for _ in range(repeats)]
+
+
+def test_two_sizes_on_a_line_give_the_line():
+    fitted = fit_network([(1_000, 60_000), (101_000, 160_000)], workers=4, algorithm="ring", source="by hand")
+    assert fitted == Network(
+        4, (Piece(59_000, 10**9),), "ring", 0.0, "by hand; 2 samples of 2 sizes, 1000 B to 98.6 KiB; one line"
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(startup_ns=st.integers(1_000, 10**7), rate=st.integers(10**6, 10**11))
+def test_an_exact_line_is_recovered(startup_ns, rate):
+    line = Network.line(2, startup_ns, rate)
+    samples = sweep(line, SIZES)
+    fitted = fit_network(samples, 2)
+    assert len(fitted.pieces) == 1
+    # durations are cut to whole nanoseconds
+    for size, cost in samples:
+        assert fitted.cost_ns(size) == pytest.approx(cost, rel=1e-3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), startup_ns=st.integers(1_000, 10**7), rate=st.integers(10**7, 10**10))
+def test_a_fifth_of_the_samples_ten_times_too_slow_does_not_move_the_line(seed, startup_ns, rate):
+    line = Network.line(2, startup_ns, rate)
+    samples = sweep(line, SIZES, repeats=5)
+    late = set(Random(seed).sample(range(len(samples)), len(samples) // 5))
+    spoilt = [(size, cost * 10 if index in late else cost) for index, (size, cost) in enumerate(samples)]
+    fitted = fit_network(spoilt, 2)
+    for size in SIZES:
+        assert fitted.cost_ns(size) == pytest.approx(line.cost_ns(size), rel=0.05)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_a_fifth_of_the_sizes_ten_times_too_slow_does_not_move_the_line(seed):
+    line = Network.line(2, 100_000, 10**8)
+    late = set(Random(seed).sample(range(len(SIZES)), len(SIZES) // 5))
+    spoilt = [(size, cost * 10 if index in late else cost) for index, (size, cost) in enumerate(sweep(line, SIZES))]
+    fitted = fit_network(spoilt, 2)
+    for index, size in enumerate(SIZES):
+        if index not in late:
+            assert fitted.cost_ns(size) == pytest.approx(line.cost_ns(size), rel=0.05)
+
+
+@settings(max_examples=100, deadline=None)
+@given(noise=st.dictionaries(st.integers(1, 2**40), st.integers(2**27, 10**12), min_size=2, max_size=30))
+def test_from_any_noise_comes_a_network_without_negative_costs(noise):
+    fitted = fit_network(noise.items(), 2)
+    assert all(piece.startup_ns >= 0 and piece.bytes_per_second > 0 for piece in fitted.pieces)
+    # the line of no startup and the greatest rate misses each size by less than all of it, so that the best
+    # line's errors have a mean below 1, and half of them cannot be above 2
+    assert 0 <= fitted.residual <= 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_ten_per_cent_of_noise_about_a_line_stays_one_line(seed):
+    random = Random(seed)
+    line = Network.line(2, 200_000, 10**8)
+    fitted = fit_network([(size, round(cost * random.uniform(0.9, 1.1))) for size, cost in sweep(line, SIZES, 3)], 2)
+    assert len(fitted.pieces) == 1
+    assert fitted.startup_ns == pytest.approx(200_000, rel=0.1)
+    assert fitted.bytes_per_second == pytest.approx(10**8, rel=0.15)
+
+
+def test_falling_times_give_a_line_that_does_not_fall():
+    fitted = fit_network([(1_000, 100_000), (2_000, 90_000), (4_000, 50_000)], 2)
+    assert len(fitted.pieces) == 1
+    assert fitted.cost_ns(4_000) >= fitted.cost_ns(1_000)
+
+
+def test_a_line_that_would_start_below_zero_starts_at_zero():
+    # through (1000, 1000) and (2000, 3000) the startup would be -1000
+    fitted = fit_network([(1_000, 1_000), (2_000, 3_000)], 2)
+    assert fitted.startup_ns == 0
+    assert fitted.bytes_per_second in (10**9, 666_666_667)
+
+
+def test_a_jump_is_two_pieces_that_break_where_it_is():
+    truth = Network(8, (Piece(70_000, 50_000_000, 8_192), Piece(900_000, 320_000_000)))
+    fitted = fit_network(sweep(truth, [2**power for power in range(2, 24)]), 8)
+    small, large = fitted.pieces
+    assert small.up_to_bytes == 8_192
+    assert small.startup_ns == pytest.approx(70_000, rel=0.01)
+    assert large.startup_ns == pytest.approx(900_000, rel=0.01)
+    assert large.bytes_per_second == pytest.approx(320_000_000, rel=0.01)
+    assert fitted.residual < 0.001
+    assert fitted.source.endswith("two lines that meet at 8.0 KiB")
+
+
+def test_a_kink_is_two_pieces_that_meet_without_a_jump():
+    # 10 ns a byte up to 100 kB, 1 ns a byte beyond
+    sizes = range(10_000, 400_000, 7_000)
+    fitted = fit_network([(size, 1_000 + 10 * size if size <= 100_000 else 901_000 + size) for size in sizes], 2)
+    small, large = fitted.pieces
+    assert small.startup_ns == pytest.approx(1_000, abs=5)
+    assert small.bytes_per_second == 10**8
+    assert small.up_to_bytes == pytest.approx(100_000, abs=2)
+    assert large.startup_ns == pytest.approx(901_000, abs=5)
+    assert large.bytes_per_second == 10**9
+    assert fitted.cost_ns(small.up_to_bytes + 1) == pytest.approx(fitted.cost_ns(small.up_to_bytes), abs=20)
+
+
+def test_a_break_where_the_data_rise_does_not_lower_the_cost():
+    random = Random(1)
+    for _ in range(30):
+        samples = sorted((random.randint(1, 10**6), random.randint(1_000, 10**6)) for _ in range(40))
+        times = sorted(time for _, time in samples)
+        rising = [(size, time) for (size, _), time in zip(samples, times, strict=True)]
+        fitted = fit_network(rising, 2)
+        for piece in fitted.pieces[:-1]:
+            assert fitted.cost_ns(piece.up_to_bytes + 1) >= 0.97 * fitted.cost_ns(piece.up_to_bytes)
+
+
+def test_a_dense_sweep_of_thousands_of_sizes_is_fitted_all_the_same():
+    line = Network.line(2, 50_000, 10**9)
+    fitted = fit_network(sweep(line, list(range(1_000, 4_000_000, 1_000))), 2)
+    assert fitted.pieces == (Piece(50_000, 10**9),)
+    assert "3999 samples of 3999 sizes" in fitted.source
+
+
+@pytest.mark.parametrize(
+    ("samples", "fault"),
+    [
+        ([], "got 0 different sizes, expected 2 or more"),
+        ([(8, 5), (8, 6)], "got 1 different sizes, expected 2 or more"),
+        ([(8, 5), (16, 0)], r"samples\[1\]: got a duration of 0 ns"),
+        ([(8, -5), (16, 1)], r"samples\[0\]: got a duration of -5 ns"),
+        ([(8, float("nan")), (16, 1)], r"samples\[0\]: got a duration of nan ns"),
+        ([(8, float("inf")), (16, 1)], r"samples\[0\]: got a duration of inf ns"),
+        ([(10**6, 99), (16, 1)], r"samples\[0\]: got 1000000 bytes in 99 ns, expected at most 10000000000000 bytes a second"),
+        ([(0, 5), (16, 1)], r"samples\[0\]: got a size of 0 bytes"),
+        ([(-8, 5), (16, 1)], r"samples\[0\]: got a size of -8 bytes"),
+    ],
+)
+def test_a_sweep_of_no_use_is_refused(samples, fault):
+    with pytest.raises(InputError, match=fault):
+        fit_network(samples, 2)
+
+
+# startup and rate of the large messages, as read off the recordings by eye to within a fifth
+@pytest.mark.parametrize(("workers", "startup_us", "mb_per_second"), [(2, 100, 605), (4, 185, 486), (8, 900, 323)])
+def test_a_recorded_sweep_with_a_jump_between_8_and_12_kb_is_two_pieces(workers, startup_us, mb_per_second):
+    path = RECORDED / f"allreduce{workers}.log"
+    if not path.exists():
+        pytest.skip(f"the recording {path.name} is not here")
+    rows = [re.split(r"[,\s]+", line.strip()) for line in path.read_text().splitlines() if line[:1].isdigit()]
+    fitted = fit_network([(int(row[-2]), round(float(row[-1]) * 1000)) for row in rows], workers)
+    assert len(fitted.pieces) == 2
+    assert fitted.pieces[0].up_to_bytes == 8_192
+    assert fitted.startup_ns == pytest.approx(startup_us * 1000, rel=0.2)
+    assert fitted.bytes_per_second == pytest.approx(mb_per_second * 10**6, rel=0.2)
+    assert fitted.residual < 0.06

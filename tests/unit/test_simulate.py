@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradlane import policies
+from gradlane.core.checks import check_timeline
+from gradlane.core.network import Network, Piece
+from gradlane.core.plan import Lane, Message, Plan, Slice
+from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
+from gradlane.core.timeline import Span
+from gradlane.sim import planned_ahead, simulate
+from tests.unit.strategies import networks, plans, profiles
+
+# forward 10 + 20, backward 50, updates 1 + 2; b is ready at 20 and belongs to the second layer
+TWO_LAYERS = Profile(
+    "two",
+    "none",
+    (TensorProfile(TensorSpec("b", 40), 20, 1), TensorProfile(TensorSpec("a", 12), 50, 0)),
+    (Layer("first", 10, 1), Layer("second", 20, 2)),
+    50,
+)
+BYTE_A_NS = Network.line(2, startup_ns=5, bytes_per_second=10**9)
+
+
+def last_step(name: str, profile: Profile, network: Network, **knobs: int) -> int:
+    return simulate(policies.get(name, **knobs).plan(profile, network), profile, network).iteration_ns()[-1]
+
+
+def test_two_layers_first_in_first_out_by_hand():
+    # backward from 30 to 80; b goes 50..95, a 95..112; both updated by 115
+    timeline = simulate(policies.get("wfbp").plan(TWO_LAYERS, BYTE_A_NS), TWO_LAYERS, BYTE_A_NS, iterations=1)
+    assert [span for span in timeline.spans if span.iteration == 0] == [
+        Span("use", 0, 1, 0, 0),
+        Span("forward", 0, 0, 0, 10),
+        Span("step", 0, -1, 0, 115),
+        Span("use", 0, 0, 10, 10),
+        Span("forward", 0, 1, 10, 30),
+        Span("backward", 0, -1, 30, 80),
+        Span("ready", 0, 0, 50, 50),
+        Span("send", 0, 0, 50, 95),
+        Span("ready", 0, 1, 80, 80),
+        Span("send", 0, 1, 80, 112),  # handed over at 80, served after the first
+        Span("wait", 0, -1, 80, 112),
+        Span("update", 0, 1, 112, 113),
+        Span("update", 0, 0, 113, 115),
+    ]
+    assert timeline.iteration_ns() == [115]
+    assert timeline.hidden() == pytest.approx(30 / 62)
+
+
+def test_two_layers_across_the_barrier_by_hand():
+    # stop-and-wait by priority: b goes 50..95, then a 95..112; the first layer waits until 112, updates
+    # until 113 and runs until 123; the second updates until 125 and runs until 145
+    timeline = simulate(policies.get("tictac").plan(TWO_LAYERS, BYTE_A_NS), TWO_LAYERS, BYTE_A_NS, iterations=2)
+    assert [span for span in timeline.spans if span.kind in ("forward", "wait", "update", "backward") and span.start_ns >= 80][
+        :7
+    ] == [
+        Span("wait", 1, 1, 80, 112),
+        Span("update", 0, 1, 112, 113),
+        Span("forward", 1, 0, 113, 123),
+        Span("update", 0, 0, 123, 125),
+        Span("forward", 1, 1, 125, 145),
+        Span("backward", 1, -1, 145, 195),
+        Span("wait", 2, 1, 195, 227),
+    ]
+    assert timeline.iteration_ns() == [80, 115]
+
+
+def test_crossing_the_barrier_hides_what_the_barrier_waits_for():
+    # a (urgent, 12 bytes) is ready when b (400 bytes) has just left in slices of 40
+    profile = Profile(
+        "two",
+        "none",
+        (TensorProfile(TensorSpec("b", 400), 0, 1), TensorProfile(TensorSpec("a", 12), 50, 0)),
+        (Layer("first", 500), Layer("second", 20)),
+        50,
+    )
+    # fifo: 400 + 12 after the start of backward; two startups of 5
+    assert last_step("wfbp", profile, BYTE_A_NS) == 520 + 422
+    # slices of 45 ns: a goes 90..107, the other eight while the first layer runs (607)
+    assert last_step("p3", profile, BYTE_A_NS, slice_bytes=40) == 520 + 107
+
+
+def test_the_last_step_counts_what_the_forward_pass_after_it_waits_for_as_not_hidden():
+    # one tensor of the one layer: every sending instant after backward is waited for
+    profile = Profile("one", "none", (TensorProfile(TensorSpec("a", 100), 0, 0),), (Layer("only", 10),), 0)
+    for name in ("wfbp", "tictac"):
+        plan = policies.get(name).plan(profile, BYTE_A_NS)
+        assert simulate(plan, profile, BYTE_A_NS, iterations=3).hidden() == 0.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(profile=profiles(), network=networks())
+def test_wfbp_takes_what_equations_7_and_8_say(profile, network):
+    # Eq. 7: a layer's communication starts when its gradient is ready and the one before has ended;
+    # Eq. 8: forward, then the end of the last; the update is ours
+    end = 0
+    for tensor in profile.tensors:
+        end = max(end, tensor.ready_ns) + network.cost_ns(tensor.spec.size_bytes)
+    updates = sum(layer.update_ns for layer in profile.layers)
+    expected = sum(layer.forward_ns for layer in profile.layers) + max(end, profile.backward_ns) + updates
+    timeline = simulate(policies.get("wfbp").plan(profile, network), profile, network)
+    assert timeline.iteration_ns() == [expected] * 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(profile=profiles(dtypes=("float32",)), network=networks())
+def test_sync_easgd_takes_forward_backward_one_message_and_the_updates(profile, network):
+    end = profile.tensors[-1].ready_ns + network.cost_ns(profile.size_bytes)
+    updates = sum(layer.update_ns for layer in profile.layers)
+    assert last_step("sync-easgd", profile, network) == profile.forward_ns + max(end, profile.backward_ns) + updates
+
+
+@settings(max_examples=30, deadline=None)
+@given(profile=profiles(max_elements=1000), name=st.sampled_from(policies.names()))
+def test_on_a_free_network_an_iteration_is_its_computation(profile, name):
+    free = Network.line(2, 0, 10**13)
+    assert free.cost_ns(profile.size_bytes // len(profile.tensors)) == 0
+    knobs = {"partition_bytes": 4096} if name == "bytescheduler" else {}
+    plan = policies.get(name, **knobs).plan(profile, free)
+    # merged messages may reach 10 000 bytes, which cost a nanosecond even here
+    slack = sum(free.cost_ns(message.size_bytes) for message in plan.messages)
+    assert profile.compute_ns <= simulate(plan, profile, free).iteration_ns()[-1] <= profile.compute_ns + slack
+    if all(len(message.slices) == 1 for message in plan.messages):
+        assert slack == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(profile=profiles(), network=networks(), name=st.sampled_from(("p3", "tictac", "bytescheduler", "blocks")))
+def test_no_layer_runs_before_its_tensors_arrived_and_were_updated(profile, network, name):
+    plan = policies.get(name).plan(profile, network)
+    timeline = simulate(plan, profile, network, iterations=2)
+    arrived: dict[tuple[int, int], int] = {}
+    for send in timeline.of("send"):
+        for piece in plan.messages[send.subject].slices:
+            key = send.iteration, piece.tensor
+            arrived[key] = max(arrived.get(key, 0), send.end_ns)
+    forwards = timeline.of("forward")
+    assert [(span.iteration, span.subject) for span in forwards] == [
+        (iteration, layer) for iteration in range(3) for layer in range(len(profile.layers))
+    ]
+    for forward in forwards:
+        if forward.iteration > 0:
+            for tensor, seen in enumerate(profile.tensors):
+                if seen.layer == forward.subject:
+                    update_ns = profile.layers[forward.subject].update_ns
+                    assert forward.start_ns >= arrived[forward.iteration - 1, tensor] + update_ns
+
+
+@settings(max_examples=60, deadline=None)
+@given(plan=plans(), profile_gaps=st.data(), network=networks(), crosses=st.booleans())
+def test_any_plan_at_all_simulates_to_a_timeline_that_passes_its_check(plan, profile_gaps, network, crosses):
+    count = len(plan.tensors)
+    ready = sorted(profile_gaps.draw(st.lists(st.integers(0, 10_000), min_size=count, max_size=count)))
+    used_by = profile_gaps.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
+    profile = Profile(
+        "drawn",
+        "none",
+        tuple(TensorProfile(spec, at, layer) for spec, at, layer in zip(plan.tensors, ready, used_by, strict=True)),
+        (Layer("l0", 100, 7), Layer("l1", 0), Layer("l2", 5_000)),
+        ready[-1],
+    )
+    plan = Plan(plan.policy, plan.model, plan.tensors, plan.messages, plan.lanes, "fifo", crosses, plan.sequence)
+    check_timeline(simulate(plan, profile, network), plan)
+    ahead = planned_ahead(plan, profile, network)
+    check_timeline(simulate(ahead, profile, network), ahead)
+
+
+def test_the_network_serves_all_lanes_in_the_order_of_hand_over():
+    specs = (TensorSpec("a", 20), TensorSpec("b", 4))
+    profile = Profile("two", "none", tuple(TensorProfile(spec, 0, 0) for spec in specs), (Layer("only", 0),), 0)
+    messages = (Message((Slice(0, 0, 20),), lane=0), Message((Slice(1, 0, 4),), lane=1))
+    plan = Plan("test", "two", specs, messages, (Lane(), Lane()))
+    network = Network.line(2, 0, 10**9)
+    sends = simulate(plan, profile, network, iterations=1).of("send")
+    assert [(send.subject, send.start_ns, send.end_ns) for send in sends] == [(0, 0, 20), (1, 0, 24)]
+
+
+def test_a_piecewise_network_costs_what_the_piece_of_the_size_says():
+    network = Network(2, (Piece(1, 10**9, up_to_bytes=8), Piece(100, 10**9)))
+    assert [network.cost_ns(size) for size in (4, 8, 9)] == [5, 9, 109]
+    assert (network.startup_ns, network.bytes_per_second) == (100, 10**9)
