@@ -6,7 +6,6 @@ import sys
 
 import pytest
 from hypothesis import given, settings
-from tests.unit.strategies import networks, profiles
 
 from gradlane import policies
 from gradlane.core import files
@@ -15,6 +14,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.errors import InputError
 from gradlane.sim import planned_ahead, simulate
+from tests.unit.strategies import networks, profiles
 
 every_policy = pytest.mark.parametrize("name", policies.names())
 

@@ -6,13 +6,13 @@ import warnings
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradlane
 from gradlane.core.checks import check_timeline
 from tests.live.models import MODELS, OPTIMIZERS
+from tests.live.networks import counting_deferred_updates, slow_network
 
 
 def bits_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -78,3 +78,9 @@ def equals_ddp(
             assert session.settled
             check_timeline(session.timeline(), session.plan)
     return found
+
+
+def equals_ddp_on_a_slow_network(rank: int, world: int, **case: Any) -> tuple[dict[str, list[str]], int]:
+    """As `equals_ddp`, with sums that arrive after `step()`; and how many updates were deferred."""
+    with slow_network(), counting_deferred_updates() as deferred:
+        return equals_ddp(rank, world, **case), sum(deferred)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import strategies as st
 
 from gradlane.core.network import Network, Piece
@@ -54,7 +56,7 @@ def plans(draw, max_lanes=3, sequenced=None):
     for index, spec in enumerate(specs):
         cuts = draw(st.sets(st.integers(1, spec.size_bytes // 4), max_size=3))
         edges = sorted({0, spec.size_bytes, *(4 * cut for cut in cuts)})
-        pieces += [Slice(index, start, end - start) for start, end in zip(edges, edges[1:], strict=False)]
+        pieces += [Slice(index, start, end - start) for start, end in itertools.pairwise(edges)]
     pieces = draw(st.permutations(pieces))
     lanes = tuple(
         Lane(window) for window in draw(st.lists(st.one_of(st.none(), st.integers(1, 60)), min_size=1, max_size=max_lanes))

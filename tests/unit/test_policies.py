@@ -252,9 +252,9 @@ def test_blocks_merge_what_is_small_and_cut_what_is_large_into_even_parts():
 
 
 @settings(max_examples=60, deadline=None)
-@given(profile=profiles(dtypes=("float32",)), network=networks())
+@given(profile=profiles(dtypes=("float32",), max_elements=2_000), network=networks())
 def test_no_block_is_larger_than_the_target_and_no_two_neighbours_would_fit_one(profile, network):
-    blocks = policies.get("blocks", least_bytes=64)
+    blocks = policies.get("blocks", least_bytes=64, most_bytes=4096)
     target = blocks.block_bytes(network)
     plan = blocks.plan(profile, network)
     assert all(message.size_bytes <= target for message in plan.messages)

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from gradlane.errors import InputError
-from gradlane.lab import LabSpec, run
+from gradlane.lab import LabSpec, execute
 from gradlane.units import parse_rate
 
 
@@ -54,7 +54,7 @@ def command(
     spec = LabSpec(hosts=hosts, link_bits_per_second=None if link.lower() == "none" else parse_rate(link))
     if command_line[0].endswith(".py"):
         command_line = (sys.executable, *command_line)
-    outcome = run(spec, command_line, timeout=timeout, announce=not quiet)
+    outcome = execute(spec, command_line, timeout=timeout, announce=not quiet)
     if as_json:
         line = {"hosts": hosts, "link_bits_per_second": spec.link_bits_per_second, **msgspec.structs.asdict(outcome)}
         click.echo(msgspec.json.encode(line))

@@ -29,7 +29,7 @@ def command(hosts: int, link: str | None, seconds: float, out: Path | None, as_j
     A job that is being trained probes its own network at `attach`; this is for planning ahead.
     """
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
-        exit_code = run_on_ranks("gradlane.live.probe", [scratch, str(seconds)], hosts, rate_or_none(link), link is None)
+        exit_code = run_on_ranks("gradlane.live.probe_job", [scratch, str(seconds)], hosts, rate_or_none(link), link is None)
         if exit_code:
             fail("the probe", exit_code)
         network = files.read(Path(scratch, "network.json"), Network)

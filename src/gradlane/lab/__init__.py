@@ -6,7 +6,7 @@ A host is a network namespace; the kernel removes hosts, links and processes whe
 Nothing outside of these namespaces is changed, and nothing inside reaches the network outside.
 """
 
-from gradlane.lab.launcher import run, supported
+from gradlane.lab.launcher import execute, run, supported
 from gradlane.lab.spec import LabSpec, Outcome
 
-__all__ = ["LabSpec", "Outcome", "run", "supported"]
+__all__ = ["LabSpec", "Outcome", "execute", "run", "supported"]

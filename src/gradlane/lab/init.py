@@ -1,6 +1,6 @@
 """`python -m gradlane.lab.init JOB [COMMAND...]`: the processes that hold a lab. Started by `launcher` only.
 
-    launcher                 any process; waits for the report
+    launcher                 any process; waits for the keeper
       `- keeper              makes the user, PID, mount and network namespaces; waits for init
            `- init           PID 1 of the new PID namespace: builds the network, starts and watches the ranks
                 |- rank 0
@@ -97,7 +97,10 @@ def _furnish(spec: LabSpec) -> None:
         # /proc is a directory that surely exists: for a moment it carries the file that /etc/hosts will show
         kernel.mount("tmpfs", "/proc", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=64k")
         try:
-            names = "".join(f"{address} host{host}\n" for host, address in enumerate(spec.addresses))
+            # the second line of each: a socket that speaks both IPv4 and IPv6 asks for the name of the mapped address
+            names = "".join(
+                f"{address} host{host}\n::ffff:{address} host{host}.lab\n" for host, address in enumerate(spec.addresses)
+            )
             Path("/proc/hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{names}")
             kernel.mount("/proc/hosts", "/etc/hosts", "", kernel.MS_BIND)
         finally:

@@ -16,7 +16,8 @@ from functools import cache
 import msgspec
 
 from gradlane.errors import InputError, LabError
-from gradlane.lab.spec import Job, LabSpec, Outcome, Report
+from gradlane.lab.kernel import WHAT_STILL_WORKS
+from gradlane.lab.spec import INTERRUPTED, Job, LabSpec, Outcome, Report
 
 GRACE_SECONDS = 10.0
 
@@ -29,8 +30,21 @@ def run(
     timeout: float | None = None,
     grace: float = GRACE_SECONDS,
     announce: bool = False,
+) -> int:
+    """Run `command` once on each host of a lab and return the exit code; the arguments are those of `execute`."""
+    return execute(spec, command, env=env, timeout=timeout, grace=grace, announce=announce).exit_code
+
+
+def execute(
+    spec: LabSpec,
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    grace: float = GRACE_SECONDS,
+    announce: bool = False,
 ) -> Outcome:
-    """Run `command` once on each host of a lab and say how every rank ended; `.exit_code` sums it up.
+    """Run `command` once on each host of a lab and say how every rank ended.
 
     Rank 0 has this process's stdin, stdout and stderr; what the other ranks print comes on the same two streams,
     line by line, with "[rank] " before each. `env` replaces this process's environment; the variables that torchrun
@@ -79,45 +93,49 @@ def _in_lab(
     grace: float,
     announce: bool,
 ) -> Outcome | None:
-    report_read, report_write = os.pipe()
+    if sys.platform != "linux":
+        raise LabError(f"a lab is made of Linux namespaces, and this is {sys.platform}; {WHAT_STILL_WORKS}")
+    # in memory rather than a pipe, so that an interrupt while waiting can lose none of it
+    report_fd = os.memfd_create("gradlane-lab-report")
     lifeline_read, lifeline_write = os.pipe()
     job = Job(
         spec=spec,
         launcher_pid=os.getpid(),
         lifeline_fd=lifeline_read,
-        report_fd=report_write,
+        report_fd=report_fd,
         grace_seconds=grace,
         timeout_seconds=timeout,
         announce=announce,
     )
     text = msgspec.json.encode(job).decode()
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gradlane.lab.init", text, *command],
-            env=environment,
-            pass_fds=(lifeline_read, report_write),
-        )
-    except BaseException:
-        os.close(report_read)
-        os.close(lifeline_write)
-        raise
-    finally:
-        os.close(lifeline_read)
-        os.close(report_write)
-    with open(report_read, "rb") as report_stream, open(lifeline_write, "wb", buffering=0) as lifeline, process:
+    with open(report_fd, "rb") as report_stream, open(lifeline_write, "wb", buffering=0) as lifeline:
         try:
-            # the init holds the other end until it ends, so that this waits for the run
-            report_bytes = report_stream.read()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "gradlane.lab.init", text, *command],
+                env=environment,
+                pass_fds=(lifeline_read, report_fd),
+            )
+        finally:
+            os.close(lifeline_read)
+        interrupted = False
+        try:
             process.wait()
         except KeyboardInterrupt:
+            interrupted = True
             # to the init the end of the lifeline means: end the ranks, soon
             lifeline.close()
             try:
-                report_bytes = report_stream.read()
                 process.wait()
             except KeyboardInterrupt:
                 process.kill()
+                process.wait()
                 raise
+        report_stream.seek(0)
+        report_bytes = report_stream.read()
+    if interrupted:
+        # whatever the ranks made of it, and also where it came before there were any
+        outcome = msgspec.json.decode(report_bytes, type=Report).outcome if report_bytes else None
+        return msgspec.structs.replace(outcome or Outcome(), exit_code=INTERRUPTED)
     if not report_bytes:
         raise LabError(
             f"the process that holds the lab ended with status {process.returncode} and said nothing, expected a report; "

@@ -17,11 +17,8 @@ from typing import IO, NamedTuple
 
 from gradlane.errors import InputError, LabError
 from gradlane.lab import kernel
-from gradlane.lab.spec import Job, rank_environment
+from gradlane.lab.spec import INTERRUPTED, TIMED_OUT, Job, rank_environment
 from gradlane.lab.wires import Wires
-
-TIMED_OUT = 124  # as timeout(1) has it
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 _LONGEST_LINE_BYTES = 1 << 16
 # After Ctrl-C ranks have the terminal's SIGINT already; this is how long they may take over ending by it.
@@ -177,6 +174,10 @@ class _Watch:
         ended_from_outside = self._exit_code is not None and self._first_failed is None
         if code == 0 or self._signalled or ended_from_outside:
             return
+        if status == -signal.SIGINT:
+            # the terminal's Ctrl-C, of which the launcher is about to hear as well
+            self._interrupt()
+            return
         how = f"was ended by {_signal_name(-status)}" if status < 0 else f"ended with exit code {code}"
         if self._first_failed is not None:
             _say(f"rank {rank} (host{rank}) {how}, after rank {self._first_failed}")
@@ -188,8 +189,12 @@ class _Watch:
 
     def _on_lifeline(self) -> None:
         self._selector.unregister(self._job.lifeline_fd)
+        self._interrupt()
+
+    def _interrupt(self) -> None:
         if self._exit_code is None:
             self._exit_code = INTERRUPTED
+            _say("interrupted; ending all ranks")
         self._time_is_up = None
         self._end_the_rest(_INTERRUPT_SECONDS)
 

@@ -10,6 +10,8 @@ INTERFACE = "eth0"
 """The name of a host's only link, in that host."""
 MASTER_PORT = 29500
 MOST_HOSTS = 64
+TIMED_OUT = 124  # as timeout(1) has it
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 _FASTEST_LINK = 100 * 10**9
 _SLOWEST_LINK = 10**6
@@ -51,12 +53,12 @@ class Outcome(msgspec.Struct, frozen=True):
     was up, 130 when the user interrupted, else 0. `exit_codes` are those of each rank, counted the same way.
     """
 
-    exit_code: int
-    exit_codes: tuple[int, ...]
-    first_failed_rank: int | None
-    congestion_control: str
-    setup_seconds: float
-    seconds: float
+    exit_code: int = 0
+    exit_codes: tuple[int, ...] = ()
+    first_failed_rank: int | None = None
+    congestion_control: str = ""
+    setup_seconds: float = 0.0
+    seconds: float = 0.0
 
 
 class Job(msgspec.Struct, frozen=True):

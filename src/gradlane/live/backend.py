@@ -7,6 +7,7 @@ torch.distributed compares each with the agreed order: what would be a wrong sum
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -115,7 +116,9 @@ class AllReduce:
     def close(self) -> None:
         """Give the process groups back."""
         for group in self._groups:
-            dist.destroy_process_group(group)
+            # at exit the script may have destroyed them all already
+            with contextlib.suppress(ValueError, AssertionError):
+                dist.destroy_process_group(group)
         self._groups.clear()
 
 

@@ -7,6 +7,7 @@ of the next one: same values, no wait. A buffer that a rank's script changed in 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -82,4 +83,6 @@ class BufferSync:
         return True
 
     def close(self) -> None:
-        dist.destroy_process_group(self._group)
+        """Give the process group back, unless the script has destroyed them all already."""
+        with contextlib.suppress(ValueError, AssertionError):
+            dist.destroy_process_group(self._group)

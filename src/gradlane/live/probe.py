@@ -1,22 +1,12 @@
-"""Measures what an all-reduce costs between the ranks of a job: a sweep of sizes, each several times.
-
-As a program (`python -m gradlane.live.probe OUT BUDGET_S`, a process a rank) it is the worker of
-`gradlane probe`: rank 0 leaves the samples and the fitted network in OUT.
-"""
+"""Measures what an all-reduce costs between the ranks of a job: a sweep of sizes, each several times."""
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
-
-from gradlane.core import files
-from gradlane.tune.fit import fit_network
 
 QUICK_SIZES = tuple(4096 * 4**power for power in range(6))  # 4 KiB .. 4 MiB
 FULL_SIZES = tuple(1024 * 2**power for power in range(16))  # 1 KiB .. 32 MiB
@@ -58,20 +48,3 @@ def sweep(
 def _wait(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
-
-
-def main(out: str, budget_s: float) -> None:
-    """Probe on the CPU over the job's default group and leave `samples.json` and `network.json` in `out`."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    samples = sweep(dist.group.WORLD, torch.device("cpu"), FULL_SIZES, repeats=7, budget_s=budget_s)
-    if dist.get_rank() == 0:
-        network = fit_network(samples, workers=dist.get_world_size(), source="gradlane probe, Gloo")
-        files.write(Path(out, "network.json"), network)
-        Path(out, "samples.json").write_bytes(msgspec.json.encode(samples))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]))

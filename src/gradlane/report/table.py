@@ -138,9 +138,8 @@ def render(comparison: Comparison, console: Console) -> None:
 def _below(comparison: Comparison) -> Text:
     bound = "unknown" if comparison.bound is None else f"{comparison.bound:.2f} x DDP"
     text = f"bound: {bound}, {comparison.bound_text}" if comparison.bound_text else f"bound: {bound}"
-    return Text(
-        f"{text}\non {comparison.machine}\n* best ratio to torch DDP, above 1 is faster; = DDP: parameters and buffers at the end equal DDP's bit for bit"
-    )
+    key = "* best ratio to torch DDP, above 1 is faster; = DDP: parameters and buffers at the end equal DDP's bit for bit"
+    return Text(f"{text}\non {comparison.machine}\n{key}")
 
 
 def _ms(time_ns: float | None) -> str:

@@ -47,7 +47,8 @@ def fit_network(
     lower the error clearly. `residual` is the median over sizes of |fitted - measured| / measured. The result's
     `source` is `source` followed by what was fitted.
 
-    Raises `InputError` for fewer than two different sizes and for sizes or durations that are not positive.
+    Raises `InputError` for fewer than two different sizes, for sizes or durations that are not positive, and for a
+    sample faster than any network.
     """
     sizes, medians, count = _medians(samples)
     kept = _thinned(sizes)
@@ -73,8 +74,8 @@ def _medians(samples: Iterable[tuple[int, int]]) -> tuple[Floats, Floats, int]:
             )
         if size_bytes * NS_PER_SECOND > duration_ns * MAX_RATE:
             raise InputError(
-                f"samples[{count - 1}]: got {size_bytes} bytes in {duration_ns} ns, expected at most {MAX_RATE} bytes a second; "
-                "was the operation waited for?"
+                f"samples[{count - 1}]: got {size_bytes} bytes in {duration_ns} ns, expected at most {MAX_RATE} bytes "
+                "a second; was the operation waited for?"
             )
         by_size[size_bytes].append(duration_ns)
     if len(by_size) < 2:
@@ -147,7 +148,7 @@ def _break_at(
     although the data do not.
     """
     gap = [right[0] + right[1] * size - left[0] - left[1] * size for size in sizes]
-    if gap[0] < 0 < gap[1]:
+    if gap[0] * gap[1] < 0:
         crossing = float(sizes[0]) + float(sizes[1] - sizes[0]) * gap[0] / (gap[0] - gap[1])
         return int(min(max(crossing, sizes[0]), sizes[1] - 1))
     fall = max(0.0, 1 - medians[1] / medians[0]) + TOLERATED_DROP

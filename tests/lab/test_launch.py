@@ -1,0 +1,82 @@
+"""`gradlane launch`: what reaches the script, what is refused before anything starts, and how a failure is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gradlane.cli import main
+
+LIMIT_SECONDS = 120  # for torch to be imported by the launcher and by two ranks, on a busy machine
+
+# rank 1 fails when rank 0 has written its file, since torchrun then ends rank 0
+SCRIPT = """
+import json, os, sys
+names = [name for name in os.environ if name.startswith("GRADLANE_")]
+seen = {"arguments": sys.argv[1:], "rank": os.environ["RANK"], **{name: os.environ[name] for name in names}}
+here = os.path.dirname(__file__)
+with open(os.path.join(here, os.environ["RANK"] + ".json"), "w") as file:
+    json.dump(seen, file)
+with open(os.path.join(here, "fifo"), "w" if os.environ["RANK"] == "0" else "r"):
+    sys.exit(7 if os.environ["RANK"] == "1" else 0)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    os.mkfifo(tmp_path / "fifo")
+    return path
+
+
+def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> None:
+    options = ["--nproc", "2", "--policy", "bytescheduler", "--knob", "partition_bytes=1MiB", "--max-restarts", "0"]
+    own = ["--policy", "its own", "--", "--help"]
+    command = [sys.executable, "-m", "gradlane", "launch", *options, "--timeout", "30", str(script), *own]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+    seen = [json.loads((script.parent / f"{rank}.json").read_text()) for rank in range(2)]
+    assert [one["rank"] for one in seen] == ["0", "1"]
+    assert [one["arguments"] for one in seen] == [own] * 2
+    assert [one["GRADLANE_POLICY"] for one in seen] == ["bytescheduler"] * 2
+    assert [one["GRADLANE_KNOBS"] for one in seen] == ['{"partition_bytes":1048576}'] * 2
+    assert [one["GRADLANE_TIMEOUT"] for one in seen] == ["30"] * 2
+    assert done.returncode == 1
+    assert "gradlane: rank 1 ended with exit code 7" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--polcy", "wfbp", "SCRIPT"], "unrecognized arguments: --polcy"),
+        (["--policy", "nobody", "SCRIPT"], "got 'nobody', expected one of wfbp, ddp"),
+        (["--policy", "wfbp", "--plan", "plan.json", "SCRIPT"], "expected one or the other"),
+        (["--plan", "not-there.json", "SCRIPT"], "got 'not-there.json', which is not a file"),
+        (["--knob", "partition_bytes", "SCRIPT"], "got 'partition_bytes', expected each knob once"),
+        (["--timeout", "soon", "SCRIPT"], "got 'soon', expected seconds"),
+        (["--module", "SCRIPT"], "expected a SCRIPT"),
+        (["--policy", "wfbp", "not-there.py"], "got 'not-there.py', which is not a file"),
+        (["--nproc", "2"], "got no SCRIPT"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_starts(script: Path, options: list[str], said: str) -> None:
+    arguments = ["launch", *(str(script) if option == "SCRIPT" else option for option in options)]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert not list(script.parent.glob("*.json"))
+
+
+def test_help_shows_our_options_first() -> None:
+    result = CliRunner().invoke(main, ["launch", "--help"])
+    assert result.exit_code == 0
+    assert result.output.startswith("usage: gradlane launch [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]...")
+    for option in ("--nproc", "--policy", "--knob", "--plan", "--network", "--timeline", "--timeout", "--rdzv-endpoint"):
+        assert option in result.output

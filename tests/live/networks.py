@@ -1,0 +1,48 @@
+"""A network that is slow in a known way, so that sums are still under way when `step()` is called."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+from gradlane.live.backend import AllReduce
+from gradlane.live.deferral import DeferredStep
+
+
+class SlowAllReduce(AllReduce):
+    """The real sums, each of whose ends is heard `delay_s` later: on loopback they would all come before `step()`."""
+
+    delay_s = 0.002
+
+    def start(self, message: int, tensor: Any, ready: Any, on_done: Any) -> bool:
+        def later(index: int, error: BaseException | None) -> None:
+            timer = threading.Timer(self.delay_s, on_done, (index, error))
+            timer.daemon = True
+            timer.start()
+
+        return super().start(message, tensor, ready, later)
+
+
+@contextlib.contextmanager
+def slow_network() -> Iterator[None]:
+    """Sessions attached inside have a slow network."""
+    with patch("gradlane.live.attachment.AllReduce", SlowAllReduce):
+        yield
+
+
+@contextlib.contextmanager
+def counting_deferred_updates() -> Iterator[list[int]]:
+    """Yields a list that gets, for each deferred update, how many parameters it was of."""
+    seen: list[int] = []
+    really = DeferredStep.update
+
+    def update(self: DeferredStep, params: Any) -> None:
+        params = list(params)
+        seen.append(len(params))
+        really(self, params)
+
+    with patch.object(DeferredStep, "update", update):
+        yield seen

@@ -1,0 +1,46 @@
+"""Training under every policy gives the bits that torch's DistributedDataParallel gives."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradlane import policies
+from gradlane.core.network import Network
+from tests.live.models import MODELS, OPTIMIZERS
+
+# so small that models of 100 KB travel in many messages
+KNOBS = {
+    "ddp": {"bucket_bytes": 8000, "first_bucket_bytes": 1000},
+    "p3": {"slice_bytes": 8000},
+    "bytescheduler": {"partition_bytes": 8000, "credit_bytes": 16000},
+    "blocks": {"least_bytes": 8000, "most_bytes": 8000},
+}
+GIVEN = Network.line(2, startup_ns=20_000, bytes_per_second=10**9)  # to measure one takes half a second a session
+EVERY_POLICY = [(name, KNOBS.get(name, {})) for name in policies.names()]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_policy_equals_ddp_bit_for_bit_after_30_steps(two_ranks, model, optimizer):
+    outcomes = two_ranks.run(
+        "tests.live.cases:equals_ddp", model=model, optimizer=optimizer, policies=EVERY_POLICY, network=GIVEN
+    )
+    for found in outcomes:
+        assert found == {str(policy): [] for policy in EVERY_POLICY}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_it_does_so_when_sums_arrive_late_and_updates_are_deferred(two_ranks, model):
+    crossing = [(name, knobs) for name, knobs in EVERY_POLICY if name in ("p3", "tictac", "bytescheduler", "blocks")]
+    case = "tests.live.cases:equals_ddp_on_a_slow_network"
+    outcomes = two_ranks.run(case, model=model, optimizer="adam", policies=crossing, steps=12, network=GIVEN)
+    for found, deferred in outcomes:
+        assert found == {str(policy): [] for policy in crossing}
+        assert deferred > 30
+
+
+def test_it_does_so_when_the_network_is_measured_at_attach(two_ranks):
+    outcomes = two_ranks.run(
+        "tests.live.cases:equals_ddp", model="convolutions", optimizer="sgd", policies=["mg-wfbp"], steps=8
+    )
+    assert outcomes == [{"mg-wfbp": []}] * 2

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from gradlane import policies
+from gradlane.cli import main
+from gradlane.cli.plan import ddp_kwargs, why_not_ddp
+from gradlane.core import files
+from gradlane.core.checks import check_plan
+from gradlane.core.network import Network
+from gradlane.core.plan import Lane, Message, Plan, Slice
+from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
+from gradlane.errors import InputError
+
+MIB = 2**20
+
+# backward 100 ms; two large tensors in the last layer, a small urgent one in the first
+PROFILE = Profile(
+    "three",
+    "none",
+    (
+        TensorProfile(TensorSpec("out.weight", 4 * MIB), 20_000_000, 1),
+        TensorProfile(TensorSpec("out.bias", 4096), 20_000_000, 1),
+        TensorProfile(TensorSpec("in.weight", 2 * MIB), 100_000_000, 0),
+    ),
+    (Layer("in", 20_000_000, 1_000_000), Layer("out", 30_000_000)),
+    100_000_000,
+)
+NETWORK = Network.line(4, 1_000_000, 100_000_000)
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    files.write(tmp_path / "profile.json", PROFILE)
+    files.write(tmp_path / "network.json", NETWORK)
+    return [str(tmp_path / "profile.json"), str(tmp_path / "network.json")]
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(main, arguments, env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+# -- gradlane policies --------------------------------------------------------------------------------------
+
+
+def test_policies_lists_every_policy_with_its_paper_and_marks_the_default():
+    text = run("policies")
+    for name in policies.names():
+        assert name in text
+    assert "blocks (default)" in text
+    assert text.count("(default)") == 1
+    assert "MG-WFBP (TPDS '21) Algorithm 1" in text
+    assert "partition_bytes=1048576" in text
+
+
+def test_policies_as_json_has_the_knobs_with_their_defaults():
+    rows = {row["name"]: row for row in json.loads(run("policies", "--json"))}
+    assert list(rows) == list(policies.names())
+    assert rows["bytescheduler"] == {
+        "name": "bytescheduler",
+        "default": False,
+        "paper": "ByteScheduler (SOSP '19) Algorithm 1",
+        "differs": "credit equal to the slice suffices; knobs are given, not yet tuned",
+        "knobs": {"partition_bytes": 1048576, "credit_bytes": 4194304},
+    }
+    assert [name for name, row in rows.items() if row["default"]] == ["blocks"]
+
+
+# -- gradlane plan ------------------------------------------------------------------------------------------
+
+
+def test_plan_ranks_all_policies_against_ddp_and_the_bound(inputs):
+    report = json.loads(run("plan", *inputs, "--json"))
+    assert (report["model"], report["workers"], report["bound_ns"]) == ("three", 4, 151_000_000)
+    assert {row["policy"] for row in report["policies"]} == set(policies.names())
+    times = [row["iteration_ns"] for row in report["policies"]]
+    assert times == sorted(times)
+    assert report["chosen"] == report["policies"][0]["policy"]
+    by_name = {row["policy"]: row for row in report["policies"]}
+    # forward 50, gradients last ready at 100, 2 MiB then take 1 + 20.97152 ms, update 1
+    assert by_name["wfbp"]["iteration_ns"] == 50_000_000 + 100_000_000 + 21_971_520 + 1_000_000
+    assert by_name["wfbp"]["ratio_to_bound"] == pytest.approx(172.97152 / 151)
+    assert by_name["sync-easgd"]["ratio_to_ddp"] == pytest.approx(172.97152 / (151 + 1 + 6.004 * MIB / 10**5), rel=1e-3)
+    assert by_name["ddp"]["ratio_to_ddp"] == 1.0
+
+
+def test_plan_prints_a_table_a_recommendation_and_the_plan(inputs):
+    text = run("plan", *inputs)
+    assert "three, 3 tensors, 6.0 MiB, on 4 workers, startup 1.00 ms, 800 Mbit/s" in text
+    assert "bound: 151.00 ms of computation, were communication free" in text
+    assert "recommended: " in text
+    assert "less than ddp" in text or "which is ddp itself" in text
+    assert "fingerprint" in text
+
+
+def test_plan_for_one_policy_sets_it_beside_ddp_and_says_by_how_much(inputs):
+    text = run("plan", *inputs, "--policy", "sync-easgd")
+    # ddp sends 4 MiB while backward runs, which sync-easgd sends after it: 41.94 ms
+    assert "sync-easgd: 214.96 ms an iteration, 41.94 ms (24.2%) more than ddp" in text
+    assert "wfbp" not in text
+    assert "message 0, priority 0, 6.0 MiB: out.weight .. in.weight (3 slices)" in text
+
+
+def test_the_plan_that_is_written_has_its_order_fixed_and_fits_the_profile(inputs, tmp_path):
+    out = tmp_path / "plan.json"
+    assert f"wrote {out}" in run("plan", *inputs, "--policy", "tictac", "--out", str(out))
+    plan = files.read(out, Plan)
+    check_plan(plan, PROFILE.specs)
+    assert plan.policy == "tictac"
+    # both of the last layer are ready together, the first handed over goes first
+    assert plan.sequence == (0, 1, 2)
+
+
+def test_knobs_take_sizes_as_people_write_them_and_shares(inputs):
+    rows = json.loads(run("plan", *inputs, "--policy", "bytescheduler", "--knob", "partition_bytes=512KiB", "--json"))[
+        "policies"
+    ]
+    assert {row["policy"]: row["messages"] for row in rows}["bytescheduler"] == 8 + 1 + 4
+    text = run("plan", *inputs, "--policy", "blocks", "--knob", "startup_share=0.5", "--knob", "least_bytes=256KiB")
+    assert "blocks: " in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["--policy", "fast"], "policy: got 'fast', expected one of wfbp"),
+        (["--knob", "slice_bytes=4"], "--knob: got knobs and no policy"),
+        (["--policy", "p3", "--knob", "slice_bytes"], "--knob: got 'slice_bytes', expected NAME=VALUE"),
+        (["--policy", "p3", "--knob", "slice_bytes=8", "--knob", "slice_bytes=9"], "--knob: got slice_bytes twice"),
+        (["--policy", "p3", "--knob", "speed=8"], "policy p3: got knob 'speed', expected slice_bytes"),
+        (["--policy", "p3", "--knob", "slice_bytes=x"], "expected a number and a unit"),
+        (["--policy", "p3", "--knob", "slice_bytes=1"], "slice_bytes: got 1, expected an integer from 8"),
+    ],
+)
+def test_what_plan_cannot_use_ends_with_code_2_and_a_reason(inputs, arguments, fault):
+    assert fault in run("plan", *inputs, *arguments, code=2)
+
+
+def test_files_in_the_wrong_order_are_refused(inputs):
+    assert "got a 'gradlane.network', expected a 'gradlane.profile' (at $.format)" in run("plan", *inputs[::-1], code=2)
+
+
+# -- --emit ddp-kwargs --------------------------------------------------------------------------------------
+
+
+def closes(caps: list[float], sizes: list[int]) -> list[list[int]]:
+    """What DDP makes of the caps: a bucket closes when its size reaches its cap."""
+    buckets: list[list[int]] = [[]]
+    for tensor in range(len(sizes)):
+        buckets[-1].append(tensor)
+        if sum(sizes[t] for t in buckets[-1]) >= int(caps[min(len(buckets), len(caps)) - 1] * MIB):
+            buckets.append([])
+    return [bucket for bucket in buckets if bucket]
+
+
+def test_the_caps_make_ddp_close_its_buckets_where_the_groups_end(inputs):
+    text = run("plan", *inputs, "--policy", "mg-wfbp", "--emit", "ddp-kwargs")
+    kwargs = eval(text)
+    assert kwargs == {"bucket_cap_mb_list": [(4 * MIB + 4096 - 2048) / MIB, 1.0]}
+    assert closes(kwargs["bucket_cap_mb_list"], [tensor.spec.size_bytes for tensor in PROFILE.tensors]) == [[0, 1], [2]]
+
+
+def test_without_a_policy_the_best_that_ddp_can_carry_out_is_emitted(inputs):
+    text = run("plan", *inputs, "--emit", "ddp-kwargs")
+    assert text.startswith(("# mg-wfbp", "# wfbp", "# ddp", "# sync-easgd"))
+    assert set(eval(text)) == {"bucket_cap_mb_list"}
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (Plan("p", "m", (TensorSpec("a", 4),), (Message((Slice(0, 0, 4),)),), crosses_barrier=True), "crosses the barrier"),
+        (
+            Plan("p", "m", (TensorSpec("a", 8),), (Message((Slice(0, 0, 4),)), Message((Slice(0, 4, 4),)))),
+            "carries a part of a",
+        ),
+        (
+            Plan("p", "m", (TensorSpec("a", 4), TensorSpec("b", 4)), (Message((Slice(1, 0, 4),)), Message((Slice(0, 0, 4),)))),
+            "message 0, number 0 to start, is not next in readiness order",
+        ),
+        (
+            Plan(
+                "p",
+                "m",
+                (TensorSpec("a", 4), TensorSpec("b", 4)),
+                (Message((Slice(0, 0, 4),)), Message((Slice(1, 0, 4),))),
+                sequence=(1, 0),
+            ),
+            "message 1, number 0 to start, is not next in readiness order",
+        ),
+        (
+            Plan(
+                "p",
+                "m",
+                (TensorSpec("a", 4), TensorSpec("b", 4, "float16")),
+                (Message((Slice(0, 0, 4),)), Message((Slice(1, 0, 4),))),
+            ),
+            "it has float16 and float32",
+        ),
+        (Plan("p", "m", (TensorSpec("a", 4),), (Message((Slice(0, 0, 4),), hold_until=0),)), "message 0 is held back"),
+        (Plan("p", "m", (TensorSpec("a", 4),), (Message((Slice(0, 0, 4),)),), (Lane(4),)), "it has a window"),
+    ],
+)
+def test_what_stock_ddp_cannot_carry_out_is_refused_with_the_reason(plan, reason):
+    assert reason in why_not_ddp(plan)
+    with pytest.raises(InputError, match=f"stock DDP cannot carry out this p plan: .*{reason}"):
+        ddp_kwargs(plan)
+
+
+def test_emitting_for_a_crossing_policy_ends_with_code_2(inputs):
+    assert "cannot carry out this p3 plan: it crosses the barrier" in run(
+        "plan", *inputs, "--policy", "p3", "--emit", "ddp-kwargs", code=2
+    )
+
+
+# -- what is imported ---------------------------------------------------------------------------------------
+
+
+def test_planning_and_reporting_import_no_torch():
+    modules = (
+        "gradlane, gradlane.cli.plan, gradlane.cli.policies, gradlane.tune.fit, gradlane.report.perfetto, gradlane.report.table"
+    )
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

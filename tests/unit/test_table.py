@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from gradlane.errors import FormatError, InputError
+from gradlane.report.table import Comparison, Result, render
+
+MS = 1_000_000
+COMPARISON = Comparison(
+    command="gradlane compare --hosts 2",
+    machine="2 cores, emulated hosts",
+    hosts=2,
+    link_bits_per_second=500_000_000,
+    model="mlp",
+    parameter_bytes=4 * 2**20,
+    bound=1.8,
+    bound_text="computation alone",
+    results=(
+        Result("blocks", (50 * MS, 60 * MS, 40 * MS), 0.75, 0.12345, True),
+        Result("torch-ddp", (100 * MS, 110 * MS, 90 * MS), None, 0.12345, None),
+        Result("p3", (), None, None, None, "rank 1 stopped: [red]out of memory"),
+        Result("wfbp", (200 * MS,), 0.0, 0.5, False),
+    ),
+)
+
+
+def printed(comparison: Comparison, width: int = 200) -> list[str]:
+    text = io.StringIO()
+    render(comparison, Console(width=width, file=text))
+    return [" ".join(line.replace("│", " ").split()) for line in text.getvalue().splitlines()]
+
+
+def test_quantiles_are_interpolated():
+    result = Result("torch-ddp", tuple(step * MS for step in range(1, 12)))
+    assert [result.quantile_ns(part) for part in (0, 0.1, 0.5, 0.9, 1)] == [1 * MS, 2 * MS, 6 * MS, 10 * MS, 11 * MS]
+    assert Result("torch-ddp", (1, 2)).median_ns == 1.5
+    assert Result("torch-ddp", ()).median_ns is None
+
+
+def test_the_ratio_is_the_median_of_ddp_over_the_policys():
+    assert [COMPARISON.ratio(result) for result in COMPARISON.results] == [2.0, 1.0, None, 0.5]
+
+
+def test_without_ddp_there_is_no_ratio():
+    result = Result("blocks", (5,))
+    alone = Comparison("c", "m", 1, None, "mlp", 4, None, "", (result,))
+    assert alone.ratio(result) is None
+    assert "blocks 0.00 0.00 0.00 - - - -" in printed(alone)
+
+
+def test_the_table_has_ddp_first_the_best_marked_and_the_bound_below():
+    lines = printed(COMPARISON)
+    assert lines[0] == "mlp, 4.0 MiB of parameters, 2 hosts, 500 Mbit/s links"
+    rows = [line for line in lines if line.split(" ")[0] in ("torch-ddp", "blocks", "p3", "wfbp")]
+    assert rows == [
+        "torch-ddp 100.00 92.00 108.00 1.00 - 0.1235 -",
+        "blocks 50.00 42.00 58.00 2.00 * 75% 0.1235 yes",
+        "p3 - - - - - - - rank 1 stopped: [red]out of memory",
+        "wfbp 200.00 200.00 200.00 0.50 0% 0.5000 no",
+    ]
+    assert lines[-3:] == [
+        "bound: 1.80 x DDP, computation alone",
+        "on 2 cores, emulated hosts",
+        "* best ratio to torch DDP, above 1 is faster; = DDP: parameters and buffers at the end equal DDP's bit for bit",
+    ]
+
+
+def test_a_comparison_reads_back_equal():
+    assert Comparison.from_json(COMPARISON.to_json()) == COMPARISON
+
+
+def test_a_loss_that_is_no_number_is_written_as_null_and_read_as_none():
+    diverged = Comparison("c", "m", 1, None, "mlp", 4, float("inf"), "", (Result("torch-ddp", (5,), None, float("nan")),))
+    read = Comparison.from_json(diverged.to_json())
+    assert read.bound is None
+    assert read.results[0].final_loss is None
+    assert "torch-ddp 0.00 0.00 0.00 1.00 * - - -" in printed(read)
+    assert "bound: unknown" in printed(read)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "fault"),
+    [
+        (["format"], "gradlane.plan", "got 'gradlane.plan' version 1, expected gradlane.comparison version 1"),
+        (["version"], 2, "got 'gradlane.comparison' version 2"),
+        (["extra"], 1, "unknown field `extra`"),
+        (["body", "hosts"], 0, "hosts: got 0"),
+        (["body", "results", 0, "step_ns"], [1, -1], r"step_ns\[1\]: got -1"),
+        (["body", "results", 0, "hidden"], 1.1, "hidden: got 1.1"),
+        (["body", "results", 0, "policy"], "torch-ddp", "expected each policy once"),
+    ],
+)
+def test_a_bad_comparison_file_is_refused(place, value, fault):
+    tree = node = json.loads(COMPARISON.to_json())
+    for key in place[:-1]:
+        node = node[key]
+    node[place[-1]] = value
+    with pytest.raises(FormatError, match=fault):
+        Comparison.from_json(json.dumps(tree).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\x80", b"NaN", b"[]"])
+def test_what_is_no_json_object_is_refused(data):
+    with pytest.raises(FormatError, match=r"not a gradlane.comparison file"):
+        Comparison.from_json(data)
+
+
+def test_a_step_of_no_length_is_refused():
+    with pytest.raises(InputError, match=r"step_ns\[0\]: got 0"):
+        Result("torch-ddp", (0,))
