@@ -91,13 +91,19 @@ def test_overlapping_messages_of_a_lane_are_spread_over_tracks():
 
 def test_compute_that_nests_shares_a_track_and_what_crosses_does_not():
     spans = [
+        Span("update", 0, 1, 0, 500),
         Span("forward", 0, -1, 0, 10_000),
         Span("wait", 0, 0, 2_000, 3_000),
         Span("update", 0, 0, 9_000, 11_000),
         Span("backward", 0, -1, 10_000, 20_000),
     ]
     assert tracks(chrome_trace([timeline(*spans)], [PLAN])) == {
-        ("rank 0", "compute"): [(0.0, 10.0, "forward"), (2.0, 1.0, "wait for a"), (10.0, 10.0, "backward")],
+        ("rank 0", "compute"): [
+            (0.0, 10.0, "forward"),
+            (0.0, 0.5, "update b"),
+            (2.0, 1.0, "wait for a"),
+            (10.0, 10.0, "backward"),
+        ],
         ("rank 0", "compute (2)"): [(9.0, 2.0, "update a")],
     }
 

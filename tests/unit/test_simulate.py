@@ -182,3 +182,20 @@ def test_a_piecewise_network_costs_what_the_piece_of_the_size_says():
     network = Network(2, (Piece(1, 10**9, up_to_bytes=8), Piece(100, 10**9)))
     assert [network.cost_ns(size) for size in (4, 8, 9)] == [5, 9, 109]
     assert (network.startup_ns, network.bytes_per_second) == (100, 10**9)
+
+
+def test_at_one_instant_a_message_arrives_before_a_gradient_becomes_ready():
+    # "slow" waits behind "first" and goes at 12, when "urgent" becomes ready too
+    specs = (TensorSpec("first", 12), TensorSpec("slow", 4), TensorSpec("urgent", 4))
+    ready = (0, 5, 12)
+    profile = Profile(
+        "three",
+        "none",
+        tuple(TensorProfile(spec, at, 0) for spec, at in zip(specs, ready, strict=True)),
+        (Layer("only", 0),),
+        12,
+    )
+    messages = tuple(Message((Slice(index, 0, spec.size_bytes),), priority=2 - index) for index, spec in enumerate(specs))
+    plan = Plan("test", "three", specs, messages, (Lane(window_bytes=1),))
+    sends = simulate(plan, profile, Network.line(2, 0, 10**9), iterations=1).of("send")
+    assert [(send.subject, send.start_ns, send.end_ns) for send in sends] == [(0, 0, 12), (1, 12, 16), (2, 16, 20)]

@@ -53,6 +53,7 @@ class Exchange:
         self._suspicion: tuple[str, float] | None = None
         self._left: tuple[int, float] | None = None
         self._closed = False
+        self._awaited: Callable[[], bool] | None = None  # what the training thread is blocked for
         self._choices: dict[int, list[int]] = {}  # told by the coordinator before this rank was there
         self._to_issue: deque[int] = deque()
         self._issuing = False
@@ -178,7 +179,9 @@ class Exchange:
         for tensor in self.plan.messages[message].tensors:
             self._parts[tensor] -= 1
         self._issue(self._dispatcher.finished(message))
-        self._condition.notify_all()
+        # a wake-up costs more than a message's bookkeeping: only when it is what is waited for
+        if self._awaited is not None and self._awaited():
+            self._condition.notify_all()
 
     def _on_choice(self, iteration: int, message: int) -> None:
         """The coordinator's next message; the coordinator may be ahead of this rank."""
@@ -211,14 +214,20 @@ class Exchange:
                 self._backend.join(message)
 
     def wait_for_all(self) -> None:
-        for tensor, parts in enumerate(self._parts):
-            if parts:
-                self.wait_for(tensor)
+        """Return when every sum of this iteration is in its slot."""
+        if any(self._parts):
+            began = now_ns()
+            self.wait_until(lambda: not any(self._parts), "the sums of this iteration")
+            self._recorder.add("wait", self.iteration, -1, began, now_ns())
+        if self._backend.stream_ordered and self.iteration >= 0:
+            for message in range(len(self.plan.messages)):
+                self._backend.join(message)
 
     def wait_until(self, predicate: Callable[[], bool], what: str) -> None:
         """Block until `predicate()`, or raise the typed reason why that will not come."""
         deadline = time.monotonic() + self._timeout_s
         with self._condition:
+            self._awaited = predicate
             while not predicate():
                 self.check()
                 limits = [limit for _, limit in (self._suspicion or (0, deadline), self._left or (0, deadline))]
@@ -227,6 +236,7 @@ class Exchange:
                     self._condition.wait(remaining)
                 else:
                     self.fail(self._why_not(what))
+            self._awaited = None
 
     def collective(self, call: Callable[[], Any]) -> None:
         """A blocking collective between iterations, whose failure is told like any other."""

@@ -15,7 +15,7 @@ from gradlane.units import NS_PER_SECOND
 
 
 class Blocks(msgspec.Struct, frozen=True):
-    """Blocks of about one size in readiness order, by priority, one at a time, across the barrier.
+    """Blocks of about one size in readiness order, by priority, a block's bytes at a time, across the barrier.
 
     ByteScheduler's slices keep a large tensor from blocking an urgent one; MG-WFBP's merges keep startup
     from adding up. Both follow from one rule: a block is so large that its startup is a tenth of its time.

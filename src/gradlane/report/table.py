@@ -108,14 +108,17 @@ def render(comparison: Comparison, console: Console) -> None:
     link = "links as they are" if comparison.link_bits_per_second is None else f"{_bits(comparison.link_bits_per_second)} links"
     size = format_bytes(comparison.parameter_bytes)
     title = f"{comparison.model}, {size} of parameters, {comparison.hosts} hosts, {link}"
-    table = Table(title=title, caption=_below(comparison), caption_justify="left", title_justify="left")
+    # a terminal of 80 columns must hold it
+    table = Table(
+        box=SIMPLE_HEAD, padding=(0, 1), title=title, caption=_below(comparison), caption_justify="left", title_justify="left"
+    )
     table.add_column("policy", no_wrap=True)
-    for heading in ("step ms", "p10", "p90", "x DDP", "hidden", "final loss"):
+    for heading in ("step ms", "p10", "p90", "x DDP", "hidden", "loss"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("= DDP")
+    table.add_column("= DDP", no_wrap=True)
     noted = any(result.note for result in comparison.results)
     if noted:
-        table.add_column("note")
+        table.add_column("note", no_wrap=True)
     ratios = {result.policy: comparison.ratio(result) for result in comparison.results}
     best = max((ratio for ratio in ratios.values() if ratio is not None), default=None)
     for result in sorted(comparison.results, key=lambda result: result.policy != BASELINE):
@@ -143,7 +146,7 @@ def _below(comparison: Comparison) -> Text:
 
 
 def _ms(time_ns: float | None) -> str:
-    return "-" if time_ns is None else f"{time_ns / 1e6:.2f}"
+    return "-" if time_ns is None else f"{time_ns / 1e6:.1f}" if time_ns >= 1e7 else f"{time_ns / 1e6:.2f}"
 
 
 def _bits(bits_per_second: int) -> str:
