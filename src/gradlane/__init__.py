@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gradlane.live import attach as attach
 
 __version__ = "0.1.0"
-__all__ = ["GradlaneError", "Network", "Plan", "Profile", "Session", "Timeline", "__version__", "attach"]
+__all__ = ["GradlaneError", "Network", "Plan", "Profile", "Session", "Timeline", "__version__", "attach", "policies"]
 
 
 def __getattr__(name: str) -> Any:

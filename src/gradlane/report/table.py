@@ -109,9 +109,7 @@ def render(comparison: Comparison, console: Console) -> None:
     size = format_bytes(comparison.parameter_bytes)
     title = f"{comparison.model}, {size} of parameters, {comparison.hosts} hosts, {link}"
     # a terminal of 80 columns must hold it
-    table = Table(
-        box=SIMPLE_HEAD, padding=(0, 1), title=title, caption=_below(comparison), caption_justify="left", title_justify="left"
-    )
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("policy", no_wrap=True)
     for heading in ("step ms", "p10", "p90", "x DDP", "hidden", "loss"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -135,7 +133,9 @@ def render(comparison: Comparison, console: Console) -> None:
         ]
         # as Text: what a file says is not markup
         table.add_row(*(Text(cell) for cell in cells), style="bold green" if is_best else None)
+    console.print(Text(title, style="italic"))
     console.print(table)
+    console.print(_below(comparison))
 
 
 def _below(comparison: Comparison) -> Text:

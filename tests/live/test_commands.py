@@ -1,0 +1,84 @@
+"""The commands as a user calls them: real processes on loopback, and in a lab where the kernel permits one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradlane import lab
+from gradlane.core import files
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
+from gradlane.core.timeline import Timeline
+from gradlane.report.table import Comparison
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "train.py"
+
+
+def gradlane(*arguments: object, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gradlane", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT, check=False)
+    assert done.returncode == expect, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def check_comparison(folder: Path, policies: list[str]) -> None:
+    comparison = Comparison.from_json((folder / "comparison.json").read_bytes())
+    assert [result.policy for result in comparison.results] == ["torch-ddp", *policies]
+    assert all(result.equal_to_ddp for result in comparison.results)
+    assert all(len(result.step_ns) == 2 for result in comparison.results)
+    trace = json.loads((folder / "timeline.json").read_text())
+    names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
+    assert names == {f"{policy} rank {rank}" for policy in policies for rank in (0, 1)}
+
+
+def test_compare_on_loopback_prints_a_table_and_leaves_it_as_json_and_as_a_trace(tmp_path: Path) -> None:
+    options = ["--loopback", "--rounds", 1, "--steps", 2, "--batch-size", 4, "--policies", "blocks,mg-wfbp", "--out", tmp_path]
+    done = gradlane("compare", *options)
+    assert "torch-ddp" in done.stdout
+    assert "[  8/8]" in done.stderr
+    check_comparison(tmp_path, ["blocks", "mg-wfbp"])
+
+
+def test_compare_in_a_lab_as_make_run_does(tmp_path: Path) -> None:
+    reason = lab.supported()
+    if reason is not None:
+        pytest.skip(reason)
+    options = ["--link", "1gbit", "--rounds", 1, "--steps", 2, "--batch-size", 4, "--policies", "p3", "--out", tmp_path]
+    gradlane("compare", *options)
+    check_comparison(tmp_path, ["p3"])
+
+
+def test_an_unknown_policy_is_refused_before_anything_starts() -> None:
+    assert "expected one of wfbp" in gradlane("compare", "--policies", "fastest", expect=2).stderr
+
+
+def test_probe_writes_a_network_that_plan_reads_beside_the_profile_of_a_script(tmp_path: Path) -> None:
+    gradlane("probe", "--seconds", 1, "--out", tmp_path / "network.json")
+    assert files.read(tmp_path / "network.json", Network).workers == 2
+    gradlane("profile", "--nproc", 2, "--out", tmp_path, EXAMPLE)
+    profile = files.read(tmp_path / "profile.json", Profile)
+    assert [tensor.spec.name for tensor in profile.tensors][-1] == "0.weight"
+    assert [layer.name for layer in profile.layers] == ["0", "2", "4"]
+    gradlane("plan", tmp_path / "profile.json", tmp_path / "network.json", "--policy", "p3", "--out", tmp_path / "plan.json")
+    options = ["--nproc", 2, "--plan", tmp_path / "plan.json", "--timeline", tmp_path / "out"]
+    done = gradlane("launch", *options, EXAMPLE)
+    assert done.stdout.splitlines() == EXAMPLE.with_suffix(".out").read_text().splitlines()
+    plan = files.read(tmp_path / "plan.json", Plan)
+    assert files.read(tmp_path / "out" / "timeline-rank1.json", Timeline).plan == plan.fingerprint
+
+
+def test_the_example_gives_its_output_under_plain_torchrun() -> None:
+    options = ["--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(EXAMPLE)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == EXAMPLE.with_suffix(".out").read_text().splitlines()

@@ -1,0 +1,72 @@
+"""Meeting before `init_process_group`: what is wrong with ranks and world sizes is said, by all, soon."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=timedelta(seconds=8))
+one = torch.ones(1)
+dist.all_reduce(one)
+print("sum", int(one), flush=True)
+sys.stdin.readline()
+dist.destroy_process_group()
+"""
+
+
+class Job:
+    """Processes with the given (rank, world size), started one after the other by `gradlane launch`'s worker."""
+
+    def __init__(self, folder: Path) -> None:
+        self._script = folder / "script.py"
+        self._script.write_text(SCRIPT)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+
+    def start(self, rank: object, world: object) -> subprocess.Popen[str]:
+        place = {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port)}
+        command = [sys.executable, "-m", "gradlane.live.boot", str(self._script)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env={**os.environ, **place}, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def last_line(process: subprocess.Popen[str]) -> str:
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, errors
+    return errors.strip().splitlines()[-1]
+
+
+def test_ranks_that_agree_meet_and_a_second_process_of_the_same_rank_is_refused(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    ranks = [job.start(0, 2), job.start(1, 2)]
+    for rank in ranks:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "sum 2\n"
+    assert "MismatchError: RANK=1 is taken by" in last_line(job.start(1, 2))
+    for rank in ranks:
+        rank.communicate("\n", timeout=60)
+        assert rank.returncode == 0
+
+
+def test_ranks_that_disagree_on_the_world_size_all_hear_so(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for process in [job.start(0, 2), job.start(1, 3)]:
+        assert "MismatchError: ranks disagree on the world size: 2 on rank 0, 3 on rank 1" in last_line(process)
+
+
+def test_a_rank_that_never_comes_is_named_to_all(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for process in [job.start(0, 3), job.start(1, 3)]:
+        assert "MismatchError: 2 of 3 ranks came to the meeting within 8 s; missing: [2]" in last_line(process)
+
+
+def test_a_rank_out_of_range_names_the_variable_and_its_value(tmp_path: Path) -> None:
+    assert "InputError: RANK: got '5', expected an integer from 0 to 1" in last_line(Job(tmp_path).start(5, 2))
+    assert "InputError: RANK: got 'one', expected an integer from 0 to 1" in last_line(Job(tmp_path).start("one", 2))
