@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -24,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradlane
 from gradlane.core.network import Network
-from gradlane.errors import JobError
+from gradlane.errors import JobError, UnsupportedError
 from tests.live.cases import bits_of, differences
 from tests.live.models import Convolutions, TiedTransformer
 from tests.live.networks import counting_deferred_updates, slow_network
@@ -95,7 +96,8 @@ class Job:
 class Loop:
     """How a loop is to be run, and what is to be expected besides equality.
 
-    defers: whether updates are deferred when sums come late. says: the one line that rank 0 logs, or none.
+    defers: whether updates are deferred when sums come late (None: on some ranks in some steps). says: the one line
+    that rank 0 logs, or none.
     """
 
     run: Callable[[Job], None]
@@ -103,7 +105,7 @@ class Loop:
     optimizer: Callable[[nn.Module], Any]
     ddp: dict[str, Any]
     attach: dict[str, Any]
-    defers: bool
+    defers: bool | None
     says: str
 
 
@@ -123,7 +125,7 @@ def loop(
     optimizer: Callable[[nn.Module], Any] = momentum,
     ddp: dict[str, Any] | None = None,
     attach: dict[str, Any] | None = None,
-    defers: bool = True,
+    defers: bool | None = True,
     says: str = "",
 ) -> Callable[[Callable[[Job], None]], Callable[[Job], None]]:
     def register(run: Callable[[Job], None]) -> Callable[[Job], None]:
@@ -573,28 +575,28 @@ class Branches(nn.Module):
 UNUSED = {"find_unused_parameters": True}
 
 
-@loop(model=Branches, ddp=UNUSED)
+@loop(model=Branches, ddp=UNUSED, defers=None)
 def a_branch_left_out_by_all_ranks_in_turns(job: Job) -> None:
     for step in range(STEPS):
         job.model.taken = ("left",) if step % 3 == 1 else ("left", "right") if step % 3 == 2 else ("right",)
         job.step()
 
 
-@loop(model=Branches, ddp=UNUSED)
+@loop(model=Branches, ddp=UNUSED, defers=None)
 def a_branch_left_out_by_one_rank_only(job: Job) -> None:
     for step in range(STEPS):
         job.model.taken = ("left", "right") if (step + job.rank) % 2 else ("left",)
         job.step()
 
 
-@loop(model=Branches, optimizer=adam, ddp=UNUSED)
+@loop(model=Branches, optimizer=adam, ddp=UNUSED, defers=None)
 def each_rank_in_a_branch_of_its_own(job: Job) -> None:
     for _ in range(STEPS):
         job.model.taken = ("left",) if job.rank else ("right",)
         job.step()
 
 
-@loop(model=Branches, ddp=UNUSED)
+@loop(model=Branches, ddp=UNUSED, defers=None)
 def unused_parts_whose_gradients_are_kept(job: Job) -> None:
     for step in range(STEPS):
         job.model.taken = ("left", "right") if step % 2 else ("left",)
@@ -636,7 +638,7 @@ def a_coordinator(job: Job) -> None:
         job.step()
 
 
-@loop(model=Branches, ddp=UNUSED, attach={"order": "coordinator"})
+@loop(model=Branches, ddp=UNUSED, attach={"order": "coordinator"}, defers=None)
 def a_coordinator_and_unused_parts(job: Job) -> None:
     for step in range(STEPS):
         job.model.taken = ("left", "right") if (step + job.rank) % 2 else ("left",)
@@ -973,6 +975,32 @@ class Parametrized(Mlp):
 def parametrizations(job: Job) -> None:
     for _ in range(STEPS):
         job.step()
+
+
+# -- groups --------------------------------------------------------------------------------------------------------
+
+
+def attach_to_some_ranks(rank: int, world: int) -> str:
+    """What attach says to a group of rank 0 alone."""
+    try:
+        gradlane.attach(Mlp(), process_group=dist.new_group([0]), timeout=5)
+    except UnsupportedError as error:
+        return str(error)
+    return "attached"
+
+
+def train_in_a_group_of_all_ranks(rank: int, world: int) -> list[str]:
+    case = Loop(LOOPS["buffers_and_accumulation"].run, Convolutions, adam, {}, {}, True, "")
+    case.attach["process_group"] = dist.new_group(list(range(world)))
+    return differences(_under_ddp(case, rank), _under_gradlane(case, rank, world, gradlane.policies.get("blocks")))
+
+
+def train_alike(rank: int, world: int, policy: str, **options: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """State after some steps under DDP and under gradlane, for more ranks than two, where roundings differ."""
+    case = Loop(LOOPS["accumulation_with_no_sync"].run, Mlp, momentum, {}, options, True, "")
+    reference = _under_ddp(case, rank)
+    with slow_network():
+        return reference, _under_gradlane(case, rank, world, gradlane.policies.get(policy, **POLICIES[policy]))
 
 
 # -- loops that end in an error ----------------------------------------------------------------------------------

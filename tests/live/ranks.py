@@ -1,6 +1,6 @@
 """Real ranks for tests: processes that stay up, form one process group, and run functions by name.
 
-Starting a process costs seconds (torch is imported), so that one set of ranks serves many cases. A rank that
+All are forked from one server that has imported torch, which takes seconds, and has started nothing. A rank that
 is expected to die belongs in a set of its own.
 """
 
@@ -16,6 +16,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 CASE_S = 120
+
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["tests.live.loops", "torch._dynamo"])
 
 
 def _serve(rank: int, world: int, port: int, pipe: Connection) -> None:
@@ -53,15 +56,14 @@ class Ranks:
     """`world` processes. `run("module:function", ...)` calls it on all and returns their results by rank."""
 
     def __init__(self, world: int) -> None:
-        context = multiprocessing.get_context("spawn")
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.world = world
         self._pipes: list[Connection] = []
         self.processes = []
         for rank in range(world):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, world, port, theirs), daemon=True)
+            ours, theirs = _processes.Pipe()
+            process = _processes.Process(target=_serve, args=(rank, world, port, theirs), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)

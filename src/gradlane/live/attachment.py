@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
+import os
 import sys
 import weakref
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from gradlane.live.backend import AllReduce, refuse_what_all_reduce_cannot_do
 from gradlane.live.buffers import BufferSync
 from gradlane.live.deferral import why_it_needs_the_barrier
 from gradlane.live.peers import Peers
-from gradlane.live.planning import Planner
+from gradlane.live.planning import Planner, check_fits
 from gradlane.live.probe import sweep
 from gradlane.live.session import Session
 from gradlane.tune.fit import fit_network
@@ -114,8 +115,13 @@ def attach(
     chosen = policies.get(policy or policies.DEFAULT) if policy is None or isinstance(policy, str) else policy
     if isinstance(chosen, Plan):
         refuse_what_all_reduce_cannot_do(chosen)
+        check_fits(chosen, specs)
     may_cross = _may_cross(optimizers, cross_barrier)
     world, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
+    if world != dist.get_world_size():
+        # a lane needs a group of its own, and torch.distributed names the groups of some ranks ambiguously
+        has = "does not have this rank" if rank < 0 else f"has {world} of the {dist.get_world_size()} ranks"
+        raise UnsupportedError(f"process_group {has}, expected one of all ranks")
     store = agree.agree(
         agree.Terms(
             gradlane=gradlane.__version__,
@@ -193,9 +199,14 @@ def _trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Para
     session = _sessions.get(model)
     if session is not None and not session.closed:
         raise UnsupportedError("gradlane is attached to this model already: close() that session first")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UnsupportedError("the model is a ScriptModule, which takes no hooks: script parts of a model instead")
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
             raise UnsupportedError(f"{name} has sparse gradients, which cannot be summed in place: use sparse=False")
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if torch.nn.parameter.is_lazy(tensor):
+            raise UnsupportedError(f"{name} is uninitialised (a lazy module): run one forward pass before attach")
     params = [(name, param) for name, param in model.named_parameters() if param.requires_grad and param.numel() > 0]
     if not params:
         raise UnsupportedError("the model has no parameter with requires_grad=True")
@@ -204,8 +215,6 @@ def _trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Para
             raise UnsupportedError(
                 f"{name} is a {type(param).__name__}: sharded models (FSDP, tensor parallel) are not supported"
             )
-        if isinstance(param, torch.nn.parameter.UninitializedParameter):
-            raise UnsupportedError(f"{name} is uninitialised (a lazy module): run one forward pass before attach")
         if str(param.dtype).removeprefix("torch.") not in DTYPE_BYTES:
             raise UnsupportedError(f"{name} is of {param.dtype}, expected one of {', '.join(DTYPE_BYTES)}")
         if param.device != params[0][1].device:
@@ -275,6 +284,19 @@ def _close_at_exit(reference: weakref.ref[Session]) -> None:
         session.close()
 
 
+def _end_at_once(code: int) -> None:
+    """The last thing of a process that failed: end without finalising the interpreter.
+
+    Sums are stuck in torch.distributed. As the other ranks end, its threads report that to Python, and a
+    process whose interpreter is finalised just then is aborted (SIGABRT, in place of the exit code).
+    """
+    atexit.unregister(_end_at_once)
+    atexit._run_exitfuncs()  # everybody else's
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def _tell_others_on_a_crash() -> None:
     """An exception that ends this process is told to the other ranks, in its own words, before it is printed."""
     before = sys.excepthook
@@ -285,6 +307,8 @@ def _tell_others_on_a_crash() -> None:
         for session in list(_sessions.values()):
             session.abort(error)
         before(kind, error, trace)
+        if any(session.failed for session in _sessions.values()):
+            atexit.register(_end_at_once, 130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     hook._of_gradlane = True  # type: ignore[attr-defined]
     sys.excepthook = hook

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from gradlane.core.plan import Plan
 from gradlane.errors import OrderError, PlanError
+from gradlane.live.arena import MessageBuffer
 
 OnDone = Callable[[int, BaseException | None], None]
 """Called once for each message with None, or with what went wrong; on any thread."""
@@ -75,8 +76,8 @@ class AllReduce:
     def expect(self, message: int) -> None:
         self._expected[self._lanes[message]].append(message)
 
-    def start(self, message: int, tensor: torch.Tensor, ready: list[torch.Event], on_done: OnDone) -> bool:
-        """Begin the sum of `tensor` over all ranks, in place. True if it has ended for the host.
+    def start(self, message: int, buffer: MessageBuffer, ready: list[torch.Event], on_done: OnDone) -> bool:
+        """Begin the sum of `buffer` over all ranks, in place. True if it has ended for the host.
 
         ready: on a device, the events after which the bytes are there. Raises `OrderError` if `message` is
         not the next of the agreed order.
@@ -91,18 +92,31 @@ class AllReduce:
             )
         self._issued[lane] = place + 1
         if self._stream is None:
-            work = dist.all_reduce(tensor, group=self._groups[lane], async_op=True)
+            buffer.gather()
+            work = dist.all_reduce(buffer.tensor, group=self._groups[lane], async_op=True)
             assert work is not None
-            work.get_future().add_done_callback(lambda future: on_done(message, _error_of(future)))
+            work.get_future().add_done_callback(lambda future: self._ended(message, buffer, future, on_done))
             return False
         with self._stream:
             for event in ready:
                 self._stream.wait_event(event)
-            work = dist.all_reduce(tensor, group=self._groups[lane], async_op=True)
+            buffer.gather()
+            work = dist.all_reduce(buffer.tensor, group=self._groups[lane], async_op=True)
             assert work is not None
             work.wait()  # this stream waits for the sum, the host does not
+            buffer.scatter()
             self._ends[message] = self._stream.record_event()
         return True
+
+    @staticmethod
+    def _ended(message: int, buffer: MessageBuffer, future: Any, on_done: OnDone) -> None:
+        try:
+            future.wait()
+        except Exception as error:
+            on_done(message, error)
+            return
+        buffer.scatter()
+        on_done(message, None)
 
     def join(self, message: int) -> None:
         """On a device: make the current stream wait for the sum of `message`."""
@@ -120,11 +134,3 @@ class AllReduce:
             with contextlib.suppress(ValueError, AssertionError):
                 dist.destroy_process_group(group)
         self._groups.clear()
-
-
-def _error_of(future: Any) -> BaseException | None:
-    try:
-        future.wait()
-    except Exception as error:
-        return error
-    return None

@@ -21,7 +21,7 @@ import torch
 
 from gradlane.core.plan import Plan
 from gradlane.dispatch import Dispatcher
-from gradlane.errors import CommunicationError, JobError, OrderError, PeerDied
+from gradlane.errors import CommunicationError, JobError, OrderError, PeerDied, PeerFailed
 from gradlane.live.arena import Arena
 from gradlane.live.backend import AllReduce
 from gradlane.live.peers import Peers
@@ -147,10 +147,8 @@ class Exchange:
         if self._chooses:
             self._backend.expect(message)
             self._peers.choose(self.iteration, message)
-        buffer = self._buffers[message]
-        buffer.gather()
         self._sent_ns[message] = now_ns()
-        ended = self._backend.start(message, buffer.tensor, self._events_of(message), self._message_done)
+        ended = self._backend.start(message, self._buffers[message], self._events_of(message), self._message_done)
         self._rolling_hash = (self._rolling_hash * 1_000_003 + message + 1) & 0xFFFF_FFFF_FFFF_FFFF
         self._unissued -= 1
         if self._unissued == 0:
@@ -174,7 +172,6 @@ class Exchange:
                 self._arrived(message)
 
     def _arrived(self, message: int) -> None:
-        self._buffers[message].scatter()
         self._recorder.add("send", self.iteration, message, self._sent_ns[message], now_ns())
         for tensor in self.plan.messages[message].tensors:
             self._parts[tensor] -= 1
@@ -267,11 +264,12 @@ class Exchange:
             self._condition.notify_all()
 
     def abort(self, error: BaseException) -> None:
-        """This rank fails: tell the others; if it is an error of ours, fail here too."""
+        """This rank fails: tell the others, and wait for nothing any more."""
         if not self._closed:
             self._peers.fail(error)
-        if isinstance(error, JobError):
-            self.fail(error)
+        if not isinstance(error, JobError):
+            error = PeerFailed(f"rank {self.rank} failed: {type(error).__name__}: {error}", self.rank)
+        self.fail(error)
 
     def suspect(self, error: BaseException) -> None:
         """A collective failed; the control channel will shortly know which rank is to blame."""
@@ -288,13 +286,14 @@ class Exchange:
 
     def _why_not(self, what: str) -> JobError:
         where = f"rank {self.rank}, iteration {self.iteration}"
-        if self._suspicion is not None:
-            return CommunicationError(f"{where}: {what} failed in torch.distributed: {self._suspicion[0]}")
-        if self._left is not None and time.monotonic() >= self._left[1]:
+        # whoever left in order closed its connections, which torch.distributed reports as a failure
+        if self._left is not None and (self._suspicion is not None or time.monotonic() >= self._left[1]):
             rank = self._left[0]
             return PeerDied(
                 f"rank {rank} left the job while {where} waited for {what}; do all ranks run the same number of steps?", rank
             )
+        if self._suspicion is not None:
+            return CommunicationError(f"{where}: {what} failed in torch.distributed: {self._suspicion[0]}")
         return CommunicationError(
             f"{where}: no end of {what} within {self._timeout_s:.0f} s; {self._dispatcher.describe_state()}; every rank "
             "still answers, so a rank is slow or has not reached this iteration; raise timeout= if that is to be expected"

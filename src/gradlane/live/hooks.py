@@ -42,9 +42,16 @@ def inside_a_backward_pass() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def is_opaque(module: torch.nn.Module) -> bool:
-    """Whether the module's forward reads parameters past every guard in Python."""
-    return isinstance(module, torch.jit.ScriptModule) or getattr(module, "_compiled_call_impl", None) is not None
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether calling the module runs compiled code, by `module.compile()` or as `torch.compile(module)`."""
+    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
+
+
+def parameters_of_scripts(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+    """Parameters that TorchScript reads past every guard in Python; no hook can be put on its modules either."""
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            yield from module.parameters()
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -28,7 +28,7 @@ from datetime import timedelta
 from enum import IntEnum
 from typing import Any
 
-from gradlane.errors import CommunicationError, JobError, OrderError, PeerDied, PeerFailed, PeerStalled
+from gradlane.errors import CommunicationError, JobError, OrderError, PeerDied, PeerError, PeerFailed, PeerStalled
 
 BEAT_S = 0.5
 SILENCE_S = 2.5
@@ -138,7 +138,7 @@ class Peers:
         token = secrets.token_hex(16)
         address = _own_address()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family, backlog=min(self._world, 1024))
+        self._listener = socket.create_server((address, 0), family=family, backlog=self._world + MAX_STRANGERS)
         self._token = token.encode()
         self._selector.register(self._listener, selectors.EVENT_READ)
         store.set("peers", f"{address} {self._listener.getsockname()[1]} {token}")
@@ -182,7 +182,9 @@ class Peers:
             self._connections[0].send(Frame.ISSUED, self._rank, _HASH.pack(iteration, rolling_hash))
 
     def fail(self, error: BaseException) -> None:
-        """Tell everybody that this rank fails, and why."""
+        """Tell everybody that this rank fails, and why; that another one is gone they know from rank 0."""
+        if isinstance(error, PeerError):
+            return
         kind = _Cause.ORDER if isinstance(error, OrderError) else _Cause.OTHER if isinstance(error, JobError) else _Cause.RAISED
         text = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
         self._broadcast_failure(kind, self._rank, text)
@@ -224,12 +226,16 @@ class Peers:
 
     def _accept(self) -> None:
         assert self._listener is not None
-        sock, _ = self._listener.accept()
         if len(self._strangers) >= MAX_STRANGERS:  # so many that never said HELLO: make room
             self._drop(self._strangers[0])
-        connection = _Connection(sock)
+        try:
+            connection = _Connection(self._listener.accept()[0])
+        except OSError:  # gone again already, or no descriptor is free: the others must not suffer for it
+            for stranger in list(self._strangers):
+                self._drop(stranger)
+            return
         self._strangers.append(connection)
-        self._selector.register(sock, selectors.EVENT_READ, connection)
+        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
 
     def _read(self, connection: _Connection) -> None:
         try:
@@ -237,7 +243,7 @@ class Peers:
                 if connection.rank is None:
                     self._greet(connection, frame, rank, payload)
                 else:
-                    self._handle(connection, frame, payload)
+                    self._handle(connection, frame, rank, payload)
         except (OSError, ValueError, struct.error):
             self._drop(connection)
             if connection.rank is not None and not connection.said_bye and not self._closing:
@@ -251,7 +257,7 @@ class Peers:
         self._strangers.remove(connection)
         self._connections[rank] = connection
 
-    def _handle(self, connection: _Connection, frame: Frame, payload: bytes) -> None:
+    def _handle(self, connection: _Connection, frame: Frame, rank: int, payload: bytes) -> None:
         assert connection.rank is not None
         if frame is Frame.FAIL:
             kind, culprit = _FAIL.unpack_from(payload)
@@ -260,8 +266,13 @@ class Peers:
                 self._broadcast_failure(_Cause(kind), culprit, text, skip=connection.rank)
             self._on_failure(_failure(_Cause(kind), culprit, text))
         elif frame is Frame.BYE:
-            connection.said_bye = True
-            self._on_left(connection.rank)
+            if self._rank == 0:  # each rank knows rank 0 alone
+                rank = connection.rank
+                for other in list(self._connections.values()):
+                    if other is not connection:
+                        other.send(Frame.BYE, rank)
+            connection.said_bye |= rank == connection.rank
+            self._on_left(rank)
         elif frame is Frame.CHOICE and connection.rank == 0:
             self._on_choice(*_PAIR.unpack(payload))
         elif frame is Frame.ISSUED and self._rank == 0:

@@ -25,28 +25,28 @@ Resolve = Callable[[int], None]
 
 
 class PendingGradient(torch.Tensor):
-    """Stands in `param.grad` for `real` until `resolve(index)` has returned."""
+    """Stands in `param.grad` for `slot`, where its sum will be, until `resolve(index)` has returned."""
 
-    _real: torch.Tensor
+    slot: torch.Tensor
     _index: int
     _resolve: Resolve
 
     @staticmethod
-    def __new__(cls, real: torch.Tensor, index: int, resolve: Resolve) -> PendingGradient:
+    def __new__(cls, slot: torch.Tensor, index: int, resolve: Resolve) -> PendingGradient:
         wrapper: PendingGradient = torch.Tensor._make_wrapper_subclass(
-            cls, real.shape, strides=real.stride(), dtype=real.dtype, device=real.device
+            cls, slot.shape, strides=slot.stride(), dtype=slot.dtype, device=slot.device
         )
         return wrapper
 
-    def __init__(self, real: torch.Tensor, index: int, resolve: Resolve) -> None:
-        self._real = real
+    def __init__(self, slot: torch.Tensor, index: int, resolve: Resolve) -> None:
+        self.slot = slot
         self._index = index
         self._resolve = resolve
 
     def current(self) -> torch.Tensor:
         """The real gradient, once it is the sum."""
         self._resolve(self._index)
-        return self._real
+        return self.slot
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:

@@ -67,8 +67,7 @@ class Planner:
             world = dist.get_world_size(group)
             self.profile = self.builder.build(model, str(device), [int(total) // world for total in ready.tolist()])
         plan = self._share(self._plan(), device, group, collective)
-        by_name = {spec.name: spec for spec in self.builder.specs}
-        check_plan(plan, tuple(by_name.get(spec.name, self.builder.specs[0]) for spec in plan.tensors))
+        check_fits(plan, self.builder.specs)
         return plan
 
     def _plan(self) -> Plan:
@@ -103,6 +102,13 @@ class Planner:
             if theirs != mine:
                 raise MismatchError(f"rank {other} holds another plan than rank {rank}: {theirs:x} and {mine:x}")
         return plan
+
+
+def check_fits(plan: Plan, specs: Sequence[TensorSpec]) -> None:
+    """Raise `PlanError` unless `plan` moves exactly the tensors of a model with `specs`, in whatever order."""
+    by_name = {spec.name: spec for spec in specs}
+    in_order = [by_name.pop(spec.name) for spec in plan.tensors if spec.name in by_name]
+    check_plan(plan, (*in_order, *by_name.values()))
 
 
 def _in_order_of(plan: Plan, profile: Profile) -> Profile:

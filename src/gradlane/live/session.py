@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -30,7 +31,7 @@ from gradlane.live.backend import AllReduce
 from gradlane.live.buffers import BufferSync
 from gradlane.live.deferral import DeferredStep
 from gradlane.live.exchange import Exchange
-from gradlane.live.hooks import Hook, ModuleHook, inside_a_backward_pass, is_opaque, tensors_in
+from gradlane.live.hooks import Hook, ModuleHook, inside_a_backward_pass, is_compiled, parameters_of_scripts, tensors_in
 from gradlane.live.peers import Peers
 from gradlane.live.planning import Planner
 from gradlane.live.recorder import Recorder, now_ns
@@ -82,6 +83,9 @@ class Session:
         self._owed: dict[int, DeferredStep] = {}  # tensor -> the call of step() that owes its update
         self._hidden_from_step: list[int] = []
         self._fires_in_a_pass: dict[str, int] = {}
+        self._compiled_parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._params: list[torch.nn.Parameter] = []
+        self._wrappers: list[pending.PendingGradient] = []
         self._exchange = Exchange(rank, timeout_s, backend, self._recorder, peers)
         if buffers is not None:
             buffers.on_end(self._exchange.notify)
@@ -95,6 +99,9 @@ class Session:
         self._params = [self._params_by_name[spec.name] for spec in plan.tensors]
         self._tensor_of = {id(param): tensor for tensor, param in enumerate(self._params)}
         self._exchange.take_up(plan, self._params, self._coordinated and self._settled)
+        self._unguarded = {
+            self._tensor_of[id(param)] for param in parameters_of_scripts(self.model) if id(param) in self._tensor_of
+        }
         self._wrappers = [
             pending.PendingGradient(slot, tensor, self._gradient_read) for tensor, slot in enumerate(self._exchange.slots)
         ]
@@ -103,6 +110,12 @@ class Session:
         self._expected = [self._fires_in_a_pass.get(spec.name, 1) for spec in plan.tensors]
         self._recorder.forget()
 
+    def _show_sums(self) -> None:
+        """What stands in `.grad` for a sum that has arrived is replaced by the sum."""
+        for param, wrapper in zip(self._params, self._wrappers, strict=True):
+            if param.grad is wrapper:
+                param.grad = wrapper.slot
+
     def _attach_hooks(self) -> list[Any]:
         handles: list[Any] = [
             param.register_post_accumulate_grad_hook(self._gradient_ready)  # type: ignore[no-untyped-call]
@@ -110,9 +123,6 @@ class Session:
         ]
         handles.append(self.model.register_forward_pre_hook(ModuleHook(self._before_forward)))
         handles.append(self.model.register_forward_hook(ModuleHook(self._after_forward)))
-        for module in self.model.modules():
-            if module is not self.model and is_opaque(module):
-                handles.append(module.register_forward_pre_hook(ModuleHook(self._before_opaque)))
         flush = Hook(self._flush_for_state_dict)
         handles.append(self.model.register_state_dict_pre_hook(flush))  # type: ignore[no-untyped-call]
         for optimizer in self._optimizers:
@@ -120,6 +130,13 @@ class Session:
             handles.append(optimizer.register_step_post_hook(self._after_step))
             handles.append(optimizer.register_state_dict_pre_hook(flush))
         return handles
+
+    def _hook_compiled_parts(self) -> None:
+        """Parts may be compiled at any time before their first call; a hook must be there before that."""
+        for module in self.model.modules():
+            if module is not self.model and module not in self._compiled_parts and is_compiled(module):
+                self._compiled_parts.add(module)
+                self._handles.append(module.register_forward_pre_hook(ModuleHook(self._before_compiled)))
 
     def _flush_for_state_dict(self, *_: Any, **__: Any) -> None:
         self.flush()
@@ -132,16 +149,15 @@ class Session:
             return  # a checkpoint runs the whole model again
         trains = torch.is_grad_enabled() and module.training
         if self._in_backward and trains:
-            self._exchange.abort(
-                JobError(
-                    f"rank {self.rank}: the backward pass of iteration {self._exchange.iteration} was left unfinished (an "
-                    "exception that the script caught?); its gradients are partly summed, the job cannot go on from here"
-                )
+            self._fail(
+                "the backward pass was left unfinished (an exception that the script caught?); its gradients are partly "
+                "summed, the job cannot go on from here"
             )
-            self._exchange.check()
-        if compiling or is_opaque(self.model):
+        if compiling or is_compiled(self.model):
             self._tell("compiled", "the whole model is compiled: updates cannot overlap with its forward pass; compile blocks")
             self.flush()
+        elif not self._settled:
+            self._hook_compiled_parts()
         if self._buffers is not None:
             self._buffers.apply(self._exchange.wait_until)
         if not trains:
@@ -155,10 +171,11 @@ class Session:
         self._forward_began_ns = now
         if self._planner.measures(self._exchange.iteration + 1):
             for tensor, param in enumerate(self._params):
-                pending.watch(param, tensor, self._parameter_used)
+                if tensor not in self._unguarded:
+                    pending.watch(param, tensor, self._parameter_used)
 
-    def _before_opaque(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
-        """Before a module whose use of parameters no guard in Python sees: as if it used all of its own."""
+    def _before_compiled(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
+        """As if it used all of its parameters now: a graph that guards on who is watched is compiled over and over."""
         for param in module.parameters():
             if pending.is_watched(param):
                 pending.unwatch(param)
@@ -227,14 +244,10 @@ class Session:
         if self._counting or fired < expected:
             return
         if fired > expected:
-            self._exchange.abort(
-                JobError(
-                    f"rank {self.rank}, iteration {self._exchange.iteration}: the gradient of "
-                    f"{self._plan.tensors[tensor].name} arrived {fired} times in one backward pass, expected {expected}; "
-                    "use checkpoint(use_reentrant=False), and one backward pass a step"
-                )
+            self._fail(
+                f"the gradient of {self._plan.tensors[tensor].name} arrived {fired} times in one backward pass, expected "
+                f"{expected}; use checkpoint(use_reentrant=False), and one backward pass a step"
             )
-            self._exchange.check()
         self._launch(tensor, param)
 
     def _launch(self, tensor: int, param: torch.nn.Parameter) -> None:
@@ -281,7 +294,7 @@ class Session:
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._exchange.check()
         if not self._in_backward:
-            self._split_step(optimizer, defer=self._crosses and not self._needs_all(optimizer, args, kwargs))
+            self._split_step(optimizer, defer=not self._needs_all(optimizer, args, kwargs) and self._crosses)
         self._step_began_ns = now_ns()
 
     def _split_step(self, optimizer: torch.optim.Optimizer, defer: bool) -> None:
@@ -292,7 +305,7 @@ class Session:
                 tensor = self._tensor_of.get(id(param))
                 if tensor is None or param.grad is not self._wrappers[tensor]:
                     continue  # not ours, or replaced or dropped by the script
-                if defer and not self._exchange.has_arrived(tensor):
+                if defer and tensor not in self._unguarded and not self._exchange.has_arrived(tensor):
                     owed = owed or DeferredStep(optimizer)
                     self._owed[tensor] = owed
                     self._hidden_from_step.append(tensor)
@@ -304,7 +317,7 @@ class Session:
     def _needs_all(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> bool:
         """Whether this call of `step` is one whose updates cannot be deferred."""
         has_closure = len(args) > 1 or kwargs.get("closure") is not None
-        if has_closure:
+        if has_closure and self._may_cross:
             self._tell("closure", "optimizer.step(closure) keeps the barrier")
         # a GradScaler hands its scale to fused optimizers for the length of one call
         return has_closure or hasattr(optimizer, "grad_scale")
@@ -330,7 +343,15 @@ class Session:
 
     def _gradient_read(self, tensor: int) -> None:
         """Somebody operates on a gradient that stands for a sum."""
-        if self._crosses and tensor not in self._owed and not self._exchange.has_arrived(tensor):
+        if self._in_backward and self._launched[tensor]:
+            # its sum may need gradients that this pass has yet to produce
+            self._fail(
+                f"the gradient of {self._plan.tensors[tensor].name} is read, or accumulated into once more, after it was "
+                "sent and before the backward pass has ended; use checkpoint(use_reentrant=False), and read gradients after "
+                "backward()"
+            )
+        told = self._told & {"closure"}  # then it is the optimizer that reads, after its closure
+        if self._crosses and not told and tensor not in self._owed and not self._exchange.has_arrived(tensor):
             self._tell(
                 "read",
                 "gradients are read between backward and step (clip_grad_norm_, GradScaler, logging): such steps wait for "
@@ -374,6 +395,7 @@ class Session:
         while self._owed:
             self._make_current(next(iter(self._owed)))
         self._exchange.wait_for_all()
+        self._show_sums()  # the next backward pass may accumulate onto them
         for param in self._params:
             pending.unwatch(param)
 
@@ -402,6 +424,11 @@ class Session:
     @property
     def closed(self) -> bool:
         return self._closed
+
+    @property
+    def failed(self) -> bool:
+        """Whether this job has failed, here or on another rank: nothing can be trained any more."""
+        return self._exchange.failure is not None
 
     def flush(self) -> None:
         """Wait for every sum and run every owed update: parameters and gradients are as plain DDP's.
@@ -455,10 +482,9 @@ class Session:
             self._closed = True
             for handle in self._handles:
                 handle.remove()
-            for tensor, param in enumerate(self._params):
+            for param in self._params:
                 pending.unwatch(param)
-                if param.grad is self._wrappers[tensor]:
-                    param.grad = self._exchange.slots[tensor]
+            self._show_sums()
             self._exchange.close()
 
     def abort(self, error: BaseException) -> None:
@@ -472,6 +498,13 @@ class Session:
         if error is not None:
             self.abort(error)
         self.close()
+
+    def _fail(self, text: str) -> NoReturn:
+        """Raise `text` here; the other ranks are told."""
+        error = JobError(f"rank {self.rank}, iteration {self._exchange.iteration}: {text}")
+        self._exchange.abort(error)
+        self._exchange.check()  # a failure before this one stands
+        raise error
 
     def _tell(self, key: str, text: str) -> None:
         """One line, once, from rank 0."""

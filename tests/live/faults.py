@@ -1,0 +1,190 @@
+"""Faults inside ranks: disagreement, another order, strangers at the door, and what a session leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from torch import nn
+from torch.nn import functional as F
+
+import gradlane
+from gradlane.dispatch import Dispatcher
+from gradlane.errors import GradlaneError, JobError
+from gradlane.live import peers
+from tests.live.cases import bits_of, differences
+from tests.live.loops import GIVEN, POLICIES, Mlp, momentum
+
+
+def attach_differently(rank: int, world: int, difference: str) -> tuple[str, str]:
+    model: nn.Module = Mlp()
+    options: dict[str, Any] = {}
+    policy = gradlane.policies.get("bytescheduler")
+    optimizer = momentum(model)
+    if rank == 1:
+        match difference:
+            case "shape":
+                model.layers[0] = nn.Linear(13, 40)
+            case "dtype":
+                model = model.double()
+            case "name":
+                model.layers[3].offset = model.layers[3].bias
+                del model.layers[3].bias
+            case "count":
+                model.register_parameter("extra", nn.Parameter(torch.zeros(1)))
+            case "buffer":
+                model.register_buffer("seen", torch.zeros(1))
+            case "policy":
+                policy = gradlane.policies.get("p3")
+            case "knob":
+                policy = gradlane.policies.get("bytescheduler", partition_bytes=1000)
+            case "order":
+                options["order"] = "coordinator"
+            case "optimizer":
+                optimizer = torch.optim.Adam(model.parameters())
+            case "option":
+                options["broadcast_buffers"] = False
+    try:
+        gradlane.attach(model, optimizer, policy, network=GIVEN, timeout=10, **options)
+    except GradlaneError as error:
+        return type(error).__name__, str(error)
+    return "attached", ""
+
+
+def attach_on_one_rank(rank: int, world: int, missing: int) -> tuple[str, str, float]:
+    began = time.monotonic()
+    if rank != missing:
+        try:
+            gradlane.attach(Mlp(), network=GIVEN, timeout=1)
+        except GradlaneError as error:
+            return type(error).__name__, str(error), time.monotonic() - began
+    return "nothing", "", time.monotonic() - began
+
+
+def _attached(rank: int) -> tuple[nn.Module, torch.optim.Optimizer, gradlane.live.Session]:
+    torch.manual_seed(7)
+    model = Mlp()
+    optimizer = momentum(model)
+    policy = gradlane.policies.get("bytescheduler", **POLICIES["bytescheduler"])
+    return model, optimizer, gradlane.attach(model, optimizer, policy, network=GIVEN, profile_iterations=1, timeout=20)
+
+
+def _step(model: Any, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> None:
+    x, y = model.batch(generator)
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def another_order(rank: int, world: int, fault: str) -> tuple[str, str, list[str], float]:
+    """From iteration 5 on, rank 1 sends two messages in the other order, or says that it did."""
+    model, optimizer, session = _attached(rank)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(5):
+        _step(model, optimizer, generator)
+    session.flush()
+    good = bits_of(model, optimizer)
+    if rank == 1 and fault == "swap":
+        first, second, *rest = session.plan.sequence or ()
+        session._exchange._dispatcher = Dispatcher(replace(session.plan, sequence=(second, first, *rest)))
+    elif rank == 1:
+        session._exchange._rolling_hash += 1
+    began = time.monotonic()
+    try:
+        while True:
+            _step(model, optimizer, generator)
+            if fault == "hash":
+                session.flush()
+    except JobError as error:
+        # a wrong hash is known only after sums that were right in fact
+        wrong = differences(good, bits_of(model, optimizer)) if fault == "swap" else []
+        return type(error).__name__, str(error), wrong, time.monotonic() - began
+    finally:
+        session.close()
+
+
+def _is_refused(stranger: socket.socket) -> bool:
+    """Whether rank 0 closes the connection (the beats of a rank that it took for its own would arrive here)."""
+    try:
+        return stranger.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def junk_on_the_control_port(rank: int, world: int) -> tuple[list[str], dict[str, bool]]:
+    """Rank 1 trains as before, and knocks at rank 0's door in every bad way."""
+    alone, its_optimizer, session = _attached(rank)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(8):
+        _step(alone, its_optimizer, generator)
+    session.close()
+    model, optimizer, session = _attached(rank)
+    generator = torch.Generator().manual_seed(rank)
+    refused: dict[str, bool] = {}
+    with contextlib.ExitStack() as strangers:
+
+        def knock(data: bytes) -> socket.socket:
+            stranger = strangers.enter_context(socket.create_connection(address, timeout=10))
+            stranger.sendall(data)
+            return stranger
+
+        for step in range(8):
+            if rank == 1 and step == 3:
+                address = session._exchange._peers._connections[0].socket.getpeername()
+                hello, header = peers.Frame.HELLO, peers._HEADER
+                for _ in range(200):
+                    knock(b"")
+                doors = {
+                    "random": knock(os.urandom(4096)),
+                    "http": knock(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+                    "huge": knock(header.pack(b"GLP1", hello, 1, 0, 1, 2**32 - 1)),
+                    "version": knock(header.pack(b"GLP1", hello, 9, 0, 1, 32) + b"0" * 32),
+                    "token": knock(header.pack(b"GLP1", hello, 1, 0, 1, 32) + b"0" * 32),
+                    "rank": knock(header.pack(b"GLP1", hello, 1, 0, 7, 32) + b"0" * 32),
+                    "twice": knock(header.pack(b"GLP1", peers.Frame.FAIL, 1, 0, 1, 5) + b"\3\0\0\0\0"),
+                }
+                refused = {name: _is_refused(door) for name, door in doors.items()}
+            _step(model, optimizer, generator)
+        session.flush()
+        wrong = differences(bits_of(alone, its_optimizer), bits_of(model, optimizer))
+        session.close()
+    return wrong, refused
+
+
+def attach_and_close_often(rank: int, world: int) -> tuple[dict[str, int], dict[str, int], list[str]]:
+    """Threads and descriptors after one session and after six, and the hooks that are left."""
+
+    def train_and_close() -> nn.Module:
+        model, optimizer, session = _attached(rank)
+        generator = torch.Generator().manual_seed(rank)
+        for _ in range(4):
+            _step(model, optimizer, generator)
+        session.close()
+        assert not any("gradlane" in thread.name for thread in threading.enumerate())
+        hooks = [name for name in vars(model) if name.endswith("hooks") and vars(model)[name]]
+        hooks += [name for name in vars(optimizer) if name.endswith("hooks") and vars(optimizer)[name]]
+        hooks += [name for name, param in model.named_parameters() if param._post_accumulate_grad_hooks]
+        left.extend(hooks)
+        return model
+
+    def census() -> dict[str, int]:
+        gc.collect()
+        return {
+            "threads": threading.active_count(),
+            "native threads": len(os.listdir("/proc/self/task")),
+            "descriptors": len(os.listdir("/proc/self/fd")),
+        }
+
+    left: list[str] = []
+    train_and_close()
+    before = census()
+    for _ in range(5):
+        train_and_close()
+    return before, census(), left

@@ -1,0 +1,57 @@
+"""A rank of a job: `job.py STEPS FAULT CULPRIT`. At step 5 it says so, and the culprit does what FAULT says."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gradlane
+from gradlane.core.network import Network
+
+FAULT_AT = 5
+
+
+class Model(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(*(nn.Linear(150, 150) for _ in range(6)))
+        self.fails = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for index, layer in enumerate(self):
+            if self.fails and index == 3:
+                raise ValueError("a bad image in shard 17")
+            x = torch.tanh(layer(x))
+        return x
+
+
+def main(steps: int, fault: str, culprit: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    session = gradlane.attach(
+        model,
+        optimizer,
+        gradlane.policies.get("bytescheduler", partition_bytes=40_000, credit_bytes=80_000),
+        network=Network.line(dist.get_world_size(), 20_000, 10**9),
+        profile_iterations=1,
+        timeout=40,
+    )
+    with session if fault == "raise-in-with" else contextlib.nullcontext():
+        for step in range(steps):
+            if step == FAULT_AT:
+                print("here", flush=True)
+                if rank == culprit and fault == "leave":
+                    return
+                model.fails = rank == culprit and fault.startswith("raise")
+            optimizer.zero_grad()
+            model(torch.ones(4, 150)).sum().backward()
+            optimizer.step()
+
+
+main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,207 @@
+"""attach: what it takes, what it refuses and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from msgspec.structs import replace
+from torch import nn
+
+import gradlane
+from gradlane.core.files import dumps
+from gradlane.core.network import Network
+from gradlane.core.plan import Lane, Plan
+from gradlane.errors import InputError, JobError, PlanError, UnsupportedError
+from tests.live.loops import Mlp, momentum
+
+GIVEN = Network.line(1, startup_ns=20_000, bytes_per_second=10**9)
+
+
+@pytest.fixture
+def a_world_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def _trained(model: nn.Module, steps: int, **options: object) -> tuple[list[torch.Tensor], Plan | None]:
+    torch.manual_seed(3)
+    optimizer = momentum(model)
+    session = gradlane.attach(model, optimizer, network=GIVEN, **options) if options else None
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        x, y = Mlp.batch(generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    if session is not None:
+        session.close()
+    return [param.detach().clone() for param in model.parameters()], session and session.plan
+
+
+def _model() -> Mlp:
+    torch.manual_seed(1)
+    return Mlp()
+
+
+def _plan(policy: str = "bytescheduler", **knobs: int) -> Plan:
+    plan = _trained(_model(), 6, policy=gradlane.policies.get(policy, **knobs))[1]
+    assert plan is not None
+    return plan
+
+
+def test_a_world_of_one_trains_as_without_gradlane(a_world_of_one):
+    alone, _ = _trained(_model(), 8)
+    attached, plan = _trained(_model(), 8, policy="bytescheduler")
+    assert all(torch.equal(a, b) for a, b in zip(alone, attached, strict=True))
+    assert plan.policy == "bytescheduler"
+
+
+def test_a_plan_is_taken_as_it_is_when_it_has_a_sequence(a_world_of_one):
+    plan = _plan(partition_bytes=2000)
+    assert plan.sequence is not None
+    assert _trained(_model(), 4, policy=plan)[1] == plan
+
+
+def test_a_plan_without_a_sequence_gets_one_from_measured_iterations(a_world_of_one):
+    plan = replace(_plan(partition_bytes=2000), sequence=None)
+    used = _trained(_model(), 6, policy=plan)[1]
+    assert sorted(used.sequence) == list(range(len(plan.messages)))
+    assert replace(used, sequence=None) == plan
+
+
+def test_a_plan_of_another_model_is_refused_at_attach_with_the_first_difference(a_world_of_one):
+    plan = _plan()
+    wider = _model()
+    wider.layers[0] = nn.Linear(12, 41)
+    wider.layers[1] = nn.Linear(41, 60)
+    with pytest.raises(PlanError, match=r"another model: tensor \d is layers\.1\.weight \(9600 B, float32\) in the plan"):
+        gradlane.attach(wider, momentum(wider), plan)
+
+
+def test_a_plan_of_a_smaller_model_is_refused(a_world_of_one):
+    plan = _plan()
+    longer = _model()
+    longer.layers.append(nn.Linear(6, 6))
+    with pytest.raises(PlanError, match="it has 8 tensors, the model 10"):
+        gradlane.attach(longer, momentum(longer), plan)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"wire": "packet-priority"}, "wire 'packet-priority' needs gradlane's own transport"),
+        ({"lanes": (Lane(network_priority=1),)}, r"lanes\[0\] asks for network priority 1"),
+    ],
+)
+def test_a_plan_that_all_reduce_cannot_carry_out_is_refused(a_world_of_one, change, reason):
+    plan = replace(_plan(), **change)
+    assert dumps(plan)
+    with pytest.raises(PlanError, match=reason):
+        gradlane.attach(_model(), None, plan)
+
+
+def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(a_world_of_one):
+    with pytest.raises(InputError, match=r"policy: got 'bytescheduller', expected one of wfbp, ddp"):
+        gradlane.attach(_model(), None, "bytescheduller")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"order": "any"}, "order: got 'any', expected 'planned' or 'coordinator'"),
+        ({"timeout": 0}, "timeout: got 0"),
+        ({"profile_iterations": 0}, "profile_iterations: got 0, expected 1 or more"),
+        ({"optimizer": "sgd"}, "optimizer: got a str"),
+        ({"optimizer": [1]}, "optimizer: got a int"),
+    ],
+)
+def test_an_option_of_no_use_is_refused(a_world_of_one, options, reason):
+    with pytest.raises(InputError, match=reason):
+        gradlane.attach(_model(), **options)
+
+
+def test_attach_before_init_process_group_is_refused():
+    with pytest.raises(InputError, match=r"call torch\.distributed\.init_process_group"):
+        gradlane.attach(_model())
+
+
+def _sparse() -> nn.Module:
+    return nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 4))
+
+
+def _frozen() -> nn.Module:
+    return nn.Linear(4, 4).requires_grad_(False)
+
+
+def _complex() -> nn.Module:
+    return nn.Linear(4, 4, dtype=torch.complex64)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (_sparse, "^0 has sparse gradients"),
+        (_frozen, "no parameter with requires_grad"),
+        (lambda: nn.LazyLinear(4), "weight is uninitialised"),
+        (lambda: nn.LazyBatchNorm1d(affine=False), "running_mean is uninitialised"),
+        (_complex, "bias is of torch.complex64|weight is of torch.complex64"),
+        (lambda: torch.jit.script(nn.Linear(4, 4)), "ScriptModule"),
+    ],
+)
+def test_a_model_that_cannot_be_served_is_refused_with_the_reason(a_world_of_one, make, reason):
+    with pytest.raises(UnsupportedError, match=reason):
+        gradlane.attach(make())
+
+
+def test_a_model_in_ddp_and_a_model_attached_to_already_are_refused(a_world_of_one):
+    model = _model()
+    with pytest.raises(UnsupportedError, match=r"pass \.module"):
+        gradlane.attach(nn.parallel.DistributedDataParallel(_model()))
+    session = gradlane.attach(model, momentum(model), network=GIVEN)
+    with pytest.raises(UnsupportedError, match="attached to this model already"):
+        gradlane.attach(model, momentum(model), network=GIVEN)
+    session.close()
+    gradlane.attach(model, momentum(model), network=GIVEN).close()
+
+
+def test_a_parameter_trained_after_attach_that_was_frozen_is_an_error_that_names_it(a_world_of_one):
+    model = _model()
+    model.layers[1].requires_grad_(False)
+    with gradlane.attach(model, momentum(model), network=GIVEN):
+        model.layers[1].weight.requires_grad_(True)
+        with pytest.raises(JobError, match=r"layers\.1\.weight was frozen at attach"):
+            model(torch.randn(2, 12))
+
+
+def test_the_gradients_of_a_closed_session_are_plain_tensors_and_so_are_the_parameters(a_world_of_one):
+    model = _model()
+    session = gradlane.attach(model, momentum(model), network=GIVEN)
+    model(torch.randn(2, 12)).sum().backward()
+    assert type(model.layers[0].weight.grad) is not torch.Tensor
+    session.close()
+    assert {type(param) for param in model.parameters()} == {nn.Parameter}
+    assert {type(param.grad) for param in model.parameters()} == {torch.Tensor}
+    assert session.closed
+
+
+def test_a_gradient_read_inside_the_backward_pass_is_refused_at_once(a_world_of_one):
+    model = _model()
+    with gradlane.attach(model, momentum(model), network=GIVEN, profile_iterations=1):
+        for _ in range(3):
+            model(torch.randn(2, 12)).sum().backward()
+        model.layers[3].weight.register_post_accumulate_grad_hook(lambda param: print(param.grad.norm()))
+        with pytest.raises(JobError, match=r"layers\.3\.weight is read, or accumulated into once more, after it was sent"):
+            model(torch.randn(2, 12)).sum().backward()
+
+
+def test_sync_batch_norm_trains_as_far_as_torch_does(a_world_of_one):
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(12, 6), nn.BatchNorm1d(6)))
+    with gradlane.attach(model, momentum(model), network=GIVEN):
+        try:
+            model(torch.randn(4, 12)).sum().backward()
+        except ValueError as error:
+            pytest.skip(f"torch: {error}")

@@ -1,0 +1,270 @@
+"""Whatever goes wrong on one rank, every other rank ends soon, with an error that names the culprit."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.live.ranks import Ranks
+
+SCRIPTS = Path(__file__).with_name("scripts")
+FOR_EVER = 10**7
+START_S = 60.0
+
+
+class End(NamedTuple):
+    """How a rank's process ended. after_s: seconds since the fault. error: the last line that it printed."""
+
+    code: int
+    after_s: float
+    error: str
+
+
+class Server:
+    """The process of `scripts/server.py`."""
+
+    def __init__(self) -> None:
+        root = str(Path(__file__).parents[2])
+        environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, str(SCRIPTS / "server.py")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True,
+        )  # fmt: skip
+
+    def ask(self, **request: Any) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+        self._process.stdout.close()
+
+
+class Job:
+    """The processes of one job, by rank, and what they print."""
+
+    def __init__(self, server: Server, folder: Path, world: int, *arguments: object) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self._server, self._folder = server, folder
+        self._pids: list[int] = []
+        self._outputs: list[int] = []
+        for rank in range(world):
+            os.mkfifo(folder / f"out{rank}")
+            self._outputs.append(os.open(folder / f"out{rank}", os.O_RDWR | os.O_NONBLOCK))
+            environment = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            self._pids.append(
+                server.ask(
+                    run=[str(SCRIPTS / "job.py"), *map(str, arguments)],
+                    env={key: str(value) for key, value in environment.items()},
+                    out=str(folder / f"out{rank}"),
+                    err=str(folder / f"err{rank}"),
+                )
+            )
+        self._watches = [os.pidfd_open(pid) for pid in self._pids]
+        self._running = set(range(world))
+
+    def reaches_the_fault(self) -> None:
+        for rank, output in enumerate(self._outputs):
+            assert select.select([output], [], [], START_S)[0], self.errors(rank)
+
+    def signal(self, rank: int, number: int) -> None:
+        signal.pidfd_send_signal(self._watches[rank], number)
+
+    def errors(self, rank: int) -> str:
+        return (self._folder / f"err{rank}").read_text()
+
+    def ends(self, ranks: list[int], within_s: float) -> list[End]:
+        """How `ranks` end, all of them within that time from now."""
+        began, ends = time.monotonic(), {}
+        while len(ends) < len(ranks):
+            waited = {self._watches[rank]: rank for rank in ranks if rank not in ends}
+            ended, _, _ = select.select(list(waited), [], [], max(0.0, began + within_s - time.monotonic()))
+            assert ended, f"ranks {list(waited.values())} are still there after {within_s} s"
+            for watch in ended:
+                rank = waited[watch]
+                self._running.discard(rank)
+                after_s = time.monotonic() - began
+                lines = self.errors(rank).strip().splitlines() or [""]
+                error = lines[-1].removeprefix(f"[rank{rank}]: ")  # torch's mark
+                ends[rank] = End(self._server.ask(wait=self._pids[rank]), after_s, error)
+        return [ends[rank] for rank in ranks]
+
+    def close(self) -> None:
+        for rank in self._running:
+            self.signal(rank, signal.SIGKILL)
+            self._server.ask(wait=self._pids[rank])
+        for descriptor in (*self._watches, *self._outputs):
+            os.close(descriptor)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def start(server: Server, tmp_path: Path) -> Iterator[Any]:
+    jobs = []
+
+    def start(*arguments: Any) -> Job:
+        jobs.append(Job(server, tmp_path, *arguments))
+        jobs[-1].reaches_the_fault()
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.close()
+
+
+# -- processes that end, stop or raise ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_killed_rank_is_named_by_all_others_which_end_soon(start, culprit):
+    job = start(3, FOR_EVER, "none", culprit)
+    job.signal(culprit, signal.SIGKILL)
+    for end in job.ends([rank for rank in range(3) if rank != culprit], within_s=15):
+        assert end.code == 1
+        assert end.after_s < 10
+        assert end.error.startswith(f"gradlane.errors.PeerDied: rank {culprit} is gone: its process ended")
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_stopped_rank_is_named_by_all_others_after_two_and_a_half_seconds(start, culprit):
+    job = start(3, FOR_EVER, "none", culprit)
+    job.signal(culprit, signal.SIGSTOP)
+    for end in job.ends([rank for rank in range(3) if rank != culprit], within_s=20):
+        assert end.code == 1
+        assert 1.5 < end.after_s < 15
+        assert end.error.startswith(f"gradlane.errors.PeerStalled: rank {culprit} is stalled: said nothing for")
+
+
+def test_a_rank_that_stops_for_a_second_is_waited_for(start):
+    job = start(2, 60, "none", 1)
+    job.signal(1, signal.SIGSTOP)
+    time.sleep(1)
+    job.signal(1, signal.SIGCONT)
+    assert [(end.code, end.error) for end in job.ends([0, 1], within_s=40)] == [(0, ""), (0, "")]
+
+
+@pytest.mark.parametrize("fault", ["raise", "raise-in-with"])
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_an_exception_on_one_rank_is_told_to_all_others_in_its_own_words(start, fault, culprit):
+    job = start(3, FOR_EVER, fault, culprit)
+    for rank, end in enumerate(job.ends([0, 1, 2], within_s=20)):
+        assert end.code == 1
+        if rank == culprit:
+            assert end.error == "ValueError: a bad image in shard 17"
+        else:
+            assert end.error == f"gradlane.errors.PeerFailed: rank {culprit} failed: ValueError: a bad image in shard 17"
+            assert end.after_s < 15
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_takes_fewer_steps_is_named_by_the_others(start, culprit):
+    job = start(3, FOR_EVER, "leave", culprit)
+    ends = job.ends([0, 1, 2], within_s=30)
+    assert ends.pop(culprit)[0::2] == (0, "")
+    for end in ends:
+        assert end.code == 1
+        assert f"gradlane.errors.PeerDied: rank {culprit} left the job while rank" in end.error
+        assert end.error.endswith("do all ranks run the same number of steps?")
+
+
+def test_a_job_in_which_nothing_goes_wrong_ends_without_a_word(start):
+    job = start(3, 8, "none", 0)
+    assert [(end.code, end.error) for end in job.ends([0, 1, 2], within_s=20)] == [(0, "")] * 3
+
+
+# -- ranks that disagree -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("difference", "first"),
+    [
+        ("shape", r"tensor 7: layers.0.weight of [40, 12] torch.float32 on rank 0"),
+        ("dtype", r"tensor 0: layers.3.bias of [6] torch.float32 on rank 0"),
+        ("name", r"tensor 0: layers.3.bias of [6] torch.float32 on rank 0"),
+        ("count", r"the number of tensors: 8 on rank 0"),
+        ("buffer", r"the number of buffers: 0 on rank 0"),
+        ("policy", r"policy: ByteScheduler(partition_bytes=1048576, credit_bytes=4194304) on rank 0"),
+        ("knob", r"policy: ByteScheduler(partition_bytes=1048576, credit_bytes=4194304) on rank 0"),
+        ("order", r"order: planned on rank 0"),
+        ("optimizer", r"optimizers: ('SGD',) on rank 0"),
+        ("option", r"options: {'cross_barrier': True, 'broadcast_buffers': True"),
+    ],
+)
+def test_ranks_that_disagree_all_hear_of_the_first_difference_at_attach(two_ranks, difference, first):
+    outcomes = two_ranks.run("tests.live.faults:attach_differently", difference=difference)
+    assert outcomes[0] == outcomes[1]
+    kind, text = outcomes[0]
+    assert kind == "MismatchError"
+    assert text.startswith(f"ranks disagree on {first}")
+    assert "on rank 1" in text
+    assert text.endswith("start every rank with the same script, options and model")
+
+
+@pytest.mark.parametrize(("missing", "says"), [(1, "missing: [1]"), (0, "no verdict from rank 0; it never called")])
+def test_a_rank_that_never_attaches_is_named_at_the_timeout(missing, says):
+    ranks = Ranks(2)  # of its own: ranks that have attached equally often are told apart from those that have not
+    try:
+        kind, text, seconds = ranks.run("tests.live.faults:attach_on_one_rank", missing=missing)[1 - missing]
+    finally:
+        ranks.close()
+    assert kind == "MismatchError"
+    assert says in text
+    assert seconds < 15
+
+
+# -- an order that was not agreed ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["swap", "hash"])
+def test_another_order_on_one_rank_ends_in_an_error_on_both_and_in_no_wrong_sum(fault):
+    ranks = Ranks(2)  # of its own: sums are left half done
+    try:
+        outcomes = ranks.run("tests.live.faults:another_order", fault=fault)
+    finally:
+        ranks.close()
+    for kind, text, wrong, seconds in outcomes:
+        assert kind == "OrderError"
+        assert ("nothing was sent" if fault == "swap" else "issued the messages of iteration 5 in different orders") in text
+        assert wrong == []
+        assert seconds < 15
+
+
+# -- strangers, and what is left behind ------------------------------------------------------------------------
+
+
+def test_junk_on_the_control_port_does_not_disturb_the_job(two_ranks):
+    outcomes = two_ranks.run("tests.live.faults:junk_on_the_control_port")
+    for wrong, _ in outcomes:
+        assert wrong == []
+    refused = outcomes[1][1]
+    assert refused == {"random": True, "http": True, "huge": True, "version": True, "token": True, "rank": True, "twice": True}
+
+
+def test_a_closed_session_leaves_no_thread_no_descriptor_and_no_hook(two_ranks):
+    for before, after, hooks in two_ranks.run("tests.live.faults:attach_and_close_often"):
+        assert after == before
+        assert hooks == []
