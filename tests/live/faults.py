@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from msgspec.structs import replace
 from torch import nn
 from torch.nn import functional as F
@@ -90,24 +91,28 @@ def another_order(rank: int, world: int, fault: str) -> tuple[str, str, list[str
     for _ in range(5):
         _step(model, optimizer, generator)
     session.flush()
+    dist.barrier()  # or rank 1 fails while rank 0 still hears of the ends of iteration 4
     good = bits_of(model, optimizer)
     if rank == 1 and fault == "swap":
         first, second, *rest = session.plan.sequence or ()
         session._exchange._dispatcher = Dispatcher(replace(session.plan, sequence=(second, first, *rest)))
     elif rank == 1:
         session._exchange._rolling_hash += 1
-    began = time.monotonic()
+    began, failed = time.monotonic(), JobError("nothing")
     try:
         while True:
             _step(model, optimizer, generator)
             if fault == "hash":
                 session.flush()
     except JobError as error:
-        # a wrong hash is known only after sums that were right in fact
-        wrong = differences(good, bits_of(model, optimizer)) if fault == "swap" else []
-        return type(error).__name__, str(error), wrong, time.monotonic() - began
-    finally:
-        session.close()
+        failed = error
+    seconds = time.monotonic() - began
+    session.close()
+    wrong = []
+    if fault == "swap":  # a wrong hash is known only after sums that were right in fact
+        wrong = differences(good, bits_of(model, optimizer))
+        wrong += [f"{name}.grad" for name, param in model.named_parameters() if param.grad is not None]
+    return type(failed).__name__, str(failed), wrong, seconds
 
 
 def _is_refused(stranger: socket.socket) -> bool:

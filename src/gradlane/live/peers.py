@@ -340,7 +340,7 @@ def _failure(kind: _Cause, rank: int, text: str) -> JobError:
     if kind is _Cause.RAISED:
         return PeerFailed(f"rank {rank} failed: {text}", rank)
     if kind is _Cause.ORDER:
-        return OrderError(f"rank {rank}: {text}")
+        return OrderError(text)  # which says of whom
     return PeerFailed(f"rank {rank} stopped: {text}", rank)
 
 

@@ -482,9 +482,10 @@ class Session:
             self._closed = True
             for handle in self._handles:
                 handle.remove()
-            for param in self._params:
+            for param, wrapper in zip(self._params, self._wrappers, strict=True):
                 pending.unwatch(param)
-            self._show_sums()
+                if param.grad is wrapper:  # a sum that never came: its slot holds this rank's part at best
+                    param.grad = None
             self._exchange.close()
 
     def abort(self, error: BaseException) -> None:
