@@ -264,12 +264,14 @@ class Exchange:
             self._condition.notify_all()
 
     def abort(self, error: BaseException) -> None:
-        """This rank fails: tell the others, and wait for nothing any more."""
+        """This rank fails: wait for nothing any more, and tell the others.
+
+        In this order, so that a rank which found its own fault does not blame another that found the same.
+        """
+        own = error if isinstance(error, JobError) else None
+        self.fail(own or PeerFailed(f"rank {self.rank} failed: {type(error).__name__}: {error}", self.rank))
         if not self._closed:
             self._peers.fail(error)
-        if not isinstance(error, JobError):
-            error = PeerFailed(f"rank {self.rank} failed: {type(error).__name__}: {error}", self.rank)
-        self.fail(error)
 
     def suspect(self, error: BaseException) -> None:
         """A collective failed; the control channel will shortly know which rank is to blame."""
