@@ -1,6 +1,6 @@
 """attach beside DDP on loopback, where the network is as good as instant: what is left is what attach costs.
 
-Run by `python -m bench` on two ranks. The step is made longer by the batch; the network has 62 tensors and
+Run by `python -m bench` on two ranks. The step is made longer by the input; the network has 62 tensors and
 1.2 M parameters. Each turn is a few steps of one arm, arms in alternating order.
 """
 
@@ -43,7 +43,7 @@ def network() -> nn.Module:
 
 
 class Arm:
-    def __init__(self, scheduled: bool, batch_size: int) -> None:
+    def __init__(self, scheduled: bool, batch_size: int, side: int) -> None:
         self.model = network()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.call: nn.Module = self.model
@@ -52,7 +52,7 @@ class Arm:
             self.session = gradlane.attach(self.model, self.optimizer)
         else:
             self.call = nn.parallel.DistributedDataParallel(self.model)
-        self.images = torch.randn(batch_size, 1, 8, 8)
+        self.images = torch.randn(batch_size, 1, side, side)
         self.labels = torch.randint(10, (batch_size,))
 
     def steps(self, count: int) -> list[int]:
@@ -72,10 +72,10 @@ def main() -> None:
     if talks:
         print("\noverhead on loopback, 2 ranks: torch DDP beside gradlane's default policy")
         print(
-            f"{'batch':>5} {'DDP ms (p10..p90)':>26} {'gradlane ms (p10..p90)':>26} {'gradlane/DDP':>13} {'pairs p25..p75':>16}"
+            f"{'input':>7} {'DDP ms (p10..p90)':>26} {'gradlane ms (p10..p90)':>26} {'gradlane/DDP':>13} {'pairs p25..p75':>16}"
         )
-    for batch_size in (2, 6, 12, 24, 48):
-        arms = [Arm(False, batch_size), Arm(True, batch_size)]
+    for batch_size, side in ((2, 2), (2, 4), (2, 8), (6, 8), (12, 8), (24, 8)):
+        arms = [Arm(False, batch_size, side), Arm(True, batch_size, side)]
         for arm in arms:
             arm.steps(8)
         times: list[list[int]] = [[], []]
@@ -93,7 +93,8 @@ def main() -> None:
         if talks:
             quartiles = statistics.quantiles(pairs, n=4)
             print(
-                f"{batch_size:5d} {_spread(times[0]):>26} {_spread(times[1]):>26} {statistics.median(pairs):13.3f} "
+                f"{f'{batch_size}x{side}x{side}':>7} {_spread(times[0]):>26} {_spread(times[1]):>26} "
+                f"{statistics.median(pairs):13.3f} "
                 f"{quartiles[0]:8.3f}..{quartiles[2]:.3f}",
                 flush=True,
             )
