@@ -1,5 +1,5 @@
 """Virtual-time driver of the Dispatcher."""
 
-from gradlane.sim.allreduce import planned_ahead, simulate
+from gradlane.sim.allreduce import iteration_ns, planned_ahead, simulate
 
-__all__ = ["planned_ahead", "simulate"]
+__all__ = ["iteration_ns", "planned_ahead", "simulate"]
