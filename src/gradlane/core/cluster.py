@@ -10,7 +10,6 @@ import itertools
 import random
 from bisect import bisect_right
 from collections import Counter
-from fractions import Fraction
 
 import msgspec
 
@@ -201,23 +200,16 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         bytes is, and where hosts have both, their links over the sum. Rates of a schedule count as at time 0.
         """
         weights = sum(server.weight for server in self.servers)
-        up, down = [Fraction(0)] * len(self.hosts), [Fraction(0)] * len(self.hosts)
-        for worker in self.workers:
-            # what is on the worker's own host passes no link
-            far = Fraction(sum(server.weight for server in self.servers if server.host != worker.host), weights)
-            up[worker.host] += far
-            down[worker.host] += far
+        workers_on = Counter(worker.host for worker in self.workers)
+        weight_on: Counter[int] = Counter()
         for server in self.servers:
-            far = Fraction(server.weight, weights) * sum(worker.host != server.host for worker in self.workers)
-            up[server.host] += far
-            down[server.host] += far
-        rate = min(
-            (
-                int(link.at(0)[0] / load)
-                for host, sent, received in zip(self.hosts, up, down, strict=True)
-                for link, load in ((host.up, sent), (host.down, received))
-                if load
-            ),
-            default=MAX_RATE,
-        )
+            weight_on[server.host] += server.weight
+        rate = MAX_RATE
+        for index, host in enumerate(self.hosts):
+            # what stays on its host passes no link; the loads of a host are the same up and down
+            as_worker = workers_on[index] * (weights - weight_on[index])
+            as_server = weight_on[index] * (len(self.workers) - workers_on[index])
+            if as_worker + as_server:
+                slower = min(host.up.at(0)[0], host.down.at(0)[0])
+                rate = min(rate, slower * weights // (as_worker + as_server))
         return Network.line(len(self.workers), self.startup_ns, min(max(rate, 1), MAX_RATE), source=self.source)
