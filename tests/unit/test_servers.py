@@ -298,3 +298,10 @@ def test_alike_workers_collapse_to_one_whose_timeline_passes(profile, workers, c
     (timeline,) = simulate_servers(plan, profile, cluster)
     check_timeline(timeline, plan)
     assert timeline.iteration_ns()[-1] == timeline.iteration_ns()[-2] >= profile.compute_ns
+
+
+def test_a_link_that_would_change_after_the_end_does_not_keep_the_simulation_going():
+    link = Link(GB, (Step(10**15, 2 * GB),))
+    cluster = Cluster((Host(link, link),) * 2, (Worker(0),), (Server(1),))
+    (timeline,) = simulate_servers(plan_of("wfbp", ONE_TENSOR, cluster), ONE_TENSOR, cluster)
+    assert timeline.iteration_ns()[-1] == 8_000 + ONE_TENSOR.compute_ns

@@ -157,7 +157,7 @@ class FluidFabric:
         for flow in self._pulling:
             flow.pull_rate = 0
         _allot(self._pulling, pull_rate, by_feed=True)
-        until_ns = changes_ns
+        until_ns = changes_ns if self._pushing or self._pulling else FOREVER
         for flow in self._pushing:
             if flow.feed:
                 until_ns = min(until_ns, self._now - -flow.unpushed // flow.feed)
