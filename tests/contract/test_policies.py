@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from gradlane import policies
 from gradlane.core import files
 from gradlane.core.checks import check_plan, check_timeline
+from gradlane.core.executors import why_not
+from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
+from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
-from gradlane.sim import planned_ahead, simulate
+from gradlane.sim import iteration_ns, planned_ahead, simulate
 from tests.unit.strategies import networks, profiles
 
 every_policy = pytest.mark.parametrize("name", policies.names())
@@ -30,6 +33,11 @@ def test_the_registry_has_the_policies_of_the_papers():
         "tictac",
         "bytescheduler",
         "blocks",
+        "prophet",
+        "geryon",
+        "mercury",
+        "mercury-no-preemption",
+        "dear",
     )
     assert policies.DEFAULT == "blocks"
 
@@ -61,6 +69,16 @@ def test_a_plan_moves_each_byte_once_and_can_be_carried_out_simulated_and_filed(
     check_timeline(bound, ahead)
     assert bound.spans == free.spans
     assert free.iteration_ns()[-1] >= profile.compute_ns
+    assert iteration_ns(plan, profile, network) == free.iteration_ns()[-1]
+
+
+@every_policy
+@pytest.mark.parametrize("executor", ["all-reduce", "parameter-server"])
+def test_the_registry_says_which_executors_can_carry_the_plans(name, executor):
+    tensors = tuple(TensorProfile(TensorSpec(f"t{index}", 4), index, 1 - index) for index in range(2))
+    profile = Profile("two", "none", tensors, (Layer("first", 1), Layer("second", 1)), 1)
+    plan = policies.get(name).plan(profile, Network.line(2, 10, 10**9))
+    assert (why_not(plan, executor) is None) == (name in policies.names(executor))
 
 
 @every_policy

@@ -155,3 +155,32 @@ def test_a_sequence_binds_each_lane_by_itself():
     plan = msgspec.structs.replace(PLAN, lanes=lanes, messages=messages, sequence=(1, 0, 2))
     # message 0 starts before message 1 does, which is the other lane's business
     check_timeline(Timeline(plan.fingerprint, 0, TIMELINE.spans), plan)
+
+
+# -- halves -----------------------------------------------------------------------------------------------
+
+HALVES = (Span("ready", 0, 0, 0, 0), Span("send", 0, 0, 0, 5))
+
+
+def halved(*spans: Span) -> tuple[Timeline, Plan]:
+    plan = plan_of([(0, 0, 8)], tensors=SPECS[:1])
+    return Timeline(plan.fingerprint, 0, (*HALVES, *spans)), plan
+
+
+def test_what_was_sent_has_arrived_when_it_was_received():
+    check_timeline(*halved(Span("receive", 0, 0, 5, 9), Span("update", 0, 0, 9, 10)))
+
+
+@pytest.mark.parametrize(
+    ("spans", "fault"),
+    [
+        ((Span("receive", 0, 0, 5, 9), Span("update", 0, 0, 8, 10)), "update 0 at 8 begins before its bytes arrived"),
+        ((Span("receive", 0, 0, 2, 4),), "receive 0 at 2 ends before the message was sent"),
+        ((Span("receive", 0, 0, 5, 9), Span("receive", 0, 0, 5, 9)), "received twice or never"),
+        ((Span("receive", 1, 0, 5, 9),), "send 0 at 0 is never received"),
+    ],
+)
+def test_a_half_that_is_out_of_place_is_found(spans, fault):
+    timeline, plan = halved(*spans)
+    with pytest.raises(AssertionError, match=fault):
+        check_timeline(timeline, plan)

@@ -117,14 +117,12 @@ def test_sync_easgd_takes_forward_backward_one_message_and_the_updates(profile, 
 @given(profile=profiles(max_elements=1000), name=st.sampled_from(policies.names()))
 def test_on_a_free_network_an_iteration_is_its_computation(profile, name):
     free = Network.line(2, 0, 10**13)
-    assert free.cost_ns(profile.size_bytes // len(profile.tensors)) == 0
     knobs = {"partition_bytes": 4096} if name == "bytescheduler" else {}
     plan = policies.get(name, **knobs).plan(profile, free)
-    # merged messages may reach 10 000 bytes, which cost a nanosecond even here
+    # a message takes a nanosecond even here, since times are rounded up
     slack = sum(free.cost_ns(message.size_bytes) for message in plan.messages)
     assert profile.compute_ns <= simulate(plan, profile, free).iteration_ns()[-1] <= profile.compute_ns + slack
-    if all(len(message.slices) == 1 for message in plan.messages):
-        assert slack == 0
+    assert slack <= 10 * len(profile.tensors)
 
 
 @settings(max_examples=40, deadline=None)

@@ -31,7 +31,7 @@ BASELINE, ALONE = "torch-ddp", "no-communication"
 @click.option("--hosts", default=2, show_default=True, help="Worker processes, each on an emulated host of its own.")
 @click.option("--link", default="200mbit", show_default=True, help="Rate of each host's link, each way; 'none' for no limit.")
 @click.option("--loopback", is_flag=True, help="No emulated hosts and links: bare loopback.")
-@click.option("--policies", "chosen", metavar="NAME,...", help="The policies to try. Default: all.")
+@click.option("--policies", "chosen", metavar="NAME,...", help="The policies to try. Default: all that all-reduce carries.")
 @click.option("--rounds", default=3, show_default=True, help="Turns that each policy gets.")
 @click.option("--steps", default=5, show_default=True, help="Measured steps a turn.")
 @click.option(
@@ -57,7 +57,7 @@ def command(
     The workers are joined by links of the given rate, each on an emulated host (no root needed). Steps are
     timed from start to start; the parameters after the last step are compared with DDP's bit for bit.
     """
-    names = tuple(chosen.split(",")) if chosen else policies.names()
+    names = tuple(chosen.split(",")) if chosen else policies.names("all-reduce")
     for name in names:
         policies.get(name)
     if hosts < 2 or rounds < 1 or steps < 1 or batch_size < 0:

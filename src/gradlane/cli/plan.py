@@ -60,7 +60,7 @@ def command(
         raise InputError("--knob: got knobs and no policy, expected --policy NAME to give them to")
     profile, network = files.read(profile_path, Profile), files.read(network_path, Network)
     chosen = policies.get(policy, **_knobs(knobs)) if policy is not None else None
-    candidates = [chosen] if chosen is not None else [policies.get(name) for name in policies.names()]
+    candidates = [chosen] if chosen is not None else [policies.get(name) for name in policies.names("all-reduce")]
     outcomes = [_outcome(candidate, profile, network) for candidate in candidates]
     if emit is not None and chosen is None:
         outcomes = [outcome for outcome in outcomes if why_not_ddp(outcome.plan) is None]

@@ -59,12 +59,15 @@ def check_timeline(timeline: Timeline, plan: Plan) -> None:
 
     In every iteration each message is sent once, not before all its tensors (and the one it is held for) are
     ready; no lane has more than its window unfinished, unless by one lone message; messages of a sequenced
-    plan start in its order in each lane; no tensor is updated before all its bytes have arrived, none is
-    used by the next forward pass before its update.
+    plan start in its order in each lane; where messages are received apart from sending, each is once, and
+    no later half ends before the first; no tensor is updated before all its bytes have arrived, none is used by
+    the next forward pass before its update.
     """
     assert timeline.plan == plan.fingerprint, f"timeline of plan {timeline.plan}, checked against {plan.fingerprint}"
     ready = {(s.iteration, s.subject): s.start_ns for s in timeline.of("ready")}
     sends = timeline.of("send")
+    received = {(span.iteration, span.subject): span for span in timeline.of("receive")}
+    assert not received or len(received) == len(timeline.of("receive")) == len(sends), "a message was received twice or never"
     arrived: dict[tuple[int, int], int] = {}
     counts: dict[tuple[int, int], int] = defaultdict(int)
     for send in sends:
@@ -75,9 +78,16 @@ def check_timeline(timeline: Timeline, plan: Plan) -> None:
             at = ready.get((send.iteration, tensor))
             assert at is not None, f"{_name(send)} starts and tensor {tensor} never is ready"
             assert at <= send.start_ns, f"{_name(send)} starts before tensor {tensor} is ready"
+        end_ns = send.end_ns
+        if received:
+            receive = received.get((send.iteration, send.subject))
+            assert receive is not None, f"{_name(send)} is never received"
+            assert receive.start_ns >= send.start_ns, f"{_name(receive)} begins before the message does"
+            assert receive.end_ns >= end_ns, f"{_name(receive)} ends before the message was sent"
+            end_ns = receive.end_ns
         for tensor in message.tensors:
             key = (send.iteration, tensor)
-            arrived[key] = max(arrived.get(key, 0), send.end_ns)
+            arrived[key] = max(arrived.get(key, 0), end_ns)
     iterations = {send.iteration for send in sends}
     for iteration in iterations:
         for index in range(len(plan.messages)):

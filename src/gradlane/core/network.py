@@ -19,7 +19,10 @@ MAX_RATE = 10**13
 
 
 class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Cost of a message up to `up_to_bytes`: startup_ns + size / bytes_per_second."""
+    """Cost of a message up to `up_to_bytes`: startup_ns + size / bytes_per_second, rounded up.
+
+    Rounded down, a tensor in pieces would take less than its bytes' time and no lower bound would hold.
+    """
 
     startup_ns: int
     bytes_per_second: int
@@ -31,7 +34,7 @@ class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need_int("up_to_bytes", self.up_to_bytes, 1, MAX_BYTES)
 
     def cost_ns(self, size_bytes: int) -> int:
-        return self.startup_ns + size_bytes * NS_PER_SECOND // self.bytes_per_second
+        return self.startup_ns - -size_bytes * NS_PER_SECOND // self.bytes_per_second
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -41,13 +41,16 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """One or more slices, started and finished as one operation.
 
     priority: 0 is the most urgent. lane: index into `Plan.lanes`. hold_until: a tensor that must be ready
-    too before the message may start, though it carries none of its bytes (Prophet's blocks).
+    too before the message may start, though it carries none of its bytes (Prophet's blocks). split: the sum
+    travels as two operations, a reduce-scatter when the message is ready and an all-gather once every message
+    of the plan has been reduced, by priority (DeAR).
     """
 
     slices: tuple[Slice, ...]
     priority: int = 0
     lane: int = 0
     hold_until: int | None = None
+    split: bool = False
 
     def __post_init__(self) -> None:
         need(0 < len(self.slices) <= MAX_TENSORS, "slices", len(self.slices), "1 or more slices")
@@ -80,7 +83,9 @@ class Lane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The schedule of one iteration.
 
-    wire: how the wire orders what it was handed, "fifo" or "packet-priority". crosses_barrier: whether the
+    wire: how the wire treats what it was handed. "fifo": a message is a unit, sent and (by a server) returned
+    whole, first in, first out. "packet-fifo": cut into packets, each returned as soon as it is summed.
+    "packet-priority": so too, and the most urgent packet goes first, whenever it came. crosses_barrier: whether the
     next forward pass may begin, layer by layer, as updates arrive. sequence: when not None, messages start
     in exactly this order within each lane, each as soon as it is ready and its window has room; that is how
     a plan becomes safe for collectives, which every rank must issue in one order.
@@ -91,7 +96,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors: tuple[TensorSpec, ...]
     messages: tuple[Message, ...]
     lanes: tuple[Lane, ...] = (Lane(),)
-    wire: Literal["fifo", "packet-priority"] = "fifo"
+    wire: Literal["fifo", "packet-fifo", "packet-priority"] = "fifo"
     crosses_barrier: bool = False
     sequence: tuple[int, ...] | None = None
 

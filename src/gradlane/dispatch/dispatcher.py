@@ -12,6 +12,8 @@ The rules, per lane:
      head would invert priorities.
   4. With a sequence (planned ahead, or told by a coordinator), the next message is the sequence's next,
      whatever is eligible behind it. The window still holds.
+  5. A split message finishes twice. Its second half is eligible once every message of the plan has finished
+     for the first time, and starts by priority, with a sequence too.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class Dispatcher:
             self._needs_at_first.append(len(needed))
             for tensor in needed:
                 self._waiters[tensor].append(index)
+        self._split = frozenset(index for index, message in enumerate(plan.messages) if message.split)
         self._ordered = follow or plan.sequence is not None
         self._orders_at_first: list[list[int]] = [[] for _ in plan.lanes]
         if plan.sequence is not None and not follow:
@@ -59,6 +62,8 @@ class Dispatcher:
         self._in_flight: set[int] = set()
         self._arrivals = 0
         self._unfinished = len(self._sizes)
+        self._unreduced = len(self._sizes)
+        self._reduced: set[int] = set()
 
     # -- facts ---------------------------------------------------------------------------------------
 
@@ -87,8 +92,27 @@ class Dispatcher:
         self._in_flight.remove(message)
         lane = self._lane_of[message]
         self._in_flight_bytes[lane] -= self._sizes[message]
-        self._unfinished -= 1
-        return self._start(lane)
+        if message in self._reduced:
+            self._unfinished -= 1
+            return self._start(lane)
+        self._unreduced -= 1
+        if message in self._split:
+            self._reduced.add(message)
+        else:
+            self._unfinished -= 1
+        if self._unreduced or not self._split:
+            return self._start(lane)
+        self._queue_second_halves()
+        return [start for lane in range(len(self._windows)) for start in self._start(lane)]
+
+    def _queue_second_halves(self) -> None:
+        for message in sorted(self._split, key=lambda index: (self.plan.messages[index].priority, index)):
+            lane = self._lane_of[message]
+            if self._ordered:
+                self._orders[lane].append(message)
+            else:
+                heapq.heappush(self._queues[lane], (self.plan.messages[message].priority, self._arrivals, message))
+                self._arrivals += 1
 
     def allow(self, message: int) -> list[int]:
         """The coordinator put `message` next (follow mode). Returns the messages to start now, in order."""
@@ -102,6 +126,10 @@ class Dispatcher:
     def done(self) -> bool:
         """Whether every message of this iteration has finished."""
         return self._unfinished == 0
+
+    def in_second_half(self, message: int) -> bool:
+        """Whether `message` is split and its first half has finished."""
+        return message in self._reduced
 
     @property
     def in_flight(self) -> frozenset[int]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradlane.core.executors import why_not_all_reduce
 from gradlane.core.plan import Plan
 from gradlane.errors import OrderError, PlanError
 from gradlane.live.arena import MessageBuffer
@@ -25,14 +26,9 @@ OnDone = Callable[[int, BaseException | None], None]
 
 def refuse_what_all_reduce_cannot_do(plan: Plan) -> None:
     """Raise `PlanError` for the plan fields that torch.distributed cannot honour."""
-    if plan.wire != "fifo":
-        raise PlanError(f"plan {plan.policy}: wire {plan.wire!r} needs gradlane's own transport; all-reduce has 'fifo' only")
-    for index, lane in enumerate(plan.lanes):
-        if lane.network_priority != 0:
-            raise PlanError(
-                f"plan {plan.policy}: lanes[{index}] asks for network priority {lane.network_priority}; "
-                "torch.distributed cannot mark its traffic, expected 0"
-            )
+    reason = why_not_all_reduce(plan)
+    if reason is not None:
+        raise PlanError(f"plan {plan.policy}: {reason}; gradlane policies says which policies all-reduce carries")
 
 
 class AllReduce:

@@ -4,27 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
+from gradlane.core.executors import Executor
 from gradlane.core.policy import Policy
 from gradlane.errors import InputError
 from gradlane.policies.blocks import Blocks
 from gradlane.policies.bytescheduler import ByteScheduler
 from gradlane.policies.ddp import Ddp
+from gradlane.policies.dear import Dear
+from gradlane.policies.geryon import Geryon
+from gradlane.policies.mercury import Mercury
+from gradlane.policies.mercury_no_preemption import MercuryNoPreemption
 from gradlane.policies.mg_wfbp import MgWfbp
 from gradlane.policies.mg_wfbp_exact import MgWfbpExact
 from gradlane.policies.p3 import P3
+from gradlane.policies.prophet import Prophet
 from gradlane.policies.sync_easgd import SyncEasgd
 from gradlane.policies.tictac import TicTac
 from gradlane.policies.wfbp import Wfbp
 
-_ALL = (Wfbp, Ddp, SyncEasgd, MgWfbp, MgWfbpExact, P3, TicTac, ByteScheduler, Blocks)
+_ALL = (
+    *(Wfbp, Ddp, SyncEasgd, MgWfbp, MgWfbpExact, P3, TicTac, ByteScheduler, Blocks),
+    *(Prophet, Geryon, Mercury, MercuryNoPreemption, Dear),
+)
+# their plans ask for packet priority, for a class in the network or for half an all-reduce (`core.executors`)
+_CANNOT: dict[Executor, frozenset[str]] = {
+    "all-reduce": frozenset({Geryon.name, Mercury.name, MercuryNoPreemption.name, Dear.name}),
+    "parameter-server": frozenset({Dear.name}),
+}
 _BY_NAME = {policy.name: policy for policy in _ALL}
 
 DEFAULT = Blocks.name
 
 
-def names() -> tuple[str, ...]:
-    """The names of all policies, in the order of `gradlane policies`."""
-    return tuple(_BY_NAME)
+def names(executor: Executor | None = None) -> tuple[str, ...]:
+    """The names of all policies, or of those that `executor` carries, in the order of `gradlane policies`."""
+    return tuple(name for name in _BY_NAME if executor is None or name not in _CANNOT[executor])
 
 
 def get(name: str, **knobs: Any) -> Policy:
@@ -39,4 +53,4 @@ def get(name: str, **knobs: Any) -> Policy:
     return kind(**knobs)
 
 
-__all__ = ["DEFAULT", "Policy", "get", "names"]
+__all__ = ["DEFAULT", "Executor", "Policy", "get", "names"]

@@ -77,13 +77,15 @@ def _process(pid: int, name: str, timeline: Timeline, plan: Plan, layers: Sequen
     steps: list[_Event] = [(s.start_ns, s.end_ns, f"iteration {s.iteration}", {}) for s in timeline.of("step")]
     tracks += _spread("iterations", steps, nest=False)
     tracks += _spread("compute", _compute(timeline, plan, layers), nest=True)
-    by_lane: dict[int, list[_Event]] = defaultdict(list)
-    for send in timeline.of("send"):
-        message = plan.messages[send.subject]
-        arguments = {"iteration": send.iteration, "bytes": message.size_bytes, "priority": message.priority}
-        by_lane[message.lane].append((send.start_ns, send.end_ns, plan.describe_message(send.subject), arguments))
-    for lane in sorted(by_lane):
-        tracks += _spread(f"lane {lane}", by_lane[lane], nest=False)
+    halves: tuple[tuple[Kind, str], ...] = (("send", "lane"), ("receive", "receive, lane"))
+    for kind, title in halves:
+        by_lane: dict[int, list[_Event]] = defaultdict(list)
+        for span in timeline.of(kind):
+            message = plan.messages[span.subject]
+            arguments = {"iteration": span.iteration, "bytes": message.size_bytes, "priority": message.priority}
+            by_lane[message.lane].append((span.start_ns, span.end_ns, plan.describe_message(span.subject), arguments))
+        for lane in sorted(by_lane):
+            tracks += _spread(f"{title} {lane}", by_lane[lane], nest=False)
     events: list[dict[str, Any]] = [_metadata(pid, 0, "process_name", {"name": name})]
     for tid, (track, content) in enumerate(tracks):
         events.append(_metadata(pid, tid, "thread_name", {"name": track}))

@@ -1,5 +1,7 @@
-"""Virtual-time driver of the Dispatcher."""
+"""Virtual-time drivers of the Dispatcher: all-reduce, and parameter servers."""
 
-from gradlane.sim.allreduce import planned_ahead, simulate
+from gradlane.sim.allreduce import iteration_ns, planned_ahead, simulate
+from gradlane.sim.fabric import Job
+from gradlane.sim.servers import Simulation, simulate_jobs, simulate_servers
 
-__all__ = ["planned_ahead", "simulate"]
+__all__ = ["Job", "Simulation", "iteration_ns", "planned_ahead", "simulate", "simulate_jobs", "simulate_servers"]

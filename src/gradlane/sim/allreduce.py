@@ -1,20 +1,34 @@
 """All-reduce in virtual time: the same Dispatcher that runs live, driven by a profile and a network.
 
-What it models: one worker stands for all (they are alike); each message occupies the network alone for
-`Network.cost_ns` of its size, in the order of its start; gradients become ready as the profile says; a
-layer's forward pass waits for the updates of the tensors that it first uses, or, in a plan that does not
-cross the barrier, for all of them. Updates run on the compute thread, just before their layer.
+What it models: one worker stands for all (they are alike), so that 2048 cost no more than 2. Each message
+occupies the network alone for `Network.cost_ns` of its size, in the order of its start. A lane of a more
+urgent network class goes before the others at once, and on a packet-priority wire a more urgent message does;
+what was interrupted goes on where it stopped. A split message's two operations take half of its time each.
+Gradients become ready as the profile says; a layer's forward pass waits for the updates of the tensors that it
+first uses, or, in a plan that does not cross the barrier, for all of them. Updates run on the compute thread,
+just before their layer.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
+from typing import NamedTuple
 
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Span, Timeline
 from gradlane.dispatch import Dispatcher
+from gradlane.sim.passes import forward_ends, tensors_by_layer
+
+
+class Sent(NamedTuple):
+    """A message's (or its first or second half's) hand-over and arrival, in ns after the start of backward."""
+
+    message: int
+    start_ns: int
+    end_ns: int
+    second_half: bool
 
 
 def simulate(plan: Plan, profile: Profile, network: Network, iterations: int = 3) -> Timeline:
@@ -23,30 +37,29 @@ def simulate(plan: Plan, profile: Profile, network: Network, iterations: int = 3
     An iteration's "step" span runs from the start of its forward pass to the start of the next one's, so the
     last step span is the steady-state iteration time (the forward pass after it is simulated too).
     """
-    dispatcher = Dispatcher(plan)
-    tensors_of: list[list[int]] = [[] for _ in profile.layers]
-    for index, tensor in enumerate(profile.tensors):
-        tensors_of[tensor.layer].append(index)
+    sends = _communicate(Dispatcher(plan), plan, profile, network)
+    arrivals = _arrivals(plan, sends)
+    tensors_of = tensors_by_layer(profile)
     spans: list[Span] = []
-    arrived = [0] * len(profile.tensors)
     now = 0
     step_start = 0
     for iteration in range(iterations + 1):
-        if iteration > 0 and not plan.crosses_barrier:
-            blocked_until = max(arrived)
-            if blocked_until > now:
-                spans.append(Span("wait", iteration - 1, -1, now, blocked_until))
-                now = blocked_until
-            for layer, used in zip(profile.layers, tensors_of, strict=True):
-                now = _update(spans, iteration - 1, used, now, layer.update_ns)
         if iteration > 0:
+            begun = now - profile.backward_ns
+            if not plan.crosses_barrier:
+                blocked_until = begun + max(arrivals)
+                if blocked_until > now:
+                    spans.append(Span("wait", iteration - 1, -1, now, blocked_until))
+                    now = blocked_until
+                for layer, used in zip(profile.layers, tensors_of, strict=True):
+                    now = _update(spans, iteration - 1, used, now, layer.update_ns)
             spans.append(Span("step", iteration - 1, -1, step_start, now))
         step_start = now
         for index, (layer, used) in enumerate(zip(profile.layers, tensors_of, strict=True)):
             if iteration > 0 and plan.crosses_barrier:
-                needed = max((arrived[tensor] for tensor in used), default=0)
+                needed = begun + max((arrivals[tensor] for tensor in used), default=0)
                 if needed > now:
-                    spans.append(Span("wait", iteration, max(used, key=arrived.__getitem__), now, needed))
+                    spans.append(Span("wait", iteration, max(used, key=arrivals.__getitem__), now, needed))
                     now = needed
                 now = _update(spans, iteration - 1, used, now, layer.update_ns)
             spans.extend(Span("use", iteration, tensor, now, now) for tensor in used)
@@ -54,18 +67,25 @@ def simulate(plan: Plan, profile: Profile, network: Network, iterations: int = 3
             now += layer.forward_ns
         if iteration == iterations:
             break
+        # nothing of an iteration is left when the next one's backward pass begins, so that all are the same
         spans.append(Span("backward", iteration, -1, now, now + profile.backward_ns))
-        sends = _communicate(dispatcher, plan, profile, network, now)
         for gradient, seen in enumerate(profile.tensors):
             spans.append(Span("ready", iteration, gradient, now + seen.ready_ns, now + seen.ready_ns))
-        arrived = [0] * len(profile.tensors)
-        for message, start, end in sends:
-            spans.append(Span("send", iteration, message, start, end))
-            for sent in plan.messages[message].tensors:
-                arrived[sent] = max(arrived[sent], end)
+        whole = {sent.message for sent in sends} - {sent.message for sent in sends if sent.second_half}
+        halves = len(whole) < len(plan.messages)
+        for message, start, end, second_half in sends:
+            spans.append(Span("receive" if second_half else "send", iteration, message, now + start, now + end))
+            if halves and message in whole:
+                spans.append(Span("receive", iteration, message, now + end, now + end))
         now += profile.backward_ns
     spans.sort(key=lambda span: span.start_ns)
     return Timeline(plan.fingerprint, 0, tuple(spans))
+
+
+def iteration_ns(plan: Plan, profile: Profile, network: Network) -> int:
+    """The steady-state iteration time: what the last step of `simulate` takes, without its timeline."""
+    sends = _communicate(Dispatcher(plan), plan, profile, network)
+    return forward_ends(profile, _arrivals(plan, sends), plan.crosses_barrier)
 
 
 def planned_ahead(plan: Plan, profile: Profile, network: Network) -> Plan:
@@ -74,8 +94,9 @@ def planned_ahead(plan: Plan, profile: Profile, network: Network) -> Plan:
     Collectives must be issued in one order by every rank (each rank's own readiness would differ), so
     the order is decided once, here, by the Dispatcher in virtual time, and becomes part of the plan.
     """
-    sends = _communicate(Dispatcher(plan), plan, profile, network, 0)
-    return plan.with_sequence(tuple(message for message, _, _ in sends))
+    sends = _communicate(Dispatcher(plan), plan, profile, network)
+    first_halves = sorted((sent for sent in sends if not sent.second_half), key=lambda sent: sent.start_ns)
+    return plan.with_sequence(tuple(sent.message for sent in first_halves))
 
 
 def _update(spans: list[Span], iteration: int, tensors: list[int], now: int, update_ns: int) -> int:
@@ -83,32 +104,50 @@ def _update(spans: list[Span], iteration: int, tensors: list[int], now: int, upd
     return now + update_ns
 
 
-def _communicate(
-    dispatcher: Dispatcher, plan: Plan, profile: Profile, network: Network, backward_start: int
-) -> list[tuple[int, int, int]]:
-    """One iteration's messages as (message, handed over, arrived), in the order of hand-over."""
+def _arrivals(plan: Plan, sends: list[Sent]) -> list[int]:
+    arrived = [0] * len(plan.tensors)
+    for sent in sends:
+        for piece in plan.messages[sent.message].slices:
+            if arrived[piece.tensor] < sent.end_ns:
+                arrived[piece.tensor] = sent.end_ns
+    return arrived
+
+
+def _communicate(dispatcher: Dispatcher, plan: Plan, profile: Profile, network: Network) -> list[Sent]:
+    """One iteration's messages in the order of hand-over."""
     dispatcher.begin()
-    sent: list[tuple[int, int, int]] = []
-    queue: deque[tuple[int, int]] = deque()  # (message, handed over): the network serves it in order
-    serving_ends: int | None = None
-    gradients = iter(range(len(profile.tensors)))
-    gradient = next(gradients, None)
-    while gradient is not None or queue:
-        ready_at = None if gradient is None else backward_start + profile.tensors[gradient].ready_ns
-        if queue and serving_ends is not None and (ready_at is None or serving_ends <= ready_at):
-            now = serving_ends
-            message, handed_over = queue.popleft()
-            sent.append((message, handed_over, now))
+    by_priority = plan.wire == "packet-priority"
+    classes = [lane.network_priority for lane in plan.lanes]
+    starts_ns: list[int] = []
+    sent: list[Sent | None] = []
+    remaining: list[int] = []
+    # (network class, priority on the wire, number of the start, message): the network serves the least
+    queue: list[tuple[int, int, int, int]] = []
+    now, gradient, gradients = 0, 0, len(profile.tensors)
+    while gradient < gradients or queue:
+        end_ns = now + remaining[queue[0][2]] if queue else None
+        if end_ns is not None and (gradient == gradients or end_ns <= profile.tensors[gradient].ready_ns):
+            now = end_ns
+            _, _, number, message = heapq.heappop(queue)
+            sent[number] = Sent(message, starts_ns[number], now, dispatcher.in_second_half(message))
             starts = dispatcher.finished(message)
-            serving_ends = None
         else:
-            assert gradient is not None
-            assert ready_at is not None
-            now = ready_at
+            ready_ns = profile.tensors[gradient].ready_ns
+            if queue:
+                remaining[queue[0][2]] -= ready_ns - now
+            now = ready_ns
             starts = dispatcher.ready(gradient)
-            gradient = next(gradients, None)
-        queue.extend((start, now) for start in starts)
-        if queue and serving_ends is None:
-            serving_ends = now + network.cost_ns(plan.messages[queue[0][0]].size_bytes)
+            gradient += 1
+        for message in starts:
+            details = plan.messages[message]
+            cost_ns = network.cost_ns(details.size_bytes)
+            if details.split:
+                half_ns = cost_ns // 2
+                cost_ns = cost_ns - half_ns if dispatcher.in_second_half(message) else half_ns
+            urgency = details.priority if by_priority else 0
+            heapq.heappush(queue, (classes[details.lane], urgency, len(remaining), message))
+            remaining.append(cost_ns)
+            starts_ns.append(now)
+            sent.append(None)
     assert dispatcher.done, dispatcher.describe_state()
-    return sent
+    return [one for one in sent if one is not None]

@@ -1,0 +1,111 @@
+"""Prophet: blocks that fit before the next more urgent gradient; the rest waits for the end of backward."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from bisect import bisect_left
+from typing import ClassVar
+
+import msgspec
+
+from gradlane.core.checking import MAX_BYTES, need_int
+from gradlane.core.network import Network
+from gradlane.core.plan import Lane, Message, Plan, Slice
+from gradlane.core.policy import cut
+from gradlane.core.profile import Profile
+
+
+class Prophet(msgspec.Struct, frozen=True):
+    """Each time gradients become ready, a block of as much as passes before a more urgent one does (Algorithm 1).
+
+    Gradients are assembled the most urgent first, in partitions of `partition_bytes`; what fits in no block is
+    held until the backward pass has ended and then goes by priority, one message at a time.
+
+    Differs from the paper: gradient 0, whose generation ends the backward phase there, is here the last to become
+    ready. E(i) of Eq. 5 is the fitted cost of the whole block so far, so that a block pays startup once.
+    """
+
+    name: ClassVar[str] = "prophet"
+    paper: ClassVar[str] = "Prophet (ICPP '21) Algorithm 1"
+    differs: ClassVar[str] = "the backward phase ends with the last gradient; a block pays startup once"
+
+    partition_bytes: int = 4_096_000
+
+    def __post_init__(self) -> None:
+        need_int("partition_bytes", self.partition_bytes, 8, MAX_BYTES)
+
+    def plan(self, profile: Profile, network: Network) -> Plan:
+        urgency = profile.urgency()
+        tensors = profile.tensors
+        overtaken = _overtaken_ns(profile, urgency)
+        messages: list[Message] = []
+        pool: list[tuple[int, int, Slice]] = []  # partitions that are ready: (urgency, offset, partition)
+        steps = sorted({seen.ready_ns for seen in tensors})
+        arriving, free_ns = 0, 0
+        for now_ns in steps[:-1]:
+            while tensors[arriving].ready_ns == now_ns:
+                for piece in cut(profile, arriving, self.partition_bytes):
+                    heapq.heappush(pool, (urgency[arriving], piece.offset_bytes, piece))
+                arriving += 1
+            start_ns = max(now_ns, free_ns)
+            block: list[Slice] = []
+            block_bytes = 0
+            while pool:  # lines 7 to 11
+                piece = pool[0][2]
+                end_ns = start_ns + network.cost_ns(block_bytes + piece.size_bytes)
+                # one sum has one dtype: another begins the next block
+                if end_ns > overtaken[piece.tensor] or (
+                    block and tensors[piece.tensor].spec.dtype != tensors[block[0].tensor].spec.dtype
+                ):
+                    break
+                heapq.heappop(pool)
+                block.append(piece)
+                block_bytes += piece.size_bytes
+                free_ns = end_ns
+            if block:
+                first = min(urgency[piece.tensor] for piece in block)
+                messages.append(Message(_joined(block), first, hold_until=arriving - 1))
+        last = len(tensors) - 1
+        for tensor in range(arriving, last + 1):
+            for piece in cut(profile, tensor, self.partition_bytes):
+                heapq.heappush(pool, (urgency[tensor], piece.offset_bytes, piece))
+        rest = _joined([heapq.heappop(pool)[2] for _ in range(len(pool))])  # lines 13 to 18
+        messages += [Message((piece,), urgency[piece.tensor], hold_until=last) for piece in rest]
+        # a window of one byte means one message at a time: a lone larger one may always go (Constraint 8)
+        lanes = (Lane(window_bytes=1),)
+        return Plan(self.name, profile.model, profile.specs, tuple(messages), lanes, crosses_barrier=True)
+
+
+def _overtaken_ns(profile: Profile, urgency: tuple[int, ...]) -> list[int]:
+    """For each tensor when the next more urgent gradient after it becomes ready: c(i) + A(i) of line 1."""
+    times = [profile.backward_ns] * len(urgency)
+    # of what becomes ready later, the nearest on top; what is less urgent than something nearer does not matter
+    ranks: list[int] = []
+    ready: list[int] = []
+    tensors = range(len(urgency) - 1, -1, -1)
+    for ready_ns, group in itertools.groupby(tensors, key=lambda tensor: profile.tensors[tensor].ready_ns):
+        together = list(group)
+        for tensor in together:
+            place = bisect_left(ranks, urgency[tensor])
+            if place:
+                times[tensor] = ready[place - 1]
+        most_urgent = min(urgency[tensor] for tensor in together)
+        while ranks and ranks[-1] > most_urgent:
+            ranks.pop()
+            ready.pop()
+        ranks.append(most_urgent)
+        ready.append(ready_ns)
+    return times
+
+
+def _joined(pieces: list[Slice]) -> tuple[Slice, ...]:
+    """Neighbouring partitions of one tensor as one slice."""
+    joined: list[Slice] = []
+    for piece in pieces:
+        if joined and joined[-1].tensor == piece.tensor:
+            before = joined.pop()
+            joined.append(Slice(piece.tensor, before.offset_bytes, before.size_bytes + piece.size_bytes))
+        else:
+            joined.append(piece)
+    return tuple(joined)

@@ -1,0 +1,117 @@
+"""Bounds: what no schedule can beat, to stand beside every simulated time.
+
+The oracle has no communication at all; linear scaling is that of `workers` times its speed. The lower bound knows
+the network too: when gradients are ready, which layer first needs which, startup and bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import msgspec
+
+from gradlane.core.cluster import Cluster, Host, Link
+from gradlane.core.network import Network
+from gradlane.core.profile import Profile
+from gradlane.sim.passes import tensors_by_layer
+from gradlane.units import NS_PER_SECOND
+
+LAYERS_AT_MOST = 2_000
+
+
+def oracle_ns(profile: Profile) -> int:
+    """An iteration of one worker alone (Mercury Eq. 9)."""
+    return profile.compute_ns
+
+
+def efficiency(profile: Profile, iteration_ns: int) -> float:
+    """The part of linear scaling that an iteration time reaches, from 0 to 1."""
+    return profile.compute_ns / iteration_ns if iteration_ns else 1.0
+
+
+def speedup(profile: Profile, iteration_ns: int, workers: int) -> float:
+    """How many workers alone the cluster is worth; `workers` is linear scaling."""
+    return workers * efficiency(profile, iteration_ns)
+
+
+def lower_bound_ns(profile: Profile, where: Network | Cluster) -> int:
+    """No plan has a shorter steady, synchronous iteration of `profile` on `where`, whatever it merges, cuts or reorders.
+
+    Argument. Let R be a time after the start of backward and k a layer. The gradients that are ready at R or later
+    and whose parameters are first used by layer k or one before it can be sent only from R on. Together they are
+    S bytes, in at least one message, and the network needs at least c(S) for them, its cheapest way to carry S
+    bytes. One of these gradients therefore arrives at R + c(S) or later; its layer is k or one before it; so layer k
+    and all behind it, each with its update, run after that. The forward pass ends no sooner than the greatest
+    R + c(S) + (updates and layers from k on) over all R and k, nor sooner than backward and forward take alone.
+
+    For all-reduce c(S) is the least startup and S at the highest rate, or S at the least time per byte that any
+    message has with its startup spread over the largest size its piece allows, whichever is more. On a cluster of
+    workers that are alike it is the startup and S at the rate of `as_network`, each link at its fastest. Where they
+    are not, each worker's bytes pass its own links, unless a server on its host may have them; the bound is the
+    greatest over the workers.
+    """
+    if isinstance(where, Network):
+        return _bound(profile, _all_reduce_cost(where), 100, True)
+    updates_here = where.update_bytes_per_second is None
+    hosts = tuple(Host(Link(host.up.fastest), Link(host.down.fastest)) for host in where.hosts)
+    steady = msgspec.structs.replace(where, hosts=hosts)
+    if where.is_alike:
+        cost = _line(where.startup_ns, steady.as_network().bytes_per_second)
+        return _bound(profile, cost, where.workers[0].compute_percent, updates_here)
+    with_servers = {server.host for server in where.servers}
+    bounds = []
+    for worker in where.workers:
+        host = hosts[worker.host]
+        rate = min(host.up.bytes_per_second, host.down.bytes_per_second)
+        cost = _line(where.startup_ns, None if worker.host in with_servers else rate)
+        bounds.append(_bound(profile, cost, worker.compute_percent, updates_here))
+    return max(bounds)
+
+
+def _line(startup_ns: int, bytes_per_second: int | None) -> Callable[[int], int]:
+    if bytes_per_second is None:
+        return lambda size_bytes: startup_ns
+    return lambda size_bytes: startup_ns - -size_bytes * NS_PER_SECOND // bytes_per_second
+
+
+def _all_reduce_cost(network: Network) -> Callable[[int], int]:
+    startup_ns = min(piece.startup_ns for piece in network.pieces)
+    fastest = max(piece.bytes_per_second for piece in network.pieces)
+    byte_ns = min(
+        Fraction(NS_PER_SECOND, piece.bytes_per_second) + Fraction(piece.startup_ns, piece.up_to_bytes)
+        for piece in network.pieces
+    )
+
+    def cost_ns(size_bytes: int) -> int:
+        once = startup_ns - -size_bytes * NS_PER_SECOND // fastest
+        return max(once, -(-size_bytes * byte_ns.numerator // byte_ns.denominator))
+
+    return cost_ns
+
+
+def _bound(profile: Profile, cost_ns: Callable[[int], int], percent: int, updates_here: bool) -> int:
+    layers = [
+        layer.forward_ns * percent // 100 + (layer.update_ns * percent // 100 if updates_here else 0)
+        for layer in profile.layers
+    ]
+    ready = [tensor.ready_ns * percent // 100 for tensor in profile.tensors]
+    rest = sum(layers)
+    best = profile.backward_ns * percent // 100 + rest
+    of_layers = tensors_by_layer(profile)
+    sizes = [0] * len(ready)
+    # every layer gives a bound; of very many, some do
+    every = -(-len(layers) // LAYERS_AT_MOST)
+    for index, layer_ns in enumerate(layers):
+        for tensor in of_layers[index]:
+            sizes[tensor] = profile.tensors[tensor].spec.size_bytes
+        if of_layers[index] and index % every == 0:
+            size_bytes = 0
+            for place in range(len(ready) - 1, -1, -1):
+                if sizes[place]:
+                    size_bytes += sizes[place]
+                    arrives = ready[place] + cost_ns(size_bytes) + rest
+                    if arrives > best:
+                        best = arrives
+        rest -= layer_ns
+    return best

@@ -1,0 +1,279 @@
+"""Packets: parameter servers and workers of any kind, every packet on every link.
+
+A host's uplink takes one packet at a time: of the most urgent lane first, among lanes of a class (and push and pull,
+and jobs, where a host has both) in turn by bytes, within a lane in the order of hand-over or, on a packet-priority
+wire, by priority. The switch has a queue for each class before each downlink. Between two hosts at most two packets
+are under way, as flow control would have it: what is not yet sent can still be overtaken, and flows into one
+downlink get even shares. A packet is sent on when it has come whole. A server adds what arrives, one packet after
+another, and returns a unit (see `deal`) to all workers when it has it from all, or at once to the one when not
+synchronous. What a worker sends to a server on its own host passes no link.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+
+from gradlane.core.cluster import Cluster, Link
+from gradlane.sim.deal import Deal
+from gradlane.sim.fabric import FOREVER, Job, Notice
+from gradlane.units import NS_PER_SECOND
+
+ENTER, SUMMED, RETURNED = -1, -2, -3
+UNDER_WAY = 2  # one on each of the two links
+
+_Item = tuple[int, int, int, int, bool]  # (urgency, number, packet, rank, is a pull)
+
+
+class _Stream:
+    """What one job, lane and direction has to send from one host."""
+
+    __slots__ = ("classed", "items", "job", "queued", "served")
+
+    def __init__(self, job: int, classed: int) -> None:
+        self.job, self.classed = job, classed
+        self.items: list[_Item] = []
+        self.served = 0  # bytes, on the clock of its uplink
+        self.queued = False
+
+
+class PacketFabric:
+    """Rank r is (job, worker of the cluster) `ranks[r]`."""
+
+    def __init__(self, jobs: Sequence[Job], cluster: Cluster, ranks: Sequence[tuple[int, int]], staleness: int | None) -> None:
+        self.events = 0
+        self._jobs, self._cluster, self._ranks = jobs, cluster, ranks
+        self._together = staleness == 0
+        self._deals = [Deal(job, cluster) for job in jobs]
+        self._host_of = [cluster.workers[worker].host for _, worker in ranks]
+        self._server_host = [server.host for server in cluster.servers]
+        self._ranks_of = [[r for r, (job, _) in enumerate(ranks) if job == number] for number in range(len(jobs))]
+        self._by_priority = [job.plan.wire == "packet-priority" for job in jobs]
+        hosts = len(cluster.hosts)
+        self._links: list[Link] = [host.up for host in cluster.hosts] + [host.down for host in cluster.hosts]
+        self._carries: list[tuple[_Stream, _Item, int, int] | None] = [None] * (2 * hosts)  # (stream, item, from, to)
+        self._streams: dict[tuple[int, int, int, bool], _Stream] = {}
+        self._ready: list[list[tuple[int, int, int, _Stream]]] = [[] for _ in range(hosts)]
+        self._clock = [0] * hosts
+        self._ports: list[list[deque[tuple[_Stream, _Item, int, int]]]] = [
+            [deque() for _ in range(cluster.network_classes)] for _ in range(hosts)
+        ]
+        self._under_way: dict[int, int] = {}
+        self._parked: dict[int, list[tuple[int, _Item, _Stream]]] = {}
+        self._heap: list[tuple[int, int, int, tuple[int, int, int]]] = []
+        self._numbers = 0
+        self._sender_free = [0] * len(ranks)
+        self._server_free = [0] * len(cluster.servers)
+        # for each job what each unit still misses, and for each rank's message the packets not yet pushed and pulled
+        self._missing = [[len(unit) * (len(self._ranks_of[j]) if self._together else 1) for unit in deal.units]
+                         for j, deal in enumerate(self._deals)]  # fmt: skip
+        self._missing_alone = [[len(unit) for unit in self._deals[job].units] if not self._together else [] for job, _ in ranks]
+        self._unpushed = [[0] * len(jobs[job].plan.messages) for job, _ in ranks]
+        self._unpulled = [[0] * len(jobs[job].plan.messages) for job, _ in ranks]
+        self._notices: list[Notice] = []
+
+    # -- what the owner calls ------------------------------------------------------------------------------
+
+    def hand_over(self, now_ns: int, rank: int, message: int) -> None:
+        self._sender_free[rank] = max(self._sender_free[rank], now_ns) + self._cluster.startup_ns
+        deal = self._deals[self._ranks[rank][0]]
+        self._unpushed[rank][message] = self._unpulled[rank][message] = deal.first[message + 1] - deal.first[message]
+        self._at(self._sender_free[rank], ENTER, (rank, message, 0))
+
+    def next_ns(self) -> int:
+        return self._heap[0][0] if self._heap else FOREVER
+
+    def run(self, until_ns: int) -> list[Notice]:
+        heap, hosts = self._heap, len(self._cluster.hosts)
+        while heap and heap[0][0] <= until_ns:
+            now_ns, _, what, payload = heapq.heappop(heap)
+            self.events += 1
+            if what >= hosts:
+                self._downlink_done(now_ns, what - hosts)
+            elif what >= 0:
+                self._uplink_done(now_ns, what)
+            elif what == ENTER:
+                self._enter(now_ns, payload[0], payload[1])
+            elif what == SUMMED:
+                self._summed(now_ns, payload[0], payload[1], payload[2])
+            else:
+                self._return(now_ns, payload[0], payload[1], payload[2])
+            if self._notices and (not heap or heap[0][0] > now_ns):
+                notices, self._notices = self._notices, []
+                return notices
+        return []
+
+    def _at(self, time_ns: int, what: int, payload: tuple[int, int, int] = (0, 0, 0)) -> None:
+        heapq.heappush(self._heap, (time_ns, self._numbers, what, payload))
+        self._numbers += 1
+
+    # -- in the order in which a packet passes -----------------------------------------------------------------
+
+    def _enter(self, now_ns: int, rank: int, message: int) -> None:
+        """A message is on its host's queue: cut it into packets."""
+        job = self._ranks[rank][0]
+        deal, host = self._deals[job], self._host_of[rank]
+        stream = self._stream(host, job, message, False)
+        urgency = self._urgency(job, message)
+        for packet in range(deal.first[message], deal.first[message + 1]):
+            self._numbers += 1
+            if self._server_host[deal.server[packet]] == host:
+                self._at_server(now_ns, rank, packet)
+            else:
+                heapq.heappush(stream.items, (urgency, self._numbers, packet, rank, False))
+        self._queue(host, stream)
+        if self._carries[host] is None:
+            self._next_up(now_ns, host)
+
+    def _stream(self, host: int, job: int, message: int, is_pull: bool) -> _Stream:
+        lane = self._jobs[job].plan.messages[message].lane
+        key = (host, job, lane, is_pull)
+        if key not in self._streams:
+            self._streams[key] = _Stream(job, self._jobs[job].plan.lanes[lane].network_priority)
+        return self._streams[key]
+
+    def _urgency(self, job: int, message: int) -> int:
+        return self._jobs[job].plan.messages[message].priority if self._by_priority[job] else 0
+
+    def _queue(self, host: int, stream: _Stream) -> None:
+        if stream.items and not stream.queued:
+            stream.queued = True
+            stream.served = max(stream.served, self._clock[host])
+            self._numbers += 1
+            heapq.heappush(self._ready[host], (stream.classed, stream.served, self._numbers, stream))
+
+    def _next_up(self, now_ns: int, host: int) -> None:
+        """The uplink is free: take the next packet that may go."""
+        ready = self._ready[host]
+        while ready:
+            _, served, _, stream = heapq.heappop(ready)
+            stream.queued = False
+            deal = self._deals[stream.job]
+            while stream.items:
+                item = heapq.heappop(stream.items)
+                _, _, packet, rank, is_pull = item
+                to = self._host_of[rank] if is_pull else self._server_host[deal.server[packet]]
+                pair = host * len(self._ports) + to
+                under_way = self._under_way.get(pair, 0)
+                if under_way == UNDER_WAY:
+                    heapq.heappush(self._parked.setdefault(pair, []), (stream.classed, item, stream))
+                    continue
+                self._under_way[pair] = under_way + 1
+                size_bytes = deal.size[packet]
+                self._clock[host] = served
+                stream.served = served + size_bytes
+                self._queue(host, stream)
+                self._carry(now_ns, host, (stream, item, host, to), size_bytes)
+                return
+
+    def _carry(self, now_ns: int, link: int, load: tuple[_Stream, _Item, int, int], size_bytes: int) -> None:
+        self._carries[link] = load
+        details = self._links[link]
+        if details.steps:
+            end_ns = details.finish_ns(now_ns, size_bytes)
+        else:
+            end_ns = now_ns - -size_bytes * NS_PER_SECOND // details.bytes_per_second
+        heapq.heappush(self._heap, (end_ns, self._numbers, link, (0, 0, 0)))
+        self._numbers += 1
+
+    def _uplink_done(self, now_ns: int, host: int) -> None:
+        load = self._carries[host]
+        assert load is not None
+        self._carries[host] = None
+        stream, item, _, to = load
+        port = len(self._ports) + to
+        if self._carries[port] is None:
+            self._carry(now_ns, port, load, self._deals[stream.job].size[item[2]])
+        else:
+            classes = self._ports[to]
+            classes[min(stream.classed, len(classes) - 1)].append(load)
+        self._next_up(now_ns, host)
+
+    def _downlink_done(self, now_ns: int, host: int) -> None:
+        port = len(self._ports) + host
+        load = self._carries[port]
+        assert load is not None
+        self._carries[port] = None
+        for waiting in self._ports[host]:
+            if waiting:
+                following = waiting.popleft()
+                self._carry(now_ns, port, following, self._deals[following[0].job].size[following[1][2]])
+                break
+        _, (_, _, packet, rank, is_pull), source, _ = load
+        pair = source * len(self._ports) + host
+        self._under_way[pair] -= 1
+        parked = self._parked.get(pair)
+        if parked:
+            # the most urgent of those that waited for this pair of hosts; it takes its turn again
+            _, item, stream = heapq.heappop(parked)
+            heapq.heappush(stream.items, item)
+            self._queue(source, stream)
+            if self._carries[source] is None:
+                self._next_up(now_ns, source)
+        if is_pull:
+            self._at_worker(now_ns, rank, packet)
+        else:
+            self._at_server(now_ns, rank, packet)
+
+    def _at_server(self, now_ns: int, rank: int, packet: int) -> None:
+        """A server has a packet: it adds it, one after another."""
+        rate = self._cluster.sum_bytes_per_second
+        if rate is None:
+            self._summed(now_ns, rank, packet, 0)
+            return
+        deal = self._deals[self._ranks[rank][0]]
+        server = deal.server[packet]
+        took = -(-deal.size[packet] * NS_PER_SECOND // rate)
+        self._server_free[server] = max(now_ns, self._server_free[server]) + took
+        self._at(self._server_free[server], SUMMED, (rank, packet, 0))
+
+    def _summed(self, now_ns: int, rank: int, packet: int, _: int) -> None:
+        job = self._ranks[rank][0]
+        deal = self._deals[job]
+        message, unit = deal.message[packet], deal.unit[packet]
+        self._unpushed[rank][message] -= 1
+        if not self._unpushed[rank][message]:
+            self._notices.append(Notice(now_ns, rank, message, False))
+        missing = self._missing[job] if self._together else self._missing_alone[rank]
+        missing[unit] -= 1
+        if missing[unit]:
+            return
+        missing[unit] = len(deal.units[unit]) * (len(self._ranks_of[job]) if self._together else 1)
+        ready_ns = now_ns
+        rate = self._cluster.update_bytes_per_second
+        if rate is not None:
+            server = deal.server[packet]
+            size_bytes = sum(deal.size[part] for part in deal.units[unit])
+            ready_ns = self._server_free[server] = max(now_ns, self._server_free[server]) - -size_bytes * NS_PER_SECOND // rate
+        if self._jobs[job].plan.wire == "fifo":
+            ready_ns += self._cluster.startup_ns  # the answer is a message too
+        to = -1 if self._together else rank
+        if ready_ns == now_ns:
+            self._return(now_ns, job, unit, to)
+        else:
+            self._at(ready_ns, RETURNED, (job, unit, to))
+
+    def _return(self, now_ns: int, job: int, unit: int, to: int) -> None:
+        """A server sends a unit to all workers of the job, or to one."""
+        deal = self._deals[job]
+        packets = deal.units[unit]
+        host, message = self._server_host[deal.server[packets[0]]], deal.message[packets[0]]
+        stream = self._stream(host, job, message, True)
+        urgency = self._urgency(job, message)
+        for packet in packets:
+            for rank in self._ranks_of[job] if to < 0 else (to,):
+                if self._host_of[rank] == host:
+                    self._at_worker(now_ns, rank, packet)
+                else:
+                    self._numbers += 1
+                    heapq.heappush(stream.items, (urgency, self._numbers, packet, rank, True))
+        self._queue(host, stream)
+        if self._carries[host] is None:
+            self._next_up(now_ns, host)
+
+    def _at_worker(self, now_ns: int, rank: int, packet: int) -> None:
+        message = self._deals[self._ranks[rank][0]].message[packet]
+        self._unpulled[rank][message] -= 1
+        if not self._unpulled[rank][message]:
+            self._notices.append(Notice(now_ns, rank, message, True))

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradlane import policies
+from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
+from gradlane.core.network import Network, Piece
+from gradlane.sim import iteration_ns, simulate_servers
+from gradlane.sim.bounds import efficiency, lower_bound_ns, oracle_ns, speedup
+from tests.unit.strategies import networks, profiles
+from tests.unit.test_servers import clusters
+from tests.unit.test_transport_policies import BYTE_A_NS, LAYERS, chain
+
+
+def test_the_oracle_is_computation_alone_and_linear_scaling_its_multiple():
+    profile = chain((10, 40, 1, 20), (30, 40, 2, 40))
+    assert oracle_ns(profile) == 103
+    assert efficiency(profile, 206) == 0.5
+    assert speedup(profile, 206, 64) == 32
+    assert speedup(profile, oracle_ns(profile), 64) == 64
+
+
+def test_the_bound_by_hand():
+    # t0 of 40 bytes arrives at 40 + 45 or later and both layers follow: 148; with t1's 40, ready at 30, both have
+    # arrived at 30 + 85 or later, and the second layer follows
+    profile = chain((10, 40, 1, 20), (30, 40, 2, 40))
+    network = Network.line(2, 5, 10**9)
+    assert lower_bound_ns(profile, network) == 30 + 85 + 42
+    # the longer the second layer runs, the less t1 matters
+    profile = chain((10, 40, 1, 40), (30, 40, 2, 40))
+    assert lower_bound_ns(profile, network) == 40 + 45 + 83
+    # all is hidden: t1 passes before t0 is ready, which does not matter when it is 8 bytes in 13 ns
+    profile = chain((100, 8, 0, 20), (30, 80, 0, 40))
+    assert lower_bound_ns(profile, network) == 130 + 13 + 60
+
+
+def test_messages_of_the_size_that_is_cheapest_by_the_byte_bound_a_network_of_pieces():
+    # large messages cost 2 ns a byte, small ones 1 ns and a startup of 100 for at most 200: 1.5 ns a byte
+    network = Network(2, (Piece(100, 10**9, up_to_bytes=200), Piece(0, 5 * 10**8)))
+    assert lower_bound_ns(chain((0, 2_000, 0, 0)), network) == 3_000
+
+
+@settings(max_examples=150, deadline=None)
+@given(profile=profiles(), network=networks(), name=st.sampled_from(policies.names()))
+def test_no_policy_beats_the_bound_over_all_reduce(profile, network, name):
+    plan = policies.get(name).plan(profile, network)
+    assert oracle_ns(profile) <= lower_bound_ns(profile, network) <= iteration_ns(plan, profile, network)
+
+
+@settings(max_examples=100, deadline=None)
+@given(layers=LAYERS)
+def test_the_bound_is_reached_by_mercury_where_packets_are_small_and_free(layers):
+    # with a startup of nothing and immediate preemption the bound is no estimate but the optimum
+    profile = chain(*layers)
+    plan = policies.get("mercury").plan(profile, BYTE_A_NS)
+    assert iteration_ns(plan, profile, BYTE_A_NS) == lower_bound_ns(profile, BYTE_A_NS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    profile=profiles(max_tensors=12),
+    workers=st.integers(1, 4),
+    servers=st.integers(1, 4),
+    rate=st.integers(10**7, 10**10),
+    colocated=st.booleans(),
+    startup=st.sampled_from([0, 30_000]),
+    name=st.sampled_from(policies.names("parameter-server")),
+)
+def test_no_policy_beats_the_bound_over_servers(profile, workers, servers, rate, colocated, startup, name):
+    servers = workers if colocated else servers
+    cluster = Cluster.alike(workers, servers, rate, colocated=colocated, startup_ns=startup)
+    plan = policies.get(name).plan(profile, cluster.as_network())
+    (timeline,) = simulate_servers(plan, profile, cluster)
+    assert lower_bound_ns(profile, cluster) <= timeline.iteration_ns()[-1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    profile=profiles(max_tensors=10, max_elements=40_000),
+    cluster=clusters(),
+    name=st.sampled_from(policies.names("parameter-server")),
+)
+def test_no_policy_beats_the_bound_on_a_cluster_of_any_kind(profile, cluster, name):
+    plan = policies.get(name).plan(profile, cluster.as_network())
+    slowest = max(timeline.iteration_ns()[-1] for timeline in simulate_servers(plan, profile, cluster))
+    assert lower_bound_ns(profile, cluster) <= slowest
+
+
+@pytest.mark.parametrize("narrow", ["up", "down"])
+def test_a_worker_with_a_narrow_link_bounds_the_cluster(narrow):
+    wide, slow = Link(10**12), Link(10**9)
+    slow_host = Host(slow, wide) if narrow == "up" else Host(wide, slow)
+    cluster = Cluster((slow_host, Host(wide, wide), Host(wide, wide)), (Worker(0), Worker(1)), (Server(2),))
+    assert lower_bound_ns(chain((5, 4_000, 0, 7)), cluster) == 5 + 4_000 + 7
+
+
+def test_a_bound_of_very_many_layers_takes_some_of_them():
+    profile = chain(*[(1, 4, 0, 1)] * 2_100)
+    bound = lower_bound_ns(profile, BYTE_A_NS)
+    assert profile.compute_ns < bound <= iteration_ns(policies.get("mercury").plan(profile, BYTE_A_NS), profile, BYTE_A_NS)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+
+from gradlane.core.collectives import ALGORITHMS, all_reduce
+from gradlane.core.network import MAX_RATE, Network
+from gradlane.errors import InputError
+
+# alpha 10 us, beta 1 ns a byte, gamma 0.25 ns a byte
+COSTS = {"startup_ns": 10_000, "bytes_per_second": 10**9, "sum_bytes_per_second": 4 * 10**9}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "startup_ns", "megabyte_ns"),
+    [
+        # a, and a + 10^6 b, of MG-WFBP Table 2 for 8 workers
+        ("binary-tree", 60_000, 60_000 + 6_750_000),
+        ("recursive-doubling", 30_000, 30_000 + 3_750_000),
+        ("halving-doubling", 60_000, 60_000 + 1_968_750),
+        ("double-binary-trees", 60_000, 60_000 + 1_250_000),
+        ("ring", 140_000, 140_000 + 1_968_750),
+    ],
+)
+def test_an_algorithm_costs_what_table_2_says(algorithm, startup_ns, megabyte_ns):
+    network = all_reduce(algorithm, 8, **COSTS)
+    assert network.startup_ns == startup_ns
+    # the rate is an integer, so that a megabyte may be a few nanoseconds off
+    assert network.cost_ns(10**6) == pytest.approx(megabyte_ns, abs=20)
+    assert (network.workers, network.algorithm) == (8, algorithm)
+
+
+def test_a_ring_moves_the_bytes_twice_but_for_one_share_whatever_the_number_of_workers():
+    for workers in (2, 3, 16, 2048):
+        network = all_reduce("ring", workers, startup_ns=0, bytes_per_second=10**9)
+        assert network.cost_ns(10**8) == pytest.approx(2 * (workers - 1) / workers * 10**8, rel=1e-7)
+
+
+def test_the_steps_of_a_tree_are_whole():
+    startups = [all_reduce("recursive-doubling", n, startup_ns=1, bytes_per_second=1).startup_ns for n in (2, 3, 4, 5, 2048)]
+    assert startups == [1, 2, 2, 3, 11]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_one_worker_sends_nothing(algorithm):
+    alone = all_reduce(algorithm, 1, **COSTS)
+    assert (alone.startup_ns, alone.bytes_per_second) == (0, MAX_RATE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("butterfly", 2), "algorithm: got 'butterfly', expected one of binary-tree, recursive-doubling"),
+        (("ring", 0), "workers: got 0"),
+    ],
+)
+def test_what_is_no_algorithm_or_no_number_of_workers_is_refused(arguments, fault):
+    with pytest.raises(InputError, match=fault):
+        all_reduce(*arguments, startup_ns=0, bytes_per_second=1)
+
+
+def test_a_message_in_parts_never_costs_less_than_whole():
+    network = Network.line(2, 0, 3 * 10**9)
+    assert [network.cost_ns(size) for size in (1, 3, 4, 6)] == [1, 1, 2, 2]

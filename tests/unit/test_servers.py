@@ -1,0 +1,307 @@
+"""Parameter servers in virtual time: against the papers' formulas, by hand, and every policy on any cluster."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradlane import policies
+from gradlane.core.checks import check_timeline
+from gradlane.core.cluster import Cluster, Host, Link, Server, Step, Worker
+from gradlane.core.plan import Lane, Message, Plan, Slice
+from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
+from gradlane.core.timeline import Timeline
+from gradlane.errors import InputError, PlanError
+from gradlane.sim import Job, Simulation, simulate_jobs, simulate_servers
+from tests.unit.oracles import mercury_algorithm_1, mercury_iteration
+from tests.unit.strategies import profiles
+from tests.unit.test_transport_policies import LAYERS, chain
+
+GB = 10**9  # a byte a nanosecond
+
+
+def plan_of(name: str, profile: Profile, cluster: Cluster, **knobs: int) -> Plan:
+    return policies.get(name, **knobs).plan(profile, cluster.as_network())
+
+
+def last_step(timelines: tuple[Timeline, ...]) -> int:
+    return max(timeline.iteration_ns()[-1] for timeline in timelines)
+
+
+def ends(timeline: Timeline, kind: str) -> dict[int, int]:
+    """End of each message in the first iteration, after the start of backward."""
+    begun = timeline.of("backward")[0].start_ns
+    return {span.subject: span.end_ns - begun for span in timeline.of(kind) if span.iteration == 0}
+
+
+# -- the papers' models -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(layers=LAYERS, workers=st.sampled_from([1, 2, 7, 2048]))
+def test_packet_priority_without_startup_is_mercurys_algorithm_1(layers, workers):
+    profile, cluster = chain(*layers), Cluster.alike(workers, workers, GB)
+    t_bp, t_push, t_upd, t_fp = ([0, *column] for column in zip(*layers, strict=True))
+    tau_bp = [0] * (len(layers) + 1)
+    for layer in range(len(layers), 0, -1):
+        tau_bp[layer] = t_bp[layer] + (tau_bp[layer + 1] if layer < len(layers) else 0)
+    tau_push = mercury_algorithm_1(tau_bp, t_bp, t_push)
+    expected = {tensor: tau_push[len(layers) - tensor] for tensor in range(len(layers))}
+    (timeline,) = simulate_servers(plan_of("mercury", profile, cluster), profile, cluster)
+    assert ends(timeline, "send") == ends(timeline, "receive") == expected  # Eq. 8
+    assert timeline.iteration_ns()[-1] == mercury_iteration(tau_push, t_upd, t_fp)
+
+
+@settings(max_examples=60, deadline=None)
+@given(layers=LAYERS)
+def test_whole_messages_are_pushed_as_mercurys_equation_6_says_and_pulled_one_after_another(layers):
+    profile, cluster = chain(*layers), Cluster.alike(3, 3, GB)
+    (timeline,) = simulate_servers(plan_of("wfbp", profile, cluster), profile, cluster, 1)
+    push = pull = 0
+    pushes, pulls = ends(timeline, "send"), ends(timeline, "receive")
+    for tensor, seen in enumerate(profile.tensors):
+        push = max(push, seen.ready_ns) + seen.spec.size_bytes
+        pull = max(pull, push) + seen.spec.size_bytes  # Eq. 7, where no pull is in the way of the next
+        assert (pushes[tensor], pulls[tensor]) == (push, pull)
+
+
+@settings(max_examples=60, deadline=None)
+@given(layers=LAYERS, name=st.sampled_from(["mercury", "mercury-no-preemption"]))
+def test_small_packets_come_near_to_the_flow(layers, name):
+    profile = chain(*layers)
+    cluster = msgspec.structs.replace(Cluster.alike(1, 1, GB), packet_bytes=8)
+    plan = plan_of(name, profile, cluster)
+    ((flow,),) = Simulation([Job(plan, profile)], cluster).run()
+    ((packets,),) = Simulation([Job(plan, profile)], cluster, whole=True).run()
+    check_timeline(packets, plan)
+    # four links, each with one packet before it, and one of lower priority on each
+    assert flow.iteration_ns()[-1] <= packets.iteration_ns()[-1] <= flow.iteration_ns()[-1] + 8 * 8
+
+
+@settings(max_examples=60, deadline=None)
+@given(layers=LAYERS, theta=st.integers(0, 50), elements=st.integers(2, 12), credit=st.integers(1, 4))
+def test_slices_over_servers_are_delayed_by_no_more_than_bytescheduler_says(layers, theta, elements, credit):
+    # §4.1: sum of floor(size / delta) theta, and theta, and 2 delta / bandwidth; a credit of one slice
+    delta = 4 * elements
+    profile = chain(*((backward, -(-size // delta) * delta, update, forward) for backward, size, update, forward in layers))
+    free, cluster = Cluster.alike(2, 2, GB), Cluster.alike(2, 2, GB, startup_ns=theta)
+    (ideal,) = simulate_servers(plan_of("mercury", profile, free), profile, free)
+    plan = plan_of("bytescheduler", profile, cluster, partition_bytes=delta, credit_bytes=delta)
+    (sliced,) = simulate_servers(plan, profile, cluster)
+    slices = sum(tensor.spec.size_bytes // delta for tensor in profile.tensors)
+    assert sliced.iteration_ns()[-1] <= ideal.iteration_ns()[-1] + slices * theta + theta + 2 * delta
+
+
+ONE_TENSOR = chain((10, 4_000, 3, 20))
+
+
+def test_two_servers_and_one_worker_as_in_geryons_figure_5():
+    # both parameters reach the worker's downlink, which is the narrow one, at the same time
+    wide, narrow = Link(10**13), Link(GB)
+    hosts = (Host(wide, narrow), Host(wide, wide), Host(wide, wide))
+    specs = (TensorSpec("later", 400_000), TensorSpec("urgent", 400_000))
+    tensors = tuple(TensorProfile(spec, 0, 1 - place) for place, spec in enumerate(specs))
+    profile = Profile("two", "none", tensors, (Layer("first", 0), Layer("second", 0)), 0)
+    messages = (Message((Slice(0, 0, 400_000),), lane=1), Message((Slice(1, 0, 400_000),), lane=0))
+    plan = Plan("test", "two", specs, messages, (Lane(), Lane(network_priority=1)), crosses_barrier=True)
+    arrived = {}
+    for classes in (1, 2):
+        cluster = Cluster(hosts, (Worker(0),), (Server(1), Server(2)), network_classes=classes, packet_bytes=1_000)
+        ((timeline,),) = simulate_jobs([Job(plan, profile, placement=(0, 1))], cluster, 1)
+        arrived[classes] = ends(timeline, "receive")
+    # with classes in the network the urgent one has the link; without, both share it and it takes twice as long
+    assert arrived[2][1] == pytest.approx(400_000, rel=0.01)
+    assert arrived[1][1] == pytest.approx(800_000, rel=0.01)
+    assert arrived[1][0] == pytest.approx(800_000, rel=0.01)
+    assert arrived[2][0] == pytest.approx(800_000, rel=0.01)
+
+
+# -- by hand ----------------------------------------------------------------------------------------------
+
+
+def communication(cluster: Cluster, name: str = "mercury", **simulation: int) -> int:
+    """What one tensor of 4000 bytes takes after backward."""
+    plan = plan_of(name, ONE_TENSOR, cluster)
+    return last_step(simulate_servers(plan, ONE_TENSOR, cluster, **simulation)) - ONE_TENSOR.compute_ns
+
+
+@pytest.mark.parametrize(
+    ("cluster", "name", "expected_ns"),
+    [
+        (Cluster.alike(4, 4, GB), "mercury", 4_000),
+        (Cluster.alike(4, 4, GB), "wfbp", 8_000),
+        (Cluster.alike(4, 2, GB), "mercury", 8_000),
+        (Cluster.alike(4, 8, GB), "mercury", 4_000),
+        (Cluster.alike(1, 1, GB, colocated=True), "mercury", 0),
+        # 2 (n - 1) / n of the bytes each way on the shared links, as a ring would send
+        (Cluster.alike(4, 4, GB, colocated=True), "mercury", 6_000),
+        (Cluster.alike(4, 4, GB, colocated=True), "wfbp", 6_000),
+        (Cluster.alike(4, 4, GB, startup_ns=70), "mercury", 4_070),
+        (Cluster.alike(4, 4, GB, startup_ns=70), "wfbp", 8_140),
+        (Cluster.alike(4, 4, GB, sum_bytes_per_second=GB // 2), "mercury", 8_000),
+        (Cluster.alike(4, 4, GB, sum_bytes_per_second=GB), "wfbp", 9_000),
+    ],
+)
+def test_one_tensor_takes(cluster, name, expected_ns):
+    assert communication(cluster, name) == pytest.approx(expected_ns, abs=2)
+
+
+def test_servers_that_update_take_the_update_off_the_workers():
+    cluster = msgspec.structs.replace(Cluster.alike(4, 4, GB), update_bytes_per_second=GB)
+    # 4000 bytes each way, the update of a quarter of them between, and no 3 ns of the worker's own
+    assert communication(cluster, "wfbp") == 9_000 - 3
+    assert communication(cluster, "mercury") == 4_000 - 3
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_link_that_slows_down_is_followed(whole):
+    slowing = Link(GB, (Step(1_030, GB // 2),))
+    cluster = Cluster(
+        (Host(slowing, Link(10**13)), Host(Link(10**13), Link(10**13))), (Worker(0),), (Server(1),), packet_bytes=8
+    )
+    plan = plan_of("mercury", ONE_TENSOR, cluster)
+    ((timeline,),) = Simulation([Job(plan, ONE_TENSOR)], cluster, 1, whole=whole).run()
+    # from 30 on 1000 bytes by 1030, the other 3000 by 7030
+    assert timeline.of("send")[0].end_ns == pytest.approx(7_030, abs=20)
+
+
+def test_what_2048_workers_do_costs_no_more_than_what_2_do():
+    runs = []
+    for workers in (2, 2048):
+        cluster = Cluster.alike(workers, workers, GB)
+        profile = chain((10, 4_000, 3, 20), (50, 40_000, 3, 20))
+        simulation = Simulation([Job(plan_of("p3", profile, cluster, slice_bytes=400), profile)], cluster)
+        ((timeline,),) = simulation.run()
+        runs.append((timeline.iteration_ns(), simulation.events))
+    assert runs[0] == runs[1]
+
+
+def test_a_synchronous_job_runs_at_the_speed_of_its_slowest_worker_and_an_asynchronous_one_does_not():
+    hosts = (Host(Link(10**12), Link(10**12)),) * 3
+    cluster = Cluster(hosts, (Worker(0), Worker(1, 300)), (Server(2),))
+    profile = chain((10_000, 400, 0, 5_000))
+    plan = plan_of("mercury", profile, cluster)
+    together = simulate_servers(plan, profile, cluster, 6)
+    apart = simulate_servers(plan, profile, cluster, 6, staleness=None)
+    bounded = simulate_servers(plan, profile, cluster, 6, staleness=2)
+    for timelines in (together, apart, bounded):
+        for timeline in timelines:
+            check_timeline(timeline, plan)
+    assert [timeline.iteration_ns()[-1] // 1_000 for timeline in together] == [45, 45]
+    assert [timeline.iteration_ns()[-1] // 1_000 for timeline in apart] == [15, 45]
+    # the fast one runs two iterations ahead and then at the pace of the slow one
+    fast, slow = bounded
+    assert [length // 1_000 for length in fast.iteration_ns()] == [15, 15, 15, 44, 45, 45]
+    for span in fast.of("use"):
+        if span.subject == 0 and span.iteration >= 2:
+            done = [send.end_ns for send in slow.of("send") if send.iteration == span.iteration - 3]
+            assert all(end <= span.start_ns for end in done)
+    assert sum(apart[0].iteration_ns()) < sum(fast.iteration_ns()) < sum(together[0].iteration_ns())
+
+
+def test_jobs_that_share_links_share_them_evenly():
+    cluster = Cluster.alike(2, 2, GB)
+    plan = plan_of("mercury", ONE_TENSOR, cluster)
+    both = simulate_jobs([Job(plan, ONE_TENSOR)] * 2, cluster)
+    assert [last_step(timelines) for timelines in both] == [8_000 + ONE_TENSOR.compute_ns] * 2
+
+
+def test_a_server_with_three_quarters_of_the_bytes_is_the_narrow_place():
+    link = Link(GB)
+    even, uneven = (
+        Cluster((Host(link, link),) * 4, (Worker(0), Worker(1)), (Server(2), Server(3, weight)), packet_bytes=40)
+        for weight in (1, 3)
+    )
+    plan = plan_of("mercury", ONE_TENSOR, even)
+    times = []
+    for cluster in (even, uneven):
+        (timelines,) = Simulation([Job(plan, ONE_TENSOR)], cluster, whole=True).run()
+        times.append(last_step(timelines) - ONE_TENSOR.compute_ns)
+    assert times == [pytest.approx(4_000, rel=0.06), pytest.approx(6_000, rel=0.06)]
+    assert uneven.as_network().bytes_per_second == 666_666_666
+
+
+def test_jitter_is_the_same_for_a_seed_and_another_for_another():
+    cluster = Cluster.alike(2, 2, GB)
+    plan = plan_of("mercury", ONE_TENSOR, cluster)
+
+    def run(seed: int) -> list[int]:
+        return [
+            length for t in simulate_servers(plan, ONE_TENSOR, cluster, jitter=0.2, seed=seed) for length in t.iteration_ns()
+        ]
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+def test_what_servers_cannot_do_is_refused():
+    cluster = Cluster.alike(2, 2, GB)
+    with pytest.raises(PlanError, match=r"plan dear: messages\[0\] is split"):
+        simulate_servers(plan_of("dear", ONE_TENSOR, cluster), ONE_TENSOR, cluster)
+    plan = plan_of("mercury", ONE_TENSOR, cluster)
+    with pytest.raises(InputError, match="got a plan for chain"):
+        Job(plan, chain((1, 8, 0, 0)))
+    with pytest.raises(InputError, match="placement: got 7, expected an integer from 0 to 1"):
+        simulate_jobs([Job(plan, ONE_TENSOR, placement=(7,))], cluster)
+    with pytest.raises(InputError, match=r"jitter: got 1\.5"):
+        simulate_servers(plan, ONE_TENSOR, cluster, jitter=1.5)
+
+
+# -- anything at all --------------------------------------------------------------------------------------
+
+
+@st.composite
+def clusters(draw):
+    """Any small cluster: shared hosts, uneven shards, changing links, startup, slow sums, classes."""
+    rates = st.integers(10**7, 10**11)
+    steps = st.lists(st.tuples(st.integers(1, 10**7), rates), max_size=2, unique_by=lambda step: step[0])
+
+    def link():
+        return Link(draw(rates), tuple(Step(*step) for step in sorted(draw(steps))))
+
+    hosts = tuple(Host(link(), link()) for _ in range(draw(st.integers(1, 4))))
+    place = st.integers(0, len(hosts) - 1)
+    return Cluster(
+        hosts,
+        tuple(Worker(draw(place), draw(st.sampled_from([100, 150]))) for _ in range(draw(st.integers(1, 3)))),
+        tuple(Server(draw(place), draw(st.integers(1, 3))) for _ in range(draw(st.integers(1, 3)))),
+        draw(st.sampled_from([0, 20_000])),
+        draw(st.sampled_from([None, 10**10])),
+        draw(st.sampled_from([None, 10**10])),
+        draw(st.integers(1, 2)),
+    )
+
+
+@pytest.mark.parametrize("name", policies.names("parameter-server"))
+@settings(max_examples=12, deadline=None)
+@given(profile=profiles(max_tensors=12, max_elements=40_000), cluster=clusters(), staleness=st.sampled_from([0, 1, None]))
+def test_every_policy_runs_on_any_cluster_and_its_timelines_pass(name, profile, cluster, staleness):
+    plan = plan_of(name, profile, cluster)
+    for timeline in simulate_servers(plan, profile, cluster, 2, staleness=staleness, jitter=0.1):
+        check_timeline(timeline, plan)
+        assert len(timeline.iteration_ns()) == 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    profile=profiles(max_tensors=10),
+    workers=st.integers(1, 4),
+    colocated=st.booleans(),
+    startup=st.sampled_from([0, 30_000]),
+    name=st.sampled_from(policies.names("parameter-server")),
+)
+def test_alike_workers_collapse_to_one_whose_timeline_passes(profile, workers, colocated, startup, name):
+    cluster = Cluster.alike(workers, workers, GB, colocated=colocated, startup_ns=startup)
+    plan = plan_of(name, profile, cluster)
+    (timeline,) = simulate_servers(plan, profile, cluster)
+    check_timeline(timeline, plan)
+    assert timeline.iteration_ns()[-1] == timeline.iteration_ns()[-2] >= profile.compute_ns
+
+
+def test_a_link_that_would_change_after_the_end_does_not_keep_the_simulation_going():
+    link = Link(GB, (Step(10**15, 2 * GB),))
+    cluster = Cluster((Host(link, link),) * 2, (Worker(0),), (Server(1),))
+    (timeline,) = simulate_servers(plan_of("wfbp", ONE_TENSOR, cluster), ONE_TENSOR, cluster)
+    assert timeline.iteration_ns()[-1] == 8_000 + ONE_TENSOR.compute_ns

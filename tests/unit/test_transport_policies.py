@@ -1,0 +1,216 @@
+"""Mercury, Geryon, DeAR and Prophet: their plans, and what they come to over all-reduce."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradlane import policies
+from gradlane.core.executors import why_not_all_reduce
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
+from gradlane.core.timeline import Span
+from gradlane.policies.geryon import Geryon, search
+from gradlane.sim import iteration_ns, simulate
+from tests.unit.oracles import mercury_algorithm_1, mercury_iteration
+from tests.unit.strategies import networks, profiles
+
+BYTE_A_NS = Network.line(2, startup_ns=0, bytes_per_second=10**9)
+
+
+def chain(*layers: tuple[int, int, int, int]) -> Profile:
+    """Layers 1 to L as (backward, push, update, forward) in ns and bytes, a tensor of bytes a layer each."""
+    tensors, now = [], 0
+    for place, (backward, size_bytes, _, _) in reversed(list(enumerate(layers))):
+        now += backward
+        tensors.append(TensorProfile(TensorSpec(f"t{place}", size_bytes), now, place))
+    return Profile(
+        "chain",
+        "none",
+        tuple(tensors),
+        tuple(Layer(f"l{place}", forward, update) for place, (_, _, update, forward) in enumerate(layers)),
+        now,
+    )
+
+
+LAYERS = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(1, 40).map(lambda n: 4 * n), st.integers(0, 9), st.integers(0, 60)),
+    min_size=1,
+    max_size=14,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(layers=LAYERS)
+def test_mercury_without_startup_is_algorithm_1_of_the_paper(layers):
+    profile = chain(*layers)
+    t_bp, t_push, t_upd, t_fp = ([0, *column] for column in zip(*layers, strict=True))
+    tau_bp = [0] * (len(layers) + 1)
+    for layer in range(len(layers), 0, -1):
+        tau_bp[layer] = t_bp[layer] + (tau_bp[layer + 1] if layer < len(layers) else 0)
+    tau_push = mercury_algorithm_1(tau_bp, t_bp, t_push)
+    plan = policies.get("mercury").plan(profile, BYTE_A_NS)
+    sends = simulate(plan, profile, BYTE_A_NS, 1).of("send")
+    begun = profile.forward_ns
+    assert {send.subject: send.end_ns - begun for send in sends} == {
+        tensor: tau_push[len(layers) - tensor] for tensor in range(len(layers))
+    }
+    assert iteration_ns(plan, profile, BYTE_A_NS) == mercury_iteration(tau_push, t_upd, t_fp)
+
+
+@settings(max_examples=60, deadline=None)
+@given(layers=LAYERS, name=st.sampled_from(policies.names()))
+def test_no_schedule_beats_mercury_where_packets_are_small_and_free(layers, name):
+    # Theorem 1 of Mercury and of ByteScheduler
+    profile = chain(*layers)
+    best = iteration_ns(policies.get("mercury").plan(profile, BYTE_A_NS), profile, BYTE_A_NS)
+    assert best <= iteration_ns(policies.get(name).plan(profile, BYTE_A_NS), profile, BYTE_A_NS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(layers=LAYERS)
+def test_slices_of_an_element_under_priority_are_mercury(layers):
+    # Theorem 1 of ByteScheduler: the smaller the partition the nearer; at one element, four nanoseconds
+    profile = chain(*layers)
+    ideal = iteration_ns(policies.get("mercury").plan(profile, BYTE_A_NS), profile, BYTE_A_NS)
+    sliced = iteration_ns(policies.get("p3", slice_bytes=8).plan(profile, BYTE_A_NS), profile, BYTE_A_NS)
+    assert ideal <= sliced <= ideal + 8
+
+
+@settings(max_examples=100, deadline=None)
+@given(layers=LAYERS, theta=st.integers(0, 50), elements=st.integers(2, 12))
+def test_slices_are_delayed_by_no_more_than_the_paper_says(layers, theta, elements):
+    # ByteScheduler §4.1 for all-reduce: sum of floor(size / delta) theta, and delta / bandwidth; sizes are multiples
+    delta = 4 * elements
+    profile = chain(*((backward, -(-size // delta) * delta, update, forward) for backward, size, update, forward in layers))
+    ideal = iteration_ns(policies.get("mercury").plan(profile, BYTE_A_NS), profile, BYTE_A_NS)
+    network = Network.line(2, theta, 10**9)
+    plan = policies.get("bytescheduler", partition_bytes=delta, credit_bytes=delta).plan(profile, network)
+    slices = sum(tensor.spec.size_bytes // delta for tensor in profile.tensors)
+    assert iteration_ns(plan, profile, network) <= ideal + slices * theta + delta
+
+
+@settings(max_examples=60, deadline=None)
+@given(profile=profiles(), network=networks())
+def test_mercury_without_preemption_is_wfbp_across_the_barrier(profile, network):
+    plan = policies.get("mercury-no-preemption").plan(profile, network)
+    wfbp = policies.get("wfbp").plan(profile, network)
+    ends = {span.subject: span.end_ns for span in simulate(wfbp, profile, network, 1).of("send")}
+    assert {span.subject: span.end_ns for span in simulate(plan, profile, network, 1).of("send")} == ends
+
+
+# -- Geryon -----------------------------------------------------------------------------------------------
+
+
+def test_geryon_puts_the_layers_above_the_threshold_in_the_urgent_lane():
+    profile = chain(*[(1, 8, 0, 0)] * 4)
+    # urgencies of layers 1 to 4: 0.75, 0.5, 0.25, 0; tensors stand the other way round
+    for threshold, lanes in ((0.0, [1, 0, 0, 0]), (0.25, [1, 1, 0, 0]), (0.5, [1, 1, 1, 0]), (1.0, [1, 1, 1, 1])):
+        plan = Geryon(threshold).plan(profile, BYTE_A_NS)
+        assert [message.lane for message in plan.messages] == lanes
+    assert [lane.network_priority for lane in plan.lanes] == [0, 1]
+
+
+def test_an_urgent_lane_interrupts_the_other_and_that_one_goes_on_where_it_stopped():
+    profile = chain((10, 20, 0, 0), (0, 100, 0, 0))
+    sends = simulate(Geryon(0.25).plan(profile, BYTE_A_NS), profile, BYTE_A_NS, 1).of("send")
+    assert [(send.subject, send.start_ns, send.end_ns) for send in sends] == [(0, 0, 120), (1, 10, 30)]
+
+
+def test_the_threshold_search_takes_the_best_of_those_tried_and_the_first_of_equals():
+    profile = chain((10, 8, 0, 50), (10, 8, 0, 50), (10, 400, 0, 50), (10, 8, 0, 50))
+    found = search(profile, BYTE_A_NS, lambda plan: iteration_ns(plan, profile, BYTE_A_NS))
+    times = {
+        threshold: iteration_ns(Geryon(threshold).plan(profile, BYTE_A_NS), profile, BYTE_A_NS)
+        for threshold in (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+    }
+    assert found.threshold == min(times, key=times.__getitem__)
+    assert len(set(times.values())) > 1
+
+
+# -- DeAR -------------------------------------------------------------------------------------------------
+
+
+def test_dear_reduces_in_backward_and_gathers_in_forward_order():
+    profile = chain((30, 40, 1, 10), (20, 20, 2, 10))
+    network = Network.line(2, startup_ns=4, bytes_per_second=10**9)
+    plan = policies.get("dear", fusion_bytes=1).plan(profile, network)
+    assert [message.split for message in plan.messages] == [True, True]
+    timeline = simulate(plan, profile, network, 1)
+    # backward from 20 to 70: halves of 24 and 44; both reduced by 92, then layer 1's first
+    assert [s for s in timeline.spans if s.kind in ("send", "receive")] == [
+        Span("send", 0, 0, 40, 52),
+        Span("send", 0, 1, 70, 92),
+        Span("receive", 0, 1, 92, 114),
+        Span("receive", 0, 0, 92, 126),
+    ]
+    # layer 1 runs from 115 to 125, layer 2's gather ends at 126
+    assert iteration_ns(plan, profile, network) == 126 - 20 + 2 + 10
+
+
+def test_dear_fuses_neighbours_up_to_its_size():
+    profile = chain(*[(1, 8, 0, 0)] * 5)
+    plan = policies.get("dear", fusion_bytes=17).plan(profile, BYTE_A_NS)
+    assert [message.tensors for message in plan.messages] == [(0, 1), (2, 3), (4,)]
+    assert [message.priority for message in plan.messages] == [3, 1, 0]
+
+
+# -- Prophet ----------------------------------------------------------------------------------------------
+
+
+def blocks(plan: Plan) -> list[tuple[list[tuple[int, int, int]], int | None]]:
+    return [([(s.tensor, s.offset_bytes, s.size_bytes) for s in m.slices], m.hold_until) for m in plan.messages]
+
+
+def test_prophet_sends_before_gradient_0_only_what_fits_and_holds_the_rest():
+    # Fig. 5: of gradient 1, two partitions pass before gradient 0 is ready; they go as one block
+    profile = chain((25, 40, 0, 100), (0, 160, 0, 0))
+    network = Network.line(2, 0, 4 * 10**9)
+    plan = policies.get("prophet", partition_bytes=40).plan(profile, network)
+    assert blocks(plan) == [([(0, 0, 80)], 0), ([(1, 0, 40)], 1), ([(0, 80, 80)], 1)]
+    sends = simulate(plan, profile, network, 1).of("send")
+    assert [(s.subject, s.start_ns - 100, s.end_ns - 100) for s in sends] == [(0, 0, 20), (1, 25, 35), (2, 35, 55)]
+
+
+def test_a_block_of_several_gradients_pays_startup_once():
+    profile = chain((30, 8, 0, 0), (0, 8, 0, 0), (0, 8, 0, 0))
+    network = Network.line(2, 10, 10**9)
+    plan = policies.get("prophet").plan(profile, network)
+    # two of 8 ns and a startup of 10 pass in 30 ns
+    assert blocks(plan) == [([(1, 0, 8), (0, 0, 8)], 1), ([(2, 0, 8)], 2)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(profile=profiles(), network=networks())
+def test_no_block_of_prophet_is_under_way_when_a_more_urgent_gradient_becomes_ready(profile, network):
+    plan = policies.get("prophet", partition_bytes=4096).plan(profile, network)
+    urgency = profile.urgency()
+    last = profile.tensors[-1].ready_ns
+    for send in simulate(plan, profile, network, 1).of("send"):
+        start_ns, end_ns = (at - profile.forward_ns for at in (send.start_ns, send.end_ns))
+        if start_ns >= last:
+            continue
+        for tensor, seen in enumerate(profile.tensors):
+            if start_ns < seen.ready_ns < end_ns:
+                assert urgency[tensor] > min(urgency[piece] for piece in plan.messages[send.subject].tensors)
+
+
+# -- what executors refuse --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("mercury", "'packet-priority' needs gradlane's own transport"),
+        ("mercury-no-preemption", "'packet-fifo' needs gradlane's own transport"),
+        ("geryon", "network priority 1; torch.distributed cannot mark"),
+        ("dear", "split into reduce-scatter and all-gather"),
+    ],
+)
+def test_all_reduce_refuses_what_it_cannot_do_with_the_reason(name, fault):
+    plan = policies.get(name).plan(chain((1, 8, 0, 1), (1, 8, 0, 1)), BYTE_A_NS)
+    reason = why_not_all_reduce(plan)
+    assert reason is not None
+    assert fault in reason
