@@ -1,0 +1,146 @@
+"""Order: messages one after another, what an iteration under them takes, and small changes to them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan, Slice
+from gradlane.core.profile import DTYPE_BYTES, Profile
+
+
+class Group(NamedTuple):
+    """One message: ready when its last piece is; the forward pass takes `later_ns` or more after its arrival."""
+
+    ready_ns: int
+    size_bytes: int
+    later_ns: int
+    dtype: str
+    pieces: tuple[Slice, ...]
+
+
+class Ground:
+    """What all orders of one profile on one network share."""
+
+    def __init__(self, profile: Profile, network: Network) -> None:
+        self.network = network
+        self.floor_ns = profile.compute_ns
+        self._ready = [tensor.ready_ns for tensor in profile.tensors]
+        self._dtypes = [tensor.spec.dtype for tensor in profile.tensors]
+        from_layer = [0] * (len(profile.layers) + 1)
+        for index in range(len(profile.layers) - 1, -1, -1):
+            from_layer[index] = from_layer[index + 1] + profile.layers[index].forward_ns + profile.layers[index].update_ns
+        self.later = [from_layer[tensor.layer] for tensor in profile.tensors]
+
+    def group(self, pieces: Iterable[Slice]) -> Group:
+        """One message of `pieces`, which are of one dtype."""
+        pieces = tuple(pieces)
+        return Group(
+            max(self._ready[piece.tensor] for piece in pieces),
+            sum(piece.size_bytes for piece in pieces),
+            max(self.later[piece.tensor] for piece in pieces),
+            self._dtypes[pieces[0].tensor],
+            pieces,
+        )
+
+    def order_of(self, plan: Plan) -> Order:
+        """The messages of a plan in its sequence, one at a time."""
+        assert plan.sequence is not None
+        return Order(self, [self.group(plan.messages[index].slices) for index in plan.sequence])
+
+
+class Order:
+    """Groups in the order in which they are sent, each when ready and after the one before. Frozen.
+
+    `value` is the iteration time: the greatest of a group's end and what follows it, and what computation alone
+    takes. `critical` is the group that decides it.
+    """
+
+    def __init__(self, ground: Ground, groups: list[Group], before: Order | None = None, same: int = 0) -> None:
+        # the first `same` groups are those of `before`
+        self.groups, self._ground = groups, ground
+        self._ends: list[int] = before._ends[:same] if before else []
+        end = self._ends[-1] if self._ends else 0
+        cost_ns = ground.network.cost_ns
+        for group in groups[same:]:
+            ready = group[0]
+            end = (ready if ready > end else end) + cost_ns(group[1])
+            self._ends.append(end)
+        totals = [end + group[2] for end, group in zip(self._ends, groups, strict=True)]
+        worst = max(totals)
+        self.critical = totals.index(worst)
+        self.value = max(worst, ground.floor_ns)
+
+    def changed(self, draw: random.Random) -> Order | None:
+        """This order with one change, mostly where its value is decided, or None where the change drawn does not fit."""
+        groups = self.groups
+        # only what is sent without a pause before the deciding group can make it earlier
+        first = self.critical
+        while first > 0 and self._ends[first - 1] >= groups[first].ready_ns:
+            first -= 1
+        place = draw.randint(first, self.critical) if draw.random() < 0.7 else draw.randrange(len(groups))
+        what = draw.random()
+        if what < 0.2:
+            return self._merge(place, place + 1)
+        if what < 0.45:
+            return self._split(place, draw) if len(groups[place].pieces) > 1 else self._cut(place, draw)
+        near = draw.random() < 0.5
+        to = place + draw.choice((-2, -1, 1, 2)) if near else draw.randint(first, len(groups) - 1)
+        if what < 0.75:
+            return self._move(place, to)
+        return self._merge(place, to) if len(groups[place].pieces) == 1 else self._hand(place, to, draw)
+
+    def _fits(self, place: int, to: int) -> bool:
+        return 0 <= to < len(self.groups) and to != place and self.groups[place].dtype == self.groups[to].dtype
+
+    def _merge(self, place: int, to: int) -> Order | None:
+        """Two messages become one, where the second stood."""
+        if not self._fits(place, to):
+            return None
+        groups = list(self.groups)
+        groups[to] = self._ground.group(groups[to].pieces + groups[place].pieces)
+        del groups[place]
+        return Order(self._ground, groups, self, min(place, to))
+
+    def _split(self, place: int, draw: random.Random) -> Order:
+        """A message in two: first what is needed, or by chance what is ready, first."""
+        by_use, later = draw.random() < 0.5, self._ground.later
+        pieces = sorted(self.groups[place].pieces, key=lambda p: (-later[p.tensor] if by_use else 0, p.tensor, p.offset_bytes))
+        cut = draw.randint(1, len(pieces) - 1)
+        parts = [self._ground.group(pieces[:cut]), self._ground.group(pieces[cut:])]
+        return Order(self._ground, self.groups[:place] + parts + self.groups[place + 1 :], self, place)
+
+    def _cut(self, place: int, draw: random.Random) -> Order | None:
+        """A message of one piece in two; the second goes at once or a little later."""
+        piece = self.groups[place].pieces[0]
+        element = DTYPE_BYTES[self.groups[place].dtype]
+        size_bytes = int(piece.size_bytes * draw.choice((0.125, 0.25, 0.5, 0.75))) // element * element
+        if size_bytes == 0:
+            return None
+        first = Slice(piece.tensor, piece.offset_bytes, size_bytes)
+        second = Slice(piece.tensor, piece.offset_bytes + size_bytes, piece.size_bytes - size_bytes)
+        groups = list(self.groups)
+        groups[place] = self._ground.group([first])
+        groups.insert(draw.randint(place + 1, min(len(groups), place + 4)), self._ground.group([second]))
+        return Order(self._ground, groups, self, place)
+
+    def _move(self, place: int, to: int) -> Order | None:
+        """A message goes earlier or later."""
+        if not 0 <= to < len(self.groups) or to == place:
+            return None
+        groups = list(self.groups)
+        groups.insert(to, groups.pop(place))
+        return Order(self._ground, groups, self, min(place, to))
+
+    def _hand(self, place: int, to: int, draw: random.Random) -> Order | None:
+        """A piece of one message goes with another."""
+        if not self._fits(place, to):
+            return None
+        pieces = list(self.groups[place].pieces)
+        piece = pieces.pop(draw.randrange(len(pieces)))
+        groups = list(self.groups)
+        groups[place] = self._ground.group(pieces)
+        groups[to] = self._ground.group((*groups[to].pieces, piece))
+        return Order(self._ground, groups, self, min(place, to))
