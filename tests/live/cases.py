@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradlane
 from gradlane.core.checks import check_timeline
+from gradlane.tune import catalog
 from tests.live.models import MODELS, OPTIMIZERS
 from tests.live.networks import counting_deferred_updates, slow_network
 
@@ -71,7 +72,7 @@ def equals_ddp(
         net = MODELS[model]()
         opt = OPTIMIZERS[optimizer](net.parameters())
         name, knobs = policy if isinstance(policy, (list, tuple)) else (policy, {})
-        with gradlane.attach(net, opt, gradlane.policies.get(name, **knobs), timeout=30, **options) as session:
+        with gradlane.attach(net, opt, catalog.get(name, **knobs), timeout=30, **options) as session:
             train(net, net, opt, net.batch, steps, rank)
             session.flush()
             found[str(policy)] = differences(reference, bits_of(net, opt))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gradlane import policies
 from gradlane.core.network import Network
+from gradlane.tune import catalog
 from tests.live.models import MODELS, OPTIMIZERS
 
 # so small that models of 100 KB travel in many messages
@@ -14,9 +14,10 @@ KNOBS = {
     "p3": {"slice_bytes": 8000},
     "bytescheduler": {"partition_bytes": 8000, "credit_bytes": 16000},
     "blocks": {"least_bytes": 8000, "most_bytes": 8000},
+    "searched": {"moves": 2000},
 }
 GIVEN = Network.line(2, startup_ns=20_000, bytes_per_second=10**9)  # to measure one takes half a second a session
-EVERY_POLICY = [(name, KNOBS.get(name, {})) for name in policies.names("all-reduce")]
+EVERY_POLICY = [(name, KNOBS.get(name, {})) for name in catalog.names("all-reduce")]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -16,6 +16,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
+from gradlane.tune import catalog
 
 MIB = 2**20
 
@@ -62,7 +63,7 @@ def test_policies_lists_every_policy_with_its_paper_and_marks_the_default():
 
 def test_policies_as_json_has_the_knobs_with_their_defaults():
     rows = {row["name"]: row for row in json.loads(run("policies", "--json"))}
-    assert list(rows) == list(policies.names())
+    assert list(rows) == list(catalog.names())
     assert rows["bytescheduler"] == {
         "name": "bytescheduler",
         "default": False,

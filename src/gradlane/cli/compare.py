@@ -23,6 +23,7 @@ from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError
 from gradlane.report.perfetto import chrome_trace
 from gradlane.report.table import Comparison, Result, render
+from gradlane.tune import catalog
 
 BASELINE, ALONE = "torch-ddp", "no-communication"
 
@@ -57,9 +58,9 @@ def command(
     The workers are joined by links of the given rate, each on an emulated host (no root needed). Steps are
     timed from start to start; the parameters after the last step are compared with DDP's bit for bit.
     """
-    names = tuple(chosen.split(",")) if chosen else policies.names("all-reduce")
+    names = tuple(chosen.split(",")) if chosen else catalog.names("all-reduce")
     for name in names:
-        policies.get(name)
+        catalog.get(name)
     if hosts < 2 or rounds < 1 or steps < 1 or batch_size < 0:
         raise InputError("compare: expected at least 2 hosts, 1 round and 1 step")
     link_bits = None if loopback else rate_or_none(link)

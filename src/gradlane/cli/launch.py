@@ -21,6 +21,7 @@ from gradlane.core import files
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import InputError, JobError, UnsupportedError
+from gradlane.tune import catalog
 from gradlane.units import parse_bytes
 
 _USAGE = "gradlane launch [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]..."
@@ -134,7 +135,7 @@ def _variables(given: argparse.Namespace) -> dict[str, str]:
     if given.plan is not None and (given.policy is not None or knobs):
         raise InputError("launch: got --plan with --policy or --knob, expected one or the other; a plan needs no policy")
     if given.policy is not None or knobs:
-        policies.get(given.policy or policies.DEFAULT, **knobs)
+        catalog.get(given.policy or policies.DEFAULT, **knobs)
     if given.policy is not None:
         variables["GRADLANE_POLICY"] = given.policy
     if knobs:

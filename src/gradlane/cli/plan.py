@@ -20,6 +20,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
 from gradlane.sim import planned_ahead, simulate
+from gradlane.tune import catalog
 from gradlane.units import format_bytes, format_ns, format_rate, parse_bytes
 
 BASELINE = "ddp"
@@ -37,7 +38,7 @@ class Outcome(NamedTuple):
 @click.command()
 @click.argument("profile_path", metavar="PROFILE.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("network_path", metavar="NETWORK.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--policy", help="Plan with this policy only, beside ddp. Default: all of them.")
+@click.option("--policy", help="Plan with this policy only, beside ddp; `searched` seeks a better one. Default: all others.")
 @click.option("--knob", "knobs", multiple=True, metavar="NAME=VALUE", help="A knob of --policy, as in partition_bytes=4MiB.")
 @click.option("--out", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write the plan as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -59,7 +60,7 @@ def command(
     if knobs and policy is None:
         raise InputError("--knob: got knobs and no policy, expected --policy NAME to give them to")
     profile, network = files.read(profile_path, Profile), files.read(network_path, Network)
-    chosen = policies.get(policy, **_knobs(knobs)) if policy is not None else None
+    chosen = catalog.get(policy, **_knobs(knobs)) if policy is not None else None
     candidates = [chosen] if chosen is not None else [policies.get(name) for name in policies.names("all-reduce")]
     outcomes = [_outcome(candidate, profile, network) for candidate in candidates]
     if emit is not None and chosen is None:

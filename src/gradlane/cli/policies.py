@@ -11,13 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from gradlane import policies
+from gradlane.tune import catalog
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(as_json: bool) -> None:
     """List the policies: the paper of each, how it differs from it, its knobs with their defaults."""
-    rows = [_row(name) for name in policies.names()]
+    rows = [_row(name) for name in catalog.names()]
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2))
         return
@@ -31,7 +32,7 @@ def command(as_json: bool) -> None:
 
 
 def _row(name: str) -> dict[str, Any]:
-    policy = policies.get(name)
+    policy = catalog.get(name)
     assert isinstance(policy, msgspec.Struct)
     return {
         "name": name,

@@ -34,6 +34,7 @@ from gradlane.live.peers import Peers
 from gradlane.live.planning import Planner, check_fits
 from gradlane.live.probe import sweep
 from gradlane.live.session import Session
+from gradlane.tune import catalog
 from gradlane.tune.fit import fit_network
 
 log = logging.getLogger("gradlane")
@@ -112,7 +113,7 @@ def attach(
     optimizers = _as_list(optimizer)
     params = _trained_parameters(model)
     specs = tuple(_spec(name, param) for name, param in params)
-    chosen = policies.get(policy or policies.DEFAULT) if policy is None or isinstance(policy, str) else policy
+    chosen = catalog.get(policy or policies.DEFAULT) if policy is None or isinstance(policy, str) else policy
     if isinstance(chosen, Plan):
         refuse_what_all_reduce_cannot_do(chosen)
         check_fits(chosen, specs)

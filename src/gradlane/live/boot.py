@@ -20,6 +20,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import GradlaneError, InputError
 from gradlane.live import attachment, meeting
+from gradlane.tune import catalog
 
 
 def options_from(environment: dict[str, str]) -> attachment.Overrides:
@@ -31,7 +32,7 @@ def options_from(environment: dict[str, str]) -> attachment.Overrides:
     if plan and (name or knobs):
         raise InputError("--plan and --policy were both given; a plan needs no policy")
     return attachment.Overrides(
-        policy=files.read(plan, Plan) if plan else policies.get(name or policies.DEFAULT, **knobs) if name or knobs else None,
+        policy=files.read(plan, Plan) if plan else catalog.get(name or policies.DEFAULT, **knobs) if name or knobs else None,
         network=files.read(network, Network) if network else None,
         timeout=float(timeout) if timeout else None,
         timeline=Path(timeline) if timeline else None,

@@ -22,12 +22,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gradlane import policies
 from gradlane.core import files
 from gradlane.live.attachment import attach
 from gradlane.live.demo import Digits, DigitsNet
 from gradlane.live.probe import sweep
 from gradlane.live.session import Session
+from gradlane.tune import catalog
 from gradlane.tune.fit import fit_network
 
 BASELINE = "torch-ddp"
@@ -178,7 +178,7 @@ def main(path: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
     for name in config.policies:
-        policies.get(name)
+        catalog.get(name)
     outcome = compare(config, say)
     Path(config.out, f"rank-{rank}.json").write_bytes(msgspec.json.encode(outcome))
     dist.barrier()
