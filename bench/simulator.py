@@ -70,7 +70,8 @@ def packets() -> None:
         simulation.run()
         took = time.perf_counter() - begun
         print(
-            f"packets   {name}: 3 iterations, {simulation.events} events in {took:.1f} s, {simulation.events / took:.0f} a second"
+            f"packets   {name}: 3 iterations, {simulation.events} events in {took:.1f} s, "
+            f"{simulation.events / took:.0f} a second"
         )
     try:
         simpy: Any = importlib.import_module("simpy")
