@@ -6,6 +6,7 @@ import itertools
 
 from hypothesis import strategies as st
 
+from gradlane.core.cluster import Cluster, Host, Link, Server, Step, Worker
 from gradlane.core.network import Network, Piece
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
@@ -71,3 +72,47 @@ def plans(draw, max_lanes=3, sequenced=None):
     if draw(st.booleans()) if sequenced is None else sequenced:
         plan = plan.with_sequence(tuple(draw(st.permutations(range(len(messages))))))
     return plan
+
+
+def chain(*layers: tuple[int, int, int, int]) -> Profile:
+    """Layers 1 to L as (backward, push, update, forward) in ns and bytes, a tensor of bytes a layer each."""
+    tensors, now = [], 0
+    for place, (backward, size_bytes, _, _) in reversed(list(enumerate(layers))):
+        now += backward
+        tensors.append(TensorProfile(TensorSpec(f"t{place}", size_bytes), now, place))
+    return Profile(
+        "chain",
+        "none",
+        tuple(tensors),
+        tuple(Layer(f"l{place}", forward, update) for place, (_, _, update, forward) in enumerate(layers)),
+        now,
+    )
+
+
+LAYERS = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(1, 40).map(lambda n: 4 * n), st.integers(0, 9), st.integers(0, 60)),
+    min_size=1,
+    max_size=14,
+)
+
+
+@st.composite
+def clusters(draw):
+    """Any small cluster: shared hosts, uneven shards, changing links, startup, slow sums, classes."""
+    rates = st.integers(10**7, 10**11)
+    steps = st.lists(st.tuples(st.integers(1, 10**7), rates), max_size=2, unique_by=lambda step: step[0])
+
+    def link():
+        return Link(draw(rates), tuple(Step(*step) for step in sorted(draw(steps))))
+
+    hosts = tuple(Host(link(), link()) for _ in range(draw(st.integers(1, 4))))
+    place = st.integers(0, len(hosts) - 1)
+    return Cluster(
+        hosts,
+        tuple(Worker(draw(place), draw(st.sampled_from([100, 150]))) for _ in range(draw(st.integers(1, 3)))),
+        tuple(Server(draw(place), draw(st.integers(1, 3))) for _ in range(draw(st.integers(1, 3)))),
+        draw(st.sampled_from([0, 20_000])),
+        draw(st.sampled_from([None, 10**10])),
+        draw(st.sampled_from([None, 10**10])),
+        draw(st.integers(1, 2)),
+    )

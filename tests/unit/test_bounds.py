@@ -9,9 +9,9 @@ from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
 from gradlane.core.network import Network, Piece
 from gradlane.sim import iteration_ns, simulate_servers
 from gradlane.sim.bounds import efficiency, lower_bound_ns, oracle_ns, speedup
-from tests.unit.strategies import networks, profiles
-from tests.unit.test_servers import clusters
-from tests.unit.test_transport_policies import BYTE_A_NS, LAYERS, chain
+from tests.unit.strategies import LAYERS, chain, clusters, networks, profiles
+
+BYTE_A_NS = Network.line(2, startup_ns=0, bytes_per_second=10**9)
 
 
 def test_the_oracle_is_computation_alone_and_linear_scaling_its_multiple():

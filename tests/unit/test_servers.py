@@ -16,8 +16,7 @@ from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError, PlanError
 from gradlane.sim import Job, Simulation, simulate_jobs, simulate_servers
 from tests.unit.oracles import mercury_algorithm_1, mercury_iteration
-from tests.unit.strategies import profiles
-from tests.unit.test_transport_policies import LAYERS, chain
+from tests.unit.strategies import LAYERS, chain, clusters, profiles
 
 GB = 10**9  # a byte a nanosecond
 
@@ -250,28 +249,6 @@ def test_what_servers_cannot_do_is_refused():
 
 
 # -- anything at all --------------------------------------------------------------------------------------
-
-
-@st.composite
-def clusters(draw):
-    """Any small cluster: shared hosts, uneven shards, changing links, startup, slow sums, classes."""
-    rates = st.integers(10**7, 10**11)
-    steps = st.lists(st.tuples(st.integers(1, 10**7), rates), max_size=2, unique_by=lambda step: step[0])
-
-    def link():
-        return Link(draw(rates), tuple(Step(*step) for step in sorted(draw(steps))))
-
-    hosts = tuple(Host(link(), link()) for _ in range(draw(st.integers(1, 4))))
-    place = st.integers(0, len(hosts) - 1)
-    return Cluster(
-        hosts,
-        tuple(Worker(draw(place), draw(st.sampled_from([100, 150]))) for _ in range(draw(st.integers(1, 3)))),
-        tuple(Server(draw(place), draw(st.integers(1, 3))) for _ in range(draw(st.integers(1, 3)))),
-        draw(st.sampled_from([0, 20_000])),
-        draw(st.sampled_from([None, 10**10])),
-        draw(st.sampled_from([None, 10**10])),
-        draw(st.integers(1, 2)),
-    )
 
 
 @pytest.mark.parametrize("name", policies.names("parameter-server"))

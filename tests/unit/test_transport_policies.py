@@ -10,36 +10,13 @@ from gradlane import policies
 from gradlane.core.executors import why_not_all_reduce
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
-from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Span
 from gradlane.policies.geryon import Geryon, search
 from gradlane.sim import iteration_ns, simulate
 from tests.unit.oracles import mercury_algorithm_1, mercury_iteration
-from tests.unit.strategies import networks, profiles
+from tests.unit.strategies import LAYERS, chain, networks, profiles
 
 BYTE_A_NS = Network.line(2, startup_ns=0, bytes_per_second=10**9)
-
-
-def chain(*layers: tuple[int, int, int, int]) -> Profile:
-    """Layers 1 to L as (backward, push, update, forward) in ns and bytes, a tensor of bytes a layer each."""
-    tensors, now = [], 0
-    for place, (backward, size_bytes, _, _) in reversed(list(enumerate(layers))):
-        now += backward
-        tensors.append(TensorProfile(TensorSpec(f"t{place}", size_bytes), now, place))
-    return Profile(
-        "chain",
-        "none",
-        tuple(tensors),
-        tuple(Layer(f"l{place}", forward, update) for place, (_, _, update, forward) in enumerate(layers)),
-        now,
-    )
-
-
-LAYERS = st.lists(
-    st.tuples(st.integers(0, 60), st.integers(1, 40).map(lambda n: 4 * n), st.integers(0, 9), st.integers(0, 60)),
-    min_size=1,
-    max_size=14,
-)
 
 
 @settings(max_examples=200, deadline=None)
