@@ -34,7 +34,7 @@ BASELINE, ALONE = "torch-ddp", "no-communication"
 @click.option("--loopback", is_flag=True, help="No emulated hosts and links: bare loopback.")
 @click.option("--policies", "chosen", metavar="NAME,...", help="The policies to try. Default: all that all-reduce carries.")
 @click.option("--rounds", default=3, show_default=True, help="Turns that each policy gets.")
-@click.option("--steps", default=5, show_default=True, help="Measured steps a turn.")
+@click.option("--steps", default=4, show_default=True, help="Measured steps a turn.")
 @click.option(
     "--batch-size", default=0, help="Images a step and worker. Default: so many that computing takes as long as communicating."
 )
