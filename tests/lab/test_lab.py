@@ -269,7 +269,7 @@ def test_an_ordinary_user_needs_no_root(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": search, "PYTHONDONTWRITEBYTECODE": "1"}
     options = {"user": nobody, "group": nobody, "extra_groups": [], "env": environment, "cwd": "/"}
     options |= {"capture_output": True, "text": True, "timeout": LIMIT_SECONDS, "check": False}
-    # a virtual environment below /root is closed to others; the system's Python may serve
+    # a virtual environment in a private home is closed to others; the system's Python may serve
     for interpreter in (sys.executable, shutil.which("python3", path="/usr/bin")):
         try:
             can_import = subprocess.run([interpreter, "-c", "import gradlane.lab, pyroute2, msgspec"], **options)
