@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -87,15 +88,15 @@ def command(
 
 def _comparison(first: dict[str, Any], hosts: int, link_bits: int | None) -> Comparison:
     arms = first["arms"]
-    compute_ns = _median(arms[ALONE]["step_ns"])
+    compute_ns = statistics.median(arms[ALONE]["step_ns"])
     communicate_ns = first["communicate_ns"]
-    baseline_ns = _median(arms[BASELINE]["step_ns"])
+    baseline_ns = statistics.median(arms[BASELINE]["step_ns"])
     least_ns = max(compute_ns, communicate_ns)
     results = []
     for name, arm in arms.items():
         if name == ALONE:
             continue  # no policy: it is in the bound
-        exposed = max(0.0, _median(arm["step_ns"]) - compute_ns)
+        exposed = max(0.0, statistics.median(arm["step_ns"]) - compute_ns)
         results.append(
             Result(
                 policy=name,
@@ -121,11 +122,6 @@ def _comparison(first: dict[str, Any], hosts: int, link_bits: int | None) -> Com
         ),
         results=tuple(results),
     )
-
-
-def _median(values: list[int]) -> float:
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def _trace(folder: Path, names: tuple[str, ...], hosts: int) -> bytes:

@@ -18,24 +18,19 @@ def rate_or_none(text: str | None) -> int | None:
     return None if text is None or text == "none" else parse_rate(text)
 
 
+def torchrun_here(processes: int) -> list[str]:
+    """torchrun for `processes` on this host alone, meeting on loopback; port 0: it finds a free one."""
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), *rendezvous]
+
+
 def run_on_ranks(module: str, arguments: Sequence[str], hosts: int, link_bits_per_second: int | None, loopback: bool) -> int:
     """Run `python -m module arguments` as `hosts` ranks and return the exit code.
 
     Raises `LabError` where no lab can be made; with `loopback` none is.
     """
     if loopback:
-        # the processes share this host and its cores; port 0: torchrun finds a free one
-        options = [
-            "--nproc-per-node",
-            str(hosts),
-            "--rdzv-backend",
-            "c10d",
-            "--rdzv-endpoint",
-            "127.0.0.1:0",
-            "--local-addr",
-            "127.0.0.1",
-        ]
-        command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", module, *arguments]
+        command = [*torchrun_here(hosts), "-m", module, *arguments]
         return subprocess.run(command, check=False).returncode
     reason = lab.supported()
     if reason is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from gradlane.cli.jobs import fail
+from gradlane.cli.jobs import fail, torchrun_here
 from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.units import format_bytes, format_ns
@@ -37,17 +36,7 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
     """
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
         environment = {**os.environ, "GRADLANE_PROFILE": scratch}
-        ranks = [
-            "--nproc-per-node",
-            str(nproc),
-            "--rdzv-backend",
-            "c10d",
-            "--rdzv-endpoint",
-            "127.0.0.1:0",
-            "--local-addr",
-            "127.0.0.1",
-        ]
-        worker = [sys.executable, "-m", "torch.distributed.run", *ranks, "-m", "gradlane.live.boot", script, *arguments]
+        worker = [*torchrun_here(nproc), "-m", "gradlane.live.boot", script, *arguments]
         exit_code = subprocess.run(worker, env=environment, check=False).returncode
         if exit_code:
             fail("the script", exit_code)
