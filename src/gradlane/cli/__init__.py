@@ -22,6 +22,7 @@ _COMMANDS = {
     "policies": "List the policies, each with its paper.",
     "probe": "Measure what an all-reduce costs between the ranks of a job.",
     "profile": "Measure one iteration of a training script.",
+    "zoo": "Profiles of well-known networks to start from.",
 }
 
 
