@@ -16,6 +16,7 @@ from gradlane.errors import GradlaneError, InputError
 # command -> what `gradlane --help` says of it; the module of the same name holds a click command `command`
 _COMMANDS = {
     "compare": "Train a real network under every policy, beside torch DDP, and print a table.",
+    "convert": "Make a profile of a trace that another tool recorded.",
     "lab": "Run a job with each rank on an emulated host, joined by shaped links.",
     "launch": "torchrun, with gradlane's options; takes any training script.",
     "plan": "Plan one case with every policy, rank them, print the best.",

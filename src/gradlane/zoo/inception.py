@@ -164,11 +164,9 @@ def inception_v4(size: int = 224) -> Net:
     def block(branches: Sequence[Sequence[Conv]], pooled: int = 0) -> None:
         nonlocal place
         named = [
-            # the fourth branch pools before its convolution
-            [(f"branch{b}.1" if b == 3 else f"branch{b}" if len(branch) == 1 else f"branch{b}.{index}", conv)
-             for index, conv in enumerate(branch)]
+            [(_place(b, index, len(branch), len(branches)), conv) for index, conv in enumerate(branch)]
             for b, branch in enumerate(branches)
-        ]  # fmt: skip
+        ]
         _branches(net, f"features.{place}", named, pooled)
         place += 1
 
@@ -211,6 +209,15 @@ def inception_v4(size: int = 224) -> Net:
     net.flatten()
     net.linear("last_linear", 1000)
     return net
+
+
+def _place(branch: int, index: int, convs: int, branches: int) -> str:
+    """A convolution's name within its block: the fourth branch pools first, one alone stands beside a pooling."""
+    if branches == 1:
+        return "conv"
+    if branch == 3:
+        return "branch3.1"
+    return f"branch{branch}" if convs == 1 else f"branch{branch}.{index}"
 
 
 def _pair(net: Net, name: str) -> None:
