@@ -149,7 +149,9 @@ def _as_json(outcomes: list[Outcome], best: Outcome, baseline: Outcome) -> str:
 
 
 def _show(outcomes: list[Outcome], best: Outcome, baseline: Outcome, is_given: bool) -> None:
-    table = Table(title=describe(best.case), title_justify="left")
+    console = Console()
+    console.print(Text(describe(best.case)), soft_wrap=True)
+    table = Table()
     table.add_column("policy", no_wrap=True)
     for heading in ("iteration", "x DDP", "above bound", "hidden", "messages"):
         table.add_column(heading, justify="right", no_wrap=True)

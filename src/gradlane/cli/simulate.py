@@ -109,7 +109,10 @@ def show(outcomes: Sequence[Outcome]) -> None:
     shared = ", ".join(
         f"{column[0]} {heading}".removesuffix(" model") for heading, column in texts.items() if heading not in varying
     )
-    table = Table(title=shared, title_justify="left")
+    console = Console()
+    if shared:
+        console.print(Text(shared), soft_wrap=True)
+    table = Table()
     for heading in (*varying, "policy"):
         table.add_column(heading, no_wrap=True, justify="right" if heading == "workers" else "left")
     for heading in ("iteration", f"x {BASELINE}", "scaling", "above bound"):
@@ -128,7 +131,6 @@ def show(outcomes: Sequence[Outcome]) -> None:
             )
             table.add_row(*(Text(cell) for cell in cells), style="bold green" if outcome.iteration_ns == best else None)
         table.add_section()
-    console = Console()
     console.print(table)
     console.print(Text("scaling: the part of linear. above bound: than which no schedule is faster."))
 

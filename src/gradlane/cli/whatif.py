@@ -92,7 +92,9 @@ def bandwidth(
             for name, target, needed in answers
         ])  # fmt: skip
         return
-    table = Table(title=_title(profile, there, count), title_justify="left")
+    console = Console()
+    console.print(Text(_title(profile, there, count)), soft_wrap=True)
+    table = Table()
     table.add_column("policy", no_wrap=True)
     for target in targets:
         table.add_column(f"{target:.0%} of linear", justify="right", no_wrap=True)
@@ -103,7 +105,7 @@ def bandwidth(
             if policy == name
         ]
         table.add_row(*(Text(cell) for cell in (name, *cells)))
-    Console().print(table)
+    console.print(table)
 
 
 @command.command(epilog=PROFILE_HELP)
@@ -184,7 +186,9 @@ def knobs(
         _print_json([{"partition_bytes": size, "credit_bytes": limit, **row(outcome)} for size, limit, outcome in grid])
         return
     best = min(outcome.iteration_ns for _, _, outcome in grid)
-    table = Table(title=f"{_title(profile, there, count)}: iteration by partition and credit", title_justify="left")
+    console = Console()
+    console.print(Text(f"{_title(profile, there, count)}: iteration by partition (down) and credit (across)"), soft_wrap=True)
+    table = Table()
     table.add_column("partition", justify="right", no_wrap=True)
     for limit in limits:
         table.add_column(format_bytes(limit), justify="right", no_wrap=True)
@@ -196,7 +200,7 @@ def knobs(
             text = "" if time_ns is None else format_ns(time_ns)
             cells.append(Text(text, style="bold green" if time_ns == best else ""))
         table.add_row(*cells)
-    Console().print(table)
+    console.print(table)
 
 
 def _against(todo: Sequence[Case], policies: Sequence[str], x: str, as_json: bool, plot: Path | None, title: str) -> None:
@@ -219,7 +223,9 @@ def _against(todo: Sequence[Case], policies: Sequence[str], x: str, as_json: boo
 
 def _show(outcomes: Sequence[Outcome], names: Sequence[str], x: str, title: str) -> None:
     values = list(dict.fromkeys(int(outcome.case.labels[x]) for outcome in outcomes))
-    table = Table(title=f"{title}: % of linear scaling", title_justify="left", padding=(0, 0))
+    console = Console()
+    console.print(Text(f"{title}: % of linear scaling"), soft_wrap=True)
+    table = Table(padding=(0, 0))
     table.add_column("policy ", no_wrap=True)
     for value in values:
         head = str(value) if x == "workers" else f"{value / 1e9:g}G"
@@ -235,7 +241,7 @@ def _show(outcomes: Sequence[Outcome], names: Sequence[str], x: str, title: str)
     bounds = {int(o.case.labels[x]): o.oracle_ns / o.bound_ns for o in outcomes}
     table.add_section()
     table.add_row(Text("no more than"), *(Text(f" {100 * bounds[value]:.1f}") for value in values))
-    Console().print(table)
+    console.print(table)
 
 
 def _title(profile: Profile, there: Place, count: int | None) -> str:

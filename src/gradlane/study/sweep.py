@@ -52,6 +52,8 @@ class Outcome:
     iteration_ns: int
     bound_ns: int
     """No schedule has a shorter iteration here (`sim.bounds.lower_bound_ns`)."""
+    seen: Timeline | None = field(default=None, compare=False, repr=False)
+    """What was simulated, where judging made it anyway."""
 
     @property
     def policy(self) -> str:
@@ -74,11 +76,10 @@ class Outcome:
 
     def timeline(self) -> Timeline:
         """What happened, checked; of the slowest worker on a cluster."""
-        if isinstance(self.case.where, Network):
+        timeline = self.seen
+        if timeline is None:
+            assert isinstance(self.case.where, Network)
             timeline = simulate(self.plan, self.case.profile, self.case.where)
-        else:
-            timelines = simulate_servers(self.plan, self.case.profile, self.case.where)
-            timeline = max(timelines, key=lambda each: each.iteration_ns()[-1])
         check_timeline(timeline, self.plan)
         return timeline
 
@@ -99,7 +100,8 @@ def judge_plan(plan: Plan, case: Case, bound_ns: int | None = None) -> Outcome:
             plan = planned_ahead(plan, case.profile, case.where)
         return Outcome(case, plan, iteration_ns(plan, case.profile, case.where), bound_ns)
     timelines = simulate_servers(plan, case.profile, case.where)
-    return Outcome(case, plan, max(timeline.iteration_ns()[-1] for timeline in timelines), bound_ns)
+    slowest = max(timelines, key=lambda timeline: timeline.iteration_ns()[-1])
+    return Outcome(case, plan, slowest.iteration_ns()[-1], bound_ns, slowest)
 
 
 def sweep(
