@@ -13,8 +13,8 @@ test: $(STAMP)         ## every test
 	$(PY) -m pytest
 
 check: $(STAMP)        ## style, types and layers
-	$(VENV)/bin/ruff format --check src tests bench examples
-	$(VENV)/bin/ruff check src tests bench examples
+	$(VENV)/bin/ruff format --check src tests bench examples experiments
+	$(VENV)/bin/ruff check src tests bench examples experiments
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
@@ -30,4 +30,4 @@ $(STAMP): pyproject.toml
 
 clean:
 	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests bench examples experiments -name __pycache__ -type d -prune -exec rm -rf {} +
