@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gradlane.core import files
 from gradlane.core.checks import check_plan
+from gradlane.core.cluster import Cluster, Host, Link, Server, Step, Worker
 from gradlane.core.network import Network, Piece
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
@@ -28,6 +29,15 @@ NOUNS = {
         "written by hand",
     ),
     "network": Network(4, (Piece(50_000, 360_000_000, 8_192), Piece(185_000, 486_000_000)), "ring", 0.04, "written by hand"),
+    "cluster": Cluster(
+        (Host(Link(10**9, (Step(5_000, 10**8),)), Link(10**9)), Host(Link(2 * 10**9), Link(2 * 10**9))),
+        (Worker(0), Worker(0, 150)),
+        (Server(1, 2),),
+        startup_ns=30_000,
+        sum_bytes_per_second=10**10,
+        network_classes=2,
+        source="written by hand",
+    ),
     "plan": Plan(
         "test",
         "mlp",
