@@ -83,6 +83,13 @@ def test_a_measured_total_is_met(name, device):
     assert f"calibrated to {total.source}" in profile.source
 
 
+def test_a_description_says_what_the_default_profile_is():
+    entry = zoo.describe("vgg16")
+    assert (entry.batch, entry.device, entry.paper) == (32, "gtx-1080ti", "Mercury")
+    assert entry.source == zoo.profile("vgg16").source
+    assert zoo.describe("gpt2").paper is None
+
+
 def test_what_was_not_measured_says_so():
     assert "not measured: k40's mean factor" in zoo.profile("alexnet").source
     assert "not measured: the mean factor of all devices" in zoo.profile("gpt2").source
@@ -126,7 +133,10 @@ def test_the_command_lists_shows_and_writes(tmp_path):
     listed = json.loads(run("--json").output)
     assert [row["name"] for row in listed] == list(zoo.names())
     assert all(math.isfinite(row["operations_per_sample"]) for row in listed)
-    assert "llama-1b" in run().output
+    assert [row["source"] for row in listed] == [zoo.profile(name).source for name in zoo.names()]
+    table = run().output
+    assert "llama-1b" in table
+    assert "…" not in table
     path = tmp_path / "profile.json"
     result = run("vgg16", "--batch", "16", "--out", str(path))
     assert result.exit_code == 0

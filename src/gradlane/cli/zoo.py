@@ -57,18 +57,19 @@ def _list(as_json: bool) -> None:
                 "device": entry.device,
                 "forward_ns": profile.forward_ns,
                 "backward_ns": profile.backward_ns,
-                "source": profile.source,
+                "source": entry.source,
             }
             for entry, profile in entries
         ]
         click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
         return
-    table = Table()
+    table = Table(padding=(0, 0))  # fits 80 columns
     table.add_column("name", no_wrap=True)
     for heading in ("tensors", "params", "GFLOPs", "batch"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("device", no_wrap=True)
     table.add_column("iteration", justify="right", no_wrap=True)
+    table.add_column("scaled to", no_wrap=True)
     for entry, profile in entries:
         cells = (
             entry.name,
@@ -77,15 +78,16 @@ def _list(as_json: bool) -> None:
             f"{entry.operations / 1e9:.1f}",
             str(entry.batch),
             entry.device,
-            f"{'' if 'calibrated to' in profile.source else '~'}{format_ns(profile.compute_ns)}",
+            f"{'' if entry.paper else '~'}{format_ns(profile.compute_ns)}",
+            entry.paper or "-",
         )
         table.add_row(*(Text(cell) for cell in cells))
     console = Console()
     console.print(table)
     console.print(
         Text(
-            "GFLOPs: of a sample's forward pass. Times are counted operations, scaled to a total that a paper states or "
-            "(~) by what such totals are elsewhere; gradlane zoo NAME says which."
+            "GFLOPs: of a sample's forward pass. Times are counted operations, scaled to a total that the paper named "
+            "states or (~) by what such totals are elsewhere; gradlane zoo NAME says where."
         )
     )
 

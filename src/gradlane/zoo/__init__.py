@@ -34,7 +34,11 @@ UPDATE_PASSES = 5  # momentum SGD reads gradient, momentum and parameter and wri
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of a model without choosing a device. Operations are those of a sample's forward pass."""
+    """What a model is, and what `profile` takes where nothing is chosen. Operations: of a sample's forward pass.
+
+    paper: whose measured total the default profile's times are scaled to; None: no paper states one. source: that
+    profile's own.
+    """
 
     name: str
     title: str
@@ -43,6 +47,8 @@ class Entry:
     operations: int
     batch: int
     device: str
+    paper: str | None
+    source: str
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,7 @@ def devices() -> tuple[str, ...]:
 def describe(name: str) -> Entry:
     """Raises `InputError` naming what exists."""
     model, modules = _model(name), _modules(name)
+    total = TOTALS.get((name, model.device))
     return Entry(
         name,
         model.title,
@@ -99,6 +106,8 @@ def describe(name: str) -> Entry:
         sum(module.operations for module in modules),
         model.batch,
         model.device,
+        None if total is None else total.paper,
+        _source(name, model.device, model.batch),
     )
 
 
@@ -115,7 +124,7 @@ def profile(name: str, *, device: str | None = None, batch: int | None = None) -
     batch = model.batch if batch is None else batch
     need_int("batch", batch, 1, MAX_BATCH)
     hardware = DEVICES[device]
-    factor, calibration = _calibration(name, device)
+    factor, _ = _calibration(name, device)
     tensors: list[TensorProfile] = []
     now = 0.0
     for index in range(len(modules) - 1, -1, -1):
@@ -133,8 +142,7 @@ def profile(name: str, *, device: str | None = None, batch: int | None = None) -
         )
         for module in modules
     )
-    source = f"gradlane zoo: operations counted, {hardware.title}, batch {batch}, {calibration}"
-    return Profile(name, device, tuple(tensors), layers, round(now * 1e9), source)
+    return Profile(name, device, tuple(tensors), layers, round(now * 1e9), _source(name, device, batch))
 
 
 def _model(name: str) -> _Model:
@@ -156,6 +164,10 @@ def _factors() -> dict[tuple[str, str], float]:
         (name, device): total.seconds / total_seconds(_modules(name), total.batch, DEVICES[device])
         for (name, device), total in TOTALS.items()
     }
+
+
+def _source(name: str, device: str, batch: int) -> str:
+    return f"gradlane zoo: operations counted, {DEVICES[device].title}, batch {batch}, {_calibration(name, device)[1]}"
 
 
 def _calibration(name: str, device: str) -> tuple[float, str]:

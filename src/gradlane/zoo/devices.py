@@ -42,29 +42,36 @@ DEVICES = {
 
 @dataclass(frozen=True)
 class Total:
-    """The measured forward and backward time of one iteration, and who measured it."""
+    """The measured forward and backward time of one iteration, the paper that states it, and where and how."""
 
     seconds: float
     batch: int
-    source: str
+    paper: str
+    place: str
+
+    @property
+    def source(self) -> str:
+        return f"{self.paper} {self.place}"
 
 
-_COMPANION = "MG-WFBP Fig. 9, computation of FP32 in the authors' published script"
+_COMPANION = "Fig. 9, computation of FP32 in the authors' published script"
 TOTALS: dict[tuple[str, str], Total] = {
-    ("vgg16", "gtx-1080ti"): Total(0.580, 32, "Mercury §II-A: 0.580 s"),
-    ("vgg19", "k40"): Total(8 * 64 * 0.946 / 279.2, 64, "Geryon Tables II and IV: 279.2 images/s on 8 at 94.6 %"),
+    ("vgg16", "gtx-1080ti"): Total(0.580, 32, "Mercury", "§II-A: 0.580 s"),
+    ("vgg19", "k40"): Total(8 * 64 * 0.946 / 279.2, 64, "Geryon", "Tables II and IV: 279.2 images/s on 8 at 94.6 %"),
     ("googlenet", "k80"): Total(
-        2 * 64 / 163.36, 64, "MG-WFBP Fig. 6, authors' published script: 163.36 images/s on one node of two"
+        2 * 64 / 163.36, 64, "MG-WFBP", "Fig. 6, authors' published script: 163.36 images/s on one node of two"
     ),
     ("resnet50", "k80"): Total(
-        2 * 32 / 76.85, 32, "MG-WFBP Fig. 7, authors' published script: 76.85 images/s on one node of two"
+        2 * 32 / 76.85, 32, "MG-WFBP", "Fig. 7, authors' published script: 76.85 images/s on one node of two"
     ),
-    ("resnet50", "m60"): Total(64 / 71.5, 64, "Prophet Table 2 at 10 Gbit/s, where policies are level: 70.6 to 72.8 images/s"),
-    ("resnet18", "m60"): Total(64 / 220, 64, "Prophet §5.3 at 10 Gbit/s, where policies are level: 220 images/s"),
-    ("resnet152", "v100"): Total(0.883118, 128, _COMPANION),
-    ("inception-v4", "v100"): Total(0.610822, 128, _COMPANION),
-    ("densenet161", "v100"): Total(0.477655, 64, _COMPANION),
-    ("densenet201", "v100"): Total(0.360877, 64, _COMPANION),
+    ("resnet50", "m60"): Total(
+        64 / 71.5, 64, "Prophet", "Table 2 at 10 Gbit/s, where policies are level: 70.6 to 72.8 images/s"
+    ),
+    ("resnet18", "m60"): Total(64 / 220, 64, "Prophet", "§5.3 at 10 Gbit/s, where policies are level: 220 images/s"),
+    ("resnet152", "v100"): Total(0.883118, 128, "MG-WFBP", _COMPANION),
+    ("inception-v4", "v100"): Total(0.610822, 128, "MG-WFBP", _COMPANION),
+    ("densenet161", "v100"): Total(0.477655, 64, "MG-WFBP", _COMPANION),
+    ("densenet201", "v100"): Total(0.360877, 64, "MG-WFBP", _COMPANION),
 }
 
 
