@@ -1,9 +1,8 @@
 """Profiles of well-known networks to start from, before anything of one's own has been measured.
 
 Tensors are exact in number and size; names are the reference definition's (MobileNet's are close to timm's), their order
-is that of use. Times are counted operations on a
-model of a device, calibrated to a measured total where a paper states one; each profile's `source` says which. For
-times of one's own there are `gradlane profile` and `gradlane convert`.
+is that of use. Times are counted operations on a model of a device, calibrated to a measured total where a paper states
+one; each profile's `source` says which. For times of one's own there are `gradlane profile` and `gradlane convert`.
 """
 
 from __future__ import annotations
