@@ -52,10 +52,14 @@ int64_t Aggregator::Admit(const Header& header, uint32_t sender, const char** wh
         *why = "a contribution from a worker that has none to make";
         return -1;
     }
+    if ((header.flags & kKindMask) != KindFlags(static_cast<uint8_t>(sum.spec.dtype), static_cast<uint8_t>(sum.spec.op))) {
+        *why = "a packet of another element type or operation than its tensor has here";
+        return kDisagrees;
+    }
     const int64_t place = sum.layout->Find(server_, header.offset, header.length);
     if (place < 0) {
-        *why = "a packet that is not one of its tensor's";
-        return -1;
+        *why = "a packet that is not one of its tensor's; are the sizes equal on all ranks?";
+        return kDisagrees;
     }
     if (header.iteration != sum.slots[place].iteration) {
         *why = "a packet of another iteration";

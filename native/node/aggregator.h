@@ -67,7 +67,9 @@ class Aggregator {
     void Forget(uint32_t tensor) { sums_.erase(tensor); }
     bool Has(uint32_t tensor) const { return sums_.count(tensor) != 0; }
 
-    // Whether a push from `sender` is one that this server waits for: its place, or -1 and why not.
+    // Whether a push from `sender` is one that this server waits for: its place, or why not: kDisagrees where the
+    // sender has another idea of the tensor, else -1.
+    static constexpr int64_t kDisagrees = -2;
     int64_t Admit(const Header& header, uint32_t sender, const char** why) const;
 
     // A buffer to receive an admitted push into.

@@ -120,6 +120,7 @@ class Connection {
     bool said_goodbye = false;
     uint32_t interest = 0;   // of the poller
     bool touched = false;    // has output that nobody has tried to write yet
+    bool early = false;      // what is being received is of a tensor that is not known here yet
     uint32_t place = 0;      // of the push that is being received
     BufferRef receiving;     // where to
     int64_t heard_ns = 0, sent_ns = 0, opened_ns = 0;

@@ -19,6 +19,7 @@ constexpr size_t kReadBudget = 128 << 10;    // of one connection before the nex
 constexpr size_t kWriteBudget = 1 << 20;
 constexpr size_t kInlineBytes = 64 << 10;    // what a calling thread writes itself before it leaves the rest to the I/O thread
 constexpr uint64_t kWorkBytes = 256 << 10;   // of local sums between two looks at the sockets
+constexpr size_t kEarlyBytes = 64 << 20;     // of what came before this process knew its tensor; beyond it, whoever sends waits
 constexpr size_t kMaxStrangers = 64;         // connections that have not been let in
 constexpr uint32_t kSmallestCut = 4 << 10;   // a tensor smaller than this is not cut: a packet has its price
 
@@ -34,6 +35,8 @@ Nonce FreshNonce() {
     }
     return nonce;
 }
+
+uint16_t KindOf(const Spec& spec) { return KindFlags(static_cast<uint8_t>(spec.dtype), static_cast<uint8_t>(spec.op)); }
 
 uint32_t RankInQueue(const Spec& spec) { return spec.urgent_first ? spec.priority : 0; }
 
@@ -123,6 +126,7 @@ Node::Node(NodeOptions options, Fd listener)
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       reserve_(open("/dev/null", O_RDONLY | O_CLOEXEC)),
+      early_buffers_(options_.packet_bytes, 16),
       dealer_(options_.membership.servers) {
     const Membership& job = options_.membership;
     to_server_.assign(job.servers, std::vector<Connection*>(job.lanes, nullptr));
@@ -407,6 +411,7 @@ bool Node::DoDefine(uint32_t tensor, const Spec& spec, const uint8_t* from, uint
             Touch(*lanes[0]);
         }
     }
+    TakeEarly(tensor);
     ResumeParked(tensor);
     return true;
 }
@@ -447,6 +452,7 @@ void Node::DoPush(uint32_t tensor, bool notify) {
         run.tensor = tensor;
         run.iteration = state.iteration;
         run.priority = state.spec.priority;
+        run.kind = KindOf(state.spec);
         run.memory = state.from;
         run.layout = state.layout;
         run.server = server;
@@ -457,6 +463,10 @@ void Node::DoPush(uint32_t tensor, bool notify) {
     }
     if (aggregator_ && aggregator_->Has(tensor)) aggregator_->ArriveLocally(tensor, state.iteration, state.from, state.into);
     Settle(tensor, state);
+    if (state.receives && !state.contributes) {  // others need not wait for this one to send
+        TakeEarly(tensor);
+        ResumeParked(tensor);
+    }
 }
 
 void Node::Settle(uint32_t tensor, Tensor& state) {
@@ -494,6 +504,7 @@ void Node::Return(uint32_t tensor, const Spec& spec, const std::shared_ptr<const
         run.tensor = tensor;
         run.iteration = iteration;
         run.priority = spec.priority;
+        run.kind = KindOf(spec);
         run.layout = layout;
         run.server = static_cast<uint32_t>(options_.server);
         run.next = place;
@@ -552,13 +563,11 @@ Connection::Sink Node::OnPushHeader(Connection& connection, const Header& header
     if (!aggregator_->Has(header.tensor)) {
         // whoever is ahead of this process waits, and holds up nobody but itself
         if (header.tensor < next_tensor_) return Connection::Sink::Fault(Code::kProtocol, "a packet of a tensor that is over");
-        if (header.tensor - next_tensor_ > options_.max_tensors) return Connection::Sink::Fault(Code::kProtocol, "a tensor that cannot be");
-        connection.parked_for = header.tensor;
-        return Connection::Sink::Park();
+        return Ahead(connection, header);
     }
     const char* why = "";
     const int64_t place = aggregator_->Admit(header, connection.peer, &why);
-    if (place < 0) return Connection::Sink::Fault(Code::kProtocol, why);
+    if (place < 0) return Connection::Sink::Fault(place == Aggregator::kDisagrees ? Code::kMismatch : Code::kProtocol, why);
     connection.place = static_cast<uint32_t>(place);
     connection.receiving = aggregator_->Take();
     return Connection::Sink::Take(connection.receiving.data());
@@ -567,21 +576,107 @@ Connection::Sink Node::OnPushHeader(Connection& connection, const Header& header
 Connection::Sink Node::OnResultHeader(Connection& connection, const Header& header) {
     if (!connection.dialled()) return Connection::Sink::Fault(Code::kProtocol, "a result from a worker");
     const auto found = tensors_.find(header.tensor);
-    if (found == tensors_.end() || !found->second.under_way || !found->second.receives ||
-        header.iteration != found->second.iteration) {
+    if (!Waits(header)) {
+        const bool is_ahead = found == tensors_.end() ? header.tensor >= next_tensor_
+                                                      : found->second.receives && !found->second.contributes &&
+                                                            !found->second.under_way && header.iteration == found->second.pushes;
+        if (is_ahead) return Ahead(connection, header);
         return Connection::Sink::Fault(Code::kProtocol, "a result that nobody waits for");
     }
     Tensor& state = found->second;
+    if ((header.flags & kKindMask) != KindOf(state.spec)) {
+        return Connection::Sink::Fault(Code::kMismatch, "a packet of another element type or operation than its tensor has here");
+    }
     const int64_t place = state.layout->Find(connection.peer, header.offset, header.length);
-    if (place < 0) return Connection::Sink::Fault(Code::kProtocol, "a packet that is not one of its tensor's");
+    if (place < 0) {
+        return Connection::Sink::Fault(Code::kMismatch, "a packet that is not one of its tensor's; are the sizes equal on all ranks?");
+    }
     const uint64_t bit = state.layout->first[connection.peer] + static_cast<uint64_t>(place);
     if (state.received[bit / 64] >> (bit % 64) & 1) return Connection::Sink::Fault(Code::kProtocol, "the same packet a second time");
     connection.place = static_cast<uint32_t>(bit);
     return Connection::Sink::Take(state.into + header.offset);
 }
 
+// Of a tensor that this process will only come to. Its bytes are kept: to leave them in the socket would hold up what
+// is behind them, which may be what this process waits for before it comes to that tensor.
+Connection::Sink Node::Ahead(Connection& connection, const Header& header) {
+    if (header.length > options_.packet_bytes) return Connection::Sink::Fault(Code::kProtocol, "a packet larger than packets are here");
+    if (header.tensor >= next_tensor_ && header.tensor - next_tensor_ > options_.max_tensors) {
+        return Connection::Sink::Fault(Code::kProtocol, "a tensor that cannot be");
+    }
+    if (early_buffers_.taken_bytes() + options_.packet_bytes > kEarlyBytes) {
+        connection.parked_for = header.tensor;
+        return Connection::Sink::Park();
+    }
+    connection.early = true;
+    connection.receiving = early_buffers_.Take();
+    return Connection::Sink::Take(connection.receiving.data());
+}
+
+bool Node::Waits(const Header& header) const {
+    if (header.type == FrameType::kPush) return header.tensor < next_tensor_;
+    const auto found = tensors_.find(header.tensor);
+    return found != tensors_.end() && found->second.under_way && found->second.receives && header.iteration == found->second.iteration;
+}
+
+// What was kept of this tensor and can be used now.
+void Node::TakeEarly(uint32_t tensor) {
+    const auto found = early_.find(tensor);
+    if (found == early_.end()) return;
+    std::vector<Early> kept = std::move(found->second);
+    early_.erase(found);
+    for (Early& early : kept) OnEarly(std::move(early));
+}
+
+bool Node::OnEarly(Early early) {
+    const Header& header = early.header;
+    if (!Waits(header)) {
+        early_[header.tensor].push_back(std::move(early));
+        return true;
+    }
+    const bool is_push = header.type == FrameType::kPush;
+    const auto found = tensors_.find(header.tensor);
+    int64_t place = -1;
+    Code code = Code::kProtocol;
+    const char* why = "a packet of a tensor that is over";
+    if (is_push && aggregator_->Has(header.tensor)) {
+        place = aggregator_->Admit(header, early.peer, &why);
+        if (place == Aggregator::kDisagrees) code = Code::kMismatch;
+    } else if (!is_push) {
+        if ((header.flags & kKindMask) == KindOf(found->second.spec)) {
+            place = found->second.layout->Find(early.peer, header.offset, header.length);
+        }
+        code = Code::kMismatch;
+        why = "a packet that is not one of its tensor's; are sizes and types equal on all ranks?";
+    }
+    if (place < 0) {
+        const auto peer = static_cast<int32_t>(early.peer);
+        Fail({code, is_push ? peer : -1, is_push ? -1 : peer, (is_push ? "rank " : "server ") + std::to_string(peer) + ": " + why});
+        return false;
+    }
+    if (is_push) {
+        aggregator_->Arrive(header.tensor, static_cast<uint32_t>(place), early.peer, std::move(early.payload));
+        return true;
+    }
+    Tensor& state = found->second;
+    const uint64_t bit = state.layout->first[early.peer] + static_cast<uint64_t>(place);
+    if (state.received[bit / 64] >> (bit % 64) & 1) {
+        Fail({Code::kProtocol, -1, static_cast<int32_t>(early.peer), "server " + std::to_string(early.peer) + ": the same packet a second time"});
+        return false;
+    }
+    std::memcpy(state.into + header.offset, early.payload.data(), header.length);
+    state.received[bit / 64] |= uint64_t{1} << (bit % 64);
+    --state.unreceived;
+    Settle(header.tensor, state);
+    return true;
+}
+
 bool Node::OnFrame(Connection& connection, const Header& header) {
     if (connection.state == Connection::State::kGreeting) return OnGreeting(connection, header);
+    if (connection.early) {
+        connection.early = false;
+        return OnEarly({connection.peer, header, std::move(connection.receiving)});
+    }
     switch (header.type) {
         case FrameType::kPush:
             aggregator_->Arrive(header.tensor, connection.place, connection.peer, std::move(connection.receiving));

@@ -134,6 +134,13 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
         std::string text;
     };
 
+    // A frame that was ahead of this process.
+    struct Early {
+        uint32_t peer;
+        Header header;
+        BufferRef payload;
+    };
+
     Node(NodeOptions options, Fd listener);
 
     // Connection::Owner
@@ -173,6 +180,10 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
 
     Connection::Sink OnPushHeader(Connection& connection, const Header& header);
     Connection::Sink OnResultHeader(Connection& connection, const Header& header);
+    Connection::Sink Ahead(Connection& connection, const Header& header);
+    bool OnEarly(Early early);
+    bool Waits(const Header& header) const;
+    void TakeEarly(uint32_t tensor);
     bool OnGreeting(Connection& connection, const Header& header);
     bool OnDefineFrame(Connection& connection, const Header& header);
     bool Opened(Connection& connection);
@@ -188,6 +199,8 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
     std::thread thread_;
 
     std::mutex mutex_;  // guards everything down to the next mutex
+    BufferPool early_buffers_;
+    std::unordered_map<uint32_t, std::vector<Early>> early_;
     std::list<std::unique_ptr<Connection>> connections_;
     std::vector<std::vector<Connection*>> to_server_, to_worker_;  // by peer and lane; null: not open
     std::vector<Connection*> touched_;
