@@ -181,6 +181,7 @@ class Node:
         sender: int = ALL,
         receiver: int = ALL,
         at: int = DEALT,
+        urgent_first: bool = False,
         priority: int = 0,
         notify: bool = False,
     ) -> None:
@@ -195,6 +196,7 @@ class Node:
             sender=sender,
             receiver=receiver,
             at=at,
+            urgent_first=urgent_first,
             priority=priority,
             notify=notify,
         )
