@@ -4,10 +4,33 @@
 #include <cstring>
 #include <utility>
 
+#include "digest/crc32c.h"
+
 namespace gradlane {
 
 namespace {
 constexpr size_t kKeptBytes = 32u << 20;  // of free buffers: what a burst needed is not given back at once
+}
+
+Definition AsDefinition(const Spec& spec) {
+    Definition define;
+    define.bytes = spec.bytes;
+    define.dtype = static_cast<uint8_t>(spec.dtype);
+    define.op = static_cast<uint8_t>(spec.op);
+    define.whole = spec.whole;
+    define.urgent_first = spec.urgent_first;
+    define.lane = spec.lane;
+    define.priority = spec.priority;
+    define.from = spec.from;
+    define.to = spec.to;
+    define.at = spec.at;
+    return define;
+}
+
+uint32_t OnlyIteration(const Spec& spec) {
+    uint8_t bytes[Definition::kBytes];
+    EncodeDefinition(AsDefinition(spec), bytes);
+    return Crc32c(bytes, sizeof bytes);
 }
 
 Aggregator::Aggregator(uint32_t server, uint32_t world, int32_t local, Order order, uint32_t packet_bytes, Outbox* outbox)
@@ -35,6 +58,9 @@ void Aggregator::Define(uint32_t tensor, const Spec& spec, std::shared_ptr<const
     const size_t places = Pieces(sum).size();
     sum.slots.resize(places);
     sum.unsummed = static_cast<uint32_t>(places);
+    if (spec.once) {
+        for (Slot& slot : sum.slots) slot.iteration = OnlyIteration(spec);
+    }
     sum.seen.resize(places * words_);
     if (order_ == Order::kRank && everybody) sum.in_order.resize(places * world_);
     if (spec.whole) sum.finished.resize(places);
@@ -62,7 +88,8 @@ int64_t Aggregator::Admit(const Header& header, uint32_t sender, const char** wh
         return kDisagrees;
     }
     if (header.iteration != sum.slots[place].iteration) {
-        *why = "a packet of another iteration";
+        *why = sum.spec.once ? "the same operation with another size, type or meaning: do all processes issue the same ones in one order?"
+                             : "a packet of another iteration";
         return -1;
     }
     if (sum.seen[place * words_ + sender / 64] >> (sender % 64) & 1) {

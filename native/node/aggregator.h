@@ -41,6 +41,12 @@ struct Spec {
     bool operator==(const Spec&) const = default;
 };
 
+Definition AsDefinition(const Spec& spec);
+
+// The iteration of a tensor that is defined once: a digest of its definition, so that processes which mean different
+// things by one id find out with the first packet.
+uint32_t OnlyIteration(const Spec& spec);
+
 enum class Order : uint8_t { kArrival, kRank };  // of additions; rank order gives the same bits whatever the schedule
 
 class Aggregator {
@@ -66,6 +72,7 @@ class Aggregator {
     void Define(uint32_t tensor, const Spec& spec, std::shared_ptr<const Layout> layout);
     void Forget(uint32_t tensor) { sums_.erase(tensor); }
     bool Has(uint32_t tensor) const { return sums_.count(tensor) != 0; }
+    uint16_t LaneOf(uint32_t tensor) const { return sums_.at(tensor).spec.lane; }
 
     // Whether a push from `sender` is one that this server waits for: its place, or why not: kDisagrees where the
     // sender has another idea of the tensor, else -1.

@@ -40,21 +40,6 @@ uint16_t KindOf(const Spec& spec) { return KindFlags(static_cast<uint8_t>(spec.d
 
 uint32_t RankInQueue(const Spec& spec) { return spec.urgent_first ? spec.priority : 0; }
 
-Definition AsDefinition(const Spec& spec) {
-    Definition define;
-    define.bytes = spec.bytes;
-    define.dtype = static_cast<uint8_t>(spec.dtype);
-    define.op = static_cast<uint8_t>(spec.op);
-    define.whole = spec.whole;
-    define.urgent_first = spec.urgent_first;
-    define.lane = spec.lane;
-    define.priority = spec.priority;
-    define.from = spec.from;
-    define.to = spec.to;
-    define.at = spec.at;
-    return define;
-}
-
 Spec AsSpec(const Definition& define) {
     Spec spec;
     spec.bytes = define.bytes;
@@ -431,7 +416,7 @@ void Node::DoPush(uint32_t tensor, bool notify) {
     Tensor& state = found->second;
     state.under_way = true;
     state.notify = notify;
-    state.iteration = state.pushes++;
+    state.iteration = state.spec.once ? OnlyIteration(state.spec) : state.pushes++;
     std::fill(state.received.begin(), state.received.end(), 0);
     state.unsent = 0;
     state.unreceived = state.receives ? state.layout->packets : 0;

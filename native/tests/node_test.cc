@@ -86,8 +86,8 @@ Spec Floats(size_t n) {
 }
 
 void CheckSums(const Shape& shape, const std::vector<size_t>& lengths, bool whole, int iterations) {
-    Cluster cluster(shape);
     std::vector<std::vector<std::vector<float>>> memory(shape.world);
+    Cluster cluster(shape);
     for (uint32_t rank = 0; rank < shape.world; ++rank) {
         for (size_t i = 0; i < lengths.size(); ++i) {
             memory[rank].emplace_back(lengths[i]);
@@ -180,11 +180,13 @@ TEST(OneForAllAllForOneAndOneToOne) {
     Shape shape;
     shape.world = shape.servers = 3;
     shape.evenly = true;
+    std::vector<std::vector<float>> from, into;
     Cluster cluster(shape);
     uint32_t tensor = 0;
     for (const size_t n : {size_t{1}, size_t{3000}}) {
         for (int32_t root = 0; root < 3; ++root) {
-            std::vector<std::vector<float>> from(3, std::vector<float>(n)), into(3, std::vector<float>(n, -1));
+            from.assign(3, std::vector<float>(n));
+            into.assign(3, std::vector<float>(n, -1));
             for (size_t rank = 0; rank < 3; ++rank) std::fill(from[rank].begin(), from[rank].end(), static_cast<float>(rank + 1));
             Spec broadcast = Floats(n), reduce = Floats(n), part = Floats(n);
             broadcast.once = reduce.once = part.once = true;
@@ -218,10 +220,10 @@ TEST(OneForAllAllForOneAndOneToOne) {
 TEST(WhoeverIsAheadWaitsAndHoldsUpNobody) {
     Shape shape;
     shape.evenly = true;
+    std::vector<float> a(5000, 1), b(5000, 2);
     Cluster cluster(shape);
     Spec spec = Floats(5000);
     spec.once = true;
-    std::vector<float> a(5000, 1), b(5000, 2);
     cluster.workers[0]->Start(0, spec, a.data(), a.data(), false);
     CHECK(!cluster.workers[0]->Wait(0, 50));
     CHECK(cluster.workers[0]->failure().code == Code::kNone);
@@ -235,10 +237,10 @@ TEST(WhoeverIsAheadWaitsAndHoldsUpNobody) {
 TEST(TensorsOfUnlikeSizesEndInAnErrorOnBothSides) {
     Shape shape;
     shape.evenly = true;
+    std::vector<float> a(5000, 1), b(4000, 2);
     Cluster cluster(shape);
     Spec large = Floats(5000), small = Floats(4000);
     large.once = small.once = true;
-    std::vector<float> a(5000, 1), b(4000, 2);
     cluster.workers[0]->Start(0, large, a.data(), a.data(), false);
     cluster.workers[1]->Start(0, small, b.data(), b.data(), false);
     CHECK(!cluster.workers[0]->Wait(0, kPatience));
@@ -250,8 +252,8 @@ TEST(TensorsOfUnlikeSizesEndInAnErrorOnBothSides) {
 TEST(AFailureOfOneIsHeardByAll) {
     Shape shape;
     shape.world = shape.servers = 3;
-    Cluster cluster(shape);
     std::vector<float> memory(10);
+    Cluster cluster(shape);
     cluster.workers[0]->Define(0, Floats(10), memory.data(), memory.data());
     cluster.workers[0]->Push(0, false);
     cluster.workers[1]->Abort("ValueError: bad batch");
@@ -264,8 +266,8 @@ TEST(AFailureOfOneIsHeardByAll) {
 
 TEST(WhoeverLeavesIsMissedByThoseWhoStillWait) {
     Shape shape;
-    Cluster cluster(shape);
     std::vector<float> memory(10);
+    Cluster cluster(shape);
     cluster.workers[0]->Define(0, Floats(10), memory.data(), memory.data());
     std::thread leaving([&cluster] { cluster.workers[1]->Close(); });
     cluster.workers[0]->Push(0, false);
@@ -277,6 +279,7 @@ TEST(WhoeverLeavesIsMissedByThoseWhoStillWait) {
 TEST(StrangersAreHungUpOnAndDisturbNobody) {
     Shape shape;
     shape.secret = {7};
+    std::vector<float> a(300, 1), b(300, 2);
     Cluster cluster(shape);
     std::mt19937 random(1);
     std::vector<uint8_t> noise(200);
@@ -305,12 +308,12 @@ TEST(StrangersAreHungUpOnAndDisturbNobody) {
     const uint8_t guess[kProofBytes] = {};
     pretender.Say(ControlFrame(FrameType::kProof, 1, 0, guess, sizeof guess));
     CHECK(pretender.IsHungUpOn());
-    std::vector<float> a(300, 1), b(300, 2);
     cluster.workers[0]->Define(0, Floats(300), a.data(), a.data());
     cluster.workers[1]->Define(0, Floats(300), b.data(), b.data());
     cluster.workers[0]->Push(0, false);
     cluster.workers[1]->Push(0, false);
     CHECK(cluster.workers[0]->Wait(0, kPatience));
+    CHECK(cluster.workers[1]->Wait(0, kPatience));
     CHECK_EQ(a[299], 3.0f);
     CHECK_EQ(cluster.workers[0]->stats().refused, 4);
 }
