@@ -3,6 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 PY = $(VENV)/bin/python
 STAMP = $(VENV)/.installed
+NATIVE = $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
 .PHONY: run test check bench clean
 
@@ -13,16 +14,17 @@ test: $(STAMP)         ## every test
 	$(PY) -m pytest
 
 check: $(STAMP)        ## style, types and layers
-	$(VENV)/bin/ruff format --check src tests bench examples
-	$(VENV)/bin/ruff check src tests bench examples
+	$(VENV)/bin/ruff format --check src tests bench examples experiments
+	$(VENV)/bin/ruff check src tests bench examples experiments
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
 bench: $(STAMP)        ## what scheduling costs, beside torch DDP
 	$(PY) -m bench
 
+# compiles the data plane in native/, so that a C++ compiler is needed
 # torch first and pinned: a bare `torch` pulls gigabytes of CUDA packages
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(NATIVE)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[torch,demo,lab,dev]'
@@ -30,4 +32,4 @@ $(STAMP): pyproject.toml
 
 clean:
 	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests bench examples experiments -name __pycache__ -type d -prune -exec rm -rf {} +

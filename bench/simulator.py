@@ -17,7 +17,8 @@ from gradlane import policies
 from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
 from gradlane.core.collectives import all_reduce
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from gradlane.sim import Job, Simulation, iteration_ns
+from gradlane.sim import Job, iteration_ns
+from gradlane.sim.servers import simulation
 from gradlane.tune.searched import Searched
 
 TEN_GBIT = 1_250_000_000
@@ -65,14 +66,11 @@ def packets() -> None:
     cluster = Cluster(hosts, workers, servers, startup_ns=20_000, sum_bytes_per_second=10**10)
     for name in ("mercury", "bytescheduler"):
         plan = policies.get(name).plan(model, cluster.as_network())
-        simulation = Simulation([Job(plan, model)], cluster)
+        run = simulation([Job(plan, model)], cluster)
         begun = time.perf_counter()
-        simulation.run()
+        run.run()
         took = time.perf_counter() - begun
-        print(
-            f"packets   {name}: 3 iterations, {simulation.events} events in {took:.1f} s, "
-            f"{simulation.events / took:.0f} a second"
-        )
+        print(f"packets   {name}: 3 iterations, {run.events} events in {took:.1f} s, {run.events / took:.0f} a second")
     try:
         simpy: Any = importlib.import_module("simpy")
     except ImportError:

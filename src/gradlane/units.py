@@ -22,6 +22,7 @@ _BITS_PER_SECOND = {
     "bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9,
     "bps": 1, "kbps": 10**3, "mbps": 10**6, "gbps": 10**9,
 }  # fmt: skip
+_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)(?:/s)?\s*")
 
 
@@ -43,6 +44,11 @@ def parse_rate(text: str) -> int:
     if rate <= 0:
         raise InputError(f"rate: got {text!r}, expected more than zero")
     return rate
+
+
+def parse_ns(text: str) -> int:
+    """``"50us"``, ``"1.5ms"`` or ``"2s"`` as nanoseconds."""
+    return round(_split(text, "time", _NS, "50us, 1.5ms or 2s"))
 
 
 def format_bytes(size_bytes: int) -> str:

@@ -59,7 +59,7 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
         (["--policy", "nobody", "SCRIPT"], "got 'nobody', expected one of wfbp, ddp"),
         (["--policy", "wfbp", "--plan", "plan.json", "SCRIPT"], "expected one or the other"),
         (["--plan", "not-there.json", "SCRIPT"], "got 'not-there.json', which is not a file"),
-        (["--knob", "partition_bytes", "SCRIPT"], "got 'partition_bytes', expected each knob once"),
+        (["--knob", "partition_bytes", "SCRIPT"], "got 'partition_bytes', expected NAME=VALUE"),
         (["--timeout", "soon", "SCRIPT"], "got 'soon', expected seconds"),
         (["--module", "SCRIPT"], "expected a SCRIPT"),
         (["--policy", "wfbp", "not-there.py"], "got 'not-there.py', which is not a file"),

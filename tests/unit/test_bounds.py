@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from gradlane import policies
 from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
 from gradlane.core.network import Network, Piece
 from gradlane.sim import iteration_ns, simulate_servers
-from gradlane.sim.bounds import efficiency, lower_bound_ns, oracle_ns, speedup
+from gradlane.sim.bounds import _all_arrive_ns, efficiency, lower_bound_ns, oracle_ns, speedup
 from tests.unit.strategies import LAYERS, chain, clusters, networks, profiles
 
 BYTE_A_NS = Network.line(2, startup_ns=0, bytes_per_second=10**9)
@@ -23,11 +25,11 @@ def test_the_oracle_is_computation_alone_and_linear_scaling_its_multiple():
 
 
 def test_the_bound_by_hand():
-    # t0 of 40 bytes arrives at 40 + 45 or later and both layers follow: 148; with t1's 40, ready at 30, both have
-    # arrived at 30 + 85 or later, and the second layer follows
+    # t0 of 40 bytes arrives at 40 + 45 or later and both layers follow: 148; t1's 40, ready at 30, go before it or with
+    # it, both have arrived at 30 + 45 + 45 or later, and the second layer follows
     profile = chain((10, 40, 1, 20), (30, 40, 2, 40))
     network = Network.line(2, 5, 10**9)
-    assert lower_bound_ns(profile, network) == 30 + 85 + 42
+    assert lower_bound_ns(profile, network) == 30 + 45 + 45 + 42
     # the longer the second layer runs, the less t1 matters
     profile = chain((10, 40, 1, 40), (30, 40, 2, 40))
     assert lower_bound_ns(profile, network) == 40 + 45 + 83
@@ -40,6 +42,34 @@ def test_messages_of_the_size_that_is_cheapest_by_the_byte_bound_a_network_of_pi
     # large messages cost 2 ns a byte, small ones 1 ns and a startup of 100 for at most 200: 1.5 ns a byte
     network = Network(2, (Piece(100, 10**9, up_to_bytes=200), Piece(0, 5 * 10**8)))
     assert lower_bound_ns(chain((0, 2_000, 0, 0)), network) == 3_000
+
+
+def test_the_bound_knows_that_a_late_gradient_costs_a_startup_of_its_own():
+    # two of 40 bytes are ready at 10 and 4 more at 100; all together at 100 would end at 100 + 50 + 84
+    profile = chain((90, 4, 0, 0), (0, 40, 0, 0), (10, 40, 0, 0))
+    assert lower_bound_ns(profile, Network.line(2, 50, 10**9)) == 10 + 50 + 80 + 50 + 4
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    gradients=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 50)), min_size=1, max_size=8),
+    startup=st.sampled_from([0, 3, 20, 100]),
+)
+def test_the_last_arrival_is_that_of_the_best_of_all_merges(gradients, startup):
+    gradients.sort()
+    best = min(
+        merged_end([gradients[i:j] for i, j in itertools.pairwise((0, *cuts, len(gradients)))], startup)
+        for count in range(len(gradients))
+        for cuts in itertools.combinations(range(1, len(gradients)), count)
+    )
+    assert _all_arrive_ns(gradients, startup, 10**9) == best
+
+
+def merged_end(groups, startup):
+    end = 0
+    for group in groups:
+        end = max(end, group[-1][0]) + startup + sum(size for _, size in group)
+    return end
 
 
 @settings(max_examples=150, deadline=None)

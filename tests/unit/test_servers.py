@@ -14,7 +14,8 @@ from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError, PlanError
-from gradlane.sim import Job, Simulation, simulate_jobs, simulate_servers
+from gradlane.sim import Job, simulate_jobs, simulate_servers
+from gradlane.sim.servers import simulation
 from tests.unit.oracles import mercury_algorithm_1, mercury_iteration
 from tests.unit.strategies import LAYERS, chain, clusters, profiles
 
@@ -72,8 +73,8 @@ def test_small_packets_come_near_to_the_flow(layers, name):
     profile = chain(*layers)
     cluster = msgspec.structs.replace(Cluster.alike(1, 1, GB), packet_bytes=8)
     plan = plan_of(name, profile, cluster)
-    ((flow,),) = Simulation([Job(plan, profile)], cluster).run()
-    ((packets,),) = Simulation([Job(plan, profile)], cluster, whole=True).run()
+    ((flow,),) = simulation([Job(plan, profile)], cluster).run()
+    ((packets,),) = simulation([Job(plan, profile)], cluster, whole=True).run()
     check_timeline(packets, plan)
     # four links, each with one packet before it, and one of lower priority on each
     assert flow.iteration_ns()[-1] <= packets.iteration_ns()[-1] <= flow.iteration_ns()[-1] + 8 * 8
@@ -161,7 +162,7 @@ def test_a_link_that_slows_down_is_followed(whole):
         (Host(slowing, Link(10**13)), Host(Link(10**13), Link(10**13))), (Worker(0),), (Server(1),), packet_bytes=8
     )
     plan = plan_of("mercury", ONE_TENSOR, cluster)
-    ((timeline,),) = Simulation([Job(plan, ONE_TENSOR)], cluster, 1, whole=whole).run()
+    ((timeline,),) = simulation([Job(plan, ONE_TENSOR)], cluster, 1, whole=whole).run()
     # from 30 on 1000 bytes by 1030, the other 3000 by 7030
     assert timeline.of("send")[0].end_ns == pytest.approx(7_030, abs=20)
 
@@ -171,9 +172,9 @@ def test_what_2048_workers_do_costs_no_more_than_what_2_do():
     for workers in (2, 2048):
         cluster = Cluster.alike(workers, workers, GB)
         profile = chain((10, 4_000, 3, 20), (50, 40_000, 3, 20))
-        simulation = Simulation([Job(plan_of("p3", profile, cluster, slice_bytes=400), profile)], cluster)
-        ((timeline,),) = simulation.run()
-        runs.append((timeline.iteration_ns(), simulation.events))
+        run = simulation([Job(plan_of("p3", profile, cluster, slice_bytes=400), profile)], cluster)
+        ((timeline,),) = run.run()
+        runs.append((timeline.iteration_ns(), run.events))
     assert runs[0] == runs[1]
 
 
@@ -216,7 +217,7 @@ def test_a_server_with_three_quarters_of_the_bytes_is_the_narrow_place():
     plan = plan_of("mercury", ONE_TENSOR, even)
     times = []
     for cluster in (even, uneven):
-        (timelines,) = Simulation([Job(plan, ONE_TENSOR)], cluster, whole=True).run()
+        (timelines,) = simulation([Job(plan, ONE_TENSOR)], cluster, whole=True).run()
         times.append(last_step(timelines) - ONE_TENSOR.compute_ns)
     assert times == [pytest.approx(4_000, rel=0.06), pytest.approx(6_000, rel=0.06)]
     assert uneven.as_network().bytes_per_second == 666_666_666

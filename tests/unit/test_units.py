@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradlane.errors import InputError
-from gradlane.units import format_bytes, format_ns, format_rate, parse_bytes, parse_rate
+from gradlane.units import format_bytes, format_ns, format_rate, parse_bytes, parse_ns, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,14 @@ def test_rates_print_in_bits_as_networks_are_sold(rate, text):
 def test_a_whole_number_of_bytes_parses_to_itself(size):
     assert parse_bytes(str(size)) == size
     assert parse_bytes(f"{size}KiB") == 1024 * size
+
+
+@pytest.mark.parametrize(("text", "time"), [("0us", 0), ("50us", 50_000), ("1.5ms", 1_500_000), ("2s", 2 * 10**9), ("7 ns", 7)])
+def test_a_time_has_a_unit(text, time):
+    assert parse_ns(text) == time
+
+
+@pytest.mark.parametrize("text", ["", "5", "-1us", "1h"])
+def test_what_is_no_time_is_refused_with_an_example(text):
+    with pytest.raises(InputError, match="expected a number and a unit such as 50us"):
+        parse_ns(text)

@@ -16,12 +16,16 @@ from gradlane.errors import GradlaneError, InputError
 # command -> what `gradlane --help` says of it; the module of the same name holds a click command `command`
 _COMMANDS = {
     "compare": "Train a real network under every policy, beside torch DDP, and print a table.",
+    "convert": "Make a profile of a trace that another tool recorded.",
     "lab": "Run a job with each rank on an emulated host, joined by shaped links.",
     "launch": "torchrun, with gradlane's options; takes any training script.",
     "plan": "Plan one case with every policy, rank them, print the best.",
     "policies": "List the policies, each with its paper.",
     "probe": "Measure what an all-reduce costs between the ranks of a job.",
     "profile": "Measure one iteration of a training script.",
+    "simulate": "Every policy on models, rates and cluster sizes, simulated.",
+    "whatif": "How much bandwidth, how many workers, which partition size.",
+    "zoo": "Profiles of well-known networks to start from.",
 }
 
 

@@ -15,7 +15,7 @@ from gradlane.units import parse_rate
 
 def rate_or_none(text: str | None) -> int | None:
     """The option --link: a rate in bits per second, None for links as they are."""
-    return None if text is None or text == "none" else parse_rate(text)
+    return None if text is None or text.lower() == "none" else parse_rate(text)
 
 
 def torchrun_here(processes: int) -> list[str]:

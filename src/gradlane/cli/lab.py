@@ -7,9 +7,9 @@ import sys
 import click
 import msgspec
 
+from gradlane.cli.jobs import rate_or_none
 from gradlane.errors import InputError
 from gradlane.lab import LabSpec, execute
-from gradlane.units import parse_rate
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -51,7 +51,7 @@ def command(
     """
     if command_line[0].startswith("-"):
         raise InputError(f"lab: got the unknown option {command_line[0]}, expected one of those in --help")
-    spec = LabSpec(hosts=hosts, link_bits_per_second=None if link.lower() == "none" else parse_rate(link))
+    spec = LabSpec(hosts=hosts, link_bits_per_second=rate_or_none(link))
     if command_line[0].endswith(".py"):
         command_line = (sys.executable, *command_line)
     outcome = execute(spec, command_line, timeout=timeout, announce=not quiet)

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 import msgspec
 
 from gradlane import policies
+from gradlane.cli.knobs import parse_knobs
 from gradlane.core import files
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import InputError, JobError, UnsupportedError
 from gradlane.tune import catalog
-from gradlane.units import parse_bytes
 
 _USAGE = "gradlane launch [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]..."
 _ABOUT = (
@@ -131,7 +130,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _variables(given: argparse.Namespace) -> dict[str, str]:
     """The options as the variables that `gradlane.live.boot` reads, each checked here, once, before N ranks do."""
     variables: dict[str, str] = {}
-    knobs = _knobs(given.knobs)
+    knobs = parse_knobs(given.knobs)
     if given.plan is not None and (given.policy is not None or knobs):
         raise InputError("launch: got --plan with --policy or --knob, expected one or the other; a plan needs no policy")
     if given.policy is not None or knobs:
@@ -158,17 +157,6 @@ def _existing(what: str, text: str) -> Path:
     if not path.is_file():
         raise InputError(f"{what}: got {text!r}, which is not a file; expected the path of one")
     return path
-
-
-def _knobs(texts: Sequence[str]) -> dict[str, Any]:
-    knobs: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name or name in knobs:
-            raise InputError(f"--knob: got {text!r}, expected each knob once, as in partition_bytes=4MiB")
-        # a float such as 0.1 is a share; everything else that policies take is a size
-        knobs[name] = float(value) if re.fullmatch(r"\d*\.\d+", value) else parse_bytes(value)
-    return knobs
 
 
 def _seconds(text: str) -> str:

@@ -2,67 +2,92 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import msgspec
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from gradlane import policies
+from gradlane.cli.cases import (
+    PROFILE_HELP,
+    cases,
+    describe,
+    parse_counts,
+    parse_rates,
+    place_options,
+    profile_options,
+    read_network,
+    read_place,
+    read_profile,
+)
+from gradlane.cli.knobs import parse_knobs
 from gradlane.core import files
-from gradlane.core.checks import check_plan, check_timeline
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
-from gradlane.core.profile import Profile
+from gradlane.core.policy import Policy
 from gradlane.errors import InputError
-from gradlane.sim import planned_ahead, simulate
+from gradlane.sim.bounds import lower_bound_ns
+from gradlane.study import Case, Outcome, judge, judge_plan
 from gradlane.tune import catalog
-from gradlane.units import format_bytes, format_ns, format_rate, parse_bytes
+from gradlane.tune.searched import Searched
+from gradlane.units import format_ns
 
 BASELINE = "ddp"
 MIB = 2**20
 
 
-class Outcome(NamedTuple):
-    """A plan with its order fixed, and what the simulation said of it."""
-
-    plan: Plan
-    iteration_ns: int
-    hidden: float
-
-
-@click.command()
-@click.argument("profile_path", metavar="PROFILE.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("network_path", metavar="NETWORK.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.command(epilog=PROFILE_HELP)
+@click.argument("profile_text", metavar="PROFILE")
+@click.argument(
+    "network_path", metavar="[NETWORK.json]", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
 @click.option("--policy", help="Plan with this policy only, beside ddp; `searched` seeks a better one. Default: all others.")
 @click.option("--knob", "knobs", multiple=True, metavar="NAME=VALUE", help="A knob of --policy, as in partition_bytes=4MiB.")
+@profile_options
+@place_options
 @click.option("--out", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write the plan as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option("--emit", type=click.Choice(["ddp-kwargs"]), help="Print only what stock DDP needs to run the plan.")
 def command(
-    profile_path: Path,
-    network_path: Path,
+    profile_text: str,
+    network_path: Path | None,
     policy: str | None,
     knobs: tuple[str, ...],
+    device: str | None,
+    batch: int | None,
+    rate: tuple[str, ...],
+    workers: tuple[str, ...],
     out: Path | None,
     as_json: bool,
     emit: str | None,
+    **where: Any,
 ) -> None:
-    """Simulate every policy on PROFILE and NETWORK, rank them, and print the best plan.
+    """Simulate every policy on PROFILE and a network, rank them, and print the best plan.
 
-    The time of an iteration is that of the steady state: from one forward pass to the next. With --emit ddp-kwargs and
-    no --policy, the best among the plans that stock DDP can carry out is chosen.
+    The network is a file (`gradlane probe` writes one) or described by --rate, --workers and so on. The time of an
+    iteration is that of the steady state: from one forward pass to the next. With --emit ddp-kwargs and no --policy, the
+    best among the plans that stock DDP can carry out is chosen.
     """
     if knobs and policy is None:
         raise InputError("--knob: got knobs and no policy, expected --policy NAME to give them to")
-    profile, network = files.read(profile_path, Profile), files.read(network_path, Network)
-    chosen = catalog.get(policy, **_knobs(knobs)) if policy is not None else None
-    candidates = [chosen] if chosen is not None else [policies.get(name) for name in policies.names("all-reduce")]
-    outcomes = [_outcome(candidate, profile, network) for candidate in candidates]
+    profile = read_profile(profile_text, device, batch)
+    if network_path is not None:
+        if rate or workers:
+            raise InputError("--rate and --workers: got them with a network's file, expected one or the other")
+        case = Case(profile, read_network(network_path))
+    else:
+        rates, counts = parse_rates(rate), parse_counts("--workers", workers, "8")
+        if len(rates) * len(counts) != 1:
+            raise InputError("--rate, --workers: got several, expected one of each; gradlane simulate takes several")
+        (case,) = cases([profile], read_place(**where), rates, counts)
+    chosen = catalog.get(policy, **parse_knobs(knobs)) if policy is not None else None
+    bound_ns = lower_bound_ns(case.profile, case.where)
+    candidates = [chosen] if chosen is not None else [catalog.get(name) for name in case.policies]
+    outcomes = [_judge(candidate, case, bound_ns) for candidate in candidates]
     if emit is not None and chosen is None:
         outcomes = [outcome for outcome in outcomes if why_not_ddp(outcome.plan) is None]
         if not outcomes:
@@ -71,99 +96,86 @@ def command(
             )
     outcomes.sort(key=lambda outcome: outcome.iteration_ns)
     best = outcomes[0]
-    baseline = next((o for o in outcomes if o.plan.policy == BASELINE), None) or _outcome(
-        policies.get(BASELINE), profile, network
-    )
-    if chosen is not None and baseline.plan.policy != chosen.name:
+    baseline = next((o for o in outcomes if o.policy == BASELINE), None) or judge(catalog.get(BASELINE), case, bound_ns)
+    if chosen is not None and baseline.policy != chosen.name:
         outcomes.append(baseline)
     if emit is not None:
         click.echo(ddp_kwargs(best.plan))
     elif as_json:
-        click.echo(_as_json(profile, network, outcomes, best, baseline))
+        click.echo(_as_json(outcomes, best, baseline))
     else:
-        _show(profile, network, outcomes, best, baseline, chosen is not None)
+        _show(outcomes, best, baseline, chosen is not None)
     if out is not None:
         files.write(out, best.plan)
         if not as_json and emit is None:
             click.echo(f"wrote {out}")
 
 
-def _knobs(texts: tuple[str, ...]) -> dict[str, Any]:
-    knobs: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise InputError(f"--knob: got {text!r}, expected NAME=VALUE, as in partition_bytes=4MiB")
-        if name in knobs:
-            raise InputError(f"--knob: got {name} twice, expected it once")
-        # a float such as 0.1 is a share; everything else that policies take is a size
-        knobs[name] = float(value) if re.fullmatch(r"\d*\.\d+", value) else parse_bytes(value)
-    return knobs
+def _judge(policy: Policy, case: Case, bound_ns: int) -> Outcome:
+    if not isinstance(policy, Searched):
+        return judge(policy, case, bound_ns)
+    network = case.where if isinstance(case.where, Network) else case.where.as_network()
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("searching", total=1.0)
+        found = policy.search(case.profile, network, lambda part, _: progress.update(task, completed=part))
+    return judge_plan(found.plan, case, bound_ns)
 
 
-def _outcome(policy: policies.Policy, profile: Profile, network: Network) -> Outcome:
-    plan = planned_ahead(policy.plan(profile, network), profile, network)
-    check_plan(plan, profile.specs)
-    timeline = simulate(plan, profile, network)
-    check_timeline(timeline, plan)
-    return Outcome(plan, timeline.iteration_ns()[-1], timeline.hidden())
-
-
-def _as_json(profile: Profile, network: Network, outcomes: list[Outcome], best: Outcome, baseline: Outcome) -> str:
+def _as_json(outcomes: list[Outcome], best: Outcome, baseline: Outcome) -> str:
     rows = [
         {
-            "policy": outcome.plan.policy,
+            "policy": outcome.policy,
             "iteration_ns": outcome.iteration_ns,
             "ratio_to_ddp": _ratio(baseline.iteration_ns, outcome.iteration_ns),
-            "ratio_to_bound": _ratio(outcome.iteration_ns, profile.compute_ns),
+            "ratio_to_no_communication": _ratio(outcome.iteration_ns, outcome.oracle_ns),
+            "above_bound": outcome.above_bound,
             "messages": len(outcome.plan.messages),
-            "hidden": outcome.hidden,
+            "hidden": outcome.timeline().hidden(),
             "fingerprint": outcome.plan.fingerprint,
         }
         for outcome in outcomes
     ]
     text = msgspec.json.encode(
         {
-            "model": profile.model,
-            "workers": network.workers,
-            "bound_ns": profile.compute_ns,
-            "chosen": best.plan.policy,
+            "model": best.case.profile.model,
+            "workers": best.case.workers,
+            "oracle_ns": best.oracle_ns,
+            "bound_ns": best.bound_ns,
+            "chosen": best.policy,
             "policies": rows,
         }
     )
     return msgspec.json.format(text, indent=2).decode()
 
 
-def _show(
-    profile: Profile, network: Network, outcomes: list[Outcome], best: Outcome, baseline: Outcome, is_given: bool
-) -> None:
-    table = Table(
-        title=f"{profile.model}, {len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}, "
-        f"on {network.workers} workers, startup {format_ns(network.startup_ns)}, {format_rate(network.bytes_per_second)}",
-        title_justify="left",
-    )
+def _show(outcomes: list[Outcome], best: Outcome, baseline: Outcome, is_given: bool) -> None:
+    console = Console()
+    console.print(Text(describe(best.case)), soft_wrap=True)
+    table = Table()
     table.add_column("policy", no_wrap=True)
-    for heading in ("iteration", "x DDP", "x no communication", "hidden", "messages"):
-        table.add_column(heading, justify="right")
+    for heading in ("iteration", "x DDP", "above bound", "hidden", "messages"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for outcome in outcomes:
         cells = (
-            outcome.plan.policy,
+            outcome.policy,
             format_ns(outcome.iteration_ns),
             _text(_ratio(baseline.iteration_ns, outcome.iteration_ns)),
-            _text(_ratio(outcome.iteration_ns, profile.compute_ns)),
-            f"{outcome.hidden:.0%}",
+            f"{outcome.above_bound:.1%}",
+            f"{outcome.timeline().hidden():.0%}",
             str(len(outcome.plan.messages)),
         )
         table.add_row(*(Text(cell) for cell in cells), style="bold green" if outcome is best else None)
     console = Console()
     console.print(table)
-    console.print(Text(f"bound: {format_ns(profile.compute_ns)} of computation, were communication free\n"))
+    console.print(
+        Text(f"no schedule is faster than {format_ns(best.bound_ns)}; computation alone takes {format_ns(best.oracle_ns)}\n")
+    )
     console.print(Text(_recommendation(outcomes, best, baseline, is_given)), soft_wrap=True)
     console.print(Text(best.plan.describe()), soft_wrap=True)
 
 
 def _recommendation(outcomes: list[Outcome], best: Outcome, baseline: Outcome, is_given: bool) -> str:
-    name = best.plan.policy
+    name = best.policy
     saved = baseline.iteration_ns - best.iteration_ns
     against = (
         f"{format_ns(abs(saved))} ({_part(abs(saved), baseline.iteration_ns)}) {'less' if saved >= 0 else 'more'} than ddp"
@@ -174,10 +186,21 @@ def _recommendation(outcomes: list[Outcome], best: Outcome, baseline: Outcome, i
         return f"{name}: {format_ns(best.iteration_ns)} an iteration, {against}"
     rival = next((outcome for outcome in outcomes if outcome is not best), None)
     text = f"recommended: {name}, {format_ns(best.iteration_ns)} an iteration, {against}"
-    if rival is not None and rival.plan.policy != BASELINE:
+    if rival is not None and rival.policy != BASELINE:
         gap = rival.iteration_ns - best.iteration_ns
-        text += f", {format_ns(gap)} ({_part(gap, rival.iteration_ns)}) less than the next, {rival.plan.policy}"
-    return text
+        text += f", {format_ns(gap)} ({_part(gap, rival.iteration_ns)}) less than the next, {rival.policy}"
+    return f"{text}\nwhy: {_why(best)}; {_why(baseline)}" if name != BASELINE else text
+
+
+def _why(outcome: Outcome) -> str:
+    """What a schedule pays and what it hides."""
+    where = outcome.case.where
+    startup_ns = len(outcome.plan.messages) * where.startup_ns
+    waits_ns = outcome.iteration_ns - outcome.oracle_ns
+    return (
+        f"{outcome.policy} pays {format_ns(startup_ns)} of startup in {len(outcome.plan.messages)} messages and makes "
+        f"computation wait {format_ns(waits_ns)}"
+    )
 
 
 def _ratio(above: int, below: int) -> float | None:

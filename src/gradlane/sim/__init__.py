@@ -2,6 +2,15 @@
 
 from gradlane.sim.allreduce import iteration_ns, planned_ahead, simulate
 from gradlane.sim.fabric import Job
-from gradlane.sim.servers import Simulation, simulate_jobs, simulate_servers
+from gradlane.sim.servers import simulate_jobs, simulate_servers
+from gradlane.sim.unlike import simulate_unlike
 
-__all__ = ["Job", "Simulation", "iteration_ns", "planned_ahead", "simulate", "simulate_jobs", "simulate_servers"]
+__all__ = [
+    "Job",
+    "iteration_ns",
+    "planned_ahead",
+    "simulate",
+    "simulate_jobs",
+    "simulate_servers",
+    "simulate_unlike",
+]

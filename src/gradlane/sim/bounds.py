@@ -6,6 +6,7 @@ the network too: when gradients are ready, which layer first needs which, startu
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -18,6 +19,7 @@ from gradlane.sim.passes import tensors_by_layer
 from gradlane.units import NS_PER_SECOND
 
 LAYERS_AT_MOST = 2_000
+MERGED_LAYERS_AT_MOST = 24
 
 
 def oracle_ns(profile: Profile) -> int:
@@ -46,13 +48,15 @@ def lower_bound_ns(profile: Profile, where: Network | Cluster) -> int:
     R + c(S) + (updates and layers from k on) over all R and k, nor sooner than backward and forward take alone.
 
     For all-reduce c(S) is the least startup and S at the highest rate, or S at the least time per byte that any
-    message has with its startup spread over the largest size its piece allows, whichever is more. On a cluster of
+    message has with its startup spread over the largest size its piece allows, whichever is more. That S bytes are
+    ready at different times, and a message takes only what is, tells more: `_all_arrive_ns` in place of R + c(S), for
+    some of the layers k. On a cluster of
     workers that are alike it is the startup and S at the rate of `as_network`, each link at its fastest. Where they
     are not, each worker's bytes pass its own links, unless a server on its host may have them; the bound is the
     greatest over the workers.
     """
     if isinstance(where, Network):
-        return _bound(profile, _all_reduce_cost(where), 100, True)
+        return max(_bound(profile, _all_reduce_cost(where), 100, True), _bound_by_merges(profile, where))
     updates_here = where.update_bytes_per_second is None
     hosts = tuple(Host(Link(host.up.fastest), Link(host.down.fastest)) for host in where.hosts)
     steady = msgspec.structs.replace(where, hosts=hosts)
@@ -88,6 +92,59 @@ def _all_reduce_cost(network: Network) -> Callable[[int], int]:
         return max(once, -(-size_bytes * byte_ns.numerator // byte_ns.denominator))
 
     return cost_ns
+
+
+def _bound_by_merges(profile: Profile, network: Network) -> int:
+    """The greatest, over some layers k, of when all gradients that k and the layers before it use may have arrived,
+    and what runs after that.
+    """
+    startup_ns = min(piece.startup_ns for piece in network.pieces)
+    rate = max(piece.bytes_per_second for piece in network.pieces)
+    count = len(profile.layers)
+    every = -(-count // MERGED_LAYERS_AT_MOST)
+    rest = [0] * (count + 1)
+    for index in range(count - 1, -1, -1):
+        rest[index] = rest[index + 1] + profile.layers[index].forward_ns + profile.layers[index].update_ns
+    best = 0
+    for index in range(count - 1, -1, -every):
+        used = [(tensor.ready_ns, tensor.spec.size_bytes) for tensor in profile.tensors if tensor.layer <= index]
+        if used:
+            best = max(best, _all_arrive_ns(used, startup_ns, rate) + rest[index])
+    return best
+
+
+def _all_arrive_ns(gradients: list[tuple[int, int]], startup_ns: int, bytes_per_second: int) -> int:
+    """No schedule has all of `gradients`, (ready_ns, size_bytes) in order of readiness, sent before this time.
+
+    Messages cost a startup and their bytes, one after another, and start when all they carry is ready. Let any
+    schedule be given. Its messages in order of their latest gradient end no later than they did, interrupted
+    or not; filled with the bytes in order of readiness, they still carry only what is ready; and a gradient that
+    two of them share can go with the first. What is left are merges of neighbours, whose best is
+    f(j) = min over i < j of max(f(i), ready(j)) + startup + bytes(i+1 .. j). As f never falls, among the i with
+    f(i) <= ready(j) the last is the best, and the others pass through a window that only moves on: O(n).
+    """
+    # in units of 1 ns / bytes_per_second, so that all are integers
+    startup = startup_ns * bytes_per_second
+    ends, before = [0], [0]  # f(i), and the time of the bytes before i + 1
+    window: deque[int] = deque()  # i with f(i) > ready(j), by ascending f(i) - before(i)
+    last_free = 0  # the last i with f(i) <= ready(j)
+    for ready_ns, size_bytes in gradients:
+        ready = ready_ns * bytes_per_second
+        while last_free + 1 < len(ends) and ends[last_free + 1] <= ready:
+            last_free += 1
+        while window and window[0] <= last_free:
+            window.popleft()
+        sent = before[-1] + size_bytes * NS_PER_SECOND
+        end = ready + sent - before[last_free]
+        if window:
+            end = min(end, ends[window[0]] + sent - before[window[0]])
+        newest = len(ends)
+        ends.append(end + startup)
+        before.append(sent)
+        while window and ends[window[-1]] - before[window[-1]] >= ends[newest] - before[newest]:
+            window.pop()
+        window.append(newest)
+    return -(-ends[-1] // bytes_per_second)
 
 
 def _bound(profile: Profile, cost_ns: Callable[[int], int], percent: int, updates_here: bool) -> int:

@@ -13,7 +13,6 @@ within a nanosecond is put at its end.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
 from collections.abc import Sequence
 
 from gradlane.core.cluster import Cluster, Link
@@ -25,14 +24,52 @@ from gradlane.units import NS_PER_SECOND
 class _Flow:
     """One message: work left to push, and work that the servers have and the worker has not."""
 
-    __slots__ = ("backlog", "feed", "key", "message", "pull_rate", "rank", "released", "size_bytes", "stream", "unpushed")
+    __slots__ = (
+        "backlog",
+        "by_packet",
+        "feed",
+        "key",
+        "message",
+        "pull_rate",
+        "rank",
+        "released",
+        "size_bytes",
+        "unpushed",
+        "waits",
+    )
 
-    def __init__(self, rank: int, message: int, size_bytes: int, stream: tuple[int, int, int], key: tuple[int, int]) -> None:
-        self.rank, self.message, self.size_bytes, self.stream, self.key = rank, message, size_bytes, stream, key
+    def __init__(self, rank: int, message: int, size_bytes: int, key: tuple[int, int], by_packet: bool) -> None:
+        self.rank, self.message, self.size_bytes, self.key, self.by_packet = rank, message, size_bytes, key, by_packet
         self.unpushed = size_bytes * NS_PER_SECOND
         self.backlog = 0
-        self.released = False  # whole messages: may be pulled
+        self.released = False  # all of it is with the servers, and may be pulled
+        self.waits = False  # among its stream's `pulling`
         self.feed = self.pull_rate = 0
+
+
+class _Stream:
+    """The messages of one lane of one job, by key: those being pushed, and those with something to pull.
+
+    Only the first of each moves, and what is pushed and comes back at once: what thousands of others do is wait.
+    """
+
+    __slots__ = ("network_class", "pulling", "pushing")
+
+    def __init__(self, network_class: int) -> None:
+        self.network_class = network_class
+        self.pushing: list[tuple[tuple[int, int], _Flow]] = []
+        self.pulling: list[tuple[tuple[int, int], _Flow]] = []
+
+    @property
+    def fed(self) -> _Flow | None:
+        """What is being pushed and comes back at once, with nothing waiting."""
+        flow = self.pushing[0][1] if self.pushing else None
+        return flow if flow is not None and flow.by_packet and flow.feed and not flow.backlog else None
+
+    def moving(self) -> list[_Flow]:
+        """What can be pulled now, in order: at most two."""
+        first, fed = self.pulling[0][1] if self.pulling else None, self.fed
+        return sorted((flow for flow in (first, fed) if flow is not None), key=lambda flow: flow.key)
 
 
 class FluidFabric:
@@ -45,9 +82,10 @@ class FluidFabric:
         self._now = 0
         self._numbers = 0
         self._sender_free = [0] * len(jobs)
-        self._later: list[tuple[int, int, _Flow]] = []  # flows that enter the push or the pull stage at a time
-        self._pushing: list[_Flow] = []
-        self._pulling: list[_Flow] = []
+        self._later: list[tuple[int, int, _Stream, _Flow]] = []  # flows that enter the push or the pull stage at a time
+        self._streams: dict[tuple[int, int, int], _Stream] = {}  # by class, rank and lane
+        self._moving: list[_Flow] = []  # those with a rate
+        self._served: list[_Flow] = []  # those with a pull rate
         worker, server = cluster.hosts[cluster.workers[0].host], cluster.hosts[cluster.servers[0].host]
         self._links = (worker.up, worker.down, server.up, server.down)
         self._shared = cluster.workers[0].host in {place.host for place in cluster.servers}
@@ -56,16 +94,21 @@ class FluidFabric:
     # -- what the owner calls ------------------------------------------------------------------------------
 
     def hand_over(self, now_ns: int, rank: int, message: int) -> None:
-        assert now_ns == self._now or not (self._pushing or self._pulling), "run to the time of a hand-over before it"
+        assert now_ns == self._now or not any(s.pushing or s.pulling for s in self._streams.values()), (
+            "run to the time of a hand-over before it"
+        )
         self._now = now_ns
         plan = self._jobs[rank].plan
         details = plan.messages[message]
         urgency = details.priority if plan.wire == "packet-priority" else 0
-        stream = (plan.lanes[details.lane].network_priority, rank, details.lane)
-        flow = _Flow(rank, message, details.size_bytes, stream, (urgency, self._numbers))
+        network_class = plan.lanes[details.lane].network_priority
+        name = (network_class, rank, details.lane)
+        if name not in self._streams:
+            self._streams[name] = _Stream(network_class)
+        flow = _Flow(rank, message, details.size_bytes, (urgency, self._numbers), plan.wire != "fifo")
         # the sender prepares messages one after another, while others are on the wire
         self._sender_free[rank] = max(self._sender_free[rank], now_ns) + self._cluster.startup_ns
-        heapq.heappush(self._later, (self._sender_free[rank], self._numbers, flow))
+        heapq.heappush(self._later, (self._sender_free[rank], self._numbers, self._streams[name], flow))
         self._numbers += 1
         self._rates_until = -1
 
@@ -83,15 +126,14 @@ class FluidFabric:
             self.events += 1
             notices = self._advance(at_ns)
             while self._later and self._later[0][0] <= at_ns:
-                _, _, flow = heapq.heappop(self._later)
+                _, _, stream, flow = heapq.heappop(self._later)
                 if flow.unpushed:
-                    self._pushing.append(flow)
-                    if self._by_packet(flow):
-                        self._pulling.append(flow)
+                    heapq.heappush(stream.pushing, (flow.key, flow))
                 else:
                     flow.released = True
                     flow.backlog = flow.size_bytes * NS_PER_SECOND
-                    self._pulling.append(flow)
+                    flow.waits = True
+                    heapq.heappush(stream.pulling, (flow.key, flow))
                 self._rates_until = -1
             if notices:
                 return notices
@@ -104,70 +146,86 @@ class FluidFabric:
             self._rates_until = -1
         self._now = to_ns
         notices: list[Notice] = []
-        ended = False
-        for flow in self._pushing:
+        heads = [(stream, stream.pushing[0][1]) for stream in self._streams.values() if stream.pushing]
+        for _, flow in heads:
             pushed = min(flow.unpushed, flow.feed * passed)
             flow.unpushed -= pushed
-            if self._by_packet(flow):
+            if flow.by_packet:
                 flow.backlog += pushed
-            if not flow.unpushed:
-                ended = True
-                notices.append(Notice(to_ns, flow.rank, flow.message, False))
-                self._return(flow)
-        for flow in self._pulling:
+        for flow in self._served:
             flow.backlog = max(0, flow.backlog - flow.pull_rate * passed)
-            if flow.released and not flow.backlog:
-                ended = True
-                notices.append(Notice(to_ns, flow.rank, flow.message, True))
-        if ended:
-            self._pushing = [flow for flow in self._pushing if flow.unpushed]
-            self._pulling = [flow for flow in self._pulling if flow.backlog or not flow.released]
-            self._rates_until = -1
-        return notices
+        for stream, flow in heads:
+            if flow.backlog and not flow.waits:
+                flow.waits = True
+                heapq.heappush(stream.pulling, (flow.key, flow))
+                self._rates_until = -1
+            if not flow.unpushed:
+                heapq.heappop(stream.pushing)
+                self._rates_until = -1
+                notices.append(Notice(to_ns, flow.rank, flow.message, False))
+                flow.released = flow.by_packet
+                if not flow.by_packet:
+                    self._return(stream, flow)
+        ended = [flow for _, flow in heads if flow.released and not flow.waits]
+        for stream in self._streams.values():
+            while stream.pulling and not stream.pulling[0][1].backlog:
+                flow = heapq.heappop(stream.pulling)[1]
+                flow.waits = False
+                self._rates_until = -1
+                if flow.released:
+                    ended.append(flow)
+        return notices + [Notice(to_ns, flow.rank, flow.message, True) for flow in ended]
 
-    def _by_packet(self, flow: _Flow) -> bool:
-        return self._jobs[flow.rank].plan.wire != "fifo"
-
-    def _return(self, flow: _Flow) -> None:
-        """All of `flow` has been pushed: by packets the last of it follows at once, whole it is summed first."""
-        if self._by_packet(flow):
-            flow.released = True
-            return
+    def _return(self, stream: _Stream, flow: _Flow) -> None:
+        """All of `flow`, a whole message, has been pushed: it is summed, and then returned."""
         cluster = self._cluster
         delay_ns = cluster.startup_ns
         # each server has its share; those of the other workers were summed as they came
         for rate in (cluster.sum_bytes_per_second, cluster.update_bytes_per_second):
             delay_ns += 0 if rate is None else -(-flow.size_bytes * NS_PER_SECOND // (rate * len(cluster.servers)))
-        heapq.heappush(self._later, (self._now + delay_ns, self._numbers, flow))
+        heapq.heappush(self._later, (self._now + delay_ns, self._numbers, stream, flow))
         self._numbers += 1
 
     def _share_out(self) -> None:
         """Rates of all flows from now on, and until when they hold."""
         push_rate, pull_rate, shared, changes_ns = self._capacities()
-        for flow in self._pushing:
-            flow.feed = 0
-        if shared is not None and self._pushing:
+        for flow in self._moving:
+            flow.feed = flow.pull_rate = 0
+        self._moving.clear()
+        self._served.clear()
+        pushing = [stream for stream in self._streams.values() if stream.pushing]
+        if shared is not None and pushing:
             # evenly where both want more; packets that come back at once want as much as is pushed
-            if any(flow.backlog for flow in self._pulling) or any(self._by_packet(flow) for flow in self._pushing):
+            if any(stream.pulling for stream in self._streams.values()) or any(s.pushing[0][1].by_packet for s in pushing):
                 push_rate = min(push_rate, max(shared // 2, shared - pull_rate))
             push_rate = min(push_rate, shared)
-        left = _allot(self._pushing, push_rate, by_feed=False)
+        until_ns = FOREVER
+        left = push_rate
+        for stream, given in _allot([(stream, push_rate) for stream in pushing], push_rate):
+            flow = stream.pushing[0][1]
+            flow.feed = given
+            self._moving.append(flow)
+            left -= given
+            if given:
+                until_ns = min(until_ns, self._now - -flow.unpushed // given)
         if shared is not None:
             pull_rate = min(pull_rate, shared - (push_rate - left))
-        for flow in self._pulling:
-            flow.pull_rate = 0
-        _allot(self._pulling, pull_rate, by_feed=True)
-        until_ns = changes_ns if self._pushing or self._pulling else FOREVER
-        for flow in self._pushing:
-            if flow.feed:
-                until_ns = min(until_ns, self._now - -flow.unpushed // flow.feed)
-        for flow in self._pulling:
-            gain = flow.pull_rate - (flow.feed if flow.unpushed else 0)
-            if flow.backlog and gain > 0:
-                until_ns = min(until_ns, self._now - -flow.backlog // gain)
-            elif flow.released and not flow.backlog:
-                until_ns = self._now
-        self._rates_until = until_ns
+        wants = []
+        for stream in self._streams.values():
+            if stream.pulling:
+                wants.append((stream, pull_rate))
+            elif (fed := stream.fed) is not None:
+                wants.append((stream, min(pull_rate, fed.feed)))
+        for stream, given in _allot(wants, pull_rate):
+            for flow in stream.moving():
+                flow.pull_rate = given if flow.backlog else min(given, flow.feed)
+                given -= flow.pull_rate
+                self._served.append(flow)
+                self._moving.append(flow)
+                gain = flow.pull_rate - (flow.feed if flow.unpushed else 0)
+                if flow.backlog and gain > 0:
+                    until_ns = min(until_ns, self._now - -flow.backlog // gain)
+        self._rates_until = min(until_ns, changes_ns) if pushing or wants else FOREVER
 
     def _capacities(self) -> tuple[int, int, int | None, int]:
         """Rates of push and pull for each worker, of both together on shared hosts, and when they change."""
@@ -197,33 +255,14 @@ def _constant(link: Link) -> tuple[int, None] | None:
     return None if link.steps else (link.bytes_per_second, None)
 
 
-def _allot(flows: list[_Flow], capacity: int, *, by_feed: bool) -> int:
-    """Give `capacity` to `flows`: to classes in order, evenly to the streams of one, to a stream's flows in order.
-
-    by_feed: the pull stage, where a flow without backlog takes no more than it is fed. Returns what is left.
-    """
-    classes: dict[int, dict[tuple[int, int, int], list[_Flow]]] = defaultdict(lambda: defaultdict(list))
-    for flow in flows:
-        classes[flow.stream[0]][flow.stream].append(flow)
-    for of_class in sorted(classes):
+def _allot(wants: list[tuple[_Stream, int]], capacity: int) -> list[tuple[_Stream, int]]:
+    """What each stream is given of `capacity`: classes in order, evenly within one, and none more than it wants."""
+    given: list[tuple[_Stream, int]] = []
+    for network_class in sorted({stream.network_class for stream, _ in wants}):
         # those that want least first, so that what they leave goes to the others
-        streams = sorted((_wanted(stream, by_feed, capacity), name) for name, stream in classes[of_class].items())
-        for place, (wanted, name) in enumerate(streams):
-            given = min(wanted, capacity // (len(streams) - place))
-            capacity -= given
-            for flow in sorted(classes[of_class][name], key=lambda flow: flow.key):
-                if not given:
-                    break
-                takes = given if not by_feed or flow.backlog else min(given, flow.feed if flow.unpushed else 0)
-                if by_feed:
-                    flow.pull_rate = takes
-                else:
-                    flow.feed = takes
-                given -= takes
-    return capacity
-
-
-def _wanted(stream: list[_Flow], by_feed: bool, most: int) -> int:
-    if not by_feed or any(flow.backlog for flow in stream):
-        return most
-    return min(most, sum(flow.feed for flow in stream if flow.unpushed))
+        of_class = sorted((want for want in wants if want[0].network_class == network_class), key=lambda want: want[1])
+        for place, (stream, wanted) in enumerate(of_class):
+            share = min(wanted, capacity // (len(of_class) - place))
+            capacity -= share
+            given.append((stream, share))
+    return given

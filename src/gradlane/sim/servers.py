@@ -8,8 +8,6 @@ iteration more than `staleness` ahead of the slowest one's pushes.
 
 from __future__ import annotations
 
-import heapq
-import random
 from collections.abc import Sequence
 
 from gradlane.core.checking import need, need_int
@@ -19,12 +17,10 @@ from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
 from gradlane.errors import PlanError
-from gradlane.sim.fabric import FOREVER, Fabric, Job
+from gradlane.sim.fabric import Job
 from gradlane.sim.fluid import FluidFabric
 from gradlane.sim.packets import PacketFabric
-from gradlane.sim.rank import PPM, Rank
-
-BEGIN_BACKWARD, READY = 0, 1
+from gradlane.sim.simulation import Simulation
 
 
 def simulate_servers(
@@ -59,133 +55,43 @@ def simulate_jobs(
     iteration are drawn evenly from 1 - jitter to 1 + jitter times their length. Raises `PlanError` for a plan that
     servers cannot carry, `InputError` for arguments of no use.
     """
-    return Simulation(jobs, cluster, iterations, staleness=staleness, jitter=jitter, seed=seed).run()
+    return simulation(jobs, cluster, iterations, staleness=staleness, jitter=jitter, seed=seed).run()
 
 
-class Simulation:
-    """One run. `events` says afterwards how many steps it took."""
-
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        cluster: Cluster,
-        iterations: int = 3,
-        *,
-        staleness: int | None = 0,
-        jitter: float = 0.0,
-        seed: int = 0,
-        whole: bool = False,
-    ) -> None:
-        need(len(jobs) > 0, "jobs", len(jobs), "1 or more")
-        need_int("iterations", iterations, 1, 10**6)
-        need(0 <= jitter < 1, "jitter", jitter, "a part from 0 to below 1")
-        if staleness is not None:
-            need_int("staleness", staleness, 0, 10**6)
-        for job in jobs:
-            reason = why_not_servers(job.plan)
-            if reason is not None:
-                raise PlanError(f"plan {job.plan.policy}: {reason}")
-            for server in job.placement or ():
-                need_int("placement", server, 0, len(cluster.servers) - 1)
-            for worker in job.workers or ():
-                need_int("workers", worker, 0, len(cluster.workers) - 1)
-        alike = cluster.is_alike and jitter == 0 and all(job.placement is None and job.workers is None for job in jobs)
-        self._jobs, self._iterations, self._staleness = jobs, iterations, staleness
-        self._jitter, self._seed = jitter, seed
-        self._events = 0
-        self._heap: list[tuple[int, int, int, int, int]] = []  # (time, number, what, rank, tensor)
-        self._numbers = 0
-        self._ranks: list[Rank] = []
-        self._percent: list[int] = []
-        workers: list[int] = []
-        for number, job in enumerate(jobs):
-            for worker in (0,) if alike and not whole else job.workers or range(len(cluster.workers)):
-                updates_here = cluster.update_bytes_per_second is None
-                rank = Rank(len(self._ranks), number, job.plan, job.profile, iterations, updates_here)
-                self._ranks.append(rank)
-                self._percent.append(cluster.workers[worker].compute_percent)
-                workers.append(worker)
-        self._fabric: Fabric
-        if alike and not whole:
-            self._fabric = FluidFabric(jobs, cluster)
-        else:
-            self._fabric = PacketFabric(
-                jobs, cluster, [(r.job, w) for r, w in zip(self._ranks, workers, strict=True)], staleness
-            )
-        self._held: set[int] = set()
-
-    @property
-    def events(self) -> int:
-        """Steps taken so far, those of the network included."""
-        return self._events + self._fabric.events
-
-    def run(self) -> list[tuple[Timeline, ...]]:
-        for rank in self._ranks:
-            rank.begin_first_forward(self._scale(rank))
-            self._at(rank.free_ns, BEGIN_BACKWARD, rank.number, -1)
-        while True:
-            at_ns = self._heap[0][0] if self._heap else FOREVER
-            if at_ns == FOREVER and self._fabric.next_ns() == FOREVER:
-                break
-            notices = self._fabric.run(min(at_ns, FOREVER - 1))
-            for now_ns, number, message, pulled in notices:
-                self._events += 1
-                rank = self._ranks[number]
-                if pulled:
-                    rank.pulled(message, now_ns)
-                    self._forward(rank)
-                    continue
-                self._start(rank, rank.pushed(message, now_ns), now_ns)
-                if self._staleness and self._held:
-                    self._release(rank.job, now_ns)
-            if not notices:
-                self._next_event()
-        assert all(rank.is_last for rank in self._ranks), "the simulation stopped before its end"
-        return [tuple(r.timeline() for r in self._ranks if r.job == number) for number in range(len(self._jobs))]
-
-    def _next_event(self) -> None:
-        now_ns, _, what, number, tensor = heapq.heappop(self._heap)
-        self._events += 1
-        rank = self._ranks[number]
-        if what == BEGIN_BACKWARD:
-            rank.begin_backward(now_ns)
-            for gradient, seen in enumerate(rank.profile.tensors):
-                self._at(now_ns + rank.scaled(seen.ready_ns), READY, number, gradient)
-        else:
-            self._start(rank, rank.ready(tensor, now_ns), now_ns)
-
-    def _start(self, rank: Rank, messages: list[int], now_ns: int) -> None:
-        for message in messages:
-            self._fabric.hand_over(now_ns, rank.number, message)
-
-    def _forward(self, rank: Rank) -> None:
-        if self._staleness and rank.waits_to_begin_forward and rank.iteration + 1 > self._slowest(rank.job) + self._staleness:
-            self._held.add(rank.number)
-            return
-        ends_ns = rank.forward(self._scale(rank))
-        if ends_ns is not None and not rank.is_last:
-            self._at(ends_ns, BEGIN_BACKWARD, rank.number, -1)
-
-    def _slowest(self, job: int) -> int:
-        return min(rank.pushed_iterations for rank in self._ranks if rank.job == job)
-
-    def _release(self, job: int, now_ns: int) -> None:
-        for number in sorted(self._held):
-            rank = self._ranks[number]
-            if rank.job == job and rank.iteration + 1 <= self._slowest(job) + (self._staleness or 0):
-                self._held.remove(number)
-                rank.hold_until(now_ns)
-                self._forward(rank)
-
-    def _scale(self, rank: Rank) -> int:
-        """How long the iteration that `rank` begins next takes it, in millionths of the profile."""
-        factor = 1.0
-        if self._jitter:
-            # drawn by place, not in turn, so that one rank's delay changes no other's jitter
-            draw = random.Random(f"{self._seed} {rank.number} {rank.iteration + 1}")
-            factor = draw.uniform(1 - self._jitter, 1 + self._jitter)
-        return max(1, round(self._percent[rank.number] * factor * PPM / 100))
-
-    def _at(self, time_ns: int, what: int, rank: int, tensor: int) -> None:
-        heapq.heappush(self._heap, (time_ns, self._numbers, what, rank, tensor))
-        self._numbers += 1
+def simulation(
+    jobs: Sequence[Job],
+    cluster: Cluster,
+    iterations: int = 3,
+    *,
+    staleness: int | None = 0,
+    jitter: float = 0.0,
+    seed: int = 0,
+    whole: bool = False,
+) -> Simulation:
+    """The run of `simulate_jobs`, not yet begun. whole: simulate every worker, though they are alike."""
+    need(len(jobs) > 0, "jobs", len(jobs), "1 or more")
+    for job in jobs:
+        reason = why_not_servers(job.plan)
+        if reason is not None:
+            raise PlanError(f"plan {job.plan.policy}: {reason}")
+        for server in job.placement or ():
+            need_int("placement", server, 0, len(cluster.servers) - 1)
+        for worker in job.workers or ():
+            need_int("workers", worker, 0, len(cluster.workers) - 1)
+    plain = jitter == 0 and all(job.placement is None and job.workers is None for job in jobs)
+    alike = cluster.is_alike and plain and not whole
+    placed = [
+        (number, worker)
+        for number, job in enumerate(jobs)
+        for worker in ((0,) if alike else job.workers or range(len(cluster.workers)))
+    ]
+    return Simulation(
+        jobs,
+        [(number, cluster.workers[worker].compute_percent) for number, worker in placed],
+        FluidFabric(jobs, cluster) if alike else PacketFabric(jobs, cluster, placed, staleness),
+        iterations,
+        staleness=staleness,
+        jitter=jitter,
+        seed=seed,
+        updates_here=cluster.update_bytes_per_second is None,
+    )

@@ -1,0 +1,57 @@
+"""`gradlane convert`: a profile from a trace that another tool recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from gradlane import trace
+from gradlane.core import files
+from gradlane.core.profile import Profile
+from gradlane.units import format_bytes, format_ns, parse_ns
+
+
+@click.command()
+@click.argument("path", metavar="TRACE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--out", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write the profile as JSON.")
+@click.option("--format", "format_", type=click.Choice(trace.FORMATS), help="Default: told from the contents.")
+@click.option(
+    "--names-from",
+    metavar="PROFILE.json",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A profile whose tensors name the trace's gradients (kineto and chakra have sizes and no names).",
+)
+@click.option(
+    "--compute", metavar="TIME", help="Forward and backward together, as in 300ms, for a trace without times (chakra)."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
+def command(
+    path: Path, out: Path | None, format_: str | None, names_from: Path | None, compute: str | None, as_json: bool
+) -> None:
+    """Make a profile of TRACE: a PyTorch profiler or Chakra trace, a PipeDream graph or an MG-WFBP log, gzipped or not."""
+    profile = trace.read(
+        path,
+        format=format_,
+        tensors=None if names_from is None else files.read(names_from, Profile).specs,
+        compute_ns=None if compute is None else parse_ns(compute),
+    )
+    if as_json:
+        click.echo(msgspec.json.format(files.dumps(profile), indent=2).decode())
+    else:
+        update_ns = profile.compute_ns - profile.forward_ns - profile.backward_ns
+        Console().print(
+            Text(
+                f"{profile.model}: {len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}, {len(profile.layers)} "
+                f"layers; forward {format_ns(profile.forward_ns)}, backward {format_ns(profile.backward_ns)}, update "
+                f"{format_ns(update_ns)}\nsource: {profile.source}"
+            ),
+            soft_wrap=True,
+        )
+    if out is not None:
+        files.write(out, profile)
+        if not as_json:
+            click.echo(f"wrote {out}")

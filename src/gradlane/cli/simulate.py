@@ -1,0 +1,169 @@
+"""`gradlane simulate`: every policy on models, rates and cluster sizes, without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from gradlane.cli.cases import (
+    PROFILE_HELP,
+    cases,
+    parse_counts,
+    parse_rates,
+    place_options,
+    profile_options,
+    read_place,
+    read_profile,
+)
+from gradlane.errors import InputError
+from gradlane.report import plots
+from gradlane.report.perfetto import chrome_trace
+from gradlane.study import Outcome, sweep
+from gradlane.units import format_ns, format_rate
+
+BASELINE = "ddp"
+
+
+@click.command(epilog=PROFILE_HELP)
+@click.argument("profiles", metavar="PROFILE...", nargs=-1, required=True)
+@click.option(
+    "--policy", "policies", multiple=True, metavar="NAME", help="Only this one; may be repeated. `searched` on request."
+)
+@profile_options
+@place_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Draw the speeds (.svg, .png, .pdf)."
+)
+@click.option(
+    "--timeline",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write what happened as a Chrome trace, of one policy on one case.",
+)
+def command(
+    profiles: tuple[str, ...],
+    policies: tuple[str, ...],
+    device: str | None,
+    batch: int | None,
+    rate: tuple[str, ...],
+    workers: tuple[str, ...],
+    as_json: bool,
+    plot: Path | None,
+    timeline: Path | None,
+    **where: Any,
+) -> None:
+    """Simulate policies on models, rates and numbers of workers; prints the time of a steady iteration of each.
+
+    \b
+    gradlane simulate resnet152 --workers 2..2048
+    gradlane simulate vgg16 bert-base --rate 1gbit,10gbit --servers same --policy mercury --policy wfbp
+    """
+    todo = cases(
+        [read_profile(text, device, batch) for text in profiles],
+        read_place(**where),
+        parse_rates(rate),
+        parse_counts("--workers", workers, "8"),
+    )
+    total = sum(len(policies or case.policies) for case in todo)
+    if timeline is not None and total != 1:
+        raise InputError(f"--timeline: got {total} simulations, expected one policy on one model, rate and number of workers")
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("simulating", total=total)
+        outcomes = sweep(todo, policies or None, lambda done: progress.advance(task, done))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode([row(outcome) for outcome in outcomes]), indent=2).decode())
+    else:
+        show(outcomes)
+    if plot is not None:
+        _draw(plot, outcomes)
+    if timeline is not None:
+        timeline.write_bytes(chrome_trace([outcomes[0].timeline()], [outcomes[0].plan]))
+
+
+def row(outcome: Outcome) -> dict[str, Any]:
+    """An outcome for programs."""
+    return {
+        **outcome.case.labels,
+        "policy": outcome.policy,
+        "messages": len(outcome.plan.messages),
+        "iteration_ns": outcome.iteration_ns,
+        "oracle_ns": outcome.oracle_ns,
+        "bound_ns": outcome.bound_ns,
+        "efficiency": outcome.efficiency,
+        "above_bound": outcome.above_bound,
+    }
+
+
+def show(outcomes: Sequence[Outcome]) -> None:
+    """A row an outcome, the best of each case marked; what all cases share stands above."""
+    texts = {heading: [text(outcome) for outcome in outcomes] for heading, text in _LABELS.items()}
+    varying = [heading for heading, column in texts.items() if len(set(column)) > 1]
+    shared = ", ".join(
+        f"{column[0]} {heading}".removesuffix(" model") for heading, column in texts.items() if heading not in varying
+    )
+    console = Console()
+    if shared:
+        console.print(Text(shared), soft_wrap=True)
+    table = Table()
+    for heading in (*varying, "policy"):
+        table.add_column(heading, no_wrap=True, justify="right" if heading == "workers" else "left")
+    for heading in ("iteration", f"x {BASELINE}", "scaling", "above bound"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for of_case in _by_case(outcomes):
+        best = min(outcome.iteration_ns for outcome in of_case)
+        baseline = next((outcome.iteration_ns for outcome in of_case if outcome.policy == BASELINE), None)
+        for number, outcome in enumerate(of_case):
+            cells = (
+                *("" if number else _LABELS[heading](outcome) for heading in varying),
+                outcome.policy,
+                format_ns(outcome.iteration_ns),
+                "-" if baseline is None else f"{baseline / outcome.iteration_ns:.3f}",
+                f"{outcome.efficiency:.1%}",
+                f"{outcome.above_bound:.1%}",
+            )
+            table.add_row(*(Text(cell) for cell in cells), style="bold green" if outcome.iteration_ns == best else None)
+        table.add_section()
+    console.print(table)
+    console.print(Text("scaling: the part of linear. above bound: than which no schedule is faster."))
+
+
+def rate_text(outcome: Outcome) -> str:
+    """The rate of the case's links, for people."""
+    return format_rate(int(outcome.case.labels["bits_per_second"]) // 8)
+
+
+_LABELS: dict[str, Callable[[Outcome], str]] = {
+    "model": lambda outcome: str(outcome.case.labels["model"]),
+    "rate": rate_text,
+    "workers": lambda outcome: str(outcome.case.labels["workers"]),
+}
+
+
+def _by_case(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+    groups: list[list[Outcome]] = []
+    for outcome in outcomes:
+        if groups and groups[-1][0].case is outcome.case:
+            groups[-1].append(outcome)
+        else:
+            groups.append([outcome])
+    return groups
+
+
+def _draw(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """Scaling against the rate where there are several and one number of workers, else against workers."""
+    counts = {outcome.case.workers for outcome in outcomes}
+    against_rate = len(counts) == 1 and len({outcome.case.labels["bits_per_second"] for outcome in outcomes}) > 1
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for outcome in outcomes:
+        title = str(outcome.case.labels["model"]) + ("" if against_rate else f", {rate_text(outcome)}")
+        x = int(outcome.case.labels["bits_per_second"]) / 1e9 if against_rate else outcome.case.workers
+        panels.setdefault(title, {}).setdefault(outcome.policy, []).append((x, 100 * outcome.efficiency))
+    plots.draw(path, panels, "Gbit/s" if against_rate else "workers", "% of linear scaling", log_x=True)

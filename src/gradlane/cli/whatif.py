@@ -1,0 +1,265 @@
+"""`gradlane whatif`: how much bandwidth, how many workers, which partition; answered by simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from gradlane.cli.cases import (
+    PROFILE_HELP,
+    Place,
+    cases,
+    parse_counts,
+    parse_rates,
+    place_options,
+    profile_options,
+    read_place,
+    read_profile,
+)
+from gradlane.cli.simulate import row
+from gradlane.core.profile import Profile
+from gradlane.errors import InputError
+from gradlane.report import plots
+from gradlane.study import Case, Outcome, knob_grid, needed_rates, sweep
+from gradlane.tune import catalog
+from gradlane.units import format_bytes, format_ns, format_rate, parse_bytes
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+_plot = click.option(
+    "--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Draw the answer (.svg, .png, .pdf)."
+)
+_policies = click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
+_DECADES = "100mbit,200mbit,500mbit,1gbit,2gbit,5gbit,10gbit,20gbit,50gbit,100gbit"
+_SIZES = "256KiB,512KiB,1MiB,2MiB,4MiB,8MiB,16MiB,32MiB"
+
+
+@click.group()
+def command() -> None:
+    """Ask the simulator: how much bandwidth, how many workers, which partition size.
+
+    \b
+    gradlane whatif bandwidth vgg16 --servers same
+    gradlane whatif workers resnet50 --workers 4..2048
+    """
+
+
+@command.command(epilog=PROFILE_HELP)
+@click.argument("profile_text", metavar="PROFILE")
+@click.option("--target", "targets", multiple=True, type=float, help="Part of linear scaling.  [default: 0.9 and 0.99]")
+@_policies
+@profile_options
+@place_options
+@_json
+def bandwidth(
+    profile_text: str,
+    targets: tuple[float, ...],
+    policies: tuple[str, ...],
+    device: str | None,
+    batch: int | None,
+    rate: tuple[str, ...],
+    workers: tuple[str, ...],
+    as_json: bool,
+    **where: Any,
+) -> None:
+    """The least rate of the links at which each policy reaches 90 % and 99 % of linear scaling (Mercury Fig. 12).
+
+    From it on, every higher rate up to 400 Gbit/s that was tried reaches it too.
+    """
+    if rate:
+        raise InputError("--rate: got one, expected none: it is what is asked for")
+    profile, there, count = read_profile(profile_text, device, batch), read_place(**where), _one(workers)
+    targets = targets or (0.9, 0.99)
+    names = policies or Case(profile, there.at(10**10, count)).policies
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("simulating", total=len(names))
+        answers = []
+        for name in names:
+            found = needed_rates(catalog.get(name), profile, lambda rate: there.at(8 * rate, count), targets)
+            answers += [(name, target, needed) for target, needed in zip(targets, found, strict=True)]
+            progress.advance(task)
+    if as_json:
+        _print_json([
+            {"policy": name, "target": target, "bits_per_second": needed.bytes_per_second and 8 * needed.bytes_per_second,
+             "reached": needed.reached}
+            for name, target, needed in answers
+        ])  # fmt: skip
+        return
+    console = Console()
+    console.print(Text(_title(profile, there, count)), soft_wrap=True)
+    table = Table()
+    table.add_column("policy", no_wrap=True)
+    for target in targets:
+        table.add_column(f"{target:.0%} of linear", justify="right", no_wrap=True)
+    for name in names:
+        cells = [
+            format_rate(needed.bytes_per_second) if needed.bytes_per_second is not None else f"no rate ({needed.reached:.1%})"
+            for policy, _, needed in answers
+            if policy == name
+        ]
+        table.add_row(*(Text(cell) for cell in (name, *cells)))
+    console.print(table)
+
+
+@command.command(epilog=PROFILE_HELP)
+@click.argument("profile_text", metavar="PROFILE")
+@_policies
+@profile_options
+@place_options
+@_json
+@_plot
+def rates(
+    profile_text: str,
+    policies: tuple[str, ...],
+    device: str | None,
+    batch: int | None,
+    rate: tuple[str, ...],
+    workers: tuple[str, ...],
+    as_json: bool,
+    plot: Path | None,
+    **where: Any,
+) -> None:
+    """Scaling against the rate of the links (Geryon Fig. 4b, Mercury Fig. 11)."""
+    profile, there, count = read_profile(profile_text, device, batch), read_place(**where), _one(workers)
+    todo = cases([profile], there, parse_rates(rate, _DECADES), [count])
+    _against(todo, policies, "bits_per_second", as_json, plot, _title(profile, there, count))
+
+
+@command.command(epilog=PROFILE_HELP)
+@click.argument("profile_text", metavar="PROFILE")
+@_policies
+@profile_options
+@place_options
+@_json
+@_plot
+def workers(
+    profile_text: str,
+    policies: tuple[str, ...],
+    device: str | None,
+    batch: int | None,
+    rate: tuple[str, ...],
+    workers: tuple[str, ...],
+    as_json: bool,
+    plot: Path | None,
+    **where: Any,
+) -> None:
+    """Scaling against the number of workers (MG-WFBP Figs. 10, 11)."""
+    profile, there = read_profile(profile_text, device, batch), read_place(**where)
+    todo = cases([profile], there, parse_rates(rate)[:1], parse_counts("--workers", workers, "2..2048"))
+    _against(todo, policies, "workers", as_json, plot, _title(profile, there, None))
+
+
+@command.command(epilog=PROFILE_HELP)
+@click.argument("profile_text", metavar="PROFILE")
+@click.option("--partition", "partitions", multiple=True, metavar="SIZE", help=f"  [default: {_SIZES}]")
+@click.option("--credit", "credits", multiple=True, metavar="SIZE", help="The same as --partition by default.")
+@profile_options
+@place_options
+@_json
+def knobs(
+    profile_text: str,
+    partitions: tuple[str, ...],
+    credits: tuple[str, ...],
+    device: str | None,
+    batch: int | None,
+    rate: tuple[str, ...],
+    workers: tuple[str, ...],
+    as_json: bool,
+    **where: Any,
+) -> None:
+    """ByteScheduler's iteration time against partition and credit size (ByteScheduler Fig. 4)."""
+    profile, there, count = read_profile(profile_text, device, batch), read_place(**where), _one(workers)
+    (case,) = cases([profile], there, parse_rates(rate)[:1], [count])
+    sizes = _sizes(partitions or (_SIZES,))
+    limits = _sizes(credits) if credits else sizes
+    grid = knob_grid("bytescheduler", case, sizes, limits)
+    if not grid:
+        raise InputError("--credit: got only sizes below every partition, expected one at least as large")
+    if as_json:
+        _print_json([{"partition_bytes": size, "credit_bytes": limit, **row(outcome)} for size, limit, outcome in grid])
+        return
+    best = min(outcome.iteration_ns for _, _, outcome in grid)
+    console = Console()
+    console.print(Text(f"{_title(profile, there, count)}: iteration by partition (down) and credit (across)"), soft_wrap=True)
+    table = Table()
+    table.add_column("partition", justify="right", no_wrap=True)
+    for limit in limits:
+        table.add_column(format_bytes(limit), justify="right", no_wrap=True)
+    times = {(size, limit): outcome.iteration_ns for size, limit, outcome in grid}
+    for size in sizes:
+        cells = [Text(format_bytes(size))]
+        for limit in limits:
+            time_ns = times.get((size, limit))
+            text = "" if time_ns is None else format_ns(time_ns)
+            cells.append(Text(text, style="bold green" if time_ns == best else ""))
+        table.add_row(*cells)
+    console.print(table)
+
+
+def _against(todo: Sequence[Case], policies: Sequence[str], x: str, as_json: bool, plot: Path | None, title: str) -> None:
+    """Simulate and print a row a policy and a column a value of `x`."""
+    names = tuple(policies) or todo[0].policies
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("simulating", total=len(todo) * len(names))
+        outcomes = sweep(todo, names, lambda done: progress.advance(task, done))
+    if as_json:
+        _print_json([row(outcome) for outcome in outcomes])
+    else:
+        _show(outcomes, names, x, title)
+    if plot is not None:
+        scale = 1e9 if x == "bits_per_second" else 1
+        lines = {
+            name: [(int(o.case.labels[x]) / scale, 100 * o.efficiency) for o in outcomes if o.policy == name] for name in names
+        }
+        plots.draw(plot, {title: lines}, "Gbit/s" if x != "workers" else x, "% of linear scaling", log_x=True)
+
+
+def _show(outcomes: Sequence[Outcome], names: Sequence[str], x: str, title: str) -> None:
+    values = list(dict.fromkeys(int(outcome.case.labels[x]) for outcome in outcomes))
+    console = Console()
+    console.print(Text(f"{title}: % of linear scaling"), soft_wrap=True)
+    table = Table(padding=(0, 0))
+    table.add_column("policy ", no_wrap=True)
+    for value in values:
+        head = str(value) if x == "workers" else f"{value / 1e9:g}G"
+        table.add_column(f" {head}", justify="right", no_wrap=True)
+    best = {value: max(o.efficiency for o in outcomes if o.case.labels[x] == value) for value in values}
+    for name in names:
+        mine = {int(o.case.labels[x]): o for o in outcomes if o.policy == name}
+        cells = [
+            Text(f" {100 * mine[v].efficiency:.1f}", style="bold green" if mine[v].efficiency == best[v] else "")
+            for v in values
+        ]
+        table.add_row(Text(name), *cells)
+    bounds = {int(o.case.labels[x]): o.oracle_ns / o.bound_ns for o in outcomes}
+    table.add_section()
+    table.add_row(Text("no more than"), *(Text(f" {100 * bounds[value]:.1f}") for value in values))
+    console.print(table)
+
+
+def _title(profile: Profile, there: Place, count: int | None) -> str:
+    servers = "" if there.servers is None else ", as many servers" if there.servers == "same" else f", {there.servers} servers"
+    among = "" if count is None else f", {count} workers"
+    return f"{profile.model}{among}{servers or f', {there.algorithm} all-reduce'}"
+
+
+def _one(workers: tuple[str, ...]) -> int:
+    counts = parse_counts("--workers", workers, "8")
+    if len(counts) != 1:
+        raise InputError(f"--workers: got {len(counts)} numbers, expected one")
+    return counts[0]
+
+
+def _sizes(texts: Sequence[str]) -> list[int]:
+    return [parse_bytes(part) for text in texts for part in text.split(",")]
+
+
+def _print_json(rows: list[dict[str, Any]]) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())

@@ -1,0 +1,110 @@
+"""`gradlane zoo`: profiles of well-known networks, to plan with before anything has been measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gradlane import zoo
+from gradlane.core import files
+from gradlane.core.profile import Profile
+from gradlane.units import format_bytes, format_ns
+
+LARGEST = 8
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--device", help=f"One of {', '.join(zoo.devices())}. Default: the one that a paper used.")
+@click.option("--batch", type=int, help="Samples a worker and iteration. Default: as a paper.")
+@click.option("--out", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write the profile as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the list, or the profile.")
+def command(name: str | None, device: str | None, batch: int | None, out: Path | None, as_json: bool) -> None:
+    """List the networks, or show NAME's profile: exact tensors, times counted and calibrated where they can be.
+
+    `gradlane plan`, `simulate` and `whatif` take NAME in place of a profile's file.
+    """
+    if name is None:
+        _list(as_json)
+        return
+    profile = zoo.profile(name, device=device, batch=batch)
+    if as_json:
+        click.echo(msgspec.json.format(files.dumps(profile), indent=2).decode())
+    else:
+        _show(profile)
+    if out is not None:
+        files.write(out, profile)
+        if not as_json:
+            click.echo(f"wrote {out}")
+
+
+def _list(as_json: bool) -> None:
+    entries = [(zoo.describe(name), zoo.profile(name)) for name in zoo.names()]
+    if as_json:
+        rows = [
+            {
+                "name": entry.name,
+                "title": entry.title,
+                "tensors": entry.tensors,
+                "parameters": entry.parameters,
+                "operations_per_sample": entry.operations,
+                "batch": entry.batch,
+                "device": entry.device,
+                "forward_ns": profile.forward_ns,
+                "backward_ns": profile.backward_ns,
+                "source": profile.source,
+            }
+            for entry, profile in entries
+        ]
+        click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+        return
+    table = Table()
+    table.add_column("name", no_wrap=True)
+    for heading in ("tensors", "params", "GFLOPs", "batch"):
+        table.add_column(heading, justify="right")
+    table.add_column("device", no_wrap=True)
+    table.add_column("iteration", justify="right", no_wrap=True)
+    for entry, profile in entries:
+        cells = (
+            entry.name,
+            str(entry.tensors),
+            f"{entry.parameters / 1e6:.1f}M",
+            f"{entry.operations / 1e9:.1f}",
+            str(entry.batch),
+            entry.device,
+            f"{'' if 'calibrated to' in profile.source else '~'}{format_ns(profile.compute_ns)}",
+        )
+        table.add_row(*(Text(cell) for cell in cells))
+    console = Console()
+    console.print(table)
+    console.print(
+        Text(
+            "GFLOPs: of a sample's forward pass. Times are counted operations, scaled to a total that a paper states or "
+            "(~) by what such totals are elsewhere; gradlane zoo NAME says which."
+        )
+    )
+
+
+def _show(profile: Profile) -> None:
+    console = Console()
+    update_ns = profile.compute_ns - profile.forward_ns - profile.backward_ns
+    console.print(
+        Text(
+            f"{profile.model}: {len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}; forward "
+            f"{format_ns(profile.forward_ns)}, backward {format_ns(profile.backward_ns)}, update {format_ns(update_ns)}"
+        )
+    )
+    console.print(Text(f"source: {profile.source}"))
+    table = Table(title=f"the {LARGEST} largest tensors", title_justify="left")
+    table.add_column("tensor", no_wrap=True)
+    for heading in ("size", "ready after"):
+        table.add_column(heading, justify="right")
+    for tensor in sorted(profile.tensors, key=lambda tensor: -tensor.spec.size_bytes)[:LARGEST]:
+        cells = (tensor.spec.name, format_bytes(tensor.spec.size_bytes), format_ns(tensor.ready_ns))
+        table.add_row(*(Text(cell) for cell in cells))
+    console.print(table)

@@ -1,0 +1,40 @@
+"""Plots of lines, for `--plot`. matplotlib is imported when one is drawn, and is an extra of its own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradlane.errors import UnsupportedError
+
+Lines = Mapping[str, Sequence[tuple[float, float]]]
+
+
+def draw(path: Path, panels: Mapping[str, Lines], x: str, y: str, log_x: bool = False) -> None:
+    """Write one panel a title, side by side, with its lines by name; the suffix of `path` says the format.
+
+    Raises `UnsupportedError` where matplotlib is not installed or does not know the suffix.
+    """
+    try:
+        importlib.import_module("matplotlib").use("Agg")
+        pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    except ImportError as error:
+        raise UnsupportedError(f"--plot needs matplotlib ({error}); install it with: pip install 'gradlane[plot]'") from error
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(6 * len(panels), 4.2), squeeze=False, layout="constrained")
+    try:
+        kinds = figure.canvas.get_supported_filetypes()
+        if path.suffix[1:] not in kinds:
+            raise UnsupportedError(f"--plot: got {path.name!r}, expected a suffix such as .svg, .png or .pdf")
+        for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
+            for name, points in lines.items():
+                axis.plot([point[0] for point in points], [point[1] for point in points], marker=".", label=name)
+            axis.set(title=title, xlabel=x, ylabel=y)
+            if log_x:
+                axis.set_xscale("log")
+            axis.grid(alpha=0.3)
+            axis.legend(fontsize="small")
+        figure.savefig(path)
+    finally:
+        pyplot.close(figure)

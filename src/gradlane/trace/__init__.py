@@ -1,0 +1,55 @@
+"""Profiles from what other tools recorded. Each format is a file of this package; docs/traces.md says what each gives.
+
+A trace is somebody else's file: it is read up to a limit, nothing in it is taken at its word, and what cannot be
+used raises `FormatError` with the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gradlane.core.profile import Profile, TensorSpec
+from gradlane.errors import FormatError, InputError
+from gradlane.trace import chakra, kineto, mg_wfbp, pipedream
+from gradlane.trace.mg_wfbp import read_allreduce
+from gradlane.trace.source import load
+
+__all__ = ["FORMATS", "read", "read_allreduce"]
+
+_IS: dict[str, Callable[[bytes], bool]] = {
+    "kineto": kineto.is_it,
+    "chakra": chakra.is_it,
+    "pipedream": pipedream.is_it,
+    "mg-wfbp": mg_wfbp.is_it,
+}
+FORMATS = tuple(_IS)
+
+
+def read(
+    path: str | Path,
+    *,
+    format: str | None = None,
+    tensors: Sequence[TensorSpec] | None = None,
+    compute_ns: int | None = None,
+) -> Profile:
+    """The profile in a trace, gzipped or not. format: one of `FORMATS`; None: told from the contents.
+
+    tensors: names for the gradients, in order of readiness, whose sizes must be the trace's (kineto, chakra: their
+    gradients have none). compute_ns: forward and backward together, for a trace without times (chakra). Raises
+    `FormatError` with the place for a file that cannot be used; a missing file stays an `OSError`.
+    """
+    if format is not None and format not in FORMATS:
+        raise InputError(f"format: got {format!r}, expected one of {', '.join(FORMATS)}")
+    data = load(path)
+    found = format or next((name for name, is_it in _IS.items() if is_it(data[:65_536])), None)
+    if found is None:
+        raise FormatError(f"{path}: got a file of no known format, expected one of {', '.join(FORMATS)}")
+    name = Path(path).name
+    if found == "kineto":
+        return kineto.read(data, name, tensors)
+    if found == "chakra":
+        return chakra.read(data, name, tensors, compute_ns)
+    if found == "pipedream":
+        return pipedream.read(data, name)
+    return mg_wfbp.read(data, name)

@@ -1,0 +1,100 @@
+"""Chakra execution traces (JSON): which gradients there are, in which order, and how large; no times.
+
+The gradients are the AccumulateGrad nodes, once an iteration; a trace of several is cut where its list of sizes
+repeats. Times must be given: forward and backward together, of which backward is two thirds, shared out evenly over
+the gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from gradlane.core.checking import MAX_BYTES, MAX_NS, MAX_TENSORS, need_int
+from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
+from gradlane.errors import FormatError
+from gradlane.trace.kineto import ACCUMULATE
+from gradlane.trace.source import named
+
+_DTYPES = {4: "float32", 8: "float64", 2: "float16"}
+
+
+class _Node(msgspec.Struct):
+    name: str = ""
+    inputs: Any = None
+
+
+class _Trace(msgspec.Struct):
+    schema: str
+    nodes: list[_Node]
+
+
+def is_it(head: bytes) -> bool:
+    return b'"schema"' in head and b"chakra" in head
+
+
+def read(data: bytes, name: str, tensors: Sequence[TensorSpec] | None, compute_ns: int | None) -> Profile:
+    sizes, collectives = read_sizes(data, name)
+    if compute_ns is None:
+        raise FormatError(f"{name}: a Chakra trace has no times; give the length of forward and backward (--compute 300ms)")
+    need_int("compute_ns", compute_ns, 1, MAX_NS)
+    specs = named([(size, dtype) for size, dtype in sizes], tensors, "gradient")
+    backward_ns = compute_ns * 2 // 3
+    count = len(specs)
+    return Profile(
+        name.split(".")[0],
+        "unstated",
+        tuple(TensorProfile(spec, backward_ns * (index + 1) // count, count - 1 - index) for index, spec in enumerate(specs)),
+        tuple(Layer(f"layer{index}", (compute_ns - backward_ns) // count) for index in range(count)),
+        backward_ns,
+        f"{name}: Chakra sizes and order ({collectives} all-reduces in it); times given, shared out evenly",
+    )
+
+
+def read_sizes(data: bytes, name: str) -> tuple[list[tuple[int, str]], int]:
+    """(size_bytes, dtype) of one iteration's gradients in order of readiness, and the number of all-reduce operations."""
+    try:
+        nodes = msgspec.json.decode(data, type=_Trace).nodes
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"{name}: not a Chakra trace: {error}") from None
+    sizes = []
+    for place, node in enumerate(nodes):
+        if node.name == ACCUMULATE:
+            sizes.append(_size(node, f"$.nodes[{place}]", name))
+    if not sizes:
+        raise FormatError(f"{name}: no {ACCUMULATE} nodes in it; record a training step")
+    length = _period(sizes)
+    if length > MAX_TENSORS:
+        raise FormatError(f"{name}: more than {MAX_TENSORS} gradients")
+    return sizes[:length], sum(node.name == "nccl:all_reduce" for node in nodes)
+
+
+def _size(node: _Node, place: str, name: str) -> tuple[int, str]:
+    try:
+        elements, element_bytes = int(node.inputs["values"][0][3]), int(node.inputs["values"][0][4])
+        shape = [int(length) for length in node.inputs["shapes"][0]]
+        dtype = _DTYPES[element_bytes]
+    except (TypeError, IndexError, KeyError, ValueError, OverflowError):
+        raise FormatError(f"{name}: a gradient whose shape cannot be read", place) from None
+    if "BFloat16" in str(node.inputs.get("types")):
+        dtype = "bfloat16"
+    size_bytes = elements * element_bytes
+    if not 0 < size_bytes <= MAX_BYTES or math.prod(shape) != elements:
+        raise FormatError(f"{name}: a gradient of shape {shape} and {elements} elements", place)
+    return size_bytes, dtype
+
+
+def _period(sizes: list[tuple[int, str]]) -> int:
+    """The shortest part that the whole list repeats; the whole list where it repeats none."""
+    # the borders of the list (Knuth, Morris, Pratt): linear, whatever the file holds
+    border = [0] * len(sizes)
+    for index in range(1, len(sizes)):
+        length = border[index - 1]
+        while length and sizes[index] != sizes[length]:
+            length = border[length - 1]
+        border[index] = length + (sizes[index] == sizes[length])
+    period = len(sizes) - border[-1]
+    return period if len(sizes) % period == 0 else len(sizes)

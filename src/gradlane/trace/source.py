@@ -1,0 +1,76 @@
+"""Reading a stranger's file: bounded, decompressed as it is read, and its numbers checked one by one."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gradlane.core.checking import MAX_NS, MAX_TENSORS
+from gradlane.core.profile import TensorSpec
+from gradlane.errors import FormatError
+
+MAX_BYTES = 512 * 2**20
+
+
+def load(path: str | Path) -> bytes:
+    """The file's bytes, decompressed where it is gzip. Never more than `MAX_BYTES` of them, whatever it claims."""
+    with Path(path).open("rb") as file:
+        is_gzip = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        try:
+            data = (gzip.GzipFile(fileobj=file) if is_gzip else file).read(MAX_BYTES + 1)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise FormatError(f"{path}: damaged or cut short: {error}") from None
+    if len(data) > MAX_BYTES:
+        raise FormatError(f"{path}: more than {MAX_BYTES} bytes; record fewer steps")
+    if not data.strip():
+        raise FormatError(f"{path}: the file is empty")
+    return data
+
+
+def lines(data: bytes) -> Iterator[tuple[int, str]]:
+    """Numbered lines of a text file."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"not a text file: {error}", f"byte {error.start}") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        if number > 10 * MAX_TENSORS:
+            raise FormatError(f"more than {10 * MAX_TENSORS} lines", f"line {number}")
+        yield number, line
+
+
+def number_of(text: str, place: str, what: str, most: float) -> float:
+    """A number from 0 to `most`; raises with the place otherwise."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise FormatError(f"{what}: got {text!r:.40}, expected a number", place) from None
+    if not (math.isfinite(value) and 0 <= value <= most):
+        raise FormatError(f"{what}: got {text:.40}, expected 0 to {most:g}", place)
+    return value
+
+
+def time_ns(text: str, unit_ns: float, place: str, what: str) -> int:
+    return round(number_of(text, place, what, MAX_NS / unit_ns) * unit_ns)
+
+
+def named(sizes: Sequence[tuple[int, str]], tensors: Sequence[TensorSpec] | None, prefix: str) -> list[TensorSpec]:
+    """Names for gradients of (size_bytes, dtype): those of `tensors`, which must fit, or numbers."""
+    if tensors is None:
+        return [TensorSpec(f"{prefix}{index}", size, dtype) for index, (size, dtype) in enumerate(sizes)]
+    if len(tensors) != len(sizes):
+        raise FormatError(f"the trace has {len(sizes)} gradients, the model given has {len(tensors)} tensors")
+    for index, ((size, _), spec) in enumerate(zip(sizes, tensors, strict=True)):
+        if size != spec.size_bytes:
+            raise FormatError(f"gradient {index} has {size} bytes, {spec.name} of the model given has {spec.size_bytes}")
+    return list(tensors)
+
+
+def increasing(times: Sequence[int]) -> list[int]:
+    """Each time, or the greatest before it."""
+    return list(itertools.accumulate(times, max))

@@ -1,0 +1,170 @@
+"""Profiles of well-known networks to start from, before anything of one's own has been measured.
+
+Tensors are exact: names, sizes and order are those of the reference definition. Times are counted operations on a
+model of a device, calibrated to a measured total where a paper states one; each profile's `source` says which. For
+times of one's own there are `gradlane profile` and `gradlane convert`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gradlane.core.checking import need_int
+from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
+from gradlane.errors import InputError
+from gradlane.zoo import inception, language, vision
+from gradlane.zoo.devices import (
+    DEVICES,
+    ELEMENT_BYTES,
+    TOTALS,
+    backward_seconds,
+    forward_seconds,
+    geometric_mean,
+    total_seconds,
+)
+from gradlane.zoo.layers import Module, Net
+
+MAX_BATCH = 1_000_000
+UPDATE_PASSES = 5  # momentum SGD reads gradient, momentum and parameter and writes the last two
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a model without choosing a device. Operations are those of a sample's forward pass."""
+
+    name: str
+    title: str
+    tensors: int
+    parameters: int
+    operations: int
+    batch: int
+    device: str
+
+
+@dataclass(frozen=True)
+class _Model:
+    title: str
+    build: Callable[[], Net]
+    batch: int
+    device: str
+
+
+_VGG16, _VGG19 = (2, 2, 3, 3, 3), (2, 2, 4, 4, 4)
+_MODELS = {
+    "alexnet": _Model("AlexNet, 224 x 224", vision.alexnet, 512, "k40"),
+    "vgg16": _Model("VGG-16, 224 x 224", lambda: vision.vgg(_VGG16), 32, "gtx-1080ti"),
+    "vgg16-cifar10": _Model(
+        "VGG-16, 32 x 32, 10 classes", lambda: vision.vgg(_VGG16, 32, 10, average=False), 128, "gtx-1080ti"
+    ),
+    "vgg19": _Model("VGG-19, 224 x 224", lambda: vision.vgg(_VGG19), 64, "k40"),
+    "resnet18": _Model("ResNet-18, 224 x 224", lambda: vision.resnet((2, 2, 2, 2), False), 64, "m60"),
+    "resnet50": _Model("ResNet-50, 224 x 224", lambda: vision.resnet((3, 4, 6, 3), True), 32, "k80"),
+    "resnet152": _Model("ResNet-152, 224 x 224", lambda: vision.resnet((3, 8, 36, 3), True), 128, "v100"),
+    "googlenet": _Model("GoogLeNet with auxiliary heads, 224 x 224", inception.googlenet, 64, "k80"),
+    "inception-v3": _Model("Inception-v3 with auxiliary head, 299 x 299", inception.inception_v3, 32, "m60"),
+    "inception-v4": _Model("Inception-v4, 224 x 224", inception.inception_v4, 128, "v100"),
+    "densenet161": _Model("DenseNet-161, 224 x 224", lambda: vision.densenet((6, 12, 36, 24), 48, 96), 64, "v100"),
+    "densenet201": _Model("DenseNet-201, 224 x 224", lambda: vision.densenet((6, 12, 48, 32), 32, 64), 64, "v100"),
+    "mobilenet": _Model("MobileNet, 224 x 224", vision.mobilenet, 32, "gtx-1080ti"),
+    "yolo": _Model("YOLO, first version, 448 x 448", vision.yolo, 64, "k40"),
+    "yolov2": _Model("YOLOv2, 416 x 416", vision.yolov2, 64, "k40"),
+    "bert-base": _Model("BERT-Base, 128 positions", language.bert_base, 32, "rtx-3090"),
+    "transformer-base": _Model("base Transformer, 32 + 32 positions", language.transformer_base, 16, "v100"),
+    "gpt2": _Model("GPT-2 124M, 1024 positions", language.gpt2, 8, "a100"),
+    "vit-b16": _Model("ViT-B/16, 224 x 224", vision.vit, 64, "a100"),
+    "llama-1b": _Model("Llama of 1.24 G parameters, 2048 positions", language.llama_1b, 4, "h100"),
+}
+
+
+def names() -> tuple[str, ...]:
+    return tuple(_MODELS)
+
+
+def devices() -> tuple[str, ...]:
+    return tuple(DEVICES)
+
+
+def describe(name: str) -> Entry:
+    """Raises `InputError` naming what exists."""
+    model, modules = _model(name), _modules(name)
+    return Entry(
+        name,
+        model.title,
+        sum(len(module.tensors) for module in modules),
+        sum(module.parameters for module in modules),
+        sum(module.operations for module in modules),
+        model.batch,
+        model.device,
+    )
+
+
+def profile(name: str, *, device: str | None = None, batch: int | None = None) -> Profile:
+    """One iteration of `batch` samples a worker on `device`; by default those that a paper used, see `describe`.
+
+    Gradients become ready in reverse order of definition, a module's all at once when its backward pass ends. Updates
+    are those of SGD with momentum, at the device's memory bandwidth. Raises `InputError` naming what exists.
+    """
+    model, modules = _model(name), _modules(name)
+    device = model.device if device is None else device
+    if device not in DEVICES:
+        raise InputError(f"device: got {device!r}, expected one of {', '.join(DEVICES)}")
+    batch = model.batch if batch is None else batch
+    need_int("batch", batch, 1, MAX_BATCH)
+    hardware = DEVICES[device]
+    factor, calibration = _calibration(name, device)
+    tensors: list[TensorProfile] = []
+    now = 0.0
+    for index in range(len(modules) - 1, -1, -1):
+        module = modules[index]
+        now += factor * backward_seconds(module, batch, hardware, index == 0)
+        tensors += [
+            TensorProfile(TensorSpec(tensor, math.prod(shape) * ELEMENT_BYTES), round(now * 1e9), index)
+            for tensor, shape in reversed(module.tensors)
+        ]
+    layers = tuple(
+        Layer(
+            module.name,
+            round(factor * forward_seconds(module, batch, hardware) * 1e9),
+            round(UPDATE_PASSES * ELEMENT_BYTES * module.parameters / hardware.bytes_per_second * 1e9),
+        )
+        for module in modules
+    )
+    source = f"gradlane zoo: operations counted, {hardware.title}, batch {batch}, {calibration}"
+    return Profile(name, device, tuple(tensors), layers, round(now * 1e9), source)
+
+
+def _model(name: str) -> _Model:
+    if name not in _MODELS:
+        close = difflib.get_close_matches(name, _MODELS, 1, 0.5)
+        meant = f" (did you mean {close[0]}?)" if close else ""
+        raise InputError(f"model: got {name!r}{meant}, expected one of {', '.join(_MODELS)}")
+    return _MODELS[name]
+
+
+@functools.cache
+def _modules(name: str) -> list[Module]:
+    return _model(name).build().modules
+
+
+@functools.cache
+def _factors() -> dict[tuple[str, str], float]:
+    return {
+        (name, device): total.seconds / total_seconds(_modules(name), total.batch, DEVICES[device])
+        for (name, device), total in TOTALS.items()
+    }
+
+
+def _calibration(name: str, device: str) -> tuple[float, str]:
+    """The factor between the device's data sheet and measured times, and where it comes from."""
+    factors = _factors()
+    if (name, device) in factors:
+        return factors[name, device], f"calibrated to {TOTALS[name, device].source}"
+    here = [factor for (_, where), factor in factors.items() if where == device]
+    if here:
+        return geometric_mean(here), f"not measured: {device}'s mean factor of {geometric_mean(here):.2f}"
+    mean = geometric_mean(list(factors.values()))
+    return mean, f"not measured: the mean factor of all devices, {mean:.2f}"

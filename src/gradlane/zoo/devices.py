@@ -1,0 +1,96 @@
+"""Devices: how long a module takes, from its operations, its bytes and the device's data sheet.
+
+    time = factor * (max(operations / peak, bytes / bandwidth) + kernels * launch)
+
+Operations and bytes bound any kernel (the roofline); the launch is what small ones cost. No device reaches its data
+sheet: `factor` is the ratio between a total that somebody measured and the model's. Where no total is known for a
+network on a device, it is the geometric mean of the factors that are known, on that device or, failing that, on all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gradlane.zoo.layers import Module
+
+ELEMENT_BYTES = 4
+LAUNCH_NS = 8_000  # a CUDA kernel's launch and gap, a few microseconds on every device here
+
+
+@dataclass(frozen=True)
+class Device:
+    """Peak operations and bytes per second for 32-bit elements, as the maker states them."""
+
+    title: str
+    operations_per_second: float
+    bytes_per_second: float
+
+
+DEVICES = {
+    "k40": Device("Tesla K40c", 4.29e12, 288e9),
+    "k80": Device("Tesla K80, one GK210 of two", 2.80e12, 240e9),
+    "m60": Device("Tesla M60, one GM204 of two", 4.82e12, 160e9),
+    "gtx-1080ti": Device("GeForce GTX 1080 Ti", 11.34e12, 484e9),
+    "v100": Device("Tesla V100 PCIe", 14.0e12, 900e9),
+    "rtx-3090": Device("GeForce RTX 3090", 35.6e12, 936e9),
+    "a100": Device("A100 SXM 80 GB, TF32 products", 156e12, 2039e9),
+    "h100": Device("H100 SXM, TF32 products", 495e12, 3350e9),
+    "h200": Device("H200 SXM, TF32 products", 495e12, 4800e9),
+}
+
+
+@dataclass(frozen=True)
+class Total:
+    """The measured forward and backward time of one iteration, and who measured it."""
+
+    seconds: float
+    batch: int
+    source: str
+
+
+_COMPANION = "MG-WFBP Fig. 9, computation of FP32 in the authors' published script"
+TOTALS: dict[tuple[str, str], Total] = {
+    ("vgg16", "gtx-1080ti"): Total(0.580, 32, "Mercury §II-A: 0.580 s"),
+    ("vgg19", "k40"): Total(8 * 64 * 0.946 / 279.2, 64, "Geryon Tables II and IV: 279.2 images/s on 8 at 94.6 %"),
+    ("googlenet", "k80"): Total(
+        2 * 64 / 163.36, 64, "MG-WFBP Fig. 6, authors' published script: 163.36 images/s on one node of two"
+    ),
+    ("resnet50", "k80"): Total(
+        2 * 32 / 76.85, 32, "MG-WFBP Fig. 7, authors' published script: 76.85 images/s on one node of two"
+    ),
+    ("resnet50", "m60"): Total(64 / 71.5, 64, "Prophet Table 2 at 10 Gbit/s, where policies are level: 70.6 to 72.8 images/s"),
+    ("resnet18", "m60"): Total(64 / 220, 64, "Prophet §5.3 at 10 Gbit/s, where policies are level: 220 images/s"),
+    ("resnet152", "v100"): Total(0.883118, 128, _COMPANION),
+    ("inception-v4", "v100"): Total(0.610822, 128, _COMPANION),
+    ("densenet161", "v100"): Total(0.477655, 64, _COMPANION),
+    ("densenet201", "v100"): Total(0.360877, 64, _COMPANION),
+}
+
+
+def forward_seconds(module: Module, batch: int, device: Device) -> float:
+    """The data sheet's time of one module's forward pass, uncalibrated."""
+    moved = (module.moved_elements * batch + module.parameters) * ELEMENT_BYTES
+    bound = max(module.operations * batch / device.operations_per_second, moved / device.bytes_per_second)
+    return bound + module.kernels * LAUNCH_NS / 1e9
+
+
+def backward_seconds(module: Module, batch: int, device: Device, is_first: bool) -> float:
+    """Of its backward pass: the gradients of input and parameters, each as many operations as forward.
+
+    The first module's input needs no gradient.
+    """
+    forward = forward_seconds(module, batch, device)
+    return forward if is_first else 2 * forward
+
+
+def total_seconds(modules: list[Module], batch: int, device: Device) -> float:
+    """Forward and backward of all modules, uncalibrated."""
+    return sum(
+        forward_seconds(module, batch, device) + backward_seconds(module, batch, device, not index)
+        for index, module in enumerate(modules)
+    )
+
+
+def geometric_mean(values: list[float]) -> float:
+    return math.exp(sum(math.log(value) for value in values) / len(values))

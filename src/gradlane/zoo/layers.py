@@ -1,0 +1,141 @@
+"""Layers: a network written down module by module, with the tensors and the operations that each module has.
+
+A `Net` is walked through as the forward pass runs; each module with parameters becomes a `Module`, and what has
+none (activations, pooling, additions) is added to the module before it. Shapes are per sample. An operation is a
+multiplication or an addition: a multiply-accumulate counts as two.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Shape = tuple[int, ...]
+
+
+@dataclass
+class Module:
+    """A module with parameters: its tensors in order of definition, and what one sample's forward pass costs it."""
+
+    name: str
+    tensors: list[tuple[str, Shape]]
+    operations: int
+    moved_elements: int
+    """Read and written by this module and the modules without parameters behind it."""
+    kernels: int = 1
+
+    @property
+    def parameters(self) -> int:
+        return sum(math.prod(shape) for _, shape in self.tensors)
+
+
+class Net:
+    """The modules so far, and the shape (channels, height, width) or (positions, width) that flows out of the last."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape: Shape = shape
+        self.modules: list[Module] = []
+
+    @property
+    def channels(self) -> int:
+        return self.shape[0]
+
+    def _add(self, name: str, tensors: dict[str, Shape], operations: int, out: Shape) -> None:
+        moved = math.prod(self.shape) + math.prod(out)
+        self.modules.append(Module(name, [(f"{name}.{key}", shape) for key, shape in tensors.items()], operations, moved))
+        self.shape = out
+
+    def _without_parameters(self, out: Shape, operations: int = 0) -> None:
+        if self.modules:
+            last = self.modules[-1]
+            last.operations += operations
+            last.moved_elements += math.prod(self.shape) + math.prod(out)
+            last.kernels += 1
+        self.shape = out
+
+    # -- images ----------------------------------------------------------------------------------------------
+
+    def conv(
+        self,
+        name: str,
+        out: int,
+        kernel: int | tuple[int, int],
+        stride: int = 1,
+        pad: int | tuple[int, int] = 0,
+        groups: int = 1,
+        bias: bool = True,
+    ) -> None:
+        high, wide = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+        above, beside = pad if isinstance(pad, tuple) else (pad, pad)
+        rows = (self.shape[1] + 2 * above - high) // stride + 1
+        columns = (self.shape[2] + 2 * beside - wide) // stride + 1
+        weight = (out, self.channels // groups, high, wide)
+        tensors: dict[str, Shape] = {"weight": weight}
+        if bias:
+            tensors["bias"] = (out,)
+        self._add(name, tensors, 2 * math.prod(weight) * rows * columns, (out, rows, columns))
+
+    def norm(self, name: str, relu: bool = True) -> None:
+        """Batch normalisation, and by default the ReLU behind it."""
+        tensors: dict[str, Shape] = {"weight": (self.channels,), "bias": (self.channels,)}
+        self._add(name, tensors, 4 * math.prod(self.shape), self.shape)
+        if relu:
+            self.relu()
+
+    def relu(self) -> None:
+        self._without_parameters(self.shape, math.prod(self.shape))
+
+    def pool(self, kernel: int, stride: int, pad: int = 0, ceil: bool = False) -> None:
+        def after(size: int) -> int:
+            spare = size + 2 * pad - kernel
+            return (-(-spare // stride) if ceil else spare // stride) + 1
+
+        out = (self.channels, after(self.shape[1]), after(self.shape[2]))
+        self._without_parameters(out, math.prod(out) * kernel * kernel)
+
+    def average(self, size: int = 1) -> None:
+        """Adaptive average pooling to size x size."""
+        self._without_parameters((self.channels, size, size), math.prod(self.shape))
+
+    def flatten(self) -> None:
+        self.shape = (math.prod(self.shape),)
+
+    def concatenate(self, channels: int, like: Shape) -> None:
+        """Branches have been run one after another; their outputs stand side by side from here on."""
+        self.shape = (channels, *like[1:])
+
+    # -- vectors and sequences -------------------------------------------------------------------------------
+
+    def linear(self, name: str, out: int, bias: bool = True) -> None:
+        """On the last axis; at every position of a sequence."""
+        tensors: dict[str, Shape] = {"weight": (out, self.shape[-1])}
+        if bias:
+            tensors["bias"] = (out,)
+        positions = math.prod(self.shape[:-1])
+        self._add(name, tensors, 2 * positions * self.shape[-1] * out, (*self.shape[:-1], out))
+
+    def layer_norm(self, name: str, bias: bool = True) -> None:
+        width = self.shape[-1]
+        tensors: dict[str, Shape] = {"weight": (width,)}
+        if bias:
+            tensors["bias"] = (width,)
+        self._add(name, tensors, 8 * math.prod(self.shape), self.shape)
+
+    def embedding(self, name: str, rows: int, width: int, positions: int) -> None:
+        self._add(name, {"weight": (rows, width)}, positions * width, (positions, width))
+
+    def parameter(self, name: str, *shape: int) -> None:
+        """A parameter of its own, such as a class token: added or put in front."""
+        self._add(name, {}, math.prod(shape), self.shape)
+        self.modules[-1].tensors.append((name, shape))
+
+    def attend(self, width: int, positions: int, keys: int, causal: bool = False) -> None:
+        """Scores, softmax and weighted sum of `positions` queries over `keys`; projections are modules of their own."""
+        operations = 4 * positions * keys * width // (2 if causal else 1)
+        self._without_parameters((positions, width), operations)
+
+    def tied_linear(self, out: int) -> None:
+        """A projection by a parameter that another module holds."""
+        positions = math.prod(self.shape[:-1])
+        self._without_parameters(self.shape, 2 * positions * self.shape[-1] * out)
+        self.modules[-1].moved_elements += positions * out

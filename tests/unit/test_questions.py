@@ -1,0 +1,136 @@
+"""The commands that ask the simulator: simulate, whatif, and plan by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from gradlane import zoo
+from gradlane.cli import main
+from gradlane.core import files
+from gradlane.core.cluster import Cluster
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.output
+
+
+def test_simulate_sweeps_models_rates_and_workers():
+    rows = json.loads(
+        run("simulate", "vgg16", "resnet50", "--rate", "1gbit,10gbit", "--workers", "2..8", "--policy", "ddp", "--json")
+    )
+    assert [(row["model"], row["bits_per_second"], row["workers"]) for row in rows] == [
+        (model, rate, workers) for model in ("vgg16", "resnet50") for rate in (10**9, 10**10) for workers in (2, 4, 8)
+    ]
+    assert all(row["iteration_ns"] >= row["bound_ns"] >= row["oracle_ns"] for row in rows)
+
+
+def test_simulate_says_what_all_rows_share_once_and_marks_what_varies():
+    text = run("simulate", "resnet18", "--workers", "2,4", "--policy", "wfbp", "--policy", "ddp")
+    assert "resnet18, 10 Gbit/s rate" in text
+    assert "above bound" in text
+    assert text.count("wfbp") == 2
+
+
+def test_simulate_draws_and_writes_a_timeline(tmp_path):
+    plot, timeline = tmp_path / "plot.svg", tmp_path / "trace.json"
+    run("simulate", "alexnet", "--rate", "1gbit,10gbit", "--servers", "same", "--policy", "p3", "--plot", plot)
+    assert "<svg" in plot.read_text()
+    run("simulate", "alexnet", "--policy", "wfbp", "--timeline", timeline)
+    assert json.loads(timeline.read_text())["traceEvents"]
+    assert "expected one policy on one model" in run("simulate", "alexnet", "--timeline", timeline, code=2)
+    assert "expected a suffix" in run("simulate", "alexnet", "--policy", "ddp", "--plot", tmp_path / "plot.xyz", code=1)
+
+
+def test_whatif_bandwidth_finds_less_for_mercury_than_for_wfbp():
+    rows = json.loads(
+        run(
+            "whatif",
+            "bandwidth",
+            "vgg16",
+            "--servers",
+            "same",
+            "--workers",
+            "2",
+            "--policy",
+            "wfbp",
+            "--policy",
+            "mercury",
+            "--json",
+        )
+    )
+    needed = {(row["policy"], row["target"]): row["bits_per_second"] for row in rows}
+    assert needed["mercury", 0.99] < 0.6 * needed["wfbp", 0.99]
+    assert needed["mercury", 0.9] < needed["mercury", 0.99]
+    text = run("whatif", "bandwidth", "vgg16", "--policy", "ddp", "--target", "0.9")
+    assert "90% of linear" in text
+    assert "expected none" in run("whatif", "bandwidth", "vgg16", "--rate", "1gbit", code=2)
+
+
+def test_whatif_rates_and_workers_end_with_what_no_schedule_exceeds():
+    assert "no more than" in run("whatif", "rates", "vgg16", "--rate", "1gbit,10gbit", "--policy", "wfbp")
+    rows = json.loads(run("whatif", "workers", "googlenet", "--workers", "4,64", "--policy", "mg-wfbp", "--json"))
+    assert [row["workers"] for row in rows] == [4, 64]
+
+
+def test_whatif_knobs_is_a_table_of_partition_by_credit():
+    text = run("whatif", "knobs", "vgg16", "--servers", "same", "--partition", "1MiB,4MiB", "--credit", "4MiB")
+    assert "1.0 MiB" in text
+    assert "4.0 MiB" in text
+    assert "expected one at least as large" in run(
+        "whatif", "knobs", "vgg16", "--partition", "4MiB", "--credit", "1MiB", code=2
+    )
+
+
+def test_plan_takes_a_name_and_a_described_network_and_writes_a_plan_for_servers(tmp_path):
+    out = tmp_path / "plan.json"
+    text = run("plan", "vgg16", "--servers", "same", "--workers", "4", "--policy", "mercury", "--out", out)
+    assert "4 workers and 4 servers on 8 hosts" in text
+    assert files.read(out, Plan).wire == "packet-priority"
+    text = run("plan", "vgg16", "--rate", "10gbit")
+    assert "why: " in text
+    assert "above bound" in text
+
+
+def test_plan_takes_a_clusters_file(tmp_path):
+    path = tmp_path / "cluster.json"
+    files.write(path, Cluster.alike(2, 1, 10**9))
+    assert "2 workers and 1 servers on 3 hosts" in run("plan", "resnet18", path, "--policy", "wfbp")
+    assert "expected one or the other" in run("plan", "resnet18", path, "--workers", "2", code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["simulate", "vgg17"], "model: got 'vgg17' (did you mean vgg19?)"),
+        (["simulate", "nowhere.json"], "PROFILE: got 'nowhere.json', which is not a file"),
+        (["simulate", "vgg16", "--workers", "8..2"], "--workers: got '8..2', expected 1 to 1000000, the smaller first"),
+        (["simulate", "vgg16", "--workers", "0"], "--workers: got '0'"),
+        (["simulate", "vgg16", "--rate", "fast"], "rate: got 'fast'"),
+        (["simulate", "vgg16", "--startup", "1"], "time: got '1', expected a number and a unit such as 50us"),
+        (["simulate", "vgg16", "--servers", "-1"], "--servers: got '-1'"),
+        (["simulate", "vgg16", "--colocated"], "--colocated: got it without --servers"),
+        (["whatif", "workers", "vgg16", "--policy", "fast"], "policy: got 'fast'"),
+        (["plan", "vgg16", "--workers", "2,4"], "expected one of each"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(arguments, fault):
+    assert fault in run(*arguments, code=2)
+
+
+def test_a_profile_cut_short_and_one_with_a_negative_time_are_refused_with_the_place(tmp_path):
+    path = tmp_path / "profile.json"
+    data = files.dumps(zoo.profile("resnet18"))
+    path.write_bytes(data[: len(data) // 2])
+    assert "(at $)" in run("simulate", path, code=2)
+    path.write_bytes(data.replace(b'"forward_ns":', b'"forward_ns":-', 1))
+    assert "$.body.layers[0]" in run("plan", path, code=2)
+    files.write(path, zoo.profile("resnet18"))
+    assert files.read(path, Profile).model == "resnet18"
+    assert "got them with the file" in run("plan", path, "--batch", "3", code=2)

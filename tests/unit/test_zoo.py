@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+
+import pytest
+from click.testing import CliRunner
+
+from gradlane import zoo
+from gradlane.cli import main
+from gradlane.core import files
+from gradlane.core.profile import Profile
+from gradlane.errors import InputError
+from gradlane.zoo.devices import TOTALS
+
+# tensors and parameters of the reference definitions: torchvision, timm, transformers, Caffe
+REFERENCE = {
+    "alexnet": (16, 61_100_840),
+    "vgg16": (32, 138_357_544),
+    "vgg16-cifar10": (32, 33_638_218),
+    "vgg19": (38, 143_667_240),
+    "resnet18": (62, 11_689_512),
+    "resnet50": (161, 25_557_032),
+    "resnet152": (467, 60_192_808),
+    "googlenet": (128, 13_378_280),
+    "inception-v3": (292, 27_161_264),
+    "inception-v4": (449, 42_679_816),
+    "densenet161": (484, 28_681_000),
+    "densenet201": (604, 20_013_928),
+    "mobilenet": (83, 4_231_976),
+    "yolo": (52, 271_703_550),
+    "yolov2": (68, 50_962_889),
+    "bert-base": (199, 109_482_240),
+    "transformer-base": (253, 63_082_496),
+    "gpt2": (148, 124_439_808),
+    "vit-b16": (152, 86_567_656),
+    "llama-1b": (146, 1_235_814_400),
+}
+
+
+def test_every_model_has_a_reference():
+    assert set(zoo.names()) == set(REFERENCE)
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_tensors_and_parameters_are_those_of_the_reference_definition(name):
+    entry, profile = zoo.describe(name), zoo.profile(name)
+    assert (entry.tensors, entry.parameters) == REFERENCE[name]
+    assert (len(profile.tensors), profile.size_bytes // 4) == REFERENCE[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "giga_macs"),
+    [("resnet50", 3.9), ("resnet152", 11.61), ("densenet161", 7.85), ("densenet201", 4.39), ("inception-v4", 6.16)],
+)
+def test_operations_are_near_those_that_mg_wfbp_table_4_states(name, giga_macs):
+    # ours have normalisation, activations and pooling too, and the stride of ResNet-50 in its 3 x 3 convolutions
+    assert zoo.describe(name).operations / 2e9 == pytest.approx(giga_macs, rel=0.07)
+
+
+def test_sizes_are_distributed_as_mg_wfbp_figure_5_says():
+    of_resnet = Counter(tensor.spec.size_bytes for tensor in zoo.profile("resnet152").tensors)
+    assert of_resnet[1024] == 152  # the paper says 150
+    of_densenet = Counter(tensor.spec.size_bytes for tensor in zoo.profile("densenet161").tensors)
+    assert of_densenet[768] == 160
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "share"), [("yolo", "fc", 77.86), ("vgg19", "classifier", 86.06), ("resnet50", "fc", 8.02)]
+)
+def test_the_share_of_fully_connected_layers_is_that_of_geryon_figure_6(name, head, share):
+    tensors = zoo.profile(name).tensors
+    connected = sum(t.spec.size_bytes for t in tensors if t.spec.name.startswith(head) and t.spec.name[len(head)] in ".01")
+    assert 100 * connected / sum(t.spec.size_bytes for t in tensors) == pytest.approx(share, abs=0.005)
+
+
+@pytest.mark.parametrize(("name", "device"), TOTALS)
+def test_a_measured_total_is_met(name, device):
+    total = TOTALS[name, device]
+    profile = zoo.profile(name, device=device, batch=total.batch)
+    assert profile.forward_ns + profile.backward_ns == pytest.approx(total.seconds * 1e9, rel=1e-6)
+    assert f"calibrated to {total.source}" in profile.source
+
+
+def test_what_was_not_measured_says_so():
+    assert "not measured: k40's mean factor" in zoo.profile("alexnet").source
+    assert "not measured: the mean factor of all devices" in zoo.profile("gpt2").source
+
+
+def test_a_larger_batch_takes_more_time_and_less_for_each_sample():
+    small, large = zoo.profile("resnet50", batch=8), zoo.profile("resnet50", batch=64)
+    assert small.compute_ns < large.compute_ns < 8 * small.compute_ns
+    assert small.specs == large.specs
+
+
+def test_gradients_are_ready_from_the_last_layer_to_the_first():
+    profile = zoo.profile("vgg16")
+    assert [t.spec.name for t in profile.tensors][:2] == ["classifier.6.bias", "classifier.6.weight"]
+    assert profile.tensors[-1].spec.name == "features.0.weight"
+    assert profile.tensors[-1].ready_ns == profile.backward_ns
+    assert [profile.layers[t.layer].name for t in profile.tensors[-2:]] == ["features.0", "features.0"]
+
+
+def test_the_tied_output_of_gpt2_is_ready_at_the_end_where_its_embedding_is():
+    profile = zoo.profile("gpt2")
+    assert profile.tensors[-1].spec.name == "transformer.wte.weight"
+    assert profile.tensors[-1].spec.size_bytes == 4 * 50_257 * 768
+    assert profile.tensors[-1].layer == 0
+
+
+def test_what_does_not_exist_is_refused_with_what_does():
+    with pytest.raises(InputError, match=r"got 'resnet-50' \(did you mean resnet50\?\), expected one of alexnet"):
+        zoo.profile("resnet-50")
+    with pytest.raises(InputError, match="device: got 'tpu', expected one of k40"):
+        zoo.profile("vgg16", device="tpu")
+    with pytest.raises(InputError, match="batch: got 0"):
+        zoo.profile("vgg16", batch=0)
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["zoo", *arguments])
+
+
+def test_the_command_lists_shows_and_writes(tmp_path):
+    listed = json.loads(run("--json").output)
+    assert [row["name"] for row in listed] == list(zoo.names())
+    assert all(math.isfinite(row["operations_per_sample"]) for row in listed)
+    assert "llama-1b" in run().output
+    path = tmp_path / "profile.json"
+    result = run("vgg16", "--batch", "16", "--out", str(path))
+    assert result.exit_code == 0
+    assert "calibrated to Mercury" in result.output
+    assert files.read(path, Profile) == zoo.profile("vgg16", batch=16)
+    assert run("vgg17").exit_code == 2
