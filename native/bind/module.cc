@@ -144,8 +144,8 @@ NB_MODULE(_native, module) {
         }, nb::arg("tensor"), nb::arg("from_address"), nb::arg("into_address"), nb::arg("size_bytes"), nb::arg("dtype"),
            nb::arg("op") = 0, nb::arg("sender") = kAll, nb::arg("receiver") = kAll, nb::arg("at") = kDealt, nb::arg("whole") = false,
            nb::arg("urgent_first") = false, nb::arg("priority") = 0, nb::arg("lane") = 0)
-        .def("push", [](Node& node, uint32_t tensor, bool notify) { node.Push(tensor, notify); }, nb::arg("tensor"),
-             nb::arg("notify") = true)
+        .def("push", [](Node& node, uint32_t tensor, bool notify, bool notify_sent) { node.Push(tensor, notify, notify_sent); },
+             nb::arg("tensor"), nb::arg("notify") = true, nb::arg("notify_sent") = false)
         .def("start", [](Node& node, uint32_t tensor, uintptr_t from, uintptr_t into, uint64_t bytes, uint8_t dtype, uint8_t op,
                          int32_t sender, int32_t receiver, int32_t at, bool urgent_first, uint32_t priority, bool notify) {
             const Spec spec = MakeSpec(bytes, dtype, op, sender, receiver, at, false, urgent_first, priority, 0, true);

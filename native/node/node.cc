@@ -181,12 +181,12 @@ void Node::Define(uint32_t tensor, const Spec& spec, const void* from, void* int
     Submit({Command::Kind::kDefine, tensor, spec, static_cast<const uint8_t*>(from), static_cast<uint8_t*>(into), false, 0, {}});
 }
 
-void Node::Push(uint32_t tensor, bool notify) {
+void Node::Push(uint32_t tensor, bool notify, bool notify_sent) {
     {
         std::lock_guard guard(done_mutex_);
         open_.insert(tensor);
     }
-    Submit({Command::Kind::kPush, tensor, {}, nullptr, nullptr, notify, 0, {}});
+    Submit({Command::Kind::kPush, tensor, {}, nullptr, nullptr, notify, 0, {}, notify_sent});
 }
 
 void Node::Start(uint32_t tensor, const Spec& spec, const void* from, void* into, bool notify) {
@@ -222,11 +222,11 @@ bool Node::IsDone(uint32_t tensor) {
     return open_.count(tensor) == 0;
 }
 
-std::vector<uint32_t> Node::Take(int64_t timeout_ms) {
+std::vector<int64_t> Node::Take(int64_t timeout_ms) {
     std::unique_lock lock(done_mutex_);
     done_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
                    [this] { return !finished_.empty() || failure_.code != Code::kNone || over_all_; });
-    std::vector<uint32_t> taken(finished_.begin(), finished_.end());
+    std::vector<int64_t> taken(finished_.begin(), finished_.end());
     finished_.clear();
     return taken;
 }
@@ -275,9 +275,9 @@ void Node::Execute(Command& command) {
     switch (command.kind) {
         case Command::Kind::kDial: DoDial(command.tensor, command.text, command.port); break;
         case Command::Kind::kDefine: DoDefine(command.tensor, command.spec, command.from, command.into); break;
-        case Command::Kind::kPush: DoPush(command.tensor, command.notify); break;
+        case Command::Kind::kPush: DoPush(command.tensor, command.notify, command.notify_sent); break;
         case Command::Kind::kStart:
-            if (DoDefine(command.tensor, command.spec, command.from, command.into)) DoPush(command.tensor, command.notify);
+            if (DoDefine(command.tensor, command.spec, command.from, command.into)) DoPush(command.tensor, command.notify, false);
             break;
         case Command::Kind::kForget: {
             for (auto each = tensors_.begin(); each != tensors_.end();) {
@@ -401,7 +401,7 @@ bool Node::DoDefine(uint32_t tensor, const Spec& spec, const uint8_t* from, uint
     return true;
 }
 
-void Node::DoPush(uint32_t tensor, bool notify) {
+void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent) {
     if (failed_) return;
     const auto found = tensors_.find(tensor);
     if (found == tensors_.end() || found->second.under_way) {
@@ -416,6 +416,7 @@ void Node::DoPush(uint32_t tensor, bool notify) {
     Tensor& state = found->second;
     state.under_way = true;
     state.notify = notify;
+    state.notify_sent = notify_sent;
     state.iteration = state.spec.once ? OnlyIteration(state.spec) : state.pushes++;
     std::fill(state.received.begin(), state.received.end(), 0);
     state.unsent = 0;
@@ -455,6 +456,12 @@ void Node::DoPush(uint32_t tensor, bool notify) {
 }
 
 void Node::Settle(uint32_t tensor, Tensor& state) {
+    if (state.notify_sent && state.unsent == 0) {
+        state.notify_sent = false;
+        std::lock_guard guard(done_mutex_);
+        finished_.push_back(~static_cast<int64_t>(tensor));
+        done_.notify_all();
+    }
     if (!state.under_way || state.unsent != 0 || state.unreceived != 0) return;
     state.under_way = false;
     if (state.spec.once) {

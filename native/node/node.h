@@ -88,8 +88,9 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
     // Registers a tensor; ids grow by one. from, into: the worker's memory, `spec.bytes` each (may be the same;
     // null where the spec makes no use of it), to stay until Forget or, for `once`, until it is done.
     void Define(uint32_t tensor, const Spec& spec, const void* from, void* into);
-    // The worker's part of the next iteration of `tensor` is in memory. notify: let Take() tell its end.
-    void Push(uint32_t tensor, bool notify);
+    // The worker's part of the next iteration of `tensor` is in memory. notify: let Take() tell its end; notify_sent:
+    // and, before that, that all of it has been handed to the kernel.
+    void Push(uint32_t tensor, bool notify, bool notify_sent = false);
     // Both at once, for a tensor that is defined once.
     void Start(uint32_t tensor, const Spec& spec, const void* from, void* into, bool notify);
     // Everything below this id is over; none of it may be under way.
@@ -99,8 +100,9 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
     // timeout_ms or a failure.
     bool Wait(uint32_t tensor, int64_t timeout_ms);
     bool IsDone(uint32_t tensor);
-    // Those that are done since the last call; waits for the first. Empty after timeout_ms, a failure or Close.
-    std::vector<uint32_t> Take(int64_t timeout_ms);
+    // Those that are done since the last call, and as ~tensor those that have been sent, in the order of events; waits
+    // for the first. Empty after timeout_ms, a failure or Close.
+    std::vector<int64_t> Take(int64_t timeout_ms);
 
     // This process cannot go on: fails this node and every other.
     void Abort(const std::string& text);
@@ -117,7 +119,7 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
         const uint8_t* from = nullptr;
         uint8_t* into = nullptr;
         bool contributes = false, receives = false;
-        bool under_way = false, notify = false;
+        bool under_way = false, notify = false, notify_sent = false;
         uint32_t iteration = 0;  // of the push under way
         uint32_t pushes = 0;
         uint32_t unsent = 0, unreceived = 0;  // packets
@@ -132,6 +134,7 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
         bool notify = false;
         uint16_t port = 0;
         std::string text;
+        bool notify_sent = false;
     };
 
     // A frame that was ahead of this process.
@@ -159,7 +162,7 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
     void Execute(Command& command);
     void DoDial(uint32_t server, const std::string& address, uint16_t port);
     bool DoDefine(uint32_t tensor, const Spec& spec, const uint8_t* from, uint8_t* into);
-    void DoPush(uint32_t tensor, bool notify);
+    void DoPush(uint32_t tensor, bool notify, bool notify_sent);
     std::shared_ptr<const Layout> Cut(uint32_t tensor, const Spec& spec);
     void Settle(uint32_t tensor, Tensor& state);
     void SweepOver();
@@ -226,7 +229,7 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
     std::mutex done_mutex_;  // taken last
     std::condition_variable done_;
     std::unordered_set<uint32_t> open_;  // pushed and not done
-    std::deque<uint32_t> finished_;
+    std::deque<int64_t> finished_;  // ~tensor: sent
     Failure failure_;
     bool joined_ = false, over_all_ = false;
     std::string missing_;

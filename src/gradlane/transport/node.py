@@ -165,9 +165,12 @@ class Node:
             lane=lane,
         )
 
-    def push(self, tensor: int, notify: bool = True) -> None:
-        """This worker's part of the next iteration of `tensor` is in its memory, which is not to be touched now."""
-        self._native.push(tensor, notify)
+    def push(self, tensor: int, notify: bool = True, notify_sent: bool = False) -> None:
+        """This worker's part of the next iteration of `tensor` is in its memory, which is not to be touched now.
+
+        `take` tells its end, with `notify`, and before that, with `notify_sent`, that the kernel has all of it.
+        """
+        self._native.push(tensor, notify, notify_sent)
 
     def start(
         self,
@@ -218,6 +221,7 @@ class Node:
     def take(self, timeout_s: float) -> list[int]:
         """Tensors pushed with `notify` that are done since the last call; waits for one. Empty: timeout or closed.
 
+        Of a tensor pushed with `notify_sent`, `~tensor` says that it has been sent, and comes before its end.
         Raises the failure of the node once everything that was done before it has been taken.
         """
         done = self._native.take(max(0, round(timeout_s * 1000)))
