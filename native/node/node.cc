@@ -23,6 +23,9 @@ constexpr size_t kEarlyBytes = 64 << 20;     // of what came before this process
 constexpr size_t kMaxStrangers = 64;         // connections that have not been let in
 constexpr uint32_t kSmallestCut = 4 << 10;   // a tensor smaller than this is not cut: a packet has its price
 
+// One lane a tensor: a connection receives one frame at a time, so no packet is ever admitted twice.
+constexpr const char* kOtherLane = "a packet on another lane than its tensor's";
+
 int64_t Now() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -560,6 +563,7 @@ Connection::Sink Node::OnPushHeader(Connection& connection, const Header& header
     const char* why = "";
     const int64_t place = aggregator_->Admit(header, connection.peer, &why);
     if (place < 0) return Connection::Sink::Fault(place == Aggregator::kDisagrees ? Code::kMismatch : Code::kProtocol, why);
+    if (connection.lane != aggregator_->LaneOf(header.tensor)) return Connection::Sink::Fault(Code::kProtocol, kOtherLane);
     connection.place = static_cast<uint32_t>(place);
     connection.receiving = aggregator_->Take();
     return Connection::Sink::Take(connection.receiving.data());
@@ -583,6 +587,7 @@ Connection::Sink Node::OnResultHeader(Connection& connection, const Header& head
     if (place < 0) {
         return Connection::Sink::Fault(Code::kMismatch, "a packet that is not one of its tensor's; are the sizes equal on all ranks?");
     }
+    if (connection.lane != state.spec.lane) return Connection::Sink::Fault(Code::kProtocol, kOtherLane);
     const uint64_t bit = state.layout->first[connection.peer] + static_cast<uint64_t>(place);
     if (state.received[bit / 64] >> (bit % 64) & 1) return Connection::Sink::Fault(Code::kProtocol, "the same packet a second time");
     connection.place = static_cast<uint32_t>(bit);
@@ -671,6 +676,10 @@ bool Node::OnFrame(Connection& connection, const Header& header) {
     }
     switch (header.type) {
         case FrameType::kPush:
+            if (!aggregator_->Has(header.tensor)) {  // forgotten since its header came
+                Lose(connection, Code::kProtocol, "a packet of a tensor that is over");
+                return false;
+            }
             aggregator_->Arrive(header.tensor, connection.place, connection.peer, std::move(connection.receiving));
             return true;
         case FrameType::kResult: {
@@ -1024,38 +1033,44 @@ void Node::Reap() {
     connections_.remove_if([](const std::unique_ptr<Connection>& connection) { return connection->state == Connection::State::kClosed; });
 }
 
+// What is done between two sleeps, under the lock. True: there is more to do at once.
+bool Node::Turn(const epoll_event* events, int n) {
+    now_ns_ = Now();
+    RunCommands(false);
+    ReadResumed();
+    for (int i = 0; i < n; ++i) {
+        void* what = events[i].data.ptr;
+        if (what == &wake_) {
+            uint64_t count;
+            (void)!read(wake_.get(), &count, sizeof count);
+        } else if (what == &listener_) {
+            AcceptAll();
+        } else {
+            OnEvent(*static_cast<Connection*>(what), events[i].events);
+            SweepOver();
+            FlushTouched(kWriteBudget);
+        }
+    }
+    ReadResumed();  // a definition may have come: no event tells of what waited for it, and Reap() may free it
+    const bool working = aggregator_ && aggregator_->Work(kWorkBytes);
+    SweepOver();
+    if (now_ns_ - ticked_ns_ >= tick_ns()) Tick(now_ns_);
+    FlushTouched(kWriteBudget);
+    Reap();
+    return working;
+}
+
 void Node::Loop() {
     std::vector<epoll_event> events(64);
-    const int64_t tick_ns = int64_t{options_.ping_ms} * 500'000;
     int64_t stop_by_ns = 0;
     bool working = false;
     while (true) {
-        const int64_t until_tick = ticked_ns_ + tick_ns - Now();
+        const int64_t until_tick = ticked_ns_ + tick_ns() - Now();
         const int timeout = working ? 0 : static_cast<int>(std::clamp<int64_t>(until_tick / 1'000'000 + 1, 0, 1000));
         const int n = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), stop_by_ns != 0 ? std::min(timeout, 10) : timeout);
         std::lock_guard guard(mutex_);
-        now_ns_ = Now();
         ++stats_.wakeups;
-        RunCommands(false);
-        ReadResumed();
-        for (int i = 0; i < n; ++i) {
-            void* what = events[static_cast<size_t>(i)].data.ptr;
-            if (what == &wake_) {
-                uint64_t count;
-                (void)!read(wake_.get(), &count, sizeof count);
-            } else if (what == &listener_) {
-                AcceptAll();
-            } else {
-                OnEvent(*static_cast<Connection*>(what), events[static_cast<size_t>(i)].events);
-                SweepOver();
-                FlushTouched(kWriteBudget);
-            }
-        }
-        working = aggregator_ && aggregator_->Work(kWorkBytes);
-        SweepOver();
-        if (now_ns_ - ticked_ns_ >= tick_ns) Tick(now_ns_);
-        FlushTouched(kWriteBudget);
-        Reap();
+        working = Turn(events.data(), std::max(n, 0));
         if (!stop_) continue;
         if (stop_by_ns == 0) {
             closing_ = true;

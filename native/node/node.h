@@ -12,6 +12,7 @@
 
 #pragma once
 
+#include <sys/epoll.h>
 #include <sys/types.h>
 
 #include <atomic>
@@ -113,6 +114,8 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
     void Close();
 
   private:
+    friend class NodeSeam;  // fuzz/dispatcher_fuzz.cc: a node without its thread
+
     struct Tensor {
         Spec spec;
         std::shared_ptr<const Layout> layout;
@@ -168,6 +171,8 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
     void SweepOver();
 
     void Loop();
+    bool Turn(const epoll_event* events, int n);
+    int64_t tick_ns() const { return int64_t{options_.ping_ms} * 500'000; }
     void OnEvent(Connection& connection, uint32_t events);
     void AcceptAll();
     void ReadFrom(Connection& connection);
