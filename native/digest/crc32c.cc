@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstring>
+#include <iterator>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -14,9 +15,6 @@
 namespace gradlane {
 
 namespace {
-
-// All of these extend the register, which Crc32c() inverts before and after.
-using Extend = uint32_t (*)(uint32_t crc, const uint8_t* data, size_t n);
 
 // Castagnoli's polynomial, its lowest power in the highest bit.
 constexpr uint32_t kPolynomial = 0x82F63B78;
@@ -73,7 +71,8 @@ constexpr uint32_t PowerOfX(size_t n) {
 template <size_t bytes>
 GRADLANE_SSE42 inline uint64_t Shift(uint64_t crc) {
     constexpr uint32_t kPower = PowerOfX(8 * bytes - 33);
-    const __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128(static_cast<long long>(crc)), _mm_cvtsi64_si128(kPower), 0);
+    const __m128i product =
+        _mm_clmulepi64_si128(_mm_cvtsi64_si128(static_cast<long long>(crc)), _mm_cvtsi64_si128(kPower), 0);
     return _mm_crc32_u64(0, static_cast<uint64_t>(_mm_cvtsi128_si64(product)));
 }
 
@@ -110,31 +109,33 @@ __attribute__((target("+crc"))) uint32_t ExtendByArm(uint32_t crc, const uint8_t
 
 #endif
 
-struct Choice {
-    const char* isa;
-    Extend extend;
-};
-
-Choice Choose() {
+bool HasInstruction() {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul")) return {"sse4.2", ExtendBySse42};
+    return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
 #elif defined(__aarch64__)
-    if ((getauxval(AT_HWCAP) & HWCAP_CRC32) != 0) return {"armv8", ExtendByArm};
+    return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
+#else
+    return false;
 #endif
-    return {"table", ExtendByTable};
-}
-
-const Choice& Chosen() {
-    static const Choice choice = Choose();
-    return choice;
 }
 
 }  // namespace
 
-uint32_t Crc32c(const void* data, size_t n, uint32_t seed) {
-    return ~Chosen().extend(~seed, static_cast<const uint8_t*>(data), n);
+std::span<const Crc32cKernel> RunnableCrc32c() {
+    static constexpr Crc32cKernel kKernels[] = {
+        {"table", ExtendByTable},
+#if defined(__x86_64__)
+        {"sse4.2", ExtendBySse42},
+#elif defined(__aarch64__)
+        {"armv8", ExtendByArm},
+#endif
+    };
+    static const size_t runnable = HasInstruction() ? std::size(kKernels) : 1;
+    return std::span(kKernels).first(runnable);
 }
 
-const char* Crc32cIsa() { return Chosen().isa; }
+uint32_t Crc32c(const void* data, size_t n, uint32_t seed) {
+    return ~RunnableCrc32c().back().extend(~seed, static_cast<const uint8_t*>(data), n);
+}
 
 }  // namespace gradlane

@@ -23,7 +23,8 @@ static inline float WidenBF16(uint16_t half) { return FloatOf(static_cast<uint32
 
 static inline uint16_t NarrowBF16(float value) {
     const uint32_t bits = BitsOf(value);
-    const uint32_t rounded = bits + 0x7FFF + ((bits >> 16) & 1);  // half of the last place; a tie goes to even
+    // Half of the last place is added; a tie goes to even.
+    const uint32_t rounded = bits + 0x7FFF + ((bits >> 16) & 1);
     const bool nan = (bits & 0x7FFFFFFF) > 0x7F800000;
     return static_cast<uint16_t>(Select(nan, bits | 0x00400000, rounded) >> 16);
 }
@@ -46,7 +47,8 @@ static inline uint16_t NarrowF16(float value) {
     const uint32_t bits = BitsOf(value);
     const uint32_t sign = (bits >> 16) & 0x8000;
     const uint32_t rest = bits & 0x7FFFFFFF;
-    const uint32_t normal = (rest - (112u << 23) + 0xFFF + ((rest >> 13) & 1)) >> 13;  // ties to even; carries to infinity
+    // Ties to even; what is beyond the largest carries to infinity.
+    const uint32_t normal = (rest - (112u << 23) + 0xFFF + ((rest >> 13) & 1)) >> 13;
     // Added to 0.5, whose last place is the f16 subnormals' (2^-24), the adder itself rounds to even.
     const uint32_t small = BitsOf(FloatOf(rest) + 0.5f) - (126u << 23);
     const uint32_t finite = Select(rest < (113u << 23), small, normal);

@@ -72,7 +72,8 @@ struct F16 {
         size_t i = 0;
 #if defined(GRADLANE_F16C)
         for (; i + 8 <= n; i += 8) {
-            const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const char*>(from) + 2 * i));
+            const __m128i halves =
+                _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const char*>(from) + 2 * i));
             _mm256_storeu_ps(into + i, _mm256_cvtph_ps(halves));
         }
 #endif
@@ -176,7 +177,9 @@ void WidenAny(DType half, float* into, const void* from, size_t n) {
 }
 
 void WidenReduceAny(DType half, Op op, float* into, const void* from, size_t n) {
-    WithOp(op, [&]<Op kOp>() { WithHalf(half, [&]<class Half>() { WidenReduceLoop<kOp, Half>(into, from, n); }); });
+    WithOp(op, [&]<Op kOp>() {
+        WithHalf(half, [&]<class Half>() { WidenReduceLoop<kOp, Half>(into, from, n); });
+    });
 }
 
 void NarrowAny(DType half, void* into, const float* from, size_t n) {

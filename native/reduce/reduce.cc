@@ -36,7 +36,9 @@ std::span<const Kernels* const> RunnableKernels() {
 #endif
 }
 
-void Reduce(DType dtype, Op op, void* into, const void* from, size_t n) { Best().reduce(dtype, op, into, from, n); }
+void Reduce(DType dtype, Op op, void* into, const void* from, size_t n) {
+    Best().reduce(dtype, op, into, from, n);
+}
 
 void ReduceBoth(DType dtype, Op op, void* a, void* b, size_t n) { Best().reduce_both(dtype, op, a, b, n); }
 

@@ -78,11 +78,14 @@ template <class A, class B>
 bool CheckEq(const A& got, const B& expected, const char* text, const char* file, int line) {
     bool equal;
     if constexpr (std::integral<A> && std::integral<B> && !std::same_as<A, bool> && !std::same_as<B, bool>) {
-        equal = std::cmp_equal(got, expected);  // a literal need not be of the sign of what it is compared with
+        // A literal need not be of the sign of what it is compared with.
+        equal = std::cmp_equal(got, expected);
     } else {
         equal = got == expected;
     }
-    if (!equal) Fail(file, line, std::string(text) + "\n    got      " + Show(got) + "\n    expected " + Show(expected));
+    if (!equal) {
+        Fail(file, line, std::string(text) + "\n    got      " + Show(got) + "\n    expected " + Show(expected));
+    }
     return equal;
 }
 
@@ -111,13 +114,14 @@ inline int RunTests(int argc, char** argv) {
 
 }  // namespace gradlane::testing
 
-#define TEST(name)                                                                    \
-    static void Test##name();                                                         \
+#define TEST(name)                                                                       \
+    static void Test##name();                                                            \
     static const ::gradlane::testing::Registration registered_##name(#name, Test##name); \
     static void Test##name()
 
 // Each is an expression that says whether it held, so that a loop can stop at its first failure.
-#define CHECK(condition) ::gradlane::testing::Check(static_cast<bool>(condition), #condition, __FILE__, __LINE__)
+#define CHECK(condition) \
+    ::gradlane::testing::Check(static_cast<bool>(condition), #condition, __FILE__, __LINE__)
 #define CHECK_EQ(got, expected) \
     ::gradlane::testing::CheckEq((got), (expected), #got " == " #expected, __FILE__, __LINE__)
 #define REQUIRE(condition) (CHECK(condition) ? void() : throw ::gradlane::testing::Abandoned{})
