@@ -27,7 +27,7 @@ from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
 from gradlane.errors import JobError
 from gradlane.live import pending
-from gradlane.live.backend import AllReduce
+from gradlane.live.backend import Backend
 from gradlane.live.buffers import BufferSync
 from gradlane.live.deferral import DeferredStep
 from gradlane.live.exchange import Exchange
@@ -58,7 +58,7 @@ class Session:
         rank: int,
         world: int,
         timeout_s: float,
-        backend: AllReduce,
+        backend: Backend,
         peers: Callable[..., Peers],
         buffers: BufferSync | None,
     ) -> None:
