@@ -81,7 +81,6 @@ std::unique_ptr<Node> StartNode(int32_t rank, int32_t server, uint32_t world, ui
     options.socket.unsent_bytes = unsent_bytes;
     options.socket.send_buffer_bytes = send_buffer_bytes;
     options.socket.congestion = congestion;
-    options.socket.dead_ms = dead_ms;
     options.ping_ms = ping_ms;
     options.dead_ms = dead_ms;
     options.linger_ms = linger_ms;

@@ -82,10 +82,11 @@ int ErrorOf(const Fd& socket) {
 }
 
 // What a kernel does not know of these (an old one, a container's) costs speed, not correctness: not an error.
+// No TCP_USER_TIMEOUT: it also ends a connection whose peer is there and does not read for that long, which a worker
+// that is behind has a right to. Whether a peer lives is told by what is heard of it (Node::Tick).
 void Configure(const Fd& socket, const SocketOptions& options) {
     Set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
     Set(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, static_cast<int>(options.unsent_bytes));
-    Set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(options.dead_ms));
     if (options.send_buffer_bytes != 0) Set(socket, SOL_SOCKET, SO_SNDBUF, static_cast<int>(options.send_buffer_bytes));
     if (options.dscp != 0) {
         Set(socket, IPPROTO_IP, IP_TOS, options.dscp << 2);
@@ -97,6 +98,13 @@ void Configure(const Fd& socket, const SocketOptions& options) {
         setsockopt(socket.get(), IPPROTO_TCP, TCP_CONGESTION, options.congestion.data(),
                    static_cast<socklen_t>(options.congestion.size()));
     }
+}
+
+int64_t NanosecondsSinceAck(const Fd& socket) {
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    if (getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
+    return int64_t{info.tcpi_last_ack_recv} * 1'000'000;
 }
 
 std::string PeerOf(const Fd& socket) {

@@ -29,7 +29,6 @@ class Fd {
 struct SocketOptions {
     uint32_t unsent_bytes = 128 << 10;  // TCP_NOTSENT_LOWAT: what the kernel may hold that is not on its way yet
     uint32_t send_buffer_bytes = 0;     // SO_SNDBUF, which also bounds what is on its way; 0: the kernel's choice
-    uint32_t dead_ms = 2500;            // TCP_USER_TIMEOUT: how long sent bytes may stay unacknowledged
     uint8_t dscp = 0;
     uint8_t priority = 0;
     std::string congestion;  // empty: the host's default
@@ -45,6 +44,8 @@ Fd Accept(const Fd& listener);
 int ErrorOf(const Fd& socket);
 
 void Configure(const Fd& socket, const SocketOptions& options);
+// How long ago the peer's host last acknowledged anything; 0 where the kernel does not tell.
+int64_t NanosecondsSinceAck(const Fd& socket);
 std::string PeerOf(const Fd& socket);  // "10.0.0.2:41234"
 bool IsLoopback(const std::string& address);
 

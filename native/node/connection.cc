@@ -16,6 +16,22 @@ Connection::Io Connection::Fault(Code code, std::string why) {
     return Io::kFault;
 }
 
+namespace {
+
+// The kernel's word on a connection: the peer's process has closed it, or its host is out of reach.
+Code Broken(int error) {
+    switch (error) {
+        case ETIMEDOUT:
+        case EHOSTUNREACH:
+        case EHOSTDOWN:
+        case ENETUNREACH:
+        case ENETDOWN: return Code::kStalled;
+        default: return Code::kDied;
+    }
+}
+
+}  // namespace
+
 // Takes whole frames out of what has been read. kDone: more bytes are needed.
 Connection::Io Connection::Parse(Owner& owner) {
     while (true) {
@@ -77,7 +93,7 @@ Connection::Io Connection::Read(Owner& owner, size_t budget, int64_t now_ns) {
         if (n < 0) {
             if (errno == EINTR) continue;
             if (errno == EAGAIN || errno == EWOULDBLOCK) return Io::kDone;
-            return Fault(Code::kDied, std::string("its connection broke: ") + std::strerror(errno));
+            return Fault(Broken(errno), std::string("its connection broke: ") + std::strerror(errno));
         }
         const auto got = static_cast<size_t>(n);
         taken += got;
@@ -130,7 +146,7 @@ Connection::Io Connection::Write(Owner& owner, size_t budget, int64_t now_ns) {
         if (n < 0) {
             if (errno == EINTR) continue;
             if (errno == EAGAIN || errno == EWOULDBLOCK) return Io::kBlocked;
-            return Fault(Code::kDied, std::string("its connection broke: ") + std::strerror(errno));
+            return Fault(Broken(errno), std::string("its connection broke: ") + std::strerror(errno));
         }
         sent_ns = now_ns;
         auto gone = static_cast<size_t>(n);

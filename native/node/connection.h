@@ -63,7 +63,10 @@ class Connection {
     void Queue(uint32_t rank, Run run) { queue_.Put(rank, std::move(run)); }
     void QueueControl(const std::vector<uint8_t>& frame) { control_.insert(control_.end(), frame.begin(), frame.end()); }
     bool has_output() const { return !queue_.empty() || !control_.empty() || batch_left_ != 0; }
-    bool in_mid_frame() const { return batch_left_ != 0; }
+    void Abandon() {  // all but what has begun to leave
+        queue_.Clear();
+        control_.clear();
+    }
     void Resume() { parked_ = false; }
     void Drop();  // closes the socket, forgets what was queued
 
@@ -112,6 +115,7 @@ class Connection {
   public:
     // What the node notes about a connection.
     State state;
+    std::string address;  // of the peer, for messages
     uint32_t peer = 0;  // index of the server that was dialled, or rank of the worker that called
     uint16_t lane = 0;
     uint16_t sender = 0;     // what this side puts into its headers

@@ -88,7 +88,8 @@ class WorkerGreeting {
 // A whole control frame with its checksum.
 std::vector<uint8_t> ControlFrame(FrameType type, uint16_t sender, uint32_t tensor, const void* payload, size_t bytes);
 
-// A text of kReject or kAbort: a byte of code, then at most 255 of text; and back, with anything unprintable replaced.
+// The payload of kReject or kAbort: a byte of code, four that say who is to blame (a rank; -2 - i for server i; -1 for
+// whoever says it), then at most 251 of text; and back, with anything unprintable replaced.
 std::vector<uint8_t> ReasonFrame(FrameType type, uint16_t sender, Code code, int32_t rank, const std::string& text);
 struct Reason {
     Code code = Code::kProtocol;

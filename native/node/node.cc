@@ -321,6 +321,7 @@ void Node::DoDial(uint32_t server, const std::string& address, uint16_t port) {
         auto connection = std::make_unique<Connection>(std::move(socket), true, Connection::State::kConnecting);
         connection->peer = server;
         connection->lane = lane;
+        connection->address = address + ":" + std::to_string(port);
         connection->sender = static_cast<uint16_t>(options_.rank);
         connection->checksum = options_.checksum;
         connection->opened_ns = connection->heard_ns = connection->sent_ns = now_ns_;
@@ -706,8 +707,8 @@ bool Node::OnFrame(Connection& connection, const Header& header) {
             return true;
         case FrameType::kAbort: {
             Reason reason = ReadReason(connection.control_payload(), header.length);
-            Failure failure{reason.code, reason.rank, -1, std::move(reason.text)};
-            if (connection.dialled() && reason.rank < 0) failure.server = static_cast<int32_t>(connection.peer);
+            Failure failure{reason.code, std::max(reason.rank, -1), reason.rank < -1 ? -2 - reason.rank : -1, std::move(reason.text)};
+            if (reason.rank == -1) (connection.dialled() ? failure.server : failure.rank) = static_cast<int32_t>(connection.peer);
             Fail(std::move(failure));
             return false;
         }
@@ -745,7 +746,17 @@ bool Node::OnGreeting(Connection& connection, const Header& header) {
     if (verdict.kind == Verdict::Kind::kGoOn) return true;
     if (verdict.kind == Verdict::Kind::kRefused) {
         WriteTo(connection, kInlineBytes);  // the refusal, if there is one
+        const std::string where = connection.address;
         if (connection.state != Connection::State::kClosed) Lose(connection, verdict.code, verdict.text);
+        if (accepted && verdict.code == Code::kMismatch) {
+            // one of this job, proved, that can never join: the job cannot begin, and everybody shall hear why
+            const Hello& hello = connection.as_server->hello();
+            const Membership& job = options_.membership;
+            if (hello.job == job.job && hello.generation == job.generation && missing_connections() != 0) {
+                const auto rank = static_cast<int32_t>(hello.rank & 0xFFFF);
+                Fail({Code::kMismatch, rank, -1, "rank " + std::to_string(hello.rank) + " at " + where + ": " + verdict.text});
+            }
+        }
         return false;
     }
     return Opened(connection);
@@ -807,7 +818,10 @@ std::string Node::NameOf(const Connection& connection) const {
 
 void Node::Lose(Connection& connection, Code code, const std::string& why) {
     const bool was_open = connection.state == Connection::State::kOpen;
-    const std::string where = PeerOf(connection.socket());
+    Failure failure{code, -1, -1, NameOf(connection) + " at " + connection.address + ": " + why};
+    (connection.dialled() ? failure.server : failure.rank) = static_cast<int32_t>(connection.peer);
+    const bool is_ours = (was_open || connection.dialled()) && !connection.left && !closing_ && !failed_;
+    if (is_ours && was_open && code != Code::kDied) Tell(connection, failure);  // or it would take this for our end
     if (was_open) {
         auto& table = connection.dialled() ? to_server_ : to_worker_;
         table[connection.peer][connection.lane] = nullptr;
@@ -820,19 +834,23 @@ void Node::Lose(Connection& connection, Code code, const std::string& why) {
     stats_.received_packets += connection.received_packets;
     connection.sent_bytes = connection.received_bytes = connection.sent_packets = connection.received_packets = 0;
     connection.Drop();
-    if (connection.left || closing_ || failed_ || (!was_open && !connection.dialled())) return;
-    Failure failure{code, -1, -1, NameOf(connection) + " at " + where + ": " + why};
-    (connection.dialled() ? failure.server : failure.rank) = static_cast<int32_t>(connection.peer);
-    Fail(std::move(failure));
+    if (is_ours) Fail(std::move(failure));
+}
+
+// Best effort: whoever does not get it sees the end of the connection.
+void Node::Tell(Connection& connection, const Failure& failure) {
+    const int32_t blamed = failure.rank >= 0 ? failure.rank : failure.server >= 0 ? -2 - failure.server : -1;
+    connection.Abandon();
+    connection.QueueControl(ReasonFrame(FrameType::kAbort, connection.sender, failure.code, blamed, failure.text));
+    connection.Write(*this, kInlineBytes, now_ns_);
+    Watch(connection, connection.has_output());
 }
 
 void Node::Fail(Failure failure) {
     if (failed_) return;
     failed_ = true;
     for (const auto& connection : connections_) {
-        if (connection->state != Connection::State::kOpen || connection->in_mid_frame()) continue;
-        connection->QueueControl(ReasonFrame(FrameType::kAbort, connection->sender, failure.code, failure.rank, failure.text));
-        connection->Write(*this, kInlineBytes, now_ns_);  // best effort: whoever does not get it sees the end of the connection
+        if (connection->state == Connection::State::kOpen) Tell(*connection, failure);
     }
     std::lock_guard guard(done_mutex_);
     failure_ = std::move(failure);
@@ -885,7 +903,14 @@ void Node::WriteTo(Connection& connection, size_t budget) {
         case Connection::Io::kDone: Watch(connection, false); break;
         case Connection::Io::kBlocked:
         case Connection::Io::kMore: Watch(connection, true); break;
-        default: Lose(connection, connection.code(), connection.why()); break;
+        default: {
+            const Code code = connection.code();
+            const std::string why = connection.why();
+            // it may have said why before it closed
+            if (connection.state == Connection::State::kOpen && !connection.parked()) ReadFrom(connection);
+            if (connection.state != Connection::State::kClosed) Lose(connection, code, why);
+            break;
+        }
     }
 }
 
@@ -941,11 +966,13 @@ void Node::AcceptAll() {
         for (const auto& connection : connections_) {
             if (connection->dialled() || connection->state != Connection::State::kGreeting) continue;
             ++strangers;
-            if (oldest == nullptr) oldest = connection.get();
+            // rather one that has said nothing yet than one of ours in the middle of its greeting
+            if (oldest == nullptr || (oldest->received_bytes != 0 && connection->received_bytes == 0)) oldest = connection.get();
         }
         if (strangers >= kMaxStrangers) Lose(*oldest, Code::kTimeout, "too many that do not say who they are");
         Configure(socket, options_.socket);
         auto connection = std::make_unique<Connection>(std::move(socket), false, Connection::State::kGreeting);
+        connection->address = PeerOf(connection->socket());
         connection->sender = static_cast<uint16_t>(options_.server);
         connection->checksum = options_.checksum;
         connection->opened_ns = connection->heard_ns = connection->sent_ns = now_ns_;
@@ -988,7 +1015,12 @@ void Node::Tick(int64_t now_ns) {
     ticked_ns_ = now_ns;
     for (const auto& connection : connections_) {
         if (connection->state == Connection::State::kClosed) continue;
-        if (was_away || connection->parked()) connection->heard_ns = now_ns;
+        if (was_away) connection->heard_ns = now_ns;
+        if (connection->parked()) {
+            // nothing is read from it, but its host acknowledges pings. Where pings cannot leave, since the peer does
+            // not read either, silence means nothing.
+            connection->heard_ns = now_ns - (connection->has_output() ? 0 : NanosecondsSinceAck(connection->socket()));
+        }
         if (connection->state != Connection::State::kOpen) {
             if (now_ns - connection->opened_ns > int64_t{options_.greeting_ms} * 1'000'000) {
                 Lose(*connection, Code::kTimeout, "no end of the greeting within " + std::to_string(options_.greeting_ms) + " ms");
@@ -1080,9 +1112,11 @@ void Node::Loop() {
         // connection is reset while the other side still reads
         bool waits = false;
         for (const auto& connection : connections_) {
-            if (connection->state != Connection::State::kOpen || failed_) continue;
+            if (connection->state != Connection::State::kOpen) continue;
             if (connection->has_output()) {
-                waits = true;
+                waits = true;  // after a failure, its reason
+            } else if (failed_) {
+                continue;
             } else if (!connection->said_goodbye) {
                 connection->said_goodbye = true;
                 connection->QueueControl(ControlFrame(FrameType::kGoodbye, connection->sender, 0, nullptr, 0));

@@ -196,6 +196,7 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
     bool OnDefineFrame(Connection& connection, const Header& header);
     bool Opened(Connection& connection);
     void Lose(Connection& connection, Code code, const std::string& why);
+    void Tell(Connection& connection, const Failure& failure);
     void Fail(Failure failure);
     std::string NameOf(const Connection& connection) const;
     uint32_t missing_connections() const;
