@@ -7,6 +7,8 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <tuple>
 
@@ -94,6 +96,25 @@ std::unique_ptr<Node> StartNode(int32_t rank, int32_t server, uint32_t world, ui
     return node;
 }
 
+// A wait without the GIL in turns short enough for Python's signal handlers to run, as they must for Ctrl-C and for
+// SIGTERM. wait(ms): one turn; true (or not empty) when what was waited for is there, and early when it never will be.
+template <typename Wait>
+auto WaitInTurns(int64_t timeout_ms, Wait wait) {
+    using Clock = std::chrono::steady_clock;
+    constexpr std::chrono::milliseconds kTurn{200};
+    const auto end = Clock::now() + std::chrono::milliseconds(std::clamp<int64_t>(timeout_ms, 0, int64_t{1} << 40));
+    while (true) {
+        const auto turn_end = std::min(end, Clock::now() + kTurn);
+        auto [over, result] = [&] {
+            nb::gil_scoped_release released;
+            const auto left = std::chrono::ceil<std::chrono::milliseconds>(turn_end - Clock::now());
+            return wait(std::max<int64_t>(left.count(), 0));
+        }();
+        if (over || turn_end == end || Clock::now() < turn_end) return result;
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+}
+
 template <typename T>
 T* At(uintptr_t address) {
     return reinterpret_cast<T*>(address);
@@ -119,6 +140,7 @@ nb::bytes EncodedHeader(uint8_t type, uint16_t flags, uint32_t tensor, uint64_t 
 }  // namespace
 
 NB_MODULE(_native, module) {
+    nb::set_leak_warnings(false);  // a node in a forked child is never destroyed: its thread and its locks are not there
     module.doc() = "gradlane's data plane: packets, sums and connections. Use it through gradlane.transport.";
 
     nb::class_<Node>(module, "Node")
@@ -129,11 +151,10 @@ NB_MODULE(_native, module) {
         })
         .def("join", [](Node& node, int64_t timeout_ms) {
             std::string missing;
-            bool joined;
-            {
-                nb::gil_scoped_release released;
-                joined = node.Join(timeout_ms, &missing);
-            }
+            const bool joined = WaitInTurns(timeout_ms, [&](int64_t turn_ms) {
+                const bool is_there = node.Join(turn_ms, &missing);
+                return std::make_pair(is_there, is_there);
+            });
             return std::make_tuple(joined, missing);
         })
         .def("define", [](Node& node, uint32_t tensor, uintptr_t from, uintptr_t into, uint64_t bytes, uint8_t dtype, uint8_t op,
@@ -153,9 +174,20 @@ NB_MODULE(_native, module) {
            nb::arg("op") = 0, nb::arg("sender") = kAll, nb::arg("receiver") = kAll, nb::arg("at") = kDealt,
            nb::arg("urgent_first") = false, nb::arg("priority") = 0, nb::arg("notify") = false)
         .def("forget_below", &Node::ForgetBelow)
-        .def("wait", &Node::Wait, nb::call_guard<nb::gil_scoped_release>())
+        .def("wait", [](Node& node, uint32_t tensor, int64_t timeout_ms) {
+            return WaitInTurns(timeout_ms, [&](int64_t turn_ms) {
+                const bool is_there = node.Wait(tensor, turn_ms);
+                return std::make_pair(is_there, is_there);
+            });
+        })
         .def("is_done", &Node::IsDone)
-        .def("take", &Node::Take, nb::call_guard<nb::gil_scoped_release>())
+        .def("take", [](Node& node, int64_t timeout_ms) {
+            return WaitInTurns(timeout_ms, [&](int64_t turn_ms) {
+                auto taken = node.Take(turn_ms);
+                const bool is_there = !taken.empty();
+                return std::make_pair(is_there, std::move(taken));
+            });
+        })
         .def("abort", &Node::Abort, nb::call_guard<nb::gil_scoped_release>())
         .def("failure", [](Node& node) { return AsTuple(node.failure()); })
         .def("stats", [](Node& node) {

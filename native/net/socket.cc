@@ -4,9 +4,12 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -14,6 +17,28 @@
 namespace gradlane {
 
 namespace {
+
+// Which descriptors are held by an Fd: a bit each. For the child of a fork, which may take no lock.
+std::array<std::atomic<uint64_t>, (1 << 20) / 64> held;
+
+// Whether it was marked before. Descriptors beyond the table are held all the same, and stay open in a child.
+bool Mark(int fd, bool is_held) {
+    if (fd < 0 || fd >= 1 << 20) return fd >= 0;
+    const uint64_t bit = uint64_t{1} << (fd % 64);
+    std::atomic<uint64_t>& word = held[static_cast<size_t>(fd) / 64];
+    return ((is_held ? word.fetch_or(bit) : word.fetch_and(~bit)) & bit) != 0;
+}
+
+void CloseInChild() {
+    for (size_t i = 0; i < held.size(); ++i) {
+        const uint64_t word = held[i].exchange(0);
+        for (int bit = 0; bit < 64; ++bit) {
+            if ((word >> bit & 1) != 0) close(static_cast<int>(i * 64) + bit);
+        }
+    }
+}
+
+[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, &CloseInChild);
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
@@ -37,8 +62,10 @@ void Set(const Fd& socket, int level, int name, int value) { setsockopt(socket.g
 
 }  // namespace
 
+Fd::Fd(int fd) : fd_(fd) { Mark(fd, true); }
+
 Fd::~Fd() {
-    if (fd_ >= 0) close(fd_);
+    if (fd_ >= 0 && Mark(fd_, false)) close(fd_);
 }
 
 Fd Listen(const std::string& address, uint16_t port, std::string* why) {

@@ -9,10 +9,11 @@
 
 namespace gradlane {
 
+// In a forked child all of them are closed: a child that held a connection open would hide its parent's end.
 class Fd {
   public:
     Fd() = default;
-    explicit Fd(int fd) : fd_(fd) {}
+    explicit Fd(int fd);
     Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
     Fd& operator=(Fd&& other) noexcept {
         std::swap(fd_, other.fd_);

@@ -7,9 +7,12 @@ later call. All methods may be called by any thread; those that wait release the
 
 from __future__ import annotations
 
+import ctypes
 import os
+import weakref
 from dataclasses import dataclass, field
 
+from gradlane._native import Node as NativeNode
 from gradlane._native import start_node
 from gradlane.errors import (
     AuthError,
@@ -81,12 +84,28 @@ class NodeOptions:
     max_bytes: int = 1 << 40
 
 
+_started: weakref.WeakSet[Node] = weakref.WeakSet()
+
+
+def _keep_in_child() -> None:
+    """A forked child has the nodes without their threads, and with locks as they were: no destructor may touch them."""
+    for node in _started:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(node._native))
+
+
+os.register_at_fork(after_in_child=_keep_in_child)
+
+
+def _close(native: NativeNode, pid: int) -> None:
+    if os.getpid() == pid:
+        native.close()
+
+
 class Node:
     """A started node; `close()` (or leaving a `with` block) ends it. Raises `InputError` or `CommunicationError`."""
 
     def __init__(self, options: NodeOptions) -> None:
         self.options = options
-        self._pid = os.getpid()
         try:
             self._native = start_node(
                 rank=-1 if options.rank is None else options.rank,
@@ -117,6 +136,9 @@ class Node:
             code, _, text = str(error).partition(":")
             kind = CommunicationError if code == "12" else InputError
             raise kind(f"transport: {text}") from None
+        _started.add(self)
+        # also at the interpreter's exit, so that what others wait for still leaves
+        self._ended = weakref.finalize(self, _close, self._native, os.getpid())
 
     @property
     def port(self) -> int:
@@ -250,8 +272,7 @@ class Node:
 
     def close(self) -> None:
         """Send what is queued, say goodbye, end the thread. In a forked child: nothing, the thread is not here."""
-        if os.getpid() == self._pid:
-            self._native.close()
+        self._ended()
 
     def __enter__(self) -> Node:
         return self
