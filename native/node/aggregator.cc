@@ -78,18 +78,17 @@ int64_t Aggregator::Admit(const Header& header, uint32_t sender, const char** wh
         *why = "a contribution from a worker that has none to make";
         return -1;
     }
-    if ((header.flags & kKindMask) != KindFlags(static_cast<uint8_t>(sum.spec.dtype), static_cast<uint8_t>(sum.spec.op))) {
-        *why = "a packet of another element type or operation than its tensor has here";
+    const int64_t place = sum.layout->Find(server_, header.offset, header.length);
+    if (sum.spec.once && (place < 0 || header.iteration != sum.slots[place].iteration)) {
+        *why = kAnotherMeaning;
         return kDisagrees;
     }
-    const int64_t place = sum.layout->Find(server_, header.offset, header.length);
     if (place < 0) {
-        *why = "a packet that is not one of its tensor's; are the sizes equal on all ranks?";
-        return kDisagrees;
+        *why = "a packet that is not one of its tensor's";
+        return -1;
     }
     if (header.iteration != sum.slots[place].iteration) {
-        *why = sum.spec.once ? "the same operation with another size, type or meaning: do all processes issue the same ones in one order?"
-                             : "a packet of another iteration";
+        *why = "a packet of another iteration";
         return -1;
     }
     if (sum.seen[place * words_ + sender / 64] >> (sender % 64) & 1) {

@@ -77,6 +77,8 @@ class Aggregator {
     // Whether a push from `sender` is one that this server waits for: its place, or why not: kDisagrees where the
     // sender has another idea of the tensor, else -1.
     static constexpr int64_t kDisagrees = -2;
+    static constexpr const char* kAnotherMeaning =
+        "the same operation with another size, type or meaning: do all processes issue the same ones in one order?";
     int64_t Admit(const Header& header, uint32_t sender, const char** why) const;
 
     // A buffer to receive an admitted push into.

@@ -39,8 +39,6 @@ Nonce FreshNonce() {
     return nonce;
 }
 
-uint16_t KindOf(const Spec& spec) { return KindFlags(static_cast<uint8_t>(spec.dtype), static_cast<uint8_t>(spec.op)); }
-
 uint32_t RankInQueue(const Spec& spec) { return spec.urgent_first ? spec.priority : 0; }
 
 Spec AsSpec(const Definition& define) {
@@ -442,7 +440,6 @@ void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent) {
         run.tensor = tensor;
         run.iteration = state.iteration;
         run.priority = state.spec.priority;
-        run.kind = KindOf(state.spec);
         run.memory = state.from;
         run.layout = state.layout;
         run.server = server;
@@ -453,10 +450,8 @@ void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent) {
     }
     if (aggregator_ && aggregator_->Has(tensor)) aggregator_->ArriveLocally(tensor, state.iteration, state.from, state.into);
     Settle(tensor, state);
-    if (state.receives && !state.contributes) {  // others need not wait for this one to send
-        TakeEarly(tensor);
-        ResumeParked(tensor);
-    }
+    TakeEarly(tensor);
+    if (state.receives && !state.contributes) ResumeParked(tensor);  // the others need not wait for this one to send
 }
 
 void Node::Settle(uint32_t tensor, Tensor& state) {
@@ -500,7 +495,6 @@ void Node::Return(uint32_t tensor, const Spec& spec, const std::shared_ptr<const
         run.tensor = tensor;
         run.iteration = iteration;
         run.priority = spec.priority;
-        run.kind = KindOf(spec);
         run.layout = layout;
         run.server = static_cast<uint32_t>(options_.server);
         run.next = place;
@@ -572,27 +566,35 @@ Connection::Sink Node::OnPushHeader(Connection& connection, const Header& header
 
 Connection::Sink Node::OnResultHeader(Connection& connection, const Header& header) {
     if (!connection.dialled()) return Connection::Sink::Fault(Code::kProtocol, "a result from a worker");
-    const auto found = tensors_.find(header.tensor);
-    if (!Waits(header)) {
-        const bool is_ahead = found == tensors_.end() ? header.tensor >= next_tensor_
-                                                      : found->second.receives && !found->second.contributes &&
-                                                            !found->second.under_way && header.iteration == found->second.pushes;
-        if (is_ahead) return Ahead(connection, header);
-        return Connection::Sink::Fault(Code::kProtocol, "a result that nobody waits for");
-    }
-    Tensor& state = found->second;
-    if ((header.flags & kKindMask) != KindOf(state.spec)) {
-        return Connection::Sink::Fault(Code::kMismatch, "a packet of another element type or operation than its tensor has here");
-    }
-    const int64_t place = state.layout->Find(connection.peer, header.offset, header.length);
-    if (place < 0) {
-        return Connection::Sink::Fault(Code::kMismatch, "a packet that is not one of its tensor's; are the sizes equal on all ranks?");
-    }
+    if (IsAhead(header)) return Ahead(connection, header);
+    Code code;
+    const char* why;
+    const int64_t bit = AdmitResult(header, connection.peer, &code, &why);
+    if (bit < 0) return Connection::Sink::Fault(code, why);
+    const Tensor& state = tensors_.at(header.tensor);
     if (connection.lane != state.spec.lane) return Connection::Sink::Fault(Code::kProtocol, kOtherLane);
-    const uint64_t bit = state.layout->first[connection.peer] + static_cast<uint64_t>(place);
-    if (state.received[bit / 64] >> (bit % 64) & 1) return Connection::Sink::Fault(Code::kProtocol, "the same packet a second time");
     connection.place = static_cast<uint32_t>(bit);
     return Connection::Sink::Take(state.into + header.offset);
+}
+
+// Whether a result is one that this process waits for: its bit in Tensor::received, or -1 and why not.
+int64_t Node::AdmitResult(const Header& header, uint32_t server, Code* code, const char** why) const {
+    *code = Code::kProtocol;
+    *why = "a result that nobody waits for";
+    const auto found = tensors_.find(header.tensor);
+    if (found == tensors_.end() || !found->second.under_way) return -1;
+    const Tensor& state = found->second;
+    const int64_t place = state.layout->Find(server, header.offset, header.length);
+    if (!state.receives || header.iteration != state.iteration || place < 0) {
+        if (state.spec.once) {
+            *code = Code::kMismatch;
+            *why = Aggregator::kAnotherMeaning;
+        }
+        return -1;
+    }
+    const uint64_t bit = state.layout->first[server] + static_cast<uint64_t>(place);
+    *why = "the same packet a second time";
+    return (state.received[bit / 64] >> (bit % 64) & 1) != 0 ? -1 : static_cast<int64_t>(bit);
 }
 
 // Of a tensor that this process will only come to. Its bytes are kept: to leave them in the socket would hold up what
@@ -611,10 +613,14 @@ Connection::Sink Node::Ahead(Connection& connection, const Header& header) {
     return Connection::Sink::Take(connection.receiving.data());
 }
 
-bool Node::Waits(const Header& header) const {
-    if (header.type == FrameType::kPush) return header.tensor < next_tensor_;
+// A push is ahead of a server that does not know its tensor; a result, also of a worker that has yet to say where to.
+bool Node::IsAhead(const Header& header) const {
+    if (header.tensor >= next_tensor_) return true;
+    if (header.type == FrameType::kPush) return false;
     const auto found = tensors_.find(header.tensor);
-    return found != tensors_.end() && found->second.under_way && found->second.receives && header.iteration == found->second.iteration;
+    if (found == tensors_.end()) return false;
+    const Tensor& state = found->second;
+    return state.receives && !state.contributes && !state.under_way && !state.spec.once && header.iteration == state.pushes;
 }
 
 // What was kept of this tensor and can be used now.
@@ -623,29 +629,31 @@ void Node::TakeEarly(uint32_t tensor) {
     if (found == early_.end()) return;
     std::vector<Early> kept = std::move(found->second);
     early_.erase(found);
-    for (Early& early : kept) OnEarly(std::move(early));
+    for (Early& early : kept) {
+        // a tensor is defined, and then pushed, under one lock: its results are ahead only until then
+        if (early.header.type == FrameType::kResult && !tensors_.at(tensor).under_way) {
+            early_[tensor].push_back(std::move(early));
+        } else if (!OnEarly(std::move(early))) {
+            return;
+        }
+    }
 }
 
 bool Node::OnEarly(Early early) {
     const Header& header = early.header;
-    if (!Waits(header)) {
+    if (IsAhead(header)) {
         early_[header.tensor].push_back(std::move(early));
         return true;
     }
     const bool is_push = header.type == FrameType::kPush;
-    const auto found = tensors_.find(header.tensor);
-    int64_t place = -1;
     Code code = Code::kProtocol;
     const char* why = "a packet of a tensor that is over";
-    if (is_push && aggregator_->Has(header.tensor)) {
+    int64_t place = -1;
+    if (!is_push) {
+        place = AdmitResult(header, early.peer, &code, &why);
+    } else if (aggregator_->Has(header.tensor)) {
         place = aggregator_->Admit(header, early.peer, &why);
         if (place == Aggregator::kDisagrees) code = Code::kMismatch;
-    } else if (!is_push) {
-        if ((header.flags & kKindMask) == KindOf(found->second.spec)) {
-            place = found->second.layout->Find(early.peer, header.offset, header.length);
-        }
-        code = Code::kMismatch;
-        why = "a packet that is not one of its tensor's; are sizes and types equal on all ranks?";
     }
     if (place < 0) {
         const auto peer = static_cast<int32_t>(early.peer);
@@ -656,14 +664,9 @@ bool Node::OnEarly(Early early) {
         aggregator_->Arrive(header.tensor, static_cast<uint32_t>(place), early.peer, std::move(early.payload));
         return true;
     }
-    Tensor& state = found->second;
-    const uint64_t bit = state.layout->first[early.peer] + static_cast<uint64_t>(place);
-    if (state.received[bit / 64] >> (bit % 64) & 1) {
-        Fail({Code::kProtocol, -1, static_cast<int32_t>(early.peer), "server " + std::to_string(early.peer) + ": the same packet a second time"});
-        return false;
-    }
+    Tensor& state = tensors_.at(header.tensor);
     std::memcpy(state.into + header.offset, early.payload.data(), header.length);
-    state.received[bit / 64] |= uint64_t{1} << (bit % 64);
+    state.received[static_cast<size_t>(place) / 64] |= uint64_t{1} << (place % 64);
     --state.unreceived;
     Settle(header.tensor, state);
     return true;
@@ -1134,6 +1137,14 @@ void Node::Loop() {
     }
     connections_.clear();
     touched_.clear();
+    resumed_.clear();
+    for (auto* table : {&to_server_, &to_worker_}) {
+        for (auto& lanes : *table) std::fill(lanes.begin(), lanes.end(), nullptr);
+    }
+    failed_ = true;  // what is handed over from now on goes nowhere
+    listener_ = Fd();
+    reserve_ = Fd();
+    epoll_ = Fd();
 }
 
 }  // namespace gradlane

@@ -190,7 +190,8 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
     Connection::Sink OnResultHeader(Connection& connection, const Header& header);
     Connection::Sink Ahead(Connection& connection, const Header& header);
     bool OnEarly(Early early);
-    bool Waits(const Header& header) const;
+    bool IsAhead(const Header& header) const;
+    int64_t AdmitResult(const Header& header, uint32_t server, Code* code, const char** why) const;
     void TakeEarly(uint32_t tensor);
     bool OnGreeting(Connection& connection, const Header& header);
     bool OnDefineFrame(Connection& connection, const Header& header);

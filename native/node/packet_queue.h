@@ -22,7 +22,6 @@ namespace gradlane {
 struct Run {
     FrameType type = FrameType::kPush;
     uint32_t tensor = 0, iteration = 0, priority = 0;
-    uint16_t kind = 0;                // KindFlags of the tensor
     const uint8_t* memory = nullptr;  // of the whole tensor (push)
     std::shared_ptr<const Layout> layout;
     uint32_t server = 0;
@@ -55,7 +54,6 @@ class PacketQueue {
         packet.header.length = piece.length;
         packet.header.iteration = run.iteration;
         packet.header.priority = run.priority;
-        packet.header.flags = run.kind;
         packet.payload = run.type == FrameType::kPush ? run.memory + piece.offset : run.buffer.data();
         if (++run.next == run.end) {
             packet.buffer = std::move(run.buffer);

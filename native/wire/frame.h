@@ -36,9 +36,6 @@ enum class FrameType : uint8_t {
 };
 
 inline constexpr uint16_t kFlagChecksum = 1;  // payload_crc holds the CRC32C of the payload
-inline constexpr uint16_t kKindMask = 0xFF00;  // pushes and results: element type (low 4 bits) and operation (high 4 bits)
-
-inline constexpr uint16_t KindFlags(uint8_t dtype, uint8_t op) { return static_cast<uint16_t>((op & 15) << 12 | (dtype & 15) << 8); }
 
 struct Header {
     FrameType type = FrameType::kPing;
