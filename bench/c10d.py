@@ -6,16 +6,16 @@ its result is there, and the time of a call is that of the rank that took longer
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-import gradlane.live.c10d
+import gradlane.live.c10d  # noqa: F401 (makes the name known)
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 TURNS = 12
@@ -46,28 +46,19 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, c
     return taken
 
 
-def cpu_s() -> float:
-    return time.process_time()
-
-
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    options = gradlane.live.c10d.Options(packet_bytes=int(sys.argv[1]) << 10) if len(sys.argv) > 1 else None
-    groups = {"gloo": dist.group.WORLD, "gradlane": dist.new_group(backend="gradlane", pg_options=options)}
+    groups = {"gloo": dist.group.WORLD, "gradlane": dist.new_group(backend="gradlane")}
     talks = dist.get_rank() == 0
     if talks:
         print("\nc10d on loopback, 2 ranks: all_reduce of float32 and a DDP step, Gloo beside gradlane")
-        print(f"{'what':>12} {'Gloo ms (p10..p90)':>26} {'gradlane ms (p10..p90)':>26} {'Gloo/gradlane':>13} {'CPU s/GB each':>15}")
+        heads = f"{'Gloo ms (p10..p90)':>26} {'gradlane ms (p10..p90)':>26} {'Gloo/gradlane':>13} {'CPU s/GB each':>15}"
+        print(f"{'what':>12} {heads}")
     for size_bytes in SIZES:
         data = torch.zeros(size_bytes // 4)
-        compare(
-            f"{size_bytes >> 10} KiB",
-            {arm: lambda count, arm=arm: timed(groups[arm], data, count) for arm in ARMS},
-            calls(size_bytes),
-            talks,
-            size_bytes,
-        )
+        arms = {arm: partial(timed, groups[arm], data) for arm in ARMS}
+        compare(f"{size_bytes >> 10} KiB", arms, calls(size_bytes), talks, size_bytes)
     models = {}
     for arm in ARMS:
         torch.manual_seed(0)
@@ -75,11 +66,12 @@ def main() -> None:
         model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), process_group=groups[arm])
         models[arm] = (model, torch.optim.SGD(model.parameters(), lr=0.01))
     x = torch.randn(32, 1024)
-    compare("DDP step", {arm: lambda count, arm=arm: steps(*models[arm], x, count) for arm in ARMS}, 3, talks, 0)
+    compare("DDP step", {arm: partial(steps, *models[arm], x) for arm in ARMS}, 3, talks, 0)
     dist.destroy_process_group()
 
 
-def compare(what, arms, count: int, talks: bool, size_bytes: int) -> None:  # type: ignore[no-untyped-def]
+def compare(what: str, arms: dict[str, Callable[[int], list[float]]], count: int, talks: bool, size_bytes: int) -> None:
+    """Both arms in turns; rank 0 prints. size_bytes: of one call, for the CPU's share; 0: unknown."""
     times: dict[str, list[float]] = {arm: [] for arm in ARMS}
     cpu = dict.fromkeys(ARMS, 0.0)
     for arm in ARMS:
@@ -87,9 +79,9 @@ def compare(what, arms, count: int, talks: bool, size_bytes: int) -> None:  # ty
     for turn in range(TURNS):
         for arm in ARMS if turn % 2 == 0 else ARMS[::-1]:
             dist.barrier()
-            before = cpu_s()
+            before = time.process_time()
             taken = torch.tensor(arms[arm](count), dtype=torch.float64)
-            cpu[arm] += cpu_s() - before
+            cpu[arm] += time.process_time() - before
             dist.all_reduce(taken, op=dist.ReduceOp.MAX)
             times[arm] += taken.tolist()
     if talks:

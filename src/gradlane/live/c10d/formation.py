@@ -14,6 +14,10 @@ from gradlane.live.c10d.options import Options
 from gradlane.live.peers import own_address
 from gradlane.transport import Node, NodeOptions
 
+# on loopback a packet's price is the processor's, not the wire's
+_LOCAL_PACKET_BYTES = 512 << 10
+_PACKET_BYTES = 128 << 10
+
 
 def form(store: Any, rank: int, world: int, timeout_s: float, options: Options) -> Node:
     """A joined node with a worker and a server in this process. Raises `CommunicationError`, or what the node raises.
@@ -43,7 +47,7 @@ def form(store: Any, rank: int, world: int, timeout_s: float, options: Options) 
             fingerprint=options.fingerprint(),
             secret=bytes.fromhex(read("secret")),
             address="127.0.0.1" if is_local else own_address(),
-            packet_bytes=options.packet_bytes,
+            packet_bytes=options.packet_bytes or (_LOCAL_PACKET_BYTES if is_local else _PACKET_BYTES),
             rank_order=options.rank_order,
             checksum=not is_local if options.checksum is None else options.checksum,
             deal_evenly=True,

@@ -54,7 +54,10 @@ def priority(level: int) -> Iterator[None]:
         _said.level = before
 
 
-class Group(dist.ProcessGroup):  # type: ignore[misc]
+_Base: Any = dist.ProcessGroup  # its stub has overloads, of which torch.distributed calls one
+
+
+class Group(_Base):  # type: ignore[misc]
     """Made by torch.distributed. Raises what `form` raises; its methods take torch.distributed's arguments.
 
     They raise `InputError` for tensors that are not dense CPU tensors, `UnsupportedError` for what is not built; the
@@ -109,7 +112,8 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
             self._check_parts(chunks, "reduce_scatter: inputs")
             plain = _contiguous(output)
             for rank, chunk in enumerate(chunks):
-                _check_alike(chunk, output if rank == self._rank else chunk)
+                if rank == self._rank:
+                    _check_alike(chunk, output)
                 part.add(_contiguous(chunk), plain if rank == self._rank else None, op=op, receiver=rank, at=rank)
             part.brings(plain, output, finish_op)
         return part.work(outputs)
@@ -150,10 +154,8 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
             self._check_parts(chunks, "all_gather: outputs")
             for rank, chunk in enumerate(chunks):
                 if rank == self._rank:
-                    _check_alike(chunk, given)
                     part.add(_contiguous(given), None, sender=rank, at=rank)
-                    if chunk.data_ptr() != given.data_ptr():
-                        chunk.copy_(given.view_as(chunk))
+                    _copy(given, chunk)
                 else:
                     plain = _contiguous(chunk)
                     part.add(None, plain, sender=rank, at=rank)
@@ -179,7 +181,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         part = self._begin(opts)
         if root == self._rank:
             self._check_parts(chunks, "gather: outputs")
-            chunks[root].copy_(given)
+            _copy(given, chunks[root])
         for rank in range(self._world):
             if rank == root:
                 continue
@@ -196,7 +198,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         part = self._begin(opts)
         if root == self._rank:
             self._check_parts(chunks, "scatter: inputs")
-            output.copy_(chunks[root])
+            _copy(chunks[root], output)
         for rank in range(self._world):
             if rank == root:
                 continue
@@ -210,8 +212,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         self._check_parts(outputs, "all_to_all: outputs")
         self._check_parts(inputs, "all_to_all: inputs")
         part = self._begin(opts)
-        _check_alike(outputs[self._rank], inputs[self._rank])
-        outputs[self._rank].copy_(inputs[self._rank].view_as(outputs[self._rank]))
+        _copy(inputs[self._rank], outputs[self._rank])
         for sender in range(self._world):
             for receiver in range(self._world):
                 if sender == receiver:
@@ -408,6 +409,14 @@ def _check_alike(one: torch.Tensor, other: torch.Tensor) -> None:
         )
 
 
+def _copy(given: torch.Tensor, into: torch.Tensor) -> None:
+    """What a rank sends to itself; unless it is there already."""
+    _check_alike(given, into)
+    if given.data_ptr() != into.data_ptr():
+        with torch.no_grad():
+            into.copy_(given.reshape(into.shape))
+
+
 def _chunks(whole: torch.Tensor, world: int, part: torch.Tensor) -> list[torch.Tensor]:
     """`whole` as one flat piece a rank, each of the size of `part`. Raises `InputError`."""
     if whole.numel() != world * part.numel() or whole.dtype != part.dtype:
@@ -427,4 +436,4 @@ def _split(whole: torch.Tensor, sizes: Sequence[int], world: int) -> list[torch.
         raise InputError("gradlane: all_to_all_single needs contiguous tensors")
     if not sizes and whole.shape[0] % world:
         raise InputError(f"gradlane: all_to_all_single: {whole.shape[0]} rows cannot be divided by {world} ranks")
-    return list(whole.split(list(sizes) if sizes else [whole.shape[0] // world] * world))
+    return list(torch.split(whole, list(sizes) if sizes else [whole.shape[0] // world] * world))

@@ -15,7 +15,7 @@ from gradlane.errors import CommunicationError, JobError
 from gradlane.transport import Node
 
 
-class Work(dist.Work):  # type: ignore[misc]
+class Work(dist.Work):
     """What a collective returns. Its memory is in use until `wait()` has returned or `is_completed()` said so.
 
     tensors: the result. ids: of the node's tensors, all of which must be done. held: keeps their memory alive.
@@ -38,7 +38,7 @@ class Work(dist.Work):  # type: ignore[misc]
         self._over = False
         self._error: JobError | None = None
         self._lock = threading.Lock()
-        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+        self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """True when the result is there. Raises a `JobError`; after one, the whole group is of no more use."""
@@ -82,7 +82,7 @@ class Work(dist.Work):  # type: ignore[misc]
     def block_current_stream(self) -> None:
         self.wait()
 
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+    def get_future(self) -> torch.futures.Future[Any]:
         """Resolves to the list of result tensors, or to the error."""
         with self._lock:
             if self._future is None:
