@@ -96,11 +96,9 @@ struct Collected : Aggregator::Outbox {
     }
 };
 
-Header PushOf(const Spec& spec, const Piece& piece, uint32_t iteration, uint32_t tensor = 0) {
+Header PushOf(const Piece& piece, uint32_t iteration) {
     Header header;
     header.type = FrameType::kPush;
-    header.flags = KindFlags(static_cast<uint8_t>(spec.dtype), static_cast<uint8_t>(spec.op));
-    header.tensor = tensor;
     header.offset = piece.offset;
     header.length = piece.length;
     header.iteration = iteration;
@@ -127,7 +125,7 @@ struct Server {
     bool Push(uint32_t rank, size_t place, uint32_t iteration) {
         const Piece& piece = layout->by_server[0][place];
         const char* why = "";
-        const int64_t admitted = sums.Admit(PushOf(spec, piece, iteration), rank, &why);
+        const int64_t admitted = sums.Admit(PushOf(piece, iteration), rank, &why);
         if (!CHECK_EQ(admitted, place)) return false;
         BufferRef buffer = sums.Take();
         const Bytes from = Contribution(spec, rank, iteration);
@@ -315,8 +313,8 @@ TEST(InRankOrderTheBitsDoNotDependOnArrival) {
 TEST(WhatIsNotWaitedForIsRefused) {
     Server server(3, 2, Order::kArrival, SpecOf(DType::kF32, Op::kSum, 32));
     const Piece first = server.layout->by_server[0][0];
-    const Header good = PushOf(server.spec, first, 0);
-    const std::string another = "a packet that is not one of its tensor's; are the sizes equal on all ranks?";
+    const Header good = PushOf(first, 0);
+    const std::string another = "a packet that is not one of its tensor's";
     Header bad = good;
     bad.tensor = 1;
     CHECK_EQ(std::string(server.WhyNot(bad, 0)), std::string("a tensor that nobody registered"));
@@ -326,26 +324,29 @@ TEST(WhatIsNotWaitedForIsRefused) {
     for (const uint64_t offset : {uint64_t{1}, uint64_t{kPacket + 4}, uint64_t{128}, ~uint64_t{0}, ~uint64_t{63}}) {
         bad = good;
         bad.offset = offset;
-        CHECK_EQ(std::string(server.WhyNot(bad, 0, Aggregator::kDisagrees)), another);
+        CHECK_EQ(std::string(server.WhyNot(bad, 0)), another);
     }
     for (const uint32_t length : {0u, 60u, 68u, 128u, ~0u}) {
         bad = good;
         bad.length = length;
-        CHECK_EQ(std::string(server.WhyNot(bad, 0, Aggregator::kDisagrees)), another);
+        CHECK_EQ(std::string(server.WhyNot(bad, 0)), another);
     }
-    bad = good;
-    bad.flags = KindFlags(static_cast<uint8_t>(DType::kI32), 0);
-    server.WhyNot(bad, 0, Aggregator::kDisagrees);
-    bad.flags = KindFlags(0, static_cast<uint8_t>(Op::kMax));
-    server.WhyNot(bad, 0, Aggregator::kDisagrees);
     server.Push(0, 0, 0);
     CHECK_EQ(std::string(server.WhyNot(good, 0)), std::string("the same packet a second time"));
     CHECK_EQ(server.sums.held_bytes(), kPacket);
 
+    // what is defined once has its definition's digest for an iteration
+    Spec once = SpecOf(DType::kF32, Op::kSum, 32), other = SpecOf(DType::kI32, Op::kSum, 32);
+    once.once = other.once = true;
+    Server single(2, -1, Order::kArrival, once);
+    CHECK_EQ(std::string(single.WhyNot(PushOf(first, OnlyIteration(other)), 0, Aggregator::kDisagrees)),
+             std::string(Aggregator::kAnotherMeaning));
+    CHECK(single.Push(0, 0, OnlyIteration(once)));
+
     Spec spec = SpecOf(DType::kF32, Op::kSum, 32);
     spec.from = 1;
     Server broadcast(3, -1, Order::kArrival, spec);
-    CHECK_EQ(std::string(broadcast.WhyNot(PushOf(spec, first, 0), 0)),
+    CHECK_EQ(std::string(broadcast.WhyNot(PushOf(first, 0), 0)),
              std::string("a contribution from a worker that has none to make"));
 }
 
@@ -353,10 +354,10 @@ TEST(WhatIsNotWaitedForIsRefused) {
 TEST(APacketOfTheNextIterationWaitsForItsOwnSum) {
     Server server(2, -1, Order::kArrival, SpecOf(DType::kF32, Op::kSum, 16));
     server.Push(0, 0, 0);
-    server.WhyNot(PushOf(server.spec, server.layout->by_server[0][0], 1), 0);
+    server.WhyNot(PushOf(server.layout->by_server[0][0], 1), 0);
     server.Push(1, 0, 0);
     CHECK(server.Push(0, 0, 1));
-    server.WhyNot(PushOf(server.spec, server.layout->by_server[0][0], 0), 1);
+    server.WhyNot(PushOf(server.layout->by_server[0][0], 0), 1);
 }
 
 TEST(MemoryIsThatOfWhatIsInFlight) {

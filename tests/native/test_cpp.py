@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "native"
 BUILD = Path(__file__).parents[2] / "build" / "tests"
-PROGRAMS = sorted(path.stem for path in (SOURCE / "tests").glob("*_test.cc"))
+PROGRAMS = sorted(path.stem for path in [*SOURCE.glob("tests/*_test.cc"), *SOURCE.glob("fuzz/*_fuzz.cc")])
 
 
 @pytest.fixture(scope="session")
@@ -35,5 +35,5 @@ def test_ctest_knows_every_program(built):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program(built, program):
-    done = subprocess.run([str(built / program)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([str(built / program)], cwd=built, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
