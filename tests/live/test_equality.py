@@ -55,18 +55,19 @@ def test_so_does_every_policy_over_servers(two_ranks, model, optimizer, policies
         assert found == {str(policy): [] for policy in policies}
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_it_does_so_when_sums_arrive_late_and_updates_are_deferred(two_ranks, model):
+@pytest.mark.parametrize(("model", "backend"), [*((model, "all-reduce") for model in MODELS), ("tied-transformer", "server")])
+def test_it_does_so_when_sums_arrive_late_and_updates_are_deferred(two_ranks, model, backend):
     crossing = [(name, knobs) for name, knobs in EVERY_POLICY if name in ("p3", "tictac", "bytescheduler", "blocks")]
     case = "tests.live.cases:equals_ddp_on_a_slow_network"
-    outcomes = two_ranks.run(case, model=model, optimizer="adam", policies=crossing, steps=12, network=GIVEN)
+    options = {"optimizer": "adam", "policies": crossing, "steps": 12, "network": GIVEN, "backend": backend}
+    outcomes = two_ranks.run(case, model=model, **options)
     for found, deferred in outcomes:
         assert found == {str(policy): [] for policy in crossing}
         assert deferred > 30
 
 
-def test_it_does_so_when_the_network_is_measured_at_attach(two_ranks):
-    outcomes = two_ranks.run(
-        "tests.live.cases:equals_ddp", model="convolutions", optimizer="sgd", policies=["mg-wfbp"], steps=8
-    )
+@pytest.mark.parametrize("backend", ["all-reduce", "server"])
+def test_it_does_so_when_the_network_is_measured_at_attach(two_ranks, backend):
+    options = {"optimizer": "sgd", "policies": ["mg-wfbp"], "steps": 8, "backend": backend}
+    outcomes = two_ranks.run("tests.live.cases:equals_ddp", model="convolutions", **options)
     assert outcomes == [{"mg-wfbp": []}] * 2

@@ -209,7 +209,7 @@ def attach(
         buffers=BufferSync(buffers, process_group, rank, timeout) if broadcast_buffers and buffers else None,
     )
     _sessions[model] = session
-    session.on_close(_leave_files)
+    session.on_close(before=_leave_files, after=_forget)
     _tell_others_on_a_crash()
     atexit.register(_close_at_exit, weakref.ref(session))
     return session
@@ -328,6 +328,12 @@ def _leave_files(session: Session) -> None:
         _overrides.profile.mkdir(parents=True, exist_ok=True)
         files.write(_overrides.profile / "profile.json", session.profile())
         files.write(_overrides.profile / "network.json", session.network)
+
+
+def _forget(session: Session) -> None:
+    """A session holds its model, which must not be held for good; one that failed decides how the process ends."""
+    if not session.failed:
+        _sessions.pop(session.model, None)
 
 
 def _close_at_exit(reference: weakref.ref[Session]) -> None:

@@ -14,6 +14,7 @@ reported as that of every message under way: who is to blame, the control channe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Sequence
@@ -66,7 +67,7 @@ class Servers:
                 "built yet; use backend='all-reduce'"
             )
         ranks = None if group is None else dist.get_process_group_ranks(group)
-        self._control = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s))
+        self._control: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s))
         self._store, self._timeout_s = store, timeout_s
         world = dist.get_world_size(group)
         self._options = NodeOptions(
@@ -197,7 +198,9 @@ class Servers:
             self._node.abort(str(failure))
         self._shut()
         if failure is None:
-            dist.destroy_process_group(self._control)
+            with contextlib.suppress(ValueError, AssertionError):  # at exit the script may have destroyed all groups
+                dist.destroy_process_group(self._control)
+        self._control = None  # its threads go with the last reference
 
 
 def marks(plan: Plan) -> tuple[Lane, ...]:

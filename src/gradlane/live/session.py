@@ -76,6 +76,7 @@ class Session:
         self._closed = False
         self._told: set[str] = set()
         self._before_close: Callable[[Session], None] = lambda session: None
+        self._after_close: Callable[[Session], None] = lambda session: None
         self._sync = True
         self._in_backward = False
         self._settled = False
@@ -460,9 +461,9 @@ class Session:
         self.flush()
         return self._recorder.timeline(self._plan.fingerprint, self.rank)
 
-    def on_close(self, call: Callable[[Session], None]) -> None:
-        """Call `call(session)` when a session that has not failed closes, before it detaches."""
-        self._before_close = call
+    def on_close(self, before: Callable[[Session], None], after: Callable[[Session], None]) -> None:
+        """Call `before(session)` when a session that has not failed closes, and `after(session)` when any has closed."""
+        self._before_close, self._after_close = before, after
 
     def close(self) -> None:
         """Finish what is under way, and detach: hooks, threads, sockets and process groups go.
@@ -487,6 +488,7 @@ class Session:
                 if param.grad is wrapper:  # a sum that never came: its slot holds this rank's part at best
                     param.grad = None
             self._exchange.close()
+            self._after_close(self)
 
     def abort(self, error: BaseException) -> None:
         """Tell the other ranks that this one fails with `error`; they raise `PeerFailed` with its text."""
