@@ -949,19 +949,27 @@ void Node::ReadResumed() {
     resumed_.clear();
 }
 
+void Node::Hear(bool callers) {
+    hears_ = callers;
+    epoll_event event{};
+    event.events = callers ? uint32_t{EPOLLIN} : 0u;
+    event.data.ptr = &listener_;
+    epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
+}
+
 void Node::AcceptAll() {
     while (true) {
         Fd socket = Accept(listener_);
         if (!socket) {
-            if ((errno == EMFILE || errno == ENFILE) && reserve_) {
-                // out of descriptors: take the caller off the queue and hang up, or epoll would tell of it for ever
-                reserve_ = Fd();
-                Fd refused = Accept(listener_);
-                refused = Fd();
-                reserve_ = Fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
-                ++stats_.refused;
-                continue;
-            }
+            if (errno != EMFILE && errno != ENFILE) return;
+            // out of descriptors: take the caller off the queue and hang up, or epoll would tell of it for ever
+            const bool had_reserve = static_cast<bool>(reserve_);
+            reserve_ = Fd();
+            const bool was_one = static_cast<bool>(Accept(listener_));  // the kernel says so of an empty queue, too
+            reserve_ = Fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
+            stats_.refused += was_one;
+            if (was_one) continue;
+            if (!had_reserve) Hear(false);  // somebody else took that one as well: until the next tick
             return;
         }
         size_t strangers = 0;
@@ -1016,6 +1024,7 @@ void Node::Tick(int64_t now_ns) {
     // after a stop of this process (a debugger, SIGSTOP, a sleeping machine) the silence was ours
     const bool was_away = now_ns - ticked_ns_ > ping_ns + 1'000'000'000;
     ticked_ns_ = now_ns;
+    if (!hears_) Hear(true);
     for (const auto& connection : connections_) {
         if (connection->state == Connection::State::kClosed) continue;
         if (was_away) connection->heard_ns = now_ns;

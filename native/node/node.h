@@ -175,6 +175,7 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
     int64_t tick_ns() const { return int64_t{options_.ping_ms} * 500'000; }
     void OnEvent(Connection& connection, uint32_t events);
     void AcceptAll();
+    void Hear(bool callers);
     void ReadFrom(Connection& connection);
     void WriteTo(Connection& connection, size_t budget);
     void FlushTouched(size_t budget);
@@ -223,7 +224,7 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
     // defined once: done for the worker here, and summed by the server here; swept when nobody uses their state
     std::vector<uint32_t> over_, summed_;
     std::vector<Connection*> resumed_;  // have input that epoll cannot tell of
-    bool failed_ = false, closing_ = false;
+    bool failed_ = false, closing_ = false, hears_ = true;
     int64_t left_ns_ = 0;  // when the first peer left in order; 0: none has
     std::string left_name_;
     int32_t left_rank_ = -1, left_server_ = -1;
