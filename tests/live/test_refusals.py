@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gradlane import policies
+from gradlane.core.executors import EXECUTORS
 from gradlane.core.network import Network
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import PlanError
-from gradlane.live.backend import EXECUTORS, refuse_what_cannot_be_done
+from gradlane.live.backend import refuse_what_cannot_be_done
 
 ONE = Profile("one", "none", (TensorProfile(TensorSpec("a", 8), 0, 0),), (Layer("only", 1),), 0)
 

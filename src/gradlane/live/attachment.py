@@ -21,6 +21,7 @@ import gradlane
 from gradlane import policies
 from gradlane.core import files
 from gradlane.core.checking import need, need_int
+from gradlane.core.executors import EXECUTORS, BackendName
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
@@ -28,7 +29,7 @@ from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, Te
 from gradlane.errors import InputError, PlanError, UnsupportedError
 from gradlane.live import agree
 from gradlane.live.allreduce import AllReduce
-from gradlane.live.backend import EXECUTORS, Backend, BackendName, refuse_what_cannot_be_done
+from gradlane.live.backend import Backend, refuse_what_cannot_be_done
 from gradlane.live.buffers import BufferSync
 from gradlane.live.deferral import why_it_needs_the_barrier
 from gradlane.live.peers import Peers

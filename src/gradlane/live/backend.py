@@ -7,17 +7,14 @@ A backend starts sums in the order that it is given and reports each one's end; 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 
-from gradlane.core.executors import Executor, why_not
+from gradlane.core.executors import EXECUTORS, BackendName, why_not
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError, PlanError
 from gradlane.live.arena import MessageBuffer
-
-BackendName = Literal["all-reduce", "server"]
-EXECUTORS: dict[BackendName, Executor] = {"all-reduce": "all-reduce", "server": "parameter-server"}
 
 OnDone = Callable[[int, BaseException | None], None]
 """Called once for each message with None, or with what went wrong; on any thread."""
