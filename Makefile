@@ -3,6 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 PY = $(VENV)/bin/python
 STAMP = $(VENV)/.installed
+NATIVE = $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
 .PHONY: run test check bench clean
 
@@ -21,8 +22,9 @@ check: $(STAMP)        ## style, types and layers
 bench: $(STAMP)        ## what scheduling costs, beside torch DDP
 	$(PY) -m bench
 
+# compiles the data plane in native/, so that a C++ compiler is needed
 # torch first and pinned: a bare `torch` pulls gigabytes of CUDA packages
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(NATIVE)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[torch,demo,lab,dev]'

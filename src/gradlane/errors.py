@@ -13,7 +13,10 @@
        |  |- PeerDied        its process ended (the kernel told us)
        |  |- PeerStalled     its process is there and says nothing
        |  `- PeerFailed      it raised an exception and said so; carries the text
+       |- AuthError          a process does not know the job's secret
+       |- CapacityError      more was registered than a server agreed to hold
        `- CommunicationError a collective failed or ran out of time
+          `- CorruptError    a checksum on the wire does not match
 
 Each message says what was got, what was expected, and what to do. A broken invariant of our own is an
 `assert`, not one of these.
@@ -84,3 +87,15 @@ class PeerFailed(PeerError):
 
 class CommunicationError(JobError):
     """A collective failed or did not finish within its time."""
+
+
+class CorruptError(CommunicationError):
+    """Bytes were damaged on the way: a checksum does not match."""
+
+
+class AuthError(JobError):
+    """A process does not know the job's secret, or a server listens off loopback without one."""
+
+
+class CapacityError(JobError):
+    """More tensors or bytes were registered than a server agreed to hold."""

@@ -38,8 +38,9 @@ def script(tmp_path: Path) -> Path:
 
 def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> None:
     options = ["--nproc", "2", "--policy", "bytescheduler", "--knob", "partition_bytes=1MiB", "--max-restarts", "0"]
+    servers = ["--backend", "server", "--packet-bytes", "16KiB", "--summation-order", "rank"]
     own = ["--policy", "its own", "--", "--help"]
-    command = [sys.executable, "-m", "gradlane", "launch", *options, "--timeout", "30", str(script), *own]
+    command = [sys.executable, "-m", "gradlane", "launch", *options, "--timeout", "30", *servers, str(script), *own]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
     seen = [json.loads((script.parent / f"{rank}.json").read_text()) for rank in range(2)]
     assert [one["rank"] for one in seen] == ["0", "1"]
@@ -47,6 +48,9 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
     assert [one["GRADLANE_POLICY"] for one in seen] == ["bytescheduler"] * 2
     assert [one["GRADLANE_KNOBS"] for one in seen] == ['{"partition_bytes":1048576}'] * 2
     assert [one["GRADLANE_TIMEOUT"] for one in seen] == ["30"] * 2
+    assert [one["GRADLANE_BACKEND"] for one in seen] == ["server"] * 2
+    assert [one["GRADLANE_PACKET_BYTES"] for one in seen] == ["16384"] * 2
+    assert [one["GRADLANE_SUMMATION_ORDER"] for one in seen] == ["rank"] * 2
     assert done.returncode == 1
     assert "gradlane: rank 1 ended with exit code 7" in done.stderr
     assert "Traceback" not in done.stderr
@@ -61,6 +65,8 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
         (["--plan", "not-there.json", "SCRIPT"], "got 'not-there.json', which is not a file"),
         (["--knob", "partition_bytes", "SCRIPT"], "got 'partition_bytes', expected NAME=VALUE"),
         (["--timeout", "soon", "SCRIPT"], "got 'soon', expected seconds"),
+        (["--backend", "nccl", "SCRIPT"], "invalid choice: 'nccl'"),
+        (["--packet-bytes", "many", "SCRIPT"], "got 'many'"),
         (["--module", "SCRIPT"], "expected a SCRIPT"),
         (["--policy", "wfbp", "not-there.py"], "got 'not-there.py', which is not a file"),
         (["--nproc", "2"], "got no SCRIPT"),

@@ -50,6 +50,8 @@ def attach_differently(rank: int, world: int, difference: str) -> tuple[str, str
                 options["order"] = "coordinator"
             case "optimizer":
                 optimizer = torch.optim.Adam(model.parameters())
+            case "backend":
+                options["backend"] = "server"
             case "option":
                 options["broadcast_buffers"] = False
     try:
@@ -69,12 +71,13 @@ def attach_on_one_rank(rank: int, world: int, missing: int) -> tuple[str, str, f
     return "nothing", "", time.monotonic() - began
 
 
-def _attached(rank: int) -> tuple[nn.Module, torch.optim.Optimizer, gradlane.live.Session]:
+def _attached(rank: int, backend: Any = "all-reduce") -> tuple[nn.Module, torch.optim.Optimizer, gradlane.live.Session]:
     torch.manual_seed(7)
     model = Mlp()
     optimizer = momentum(model)
     policy = gradlane.policies.get("bytescheduler", **POLICIES["bytescheduler"])
-    return model, optimizer, gradlane.attach(model, optimizer, policy, network=GIVEN, profile_iterations=1, timeout=20)
+    options: dict[str, Any] = {"network": GIVEN, "profile_iterations": 1, "timeout": 20, "backend": backend}
+    return model, optimizer, gradlane.attach(model, optimizer, policy, **options)
 
 
 def _step(model: Any, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> None:
@@ -163,11 +166,21 @@ def junk_on_the_control_port(rank: int, world: int) -> tuple[list[str], dict[str
     return wrong, refused
 
 
-def attach_and_close_often(rank: int, world: int) -> tuple[dict[str, int], dict[str, int], list[str]]:
+def census() -> dict[str, int]:
+    """What this process holds."""
+    gc.collect()
+    return {
+        "threads": threading.active_count(),
+        "native threads": len(os.listdir("/proc/self/task")),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+    }
+
+
+def attach_and_close_often(rank: int, world: int, backend: str) -> tuple[dict[str, int], dict[str, int], list[str]]:
     """Threads and descriptors after one session and after six, and the hooks that are left."""
 
     def train_and_close() -> nn.Module:
-        model, optimizer, session = _attached(rank)
+        model, optimizer, session = _attached(rank, backend)
         generator = torch.Generator().manual_seed(rank)
         for _ in range(4):
             _step(model, optimizer, generator)
@@ -178,14 +191,6 @@ def attach_and_close_often(rank: int, world: int) -> tuple[dict[str, int], dict[
         hooks += [name for name, param in model.named_parameters() if param._post_accumulate_grad_hooks]
         left.extend(hooks)
         return model
-
-    def census() -> dict[str, int]:
-        gc.collect()
-        return {
-            "threads": threading.active_count(),
-            "native threads": len(os.listdir("/proc/self/task")),
-            "descriptors": len(os.listdir("/proc/self/fd")),
-        }
 
     left: list[str] = []
     train_and_close()

@@ -167,6 +167,18 @@ def compare(rank: int, world: int, name: str) -> dict[str, Any]:
     return outcome
 
 
+def compare_over_servers(rank: int, world: int, name: str) -> dict[str, list[str]]:
+    """Run the loop under DDP, then over servers, where the network is slow and where it is fast."""
+    case = LOOPS[name]
+    reference = _under_ddp(case, rank)
+    found = {}
+    for policy, network in (("bytescheduler", slow_network), ("mercury", contextlib.nullcontext)):
+        chosen = gradlane.policies.get(policy, **POLICIES.get(policy, {}))
+        with network():
+            found[policy] = differences(reference, _under_gradlane(case, rank, world, chosen, backend="server"))
+    return found
+
+
 def _under_ddp(case: Loop, rank: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(7)
     model = case.model()
@@ -179,7 +191,7 @@ def _under_ddp(case: Loop, rank: int) -> dict[str, torch.Tensor]:
     return {**_bits(model, optimizer), **job.seen}
 
 
-def _under_gradlane(case: Loop, rank: int, world: int, policy: Any) -> dict[str, torch.Tensor]:
+def _under_gradlane(case: Loop, rank: int, world: int, policy: Any, **options: Any) -> dict[str, torch.Tensor]:
     torch.manual_seed(7 + rank)  # attach must make ranks equal to rank 0
     model = case.model()
     optimizer = case.optimizer(model)
@@ -193,6 +205,7 @@ def _under_gradlane(case: Loop, rank: int, world: int, policy: Any) -> dict[str,
             profile_iterations=1,
             timeout=20,
             **case.attach,
+            **options,
         ) as session,
     ):
         warnings.simplefilter("ignore")

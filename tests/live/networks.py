@@ -8,28 +8,40 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
-from gradlane.live.backend import AllReduce
+from gradlane.live.allreduce import AllReduce
 from gradlane.live.deferral import DeferredStep
+from gradlane.live.servers import Servers
 
 
-class SlowAllReduce(AllReduce):
+class Late:
     """The real sums, each of whose ends is heard `delay_s` later: on loopback they would all come before `step()`."""
 
     delay_s = 0.002
 
-    def start(self, message: int, tensor: Any, ready: Any, on_done: Any) -> bool:
+    def start(self, message: int, tensor: Any, ready: Any, on_done: Any, on_sent: Any) -> bool:
         def later(index: int, error: BaseException | None) -> None:
             timer = threading.Timer(self.delay_s, on_done, (index, error))
             timer.daemon = True
             timer.start()
 
-        return super().start(message, tensor, ready, later)
+        return super().start(message, tensor, ready, later, on_sent)  # type: ignore[misc]
+
+
+class LateAllReduce(Late, AllReduce):
+    pass
+
+
+class LateServers(Late, Servers):
+    pass
 
 
 @contextlib.contextmanager
 def slow_network() -> Iterator[None]:
     """Sessions attached inside have a slow network."""
-    with patch("gradlane.live.attachment.AllReduce", SlowAllReduce):
+    with (
+        patch("gradlane.live.attachment.AllReduce", LateAllReduce),
+        patch("gradlane.live.attachment.Servers", LateServers),
+    ):
         yield
 
 

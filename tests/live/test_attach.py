@@ -60,6 +60,14 @@ def test_a_world_of_one_trains_as_without_gradlane(a_world_of_one):
     assert plan.policy == "bytescheduler"
 
 
+def test_a_world_of_one_is_its_own_server(a_world_of_one):
+    alone, _ = _trained(_model(), 8)
+    attached, plan = _trained(_model(), 8, policy="mercury", backend="server")
+    assert all(torch.equal(a, b) for a, b in zip(alone, attached, strict=True))
+    assert plan.policy == "mercury"
+    assert plan.sequence is None
+
+
 def test_a_plan_is_taken_as_it_is_when_it_has_a_sequence(a_world_of_one):
     plan = _plan(partition_bytes=2000)
     assert plan.sequence is not None
@@ -104,6 +112,19 @@ def test_a_plan_that_all_reduce_cannot_carry_out_is_refused(a_world_of_one, chan
         gradlane.attach(_model(), None, plan)
 
 
+@pytest.mark.parametrize(
+    ("policy", "options", "expected"),
+    [
+        ("mercury", {}, "backend 'all-reduce' cannot carry its plans; expected backend='server'"),
+        ("geryon", {}, "backend 'all-reduce' cannot carry its plans; expected backend='server'"),
+        ("dear", {"backend": "server"}, "expected another policy: this one runs in the simulator only"),
+    ],
+)
+def test_a_policy_that_a_backend_cannot_carry_is_refused_at_attach(a_world_of_one, policy, options, expected):
+    with pytest.raises(PlanError, match=f"^policy {policy}: .*{expected}"):
+        gradlane.attach(_model(), None, policy, **options)
+
+
 def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(a_world_of_one):
     with pytest.raises(InputError, match=r"policy: got 'bytescheduller', expected one of wfbp, ddp"):
         gradlane.attach(_model(), None, "bytescheduller")
@@ -115,6 +136,13 @@ def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(a_world_of_o
         ({"order": "any"}, "order: got 'any', expected 'planned' or 'coordinator'"),
         ({"timeout": 0}, "timeout: got 0"),
         ({"profile_iterations": 0}, "profile_iterations: got 0, expected 1 or more"),
+        ({"backend": "nccl"}, "backend: got 'nccl', expected 'all-reduce' or 'server'"),
+        ({"packet_bytes": 1024}, "packet_bytes: got 1024, expected none: packets are of backend='server'"),
+        ({"summation_order": "rank"}, "summation_order: got 'rank', expected none: it is of backend='server'"),
+        ({"backend": "server", "packet_bytes": 1000}, "packet_bytes: got 1000, expected a multiple of 64"),
+        ({"backend": "server", "packet_bytes": 1 << 20}, "packet_bytes: got 1048576, expected an integer from 64 to"),
+        ({"backend": "server", "summation_order": "any"}, "summation_order: got 'any', expected 'arrival' or 'rank'"),
+        ({"backend": "server", "order": "coordinator"}, "expected 'planned' with backend='server', which needs no order"),
         ({"optimizer": "sgd"}, "optimizer: got a str"),
         ({"optimizer": [1]}, "optimizer: got a int"),
     ],

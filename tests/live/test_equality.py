@@ -13,11 +13,14 @@ KNOBS = {
     "ddp": {"bucket_bytes": 8000, "first_bucket_bytes": 1000},
     "p3": {"slice_bytes": 8000},
     "bytescheduler": {"partition_bytes": 8000, "credit_bytes": 16000},
+    "geryon": {"slice_bytes": 8000},
     "blocks": {"least_bytes": 8000, "most_bytes": 8000},
     "searched": {"moves": 2000},
 }
 GIVEN = Network.line(2, startup_ns=20_000, bytes_per_second=10**9)  # to measure one takes half a second a session
 EVERY_POLICY = [(name, KNOBS.get(name, {})) for name in catalog.names("all-reduce")]
+OVER_SERVERS = [(name, KNOBS.get(name, {})) for name in catalog.names("parameter-server")]
+SLICES = ("bytescheduler", KNOBS["bytescheduler"])
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -30,18 +33,41 @@ def test_every_policy_equals_ddp_bit_for_bit_after_30_steps(two_ranks, model, op
         assert found == {str(policy): [] for policy in EVERY_POLICY}
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_it_does_so_when_sums_arrive_late_and_updates_are_deferred(two_ranks, model):
+@pytest.mark.parametrize(
+    ("model", "optimizer", "policies", "options"),
+    [
+        ("tied-transformer", "adam", OVER_SERVERS, {}),
+        *((model, "sgd", [SLICES, "mercury"], {}) for model in MODELS),
+        ("tied-transformer", "sgd", [SLICES, "mercury"], {"summation_order": "rank", "packet_bytes": 1024}),
+    ],
+)
+def test_so_does_every_policy_over_servers(two_ranks, model, optimizer, policies, options):
+    outcomes = two_ranks.run(
+        "tests.live.cases:equals_ddp",
+        model=model,
+        optimizer=optimizer,
+        policies=policies,
+        network=GIVEN,
+        backend="server",
+        **options,
+    )
+    for found in outcomes:
+        assert found == {str(policy): [] for policy in policies}
+
+
+@pytest.mark.parametrize(("model", "backend"), [*((model, "all-reduce") for model in MODELS), ("tied-transformer", "server")])
+def test_it_does_so_when_sums_arrive_late_and_updates_are_deferred(two_ranks, model, backend):
     crossing = [(name, knobs) for name, knobs in EVERY_POLICY if name in ("p3", "tictac", "bytescheduler", "blocks")]
     case = "tests.live.cases:equals_ddp_on_a_slow_network"
-    outcomes = two_ranks.run(case, model=model, optimizer="adam", policies=crossing, steps=12, network=GIVEN)
+    options = {"optimizer": "adam", "policies": crossing, "steps": 12, "network": GIVEN, "backend": backend}
+    outcomes = two_ranks.run(case, model=model, **options)
     for found, deferred in outcomes:
         assert found == {str(policy): [] for policy in crossing}
         assert deferred > 30
 
 
-def test_it_does_so_when_the_network_is_measured_at_attach(two_ranks):
-    outcomes = two_ranks.run(
-        "tests.live.cases:equals_ddp", model="convolutions", optimizer="sgd", policies=["mg-wfbp"], steps=8
-    )
+@pytest.mark.parametrize("backend", ["all-reduce", "server"])
+def test_it_does_so_when_the_network_is_measured_at_attach(two_ranks, backend):
+    options = {"optimizer": "sgd", "policies": ["mg-wfbp"], "steps": 8, "backend": backend}
+    outcomes = two_ranks.run("tests.live.cases:equals_ddp", model="convolutions", **options)
     assert outcomes == [{"mg-wfbp": []}] * 2

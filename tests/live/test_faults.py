@@ -22,6 +22,8 @@ SCRIPTS = Path(__file__).with_name("scripts")
 FOR_EVER = 10**7
 START_S = 60.0
 
+both = pytest.mark.parametrize("backend", ["all-reduce", "server"])
+
 
 class End(NamedTuple):
     """How a rank's process ended. after_s: seconds since the fault. error: the last line that it printed."""
@@ -139,9 +141,10 @@ def start(server: Server, tmp_path: Path) -> Iterator[Any]:
 # -- processes that end, stop or raise ---------------------------------------------------------------------------
 
 
+@both
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_a_killed_rank_is_named_by_all_others_which_end_soon(start, culprit):
-    job = start(3, FOR_EVER, "none", culprit)
+def test_a_killed_rank_is_named_by_all_others_which_end_soon(start, culprit, backend):
+    job = start(3, FOR_EVER, "none", culprit, backend)
     job.signal(culprit, signal.SIGKILL)
     for end in job.ends([rank for rank in range(3) if rank != culprit], within_s=15):
         assert end.code == 1
@@ -149,9 +152,10 @@ def test_a_killed_rank_is_named_by_all_others_which_end_soon(start, culprit):
         assert end.error.startswith(f"gradlane.errors.PeerDied: rank {culprit} is gone: its process ended")
 
 
+@both
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_a_stopped_rank_is_named_by_all_others_after_two_and_a_half_seconds(start, culprit):
-    job = start(3, FOR_EVER, "none", culprit)
+def test_a_stopped_rank_is_named_by_all_others_after_two_and_a_half_seconds(start, culprit, backend):
+    job = start(3, FOR_EVER, "none", culprit, backend)
     job.signal(culprit, signal.SIGSTOP)
     for end in job.ends([rank for rank in range(3) if rank != culprit], within_s=20):
         assert end.code == 1
@@ -159,18 +163,20 @@ def test_a_stopped_rank_is_named_by_all_others_after_two_and_a_half_seconds(star
         assert end.error.startswith(f"gradlane.errors.PeerStalled: rank {culprit} is stalled: said nothing for")
 
 
-def test_a_rank_that_stops_for_a_second_is_waited_for(start):
-    job = start(2, 60, "none", 1)
+@both
+def test_a_rank_that_stops_for_a_second_is_waited_for(start, backend):
+    job = start(2, 60, "none", 1, backend)
     job.signal(1, signal.SIGSTOP)
     time.sleep(1)
     job.signal(1, signal.SIGCONT)
     assert [(end.code, end.error) for end in job.ends([0, 1], within_s=40)] == [(0, ""), (0, "")]
 
 
+@both
 @pytest.mark.parametrize("fault", ["raise", "raise-in-with"])
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_an_exception_on_one_rank_is_told_to_all_others_in_its_own_words(start, fault, culprit):
-    job = start(3, FOR_EVER, fault, culprit)
+def test_an_exception_on_one_rank_is_told_to_all_others_in_its_own_words(start, fault, culprit, backend):
+    job = start(3, FOR_EVER, fault, culprit, backend)
     for rank, end in enumerate(job.ends([0, 1, 2], within_s=20)):
         assert end.code == 1
         if rank == culprit:
@@ -180,9 +186,10 @@ def test_an_exception_on_one_rank_is_told_to_all_others_in_its_own_words(start, 
             assert end.after_s < 15
 
 
+@both
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_a_rank_that_takes_fewer_steps_is_named_by_the_others(start, culprit):
-    job = start(3, FOR_EVER, "leave", culprit)
+def test_a_rank_that_takes_fewer_steps_is_named_by_the_others(start, culprit, backend):
+    job = start(3, FOR_EVER, "leave", culprit, backend)
     ends = job.ends([0, 1, 2], within_s=30)
     assert ends.pop(culprit)[0::2] == (0, "")
     for end in ends:
@@ -191,8 +198,9 @@ def test_a_rank_that_takes_fewer_steps_is_named_by_the_others(start, culprit):
         assert end.error.endswith("do all ranks run the same number of steps?")
 
 
-def test_a_job_in_which_nothing_goes_wrong_ends_without_a_word(start):
-    job = start(3, 8, "none", 0)
+@both
+def test_a_job_in_which_nothing_goes_wrong_ends_without_a_word(start, backend):
+    job = start(3, 8, "none", 0, backend)
     assert [(end.code, end.error) for end in job.ends([0, 1, 2], within_s=20)] == [(0, "")] * 3
 
 
@@ -209,6 +217,7 @@ def test_a_job_in_which_nothing_goes_wrong_ends_without_a_word(start):
         ("buffer", r"the number of buffers: 0 on rank 0"),
         ("policy", r"policy: ByteScheduler(partition_bytes=1048576, credit_bytes=4194304) on rank 0"),
         ("knob", r"policy: ByteScheduler(partition_bytes=1048576, credit_bytes=4194304) on rank 0"),
+        ("backend", r"backend: all-reduce on rank 0"),
         ("order", r"order: planned on rank 0"),
         ("optimizer", r"optimizers: ('SGD',) on rank 0"),
         ("option", r"options: {'cross_barrier': True, 'broadcast_buffers': True"),
@@ -264,7 +273,8 @@ def test_junk_on_the_control_port_does_not_disturb_the_job(two_ranks):
     assert refused == {"random": True, "http": True, "huge": True, "version": True, "token": True, "rank": True, "twice": True}
 
 
-def test_a_closed_session_leaves_no_thread_no_descriptor_and_no_hook(two_ranks):
-    for before, after, hooks in two_ranks.run("tests.live.faults:attach_and_close_often"):
+@both
+def test_a_closed_session_leaves_no_thread_no_descriptor_and_no_hook(two_ranks, backend):
+    for before, after, hooks in two_ranks.run("tests.live.faults:attach_and_close_often", backend=backend):
         assert after == before
         assert hooks == []

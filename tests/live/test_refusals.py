@@ -1,19 +1,31 @@
-"""What torch.distributed cannot honour is refused before anything is sent."""
+"""What a backend cannot honour is refused before anything is sent."""
 
 from __future__ import annotations
 
 import pytest
 
 from gradlane import policies
+from gradlane.core.executors import EXECUTORS
 from gradlane.core.network import Network
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import PlanError
-from gradlane.live.backend import refuse_what_all_reduce_cannot_do
+from gradlane.live.backend import refuse_what_cannot_be_done
 
 ONE = Profile("one", "none", (TensorProfile(TensorSpec("a", 8), 0, 0),), (Layer("only", 1),), 0)
 
 
-@pytest.mark.parametrize("name", sorted(set(policies.names()) - set(policies.names("all-reduce"))))
-def test_a_plan_for_another_transport_is_refused_by_name(name):
-    with pytest.raises(PlanError, match=rf"^plan {name}: .*gradlane policies says which policies all-reduce carries"):
-        refuse_what_all_reduce_cannot_do(policies.get(name).plan(ONE, Network.line(2, 0, 10**9)))
+REFUSED = [
+    (name, backend)
+    for backend, executor in EXECUTORS.items()
+    for name in sorted(set(policies.names()) - set(policies.names(executor)))
+]
+
+
+@pytest.mark.parametrize(("name", "backend"), REFUSED)
+def test_a_plan_for_another_transport_is_refused_by_name(name, backend):
+    with pytest.raises(PlanError, match=rf"^plan {name}: .*gradlane policies says which policies {backend} carries"):
+        refuse_what_cannot_be_done(policies.get(name).plan(ONE, Network.line(2, 0, 10**9)), backend)
+
+
+def test_servers_refuse_nothing_but_half_an_all_reduce():
+    assert [name for name, backend in REFUSED if backend == "server"] == ["dear"]

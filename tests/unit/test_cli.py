@@ -61,8 +61,10 @@ def test_policies_lists_every_policy_with_its_paper_and_marks_the_default():
     assert "partition_bytes=1048576" in text
 
 
-def test_policies_as_json_has_the_knobs_with_their_defaults():
+def test_policies_as_json_has_the_knobs_with_their_defaults_and_the_backends():
     rows = {row["name"]: row for row in json.loads(run("policies", "--json"))}
+    assert rows["mercury"]["backends"] == ["server"]
+    assert rows["dear"]["backends"] == []
     assert list(rows) == list(catalog.names())
     assert rows["bytescheduler"] == {
         "name": "bytescheduler",
@@ -70,6 +72,7 @@ def test_policies_as_json_has_the_knobs_with_their_defaults():
         "paper": "ByteScheduler (SOSP '19) Algorithm 1",
         "differs": "credit equal to the slice suffices; knobs are given, not yet tuned",
         "knobs": {"partition_bytes": 1048576, "credit_bytes": 4194304},
+        "backends": ["all-reduce", "server"],
     }
     assert [name for name, row in rows.items() if row["default"]] == ["blocks"]
 

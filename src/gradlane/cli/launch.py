@@ -22,6 +22,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import InputError, JobError, UnsupportedError
 from gradlane.tune import catalog
+from gradlane.units import parse_bytes
 
 _USAGE = "gradlane launch [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]..."
 _ABOUT = (
@@ -36,6 +37,7 @@ torchrun options:
 examples:
   gradlane launch --nproc 2 train.py --epochs 3
   gradlane launch --nproc 2 --policy bytescheduler --knob partition_bytes=1MiB train.py
+  gradlane launch --nproc 2 --backend server --policy mercury train.py
   gradlane launch --nnodes 4 --rdzv-endpoint node0:29400 --plan plan.json --timeline out train.py
 """
 
@@ -121,6 +123,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--knob", metavar="NAME=VALUE", action="append", default=[], dest="knobs",
                        help="a knob of the policy, as in partition_bytes=4MiB; may be repeated")  # fmt: skip
     group.add_argument("--plan", metavar="FILE", help="run this plan (gradlane plan --out), whatever the policy")
+    group.add_argument(
+        "--backend",
+        choices=["all-reduce", "server"],
+        help="what carries messages: torch.distributed, or gradlane's transport with a server in each rank",
+    )
+    group.add_argument("--packet-bytes", metavar="SIZE", help="size of a packet of backend server (default: 30KiB)")
+    group.add_argument("--summation-order", choices=["arrival", "rank"],
+                       help="how backend server adds; rank: the same bits in every run (default: arrival)")  # fmt: skip
     group.add_argument("--network", metavar="FILE", help="plan for this network rather than measuring one")
     group.add_argument("--timeline", metavar="DIR", help="write what each rank did, and when, to this directory")
     group.add_argument("--timeout", metavar="SECONDS", help="the longest that a collective may take")
@@ -142,6 +152,12 @@ def _variables(given: argparse.Namespace) -> dict[str, str]:
     if given.plan is not None:
         files.read(_existing("--plan", given.plan), Plan)
         variables["GRADLANE_PLAN"] = str(Path(given.plan).resolve())
+    if given.backend is not None:
+        variables["GRADLANE_BACKEND"] = given.backend
+    if given.packet_bytes is not None:
+        variables["GRADLANE_PACKET_BYTES"] = str(parse_bytes(given.packet_bytes))
+    if given.summation_order is not None:
+        variables["GRADLANE_SUMMATION_ORDER"] = given.summation_order
     if given.network is not None:
         files.read(_existing("--network", given.network), Network)
         variables["GRADLANE_NETWORK"] = str(Path(given.network).resolve())

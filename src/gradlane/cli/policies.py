@@ -11,23 +11,26 @@ from rich.table import Table
 from rich.text import Text
 
 from gradlane import policies
+from gradlane.core.executors import EXECUTORS
 from gradlane.tune import catalog
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(as_json: bool) -> None:
-    """List the policies: the paper of each, how it differs from it, its knobs with their defaults."""
+    """List the policies: the paper of each, how it differs from it, its knobs with their defaults, and what carries it live."""
     rows = [_row(name) for name in catalog.names()]
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2))
         return
     table = Table("name", "paper", "differs from it", show_lines=True)
     table.add_column("knobs", no_wrap=True)
+    table.add_column("backends", no_wrap=True)
     for row in rows:
         name = f"{row['name']}{' (default)' if row['default'] else ''}"
         knobs = "\n".join(f"{knob}={value}" for knob, value in row["knobs"].items()) or "-"
-        table.add_row(*(Text(cell) for cell in (name, row["paper"], row["differs"], knobs)))
+        backends = "\n".join(row["backends"]) or "simulator only"
+        table.add_row(*(Text(cell) for cell in (name, row["paper"], row["differs"], knobs, backends)))
     Console().print(table)
 
 
@@ -40,4 +43,5 @@ def _row(name: str) -> dict[str, Any]:
         "paper": policy.paper,
         "differs": policy.differs,
         "knobs": msgspec.structs.asdict(policy),
+        "backends": [backend for backend, executor in EXECUTORS.items() if name in catalog.names(executor)],
     }

@@ -11,6 +11,9 @@ from gradlane.core.plan import Plan
 
 Executor = Literal["all-reduce", "parameter-server"]
 """all-reduce: torch.distributed. parameter-server: gradlane's own transport and servers. The simulator has both."""
+BackendName = Literal["all-reduce", "server"]
+"""What a live run calls its executor: `attach(backend=...)`."""
+EXECUTORS: dict[BackendName, Executor] = {"all-reduce": "all-reduce", "server": "parameter-server"}
 
 
 def why_not_all_reduce(plan: Plan) -> str | None:

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -31,11 +32,16 @@ class Terms(msgspec.Struct, frozen=True):
     torch: str
     world_size: int
     policy: str
+    backend: str
     order: str
     optimizers: tuple[str, ...]
     options: dict[str, Any]
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]  # (name, dtype, shape)
     buffers: tuple[tuple[str, str, tuple[int, ...]], ...]
+
+    def fingerprint(self) -> bytes:
+        """32 bytes, equal where the terms are."""
+        return sha256(msgspec.json.encode(self, order="deterministic")).digest()
 
 
 class _Entry(msgspec.Struct, frozen=True):

@@ -20,20 +20,23 @@ import torch.distributed as dist
 import gradlane
 from gradlane import policies
 from gradlane.core import files
-from gradlane.core.checking import need
+from gradlane.core.checking import need, need_int
+from gradlane.core.executors import EXECUTORS, BackendName
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
-from gradlane.errors import InputError, UnsupportedError
+from gradlane.errors import InputError, PlanError, UnsupportedError
 from gradlane.live import agree
-from gradlane.live.backend import AllReduce, refuse_what_all_reduce_cannot_do
+from gradlane.live.allreduce import AllReduce
+from gradlane.live.backend import Backend, refuse_what_cannot_be_done
 from gradlane.live.buffers import BufferSync
 from gradlane.live.deferral import why_it_needs_the_barrier
 from gradlane.live.peers import Peers
 from gradlane.live.planning import Planner, check_fits
-from gradlane.live.probe import sweep
+from gradlane.live.servers import Servers
 from gradlane.live.session import Session
+from gradlane.transport import NodeOptions
 from gradlane.tune import catalog
 from gradlane.tune.fit import fit_network
 
@@ -43,6 +46,9 @@ _attachments = itertools.count()
 _sessions: weakref.WeakKeyDictionary[torch.nn.Module, Session] = weakref.WeakKeyDictionary()
 
 
+SummationOrder = Literal["arrival", "rank"]
+
+
 class Overrides(msgspec.Struct, frozen=True):
     """What a launcher's command line says; it wins over what the script passes to `attach`.
 
@@ -50,6 +56,9 @@ class Overrides(msgspec.Struct, frozen=True):
     """
 
     policy: Policy | Plan | None = None
+    backend: BackendName | None = None
+    packet_bytes: int | None = None
+    summation_order: SummationOrder | None = None
     network: Network | None = None
     timeout: float | None = None
     timeline: Path | None = None
@@ -73,6 +82,9 @@ def attach(
     optimizer: Optimizers = None,
     policy: str | Policy | Plan | None = None,
     *,
+    backend: BackendName = "all-reduce",
+    packet_bytes: int | None = None,
+    summation_order: SummationOrder | None = None,
     network: Network | None = None,
     profile: Profile | None = None,
     profile_iterations: int = 3,
@@ -89,6 +101,12 @@ def attach(
 
     policy: a name of `gradlane policies`, a Policy with its knobs, a Plan (from `gradlane plan`), or None
         for the default.
+    backend: what carries the messages. "all-reduce" is torch.distributed's; "server" is gradlane's own transport with
+        a server in each rank's process, for tensors in CPU memory: it tells packets apart by what they are of, so that
+        no order is planned ahead, and carries the policies that choose each packet as it is sent or mark lanes.
+    packet_bytes: of the server backend, a multiple of 64 up to 512 KiB; 30 KiB where not given.
+    summation_order: of the server backend. "arrival" (None) adds each packet when it comes; "rank" adds in the order
+        of ranks, which gives the same bits in every run, under every policy, and holds more memory.
     network, profile: what to plan from; measured over the first moments and iterations where not given.
     profile_iterations: iterations measured before the policy's plan takes over; until then gradients
         travel in DDP's buckets, behind the barrier.
@@ -105,79 +123,113 @@ def attach(
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised: call torch.distributed.init_process_group() before attach")
     policy = _overrides.policy or policy
+    backend = _overrides.backend or backend
+    packet_bytes = _overrides.packet_bytes or packet_bytes
+    summation_order = _overrides.summation_order or summation_order
     network = _overrides.network or network
     timeout = _overrides.timeout or timeout
     need(profile_iterations >= 1, "profile_iterations", profile_iterations, "1 or more")
     need(timeout > 0, "timeout", timeout, "seconds, more than 0")
     need(order in ("planned", "coordinator"), "order", order, "'planned' or 'coordinator'")
+    _check_backend(backend, packet_bytes, summation_order, order)
     optimizers = _as_list(optimizer)
     params = _trained_parameters(model)
     specs = tuple(_spec(name, param) for name, param in params)
     chosen = catalog.get(policy or policies.DEFAULT) if policy is None or isinstance(policy, str) else policy
     if isinstance(chosen, Plan):
-        refuse_what_all_reduce_cannot_do(chosen)
+        refuse_what_cannot_be_done(chosen, backend)
         check_fits(chosen, specs)
+    elif chosen.name in catalog.names() and chosen.name not in catalog.names(EXECUTORS[backend]):
+        others = [other for other, executor in EXECUTORS.items() if chosen.name in catalog.names(executor)]
+        raise PlanError(
+            f"policy {chosen.name}: backend {backend!r} cannot carry its plans; expected "
+            + (f"backend={others[0]!r}" if others else "another policy: this one runs in the simulator only")
+        )
     may_cross = _may_cross(optimizers, cross_barrier)
     world, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
     if world != dist.get_world_size():
         # a lane needs a group of its own, and torch.distributed names the groups of some ranks ambiguously
         has = "does not have this rank" if rank < 0 else f"has {world} of the {dist.get_world_size()} ranks"
         raise UnsupportedError(f"process_group {has}, expected one of all ranks")
-    store = agree.agree(
-        agree.Terms(
-            gradlane=gradlane.__version__,
-            torch=str(torch.__version__),
-            world_size=world,
-            policy=f"plan {chosen.fingerprint}" if isinstance(chosen, Plan) else repr(chosen),
-            order=order,
-            optimizers=tuple(type(one).__name__ for one in optimizers),
-            options={
-                "cross_barrier": may_cross,
-                "broadcast_buffers": broadcast_buffers,
-                "profile_iterations": profile_iterations,
-                "network": network is not None,
-                "profile": profile is not None,
-            },
-            tensors=tuple((name, str(param.dtype), tuple(param.shape)) for name, param in params),
-            buffers=tuple((name, str(buffer.dtype), tuple(buffer.shape)) for name, buffer in model.named_buffers()),
-        ),
-        process_group,
-        str(next(_attachments)),
-        timeout,
+    terms = agree.Terms(
+        gradlane=gradlane.__version__,
+        torch=str(torch.__version__),
+        world_size=world,
+        policy=f"plan {chosen.fingerprint}" if isinstance(chosen, Plan) else repr(chosen),
+        backend=backend,
+        order=order,
+        optimizers=tuple(type(one).__name__ for one in optimizers),
+        options={
+            "cross_barrier": may_cross,
+            "broadcast_buffers": broadcast_buffers,
+            "profile_iterations": profile_iterations,
+            "network": network is not None,
+            "profile": profile is not None,
+            "packet_bytes": packet_bytes,
+            "summation_order": summation_order,
+        },
+        tensors=tuple((name, str(param.dtype), tuple(param.shape)) for name, param in params),
+        buffers=tuple((name, str(buffer.dtype), tuple(buffer.shape)) for name, buffer in model.named_buffers()),
     )
+    store = agree.agree(terms, process_group, str(next(_attachments)), timeout)
     device = params[0][1].device
-    backend = AllReduce(device, process_group, timeout)
+    carrier: Backend
+    if backend == "all-reduce":
+        carrier = AllReduce(device, process_group, timeout)
+    else:
+        carrier = Servers(
+            device,
+            process_group,
+            store,
+            timeout,
+            fingerprint=terms.fingerprint(),
+            packet_bytes=packet_bytes or NodeOptions.packet_bytes,
+            rank_order=summation_order == "rank",
+        )
     buffers = [buffer for buffer in model.buffers() if buffer.numel() > 0]
     _copy_from_rank_0([param for param in model.parameters() if param.numel() > 0] + buffers, process_group)
     guess = _unmeasured_profile(type(model).__name__, str(device), specs)
     first_plan = policies.get("ddp").plan(guess, Network.line(world, 0, 10**9))
     first_plan = first_plan.with_sequence(tuple(range(len(first_plan.messages))))
-    backend.prepare(first_plan)
     if network is None:
-        network = fit_network(sweep(backend.control_group, device), workers=world, source="measured at attach")
+        network = fit_network(carrier.measure(), workers=world, source=f"measured at attach, {backend}")
+    needs_sequence = carrier.needs_one_order and order == "planned"
     session = Session(
         model,
         params,
         optimizers,
-        planner=Planner(chosen, network, profile, specs, profile_iterations, order == "coordinator"),
+        planner=Planner(chosen, network, profile, specs, profile_iterations, needs_sequence),
         first_plan=first_plan,
         coordinated=order == "coordinator",
         may_cross=may_cross,
         rank=rank,
         world=world,
         timeout_s=timeout,
-        backend=backend,
+        backend=carrier,
         peers=partial(Peers, store, rank, world, timeout),
         buffers=BufferSync(buffers, process_group, rank, timeout) if broadcast_buffers and buffers else None,
     )
     _sessions[model] = session
-    session.on_close(_leave_files)
+    session.on_close(before=_leave_files, after=_forget)
     _tell_others_on_a_crash()
     atexit.register(_close_at_exit, weakref.ref(session))
     return session
 
 
 # -- what is refused, and why ----------------------------------------------------------------------------
+
+
+def _check_backend(backend: str, packet_bytes: int | None, summation_order: str | None, order: str) -> None:
+    need(backend in EXECUTORS, "backend", backend, "'all-reduce' or 'server'")
+    if backend != "server":
+        need(packet_bytes is None, "packet_bytes", packet_bytes, "none: packets are of backend='server'")
+        need(summation_order is None, "summation_order", summation_order, "none: it is of backend='server'")
+        return
+    need(order == "planned", "order", order, "'planned' with backend='server', which needs no order")
+    need(summation_order in (None, "arrival", "rank"), "summation_order", summation_order, "'arrival' or 'rank'")
+    if packet_bytes is not None:
+        need_int("packet_bytes", packet_bytes, 64, 512 << 10)
+        need(packet_bytes % 64 == 0, "packet_bytes", packet_bytes, "a multiple of 64")
 
 
 def _as_list(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
@@ -277,6 +329,12 @@ def _leave_files(session: Session) -> None:
         _overrides.profile.mkdir(parents=True, exist_ok=True)
         files.write(_overrides.profile / "profile.json", session.profile())
         files.write(_overrides.profile / "network.json", session.network)
+
+
+def _forget(session: Session) -> None:
+    """A session holds its model, which must not be held for good; one that failed decides how the process ends."""
+    if not session.failed:
+        _sessions.pop(session.model, None)
 
 
 def _close_at_exit(reference: weakref.ref[Session]) -> None:

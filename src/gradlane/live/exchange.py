@@ -1,7 +1,7 @@
 """Exchange: the messages of a session on their way, and everything that waits for them.
 
 It drives the Dispatcher: a fact is handled at once by the thread that brings it (the training thread, the
-thread of torch.distributed that finished a sum, the control channel's thread), under one lock. There is no
+thread of the backend that finished a sum, the control channel's thread), under one lock. There is no
 scheduling thread that a message would have to wait for.
 
 The training thread blocks only in `wait_until`, which ends in a result or in a typed error within the
@@ -23,7 +23,7 @@ from gradlane.core.plan import Plan
 from gradlane.dispatch import Dispatcher
 from gradlane.errors import CommunicationError, JobError, OrderError, PeerDied, PeerFailed
 from gradlane.live.arena import Arena
-from gradlane.live.backend import AllReduce
+from gradlane.live.backend import Backend
 from gradlane.live.peers import Peers
 from gradlane.live.recorder import Recorder, now_ns
 
@@ -38,7 +38,7 @@ class Exchange:
         self,
         rank: int,
         timeout_s: float,
-        backend: AllReduce,
+        backend: Backend,
         recorder: Recorder,
         peers: Callable[..., Peers],
     ) -> None:
@@ -50,7 +50,7 @@ class Exchange:
         self._recorder = recorder
         self._lock = threading.RLock()
         self._condition = threading.Condition(self._lock)
-        self._suspicion: tuple[str, float] | None = None
+        self._suspicion: tuple[BaseException, float] | None = None
         self._left: tuple[int, float] | None = None
         self._closed = False
         self._awaited: Callable[[], bool] | None = None  # what the training thread is blocked for
@@ -81,10 +81,10 @@ class Exchange:
                 self._messages_of[tensor].append(index)
         self._parts = [0] * len(params)  # messages of each tensor that have not arrived
         self._events: list[torch.Event | None] = [None] * len(params)
-        self._sent_ns = [0] * len(plan.messages)
+        self._began_ns = [0] * len(plan.messages)
         self._chooses = coordinated and self.rank == 0
         self._dispatcher = Dispatcher(plan, follow=coordinated and self.rank != 0)
-        self._backend.prepare(plan)
+        self._backend.prepare(plan, self._buffers)
 
     def begin(self) -> None:
         """A new iteration; all of the one before must have arrived."""
@@ -147,11 +147,13 @@ class Exchange:
         if self._chooses:
             self._backend.expect(message)
             self._peers.choose(self.iteration, message)
-        self._sent_ns[message] = now_ns()
-        ended = self._backend.start(message, self._buffers[message], self._events_of(message), self._message_done)
+        self._began_ns[message] = now_ns()
+        ended = self._backend.start(
+            message, self._buffers[message], self._events_of(message), self._message_done, self._message_sent
+        )
         self._rolling_hash = (self._rolling_hash * 1_000_003 + message + 1) & 0xFFFF_FFFF_FFFF_FFFF
         self._unissued -= 1
-        if self._unissued == 0:
+        if self._unissued == 0 and self._backend.needs_one_order:
             self._peers.issued(self.iteration, self._rolling_hash)
         if ended:
             self._arrived(message)
@@ -162,7 +164,7 @@ class Exchange:
         return [event for tensor in self.plan.messages[message].tensors if (event := self._events[tensor]) is not None]
 
     def _message_done(self, message: int, error: BaseException | None) -> None:
-        """Called by torch.distributed, once a message."""
+        """Called by the backend, once a message."""
         if error is not None:
             self.suspect(error)
             return
@@ -171,11 +173,26 @@ class Exchange:
             if not self._closed and self.failure is None:
                 self._arrived(message)
 
+    def _message_sent(self, message: int) -> None:
+        """Called by the backend, once a message, where it tells sends."""
+        with self._lock, contextlib.suppress(JobError):
+            if not self._closed and self.failure is None:
+                self._left_window(message)
+
+    def _left_window(self, message: int) -> None:
+        now = now_ns()
+        self._recorder.add("send", self.iteration, message, self._began_ns[message], now)
+        if self.plan.wire == "fifo":  # else a server may have begun to return it long ago
+            self._began_ns[message] = now
+        self._issue(self._dispatcher.finished(message))
+
     def _arrived(self, message: int) -> None:
-        self._recorder.add("send", self.iteration, message, self._sent_ns[message], now_ns())
         for tensor in self.plan.messages[message].tensors:
             self._parts[tensor] -= 1
-        self._issue(self._dispatcher.finished(message))
+        if self._backend.tells_sends:
+            self._recorder.add("receive", self.iteration, message, self._began_ns[message], now_ns())
+        else:
+            self._left_window(message)
         # a wake-up costs more than a message's bookkeeping: only when it is what is waited for
         if self._awaited is not None and self._awaited():
             self._condition.notify_all()
@@ -277,7 +294,7 @@ class Exchange:
         """A collective failed; the control channel will shortly know which rank is to blame."""
         with self._condition:
             if self._suspicion is None:
-                self._suspicion = (str(error).strip().partition("\n")[0], time.monotonic() + _VERDICT_S)
+                self._suspicion = (error, time.monotonic() + _VERDICT_S)
             self._condition.notify_all()
 
     def _on_left(self, rank: int) -> None:
@@ -295,15 +312,21 @@ class Exchange:
                 f"rank {rank} left the job while {where} waited for {what}; do all ranks run the same number of steps?", rank
             )
         if self._suspicion is not None:
-            return CommunicationError(f"{where}: {what} failed in torch.distributed: {self._suspicion[0]}")
+            error = self._suspicion[0]
+            if isinstance(error, JobError):
+                return error
+            reason = str(error).strip().partition("\n")[0]
+            return CommunicationError(f"{where}: {what} failed in torch.distributed: {reason}")
         return CommunicationError(
             f"{where}: no end of {what} within {self._timeout_s:.0f} s; {self._dispatcher.describe_state()}; every rank "
             "still answers, so a rank is slow or has not reached this iteration; raise timeout= if that is to be expected"
         )
 
     def close(self) -> None:
-        """End the control channel; give the process groups back unless sums are stuck in them."""
+        """End the control channel, then the backend."""
         self._closed = True
         self._peers.close()
-        if self.failure is None and self._suspicion is None:
-            self._backend.close()
+        failure = self.failure
+        if failure is None and self._suspicion is not None:
+            failure = self._why_not("the last sums")
+        self._backend.close(failure)

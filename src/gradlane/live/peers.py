@@ -136,7 +136,7 @@ class Peers:
 
     def _listen(self, store: Any, timeout_s: float) -> None:
         token = secrets.token_hex(16)
-        address = _own_address()
+        address = own_address()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family, backlog=self._world + MAX_STRANGERS)
         self._token = token.encode()
@@ -344,7 +344,7 @@ def _failure(kind: _Cause, rank: int, text: str) -> JobError:
     return PeerFailed(f"rank {rank} stopped: {text}", rank)
 
 
-def _own_address() -> str:
+def own_address() -> str:
     """The address of this host on the way to the job's master, which the other ranks can reach too."""
     master = os.environ.get("MASTER_ADDR", "localhost")
     port = int(os.environ.get("MASTER_PORT", "29500"))

@@ -21,7 +21,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile, TensorSpec
 from gradlane.errors import MismatchError
-from gradlane.live.backend import AllReduce
+from gradlane.live.backend import Backend
 from gradlane.live.recorder import ProfileBuilder
 from gradlane.sim import planned_ahead
 
@@ -30,7 +30,10 @@ Collective = Callable[[Callable[[], Any]], None]
 
 
 class Planner:
-    """Owned by a session; used on the training thread between iterations only."""
+    """Owned by a session; used on the training thread between iterations only.
+
+    needs_sequence: the order in which messages start is fixed ahead, and part of the plan.
+    """
 
     def __init__(
         self,
@@ -39,14 +42,14 @@ class Planner:
         profile: Profile | None,
         specs: Sequence[TensorSpec],
         iterations: int,
-        coordinated: bool,
+        needs_sequence: bool,
     ) -> None:
         self.network = network
         self.profile = profile
         self.builder = ProfileBuilder(specs)
         self._policy = policy
-        self._coordinated = coordinated
-        has_order = isinstance(policy, Plan) and (policy.sequence is not None or coordinated)
+        self._needs_sequence = needs_sequence
+        has_order = isinstance(policy, Plan) and (policy.sequence is not None or not needs_sequence)
         self._measures = profile is None and not has_order
         self._iterations = iterations if self._measures else 0
 
@@ -58,7 +61,7 @@ class Planner:
         """Whether the plan can be made, `last_iteration` being over."""
         return last_iteration >= self._iterations
 
-    def decide(self, model: str, device: torch.device, backend: AllReduce, collective: Collective) -> Plan:
+    def decide(self, model: str, device: torch.device, backend: Backend, collective: Collective) -> Plan:
         """The plan of rank 0, agreed upon by all. Raises `MismatchError`, and `PlanError` for a bad policy."""
         group = backend.control_group
         if self._measures:
@@ -76,7 +79,7 @@ class Planner:
             assert isinstance(policy, Plan)
             return policy
         plan = policy if isinstance(policy, Plan) else policy.plan(profile, self.network)
-        if self._coordinated or plan.sequence is not None:
+        if not self._needs_sequence or plan.sequence is not None:
             return plan
         if plan.tensors != profile.specs:  # a given plan, on its own tensor order
             profile = _in_order_of(plan, profile)

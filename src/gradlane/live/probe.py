@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,13 +20,16 @@ def sweep(
     sizes: tuple[int, ...] = QUICK_SIZES,
     repeats: int = 5,
     budget_s: float = 1.0,
+    all_reduce: Callable[[torch.Tensor], Any] | None = None,
 ) -> list[tuple[int, int]]:
     """(size_bytes, duration_ns) of single all-reduces, each rank at once; the same list on every rank.
 
+    all_reduce: what is measured, where it is not torch.distributed's in `group`.
     A first one of each size is not counted. Sizes are swept in ascending order until the budget is spent,
     but never fewer than three; that it is spent is agreed upon, so that ranks stop alike. Durations
     are the largest over ranks, since a sum ends when its last rank has it.
     """
+    all_reduce = all_reduce or partial(dist.all_reduce, group=group)
     samples: list[tuple[int, int]] = []
     began = time.monotonic()
     for index, size_bytes in enumerate(sizes):
@@ -33,7 +38,7 @@ def sweep(
         for repeat in range(repeats + 1):
             _wait(device)
             start = time.monotonic_ns()
-            dist.all_reduce(data, group=group)
+            all_reduce(data)
             _wait(device)
             if repeat > 0:
                 durations.append(time.monotonic_ns() - start)

@@ -27,7 +27,7 @@ from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
 from gradlane.errors import JobError
 from gradlane.live import pending
-from gradlane.live.backend import AllReduce
+from gradlane.live.backend import Backend
 from gradlane.live.buffers import BufferSync
 from gradlane.live.deferral import DeferredStep
 from gradlane.live.exchange import Exchange
@@ -58,7 +58,7 @@ class Session:
         rank: int,
         world: int,
         timeout_s: float,
-        backend: AllReduce,
+        backend: Backend,
         peers: Callable[..., Peers],
         buffers: BufferSync | None,
     ) -> None:
@@ -76,6 +76,7 @@ class Session:
         self._closed = False
         self._told: set[str] = set()
         self._before_close: Callable[[Session], None] = lambda session: None
+        self._after_close: Callable[[Session], None] = lambda session: None
         self._sync = True
         self._in_backward = False
         self._settled = False
@@ -460,9 +461,9 @@ class Session:
         self.flush()
         return self._recorder.timeline(self._plan.fingerprint, self.rank)
 
-    def on_close(self, call: Callable[[Session], None]) -> None:
-        """Call `call(session)` when a session that has not failed closes, before it detaches."""
-        self._before_close = call
+    def on_close(self, before: Callable[[Session], None], after: Callable[[Session], None]) -> None:
+        """Call `before(session)` when a session that has not failed closes, and `after(session)` when any has closed."""
+        self._before_close, self._after_close = before, after
 
     def close(self) -> None:
         """Finish what is under way, and detach: hooks, threads, sockets and process groups go.
@@ -487,6 +488,7 @@ class Session:
                 if param.grad is wrapper:  # a sum that never came: its slot holds this rank's part at best
                     param.grad = None
             self._exchange.close()
+            self._after_close(self)
 
     def abort(self, error: BaseException) -> None:
         """Tell the other ranks that this one fails with `error`; they raise `PeerFailed` with its text."""

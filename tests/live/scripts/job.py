@@ -1,9 +1,10 @@
-"""A rank of a job: `job.py STEPS FAULT CULPRIT`. At step 5 it says so, and the culprit does what FAULT says."""
+"""A rank of a job: `job.py STEPS FAULT CULPRIT BACKEND`. At step 5 it says so, and the culprit does what FAULT says."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,7 @@ class Model(nn.Sequential):
         return x
 
 
-def main(steps: int, fault: str, culprit: int) -> None:
+def main(steps: int, fault: str, culprit: int, backend: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -39,6 +40,7 @@ def main(steps: int, fault: str, culprit: int) -> None:
         optimizer,
         gradlane.policies.get("bytescheduler", partition_bytes=40_000, credit_bytes=80_000),
         network=Network.line(dist.get_world_size(), 20_000, 10**9),
+        backend=backend,
         profile_iterations=1,
         timeout=40,
     )
@@ -48,10 +50,12 @@ def main(steps: int, fault: str, culprit: int) -> None:
                 print("here", flush=True)
                 if rank == culprit and fault == "leave":
                     return
-                model.fails = rank == culprit and fault.startswith("raise")
+                if fault.startswith("raise"):
+                    dist.barrier()  # or a rank that is ahead fails before the others have said so
+                    model.fails = rank == culprit
             optimizer.zero_grad()
             model(torch.ones(4, 150)).sum().backward()
             optimizer.step()
 
 
-main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])

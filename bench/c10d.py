@@ -1,0 +1,100 @@
+"""all_reduce over gradlane's backend beside torch's Gloo, on loopback: what the transport itself takes.
+
+Run by `python -m bench` on two ranks. Each turn is a few calls of one arm, arms in alternating order; a call ends when
+its result is there, and the time of a call is that of the rank that took longer.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gradlane.live.c10d  # noqa: F401 (makes the name known)
+
+SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+TURNS = 12
+ARMS = ("gloo", "gradlane")
+
+
+def calls(size_bytes: int) -> int:
+    return max(1, min(40, (16 << 20) // size_bytes))
+
+
+def timed(group: dist.ProcessGroup, data: torch.Tensor, count: int) -> list[float]:
+    taken = []
+    for _ in range(count):
+        began = time.perf_counter()
+        dist.all_reduce(data, group=group)
+        taken.append(time.perf_counter() - began)
+    return taken
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, count: int) -> list[float]:
+    taken = []
+    for _ in range(count):
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        taken.append(time.perf_counter() - began)
+    return taken
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    groups = {"gloo": dist.group.WORLD, "gradlane": dist.new_group(backend="gradlane")}
+    talks = dist.get_rank() == 0
+    if talks:
+        print("\nc10d on loopback, 2 ranks: all_reduce of float32 and a DDP step, Gloo beside gradlane")
+        heads = f"{'Gloo ms (p10..p90)':>26} {'gradlane ms (p10..p90)':>26} {'Gloo/gradlane':>13} {'CPU s/GB each':>15}"
+        print(f"{'what':>12} {heads}")
+    for size_bytes in SIZES:
+        data = torch.zeros(size_bytes // 4)
+        arms = {arm: partial(timed, groups[arm], data) for arm in ARMS}
+        compare(f"{size_bytes >> 10} KiB", arms, calls(size_bytes), talks, size_bytes)
+    models = {}
+    for arm in ARMS:
+        torch.manual_seed(0)
+        layers = [nn.Linear(1024, 1024) for _ in range(8)]
+        model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), process_group=groups[arm])
+        models[arm] = (model, torch.optim.SGD(model.parameters(), lr=0.01))
+    x = torch.randn(32, 1024)
+    compare("DDP step", {arm: partial(steps, *models[arm], x) for arm in ARMS}, 3, talks, 0)
+    dist.destroy_process_group()
+
+
+def compare(what: str, arms: dict[str, Callable[[int], list[float]]], count: int, talks: bool, size_bytes: int) -> None:
+    """Both arms in turns; rank 0 prints. size_bytes: of one call, for the CPU's share; 0: unknown."""
+    times: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    cpu = dict.fromkeys(ARMS, 0.0)
+    for arm in ARMS:
+        arms[arm](max(2, count // 4))
+    for turn in range(TURNS):
+        for arm in ARMS if turn % 2 == 0 else ARMS[::-1]:
+            dist.barrier()
+            before = time.process_time()
+            taken = torch.tensor(arms[arm](count), dtype=torch.float64)
+            cpu[arm] += time.process_time() - before
+            dist.all_reduce(taken, op=dist.ReduceOp.MAX)
+            times[arm] += taken.tolist()
+    if talks:
+        ratio = statistics.median(times["gloo"]) / statistics.median(times["gradlane"])
+        gigabytes = TURNS * count * size_bytes / 1e9
+        used = " / ".join(f"{cpu[arm] / gigabytes:.2f}" for arm in ARMS) if gigabytes else ""
+        print(f"{what:>12} {_spread(times['gloo']):>26} {_spread(times['gradlane']):>26} {ratio:13.2f} {used:>15}", flush=True)
+
+
+def _spread(times: list[float]) -> str:
+    tenths = statistics.quantiles(times, n=10)
+    return f"{statistics.median(times) * 1e3:.3f} ({tenths[0] * 1e3:.3f}..{tenths[-1] * 1e3:.3f})"
+
+
+if __name__ == "__main__":
+    main()

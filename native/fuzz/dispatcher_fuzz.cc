@@ -1,0 +1,272 @@
+// A node whose peers say anything: workers that are let in, servers that it dialled, and one stranger. No thread and
+// no clock; sockets are pairs in this process. An input is a list of deeds: frames whole, cut in two or raw, on any
+// connection; what the process itself does; peers that hang up or begin to read.
+//
+// Whatever they do: no memory is touched that is not theirs, what is held stays bounded, and a stranger alone makes
+// nothing fail.
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+
+#include "digest/crc32c.h"
+#include "fuzz/fuzz.h"
+#include "node/node.h"
+
+namespace gradlane {
+
+constexpr uint32_t kWorld = 3, kServers = 2, kPacket = 64, kTensors = 12;
+constexpr uint16_t kLanes = 2;
+constexpr size_t kTensorBytes = 1024;
+
+class NodeSeam {
+  public:
+    struct Peer {
+        Connection* connection;
+        Fd socket;
+        std::vector<uint8_t> held;  // the rest of a frame
+        bool open = true;
+    };
+
+    explicit NodeSeam(NodeOptions options) : node(new Node(std::move(options), Fd())) {
+        const NodeOptions& given = node->options_;
+        AddPeer(false, 0, 0, Connection::State::kGreeting);
+        for (uint16_t lane = 0; lane < kLanes; ++lane) {
+            for (uint32_t rank = 0; rank < kWorld; ++rank) {
+                if (static_cast<int32_t>(rank) != given.rank) AddPeer(false, rank, lane, Connection::State::kOpen);
+            }
+            for (uint32_t server = 0; given.rank >= 0 && server < kServers; ++server) {
+                if (static_cast<int32_t>(server) != given.server) AddPeer(true, server, lane, Connection::State::kOpen);
+            }
+        }
+    }
+    ~NodeSeam() {
+        for (const auto& connection : node->connections_) connection->Drop();
+        node->connections_.clear();  // before the pools that their buffers are of
+    }
+
+    void Say(Peer& peer, const std::vector<uint8_t>& bytes) {
+        if (!peer.open || bytes.empty()) return;
+        (void)!send(peer.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+        Turn(peer, EPOLLIN);
+    }
+    void HangUp(Peer& peer) {
+        peer.open = false;
+        peer.socket = Fd();
+        Turn(peer, EPOLLIN | EPOLLHUP);
+    }
+    void Listen(Peer& peer) {
+        uint8_t bytes[4096];
+        while (peer.open && recv(peer.socket.get(), bytes, sizeof bytes, MSG_DONTWAIT) > 0) {
+        }
+        Turn(peer, EPOLLOUT);
+    }
+    size_t held_bytes() const { return node->aggregator_->held_bytes() + node->early_buffers_.taken_bytes(); }
+
+    std::unique_ptr<Node> node;
+    std::vector<Peer> peers;  // the first is the stranger
+
+  private:
+    void AddPeer(bool dialled, uint32_t index, uint16_t lane, Connection::State state) {
+        int ends[2];
+        MUST(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+        auto connection = std::make_unique<Connection>(Fd(ends[0]), dialled, state);
+        connection->peer = index;
+        connection->lane = lane;
+        connection->heard_ns = connection->sent_ns = connection->opened_ns = node->now_ns_;
+        if (state == Connection::State::kGreeting) {
+            connection->as_server = std::make_unique<ServerGreeting>(&node->options_.membership, 0, Nonce{});
+        } else {
+            (dialled ? node->to_server_ : node->to_worker_)[index][lane] = connection.get();
+        }
+        peers.push_back({connection.get(), Fd(ends[1]), {}, true});
+        node->connections_.push_back(std::move(connection));
+    }
+    void Turn(const Peer& peer, uint32_t what) {
+        // a poller tells nothing of what was closed
+        for (const auto& connection : node->connections_) {
+            if (connection.get() != peer.connection) continue;
+            epoll_event event{};
+            event.events = what;
+            event.data.ptr = peer.connection;
+            node->Turn(&event, 1);
+            return;
+        }
+        node->Turn(nullptr, 0);
+    }
+};
+
+}  // namespace gradlane
+
+using namespace gradlane;
+
+namespace {
+
+std::vector<uint8_t> Frame(fuzz::Input& input) {
+    Header header;
+    header.type = static_cast<FrameType>(1 + input.Byte() % 12);
+    header.tensor = input.Byte() % (kTensors + 2);
+    header.offset = input.Byte() % 20 * uint64_t{kPacket};
+    header.iteration = input.Byte() % 4;
+    header.flags = kFlagChecksum;
+    header.length = ControlBytes(header.type).value_or(kPacket);
+    std::vector<uint8_t> payload(header.length);
+    const uint8_t odd = input.Byte();
+    if ((odd & 1) != 0) header.offset = input.Word();
+    if ((odd & 2) != 0) header.tensor = static_cast<uint32_t>(input.Word());
+    if ((odd & 4) != 0) header.length = static_cast<uint32_t>(input.Word());
+    if ((odd & 8) != 0) {
+        header.length = input.Byte();
+        payload.resize(header.length);
+    }
+    if ((odd & 16) != 0) header.flags = static_cast<uint16_t>(input.Word());
+    if (header.type == FrameType::kDefine) {
+        Definition define;
+        define.bytes = (odd & 32) != 0 ? input.Word() : input.Byte() * uint64_t{4};
+        define.dtype = input.Byte() % 9;
+        define.op = input.Byte() % 5;
+        define.whole = input.Byte() % 2;
+        define.lane = input.Byte() % 3;
+        define.from = input.Byte() % 5 - 1;
+        define.to = input.Byte() % 5 - 1;
+        define.at = input.Byte() % 4 - 1;
+        payload.resize(Definition::kBytes);
+        EncodeDefinition(define, payload.data());
+    } else if ((odd & 32) != 0) {
+        const auto said = input.Bytes(payload.size());
+        std::copy(said.begin(), said.end(), payload.begin());
+    }
+    if ((odd & 64) == 0) header.payload_crc = Crc32c(payload.data(), payload.size());
+    if ((odd & 128) != 0) {  // of a tensor that is defined once: as NextSpec() has it
+        Spec spec;
+        spec.bytes = 256;
+        spec.once = true;
+        header.iteration = OnlyIteration(spec);
+    }
+    std::vector<uint8_t> frame(kHeaderBytes);
+    Encode(header, frame.data());
+    frame.insert(frame.end(), payload.begin(), payload.end());
+    return frame;
+}
+
+Spec NextSpec(fuzz::Input& input) {
+    Spec spec;
+    const uint8_t how = input.Byte();
+    if (how % 4 == 0) {
+        spec.bytes = 256;
+        spec.once = true;
+        return spec;
+    }
+    spec.dtype = static_cast<DType>(input.Byte() % 8);
+    spec.bytes = input.Byte() % (kTensorBytes / 8 + 1) * uint64_t{8};
+    spec.op = static_cast<Op>(input.Byte() % 4);
+    spec.whole = (how & 8) != 0;
+    spec.urgent_first = (how & 16) != 0;
+    spec.priority = input.Byte();
+    spec.lane = input.Byte() % kLanes;
+    // one that has one sender or receiver is defined once
+    if ((how & 32) != 0) {
+        spec.once = true;
+        ((how & 64) != 0 ? spec.from : spec.to) = input.Byte() % 3;
+        if ((how & 128) != 0) spec.at = input.Byte() % 2;
+    }
+    return spec;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    fuzz::Input input(data, size);
+    const uint8_t how = input.Byte();
+    const bool works = (how & 1) != 0;
+    NodeOptions options;
+    options.server = 0;
+    options.rank = works ? 0 : -1;
+    options.tell_tables = !works;
+    options.membership.world = kWorld;
+    options.membership.servers = kServers;
+    options.membership.lanes = kLanes;
+    options.marks.resize(kLanes);
+    options.membership.secret = {1};
+    options.packet_bytes = kPacket;
+    options.order = (how & 2) != 0 ? Order::kRank : Order::kArrival;
+    options.deal_evenly = (how & 4) != 0;
+    options.max_bytes = kTensors * kTensorBytes;
+    options.max_tensors = kTensors;
+    std::vector<uint8_t> memory(kTensors * kTensorBytes), into(kTensors * kTensorBytes);
+    uint32_t defined = 0;
+    bool only_strangers = true;
+    NodeSeam seam(std::move(options));
+    Node& node = *seam.node;
+    while (!input.empty()) {
+        const uint8_t deed = input.Byte();
+        NodeSeam::Peer& peer = seam.peers[deed / 8 % seam.peers.size()];
+        only_strangers = only_strangers && &peer == &seam.peers.front();
+        switch (deed % 8) {
+            case 0:
+            case 1: {
+                std::vector<uint8_t> frame = std::move(peer.held);
+                peer.held.clear();
+                const auto more = Frame(input);
+                frame.insert(frame.end(), more.begin(), more.end());
+                if (deed % 8 == 1) {
+                    const size_t now = input.Byte() % frame.size();
+                    peer.held.assign(frame.begin() + static_cast<ptrdiff_t>(now), frame.end());
+                    frame.resize(now);
+                }
+                seam.Say(peer, frame);
+                break;
+            }
+            case 2: {
+                const std::vector<uint8_t> rest = std::move(peer.held);
+                peer.held.clear();
+                seam.Say(peer, rest);
+                break;
+            }
+            case 3: seam.Say(peer, input.Bytes(input.Byte())); break;
+            case 4:
+                if (!works || defined == kTensors) break;
+                only_strangers = false;
+                {
+                    const Spec spec = NextSpec(input);
+                    uint8_t* from = memory.data() + defined * kTensorBytes;
+                    uint8_t* to = (input.Byte() & 1) != 0 ? from : into.data() + defined * kTensorBytes;
+                    if (spec.once) {
+                        node.Start(defined++, spec, from, to, true);
+                    } else {
+                        node.Define(defined++, spec, from, to);
+                    }
+                }
+                break;
+            case 5:
+                only_strangers = false;
+                if (const uint32_t tensor = input.Byte() % kTensors; works && tensor < defined && node.IsDone(tensor)) node.Push(tensor, true);
+                break;
+            case 6:
+                only_strangers = false;
+                if (works) {
+                    const uint32_t below = input.Byte() % (kTensors + 1);
+                    bool over = true;
+                    for (uint32_t each = 0; each < below; ++each) over = over && node.IsDone(each);
+                    if (over) node.ForgetBelow(below);
+                } else {
+                    seam.HangUp(peer);
+                }
+                break;
+            default:
+                if ((input.Byte() & 1) != 0) {
+                    seam.HangUp(peer);
+                } else {
+                    seam.Listen(peer);
+                }
+                break;
+        }
+        if (only_strangers) MUST(node.failure().code == Code::kNone);
+        // at most what all workers send, twice as wide, and what came early
+        MUST(seam.held_bytes() <= size_t{64 << 20} + 4 * kWorld * kTensors * (kTensorBytes + kPacket));
+    }
+    return 0;
+}

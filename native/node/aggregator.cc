@@ -1,0 +1,263 @@
+#include "node/aggregator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "digest/crc32c.h"
+
+namespace gradlane {
+
+namespace {
+constexpr size_t kKeptBytes = 32u << 20;  // of free buffers: what a burst needed is not given back at once
+}
+
+Definition AsDefinition(const Spec& spec) {
+    Definition define;
+    define.bytes = spec.bytes;
+    define.dtype = static_cast<uint8_t>(spec.dtype);
+    define.op = static_cast<uint8_t>(spec.op);
+    define.whole = spec.whole;
+    define.urgent_first = spec.urgent_first;
+    define.lane = spec.lane;
+    define.priority = spec.priority;
+    define.from = spec.from;
+    define.to = spec.to;
+    define.at = spec.at;
+    return define;
+}
+
+uint32_t OnlyIteration(const Spec& spec) {
+    uint8_t bytes[Definition::kBytes];
+    EncodeDefinition(AsDefinition(spec), bytes);
+    return Crc32c(bytes, sizeof bytes);
+}
+
+Aggregator::Aggregator(uint32_t server, uint32_t world, int32_t local, Order order, uint32_t packet_bytes, Outbox* outbox)
+    : server_(server),
+      world_(world),
+      local_(local),
+      order_(order),
+      outbox_(outbox),
+      words_((world + 63) / 64),
+      packets_(packet_bytes, kKeptBytes / packet_bytes),
+      wide_(packet_bytes * 2, kKeptBytes / packet_bytes / 2) {}
+
+void Aggregator::Define(uint32_t tensor, const Spec& spec, std::shared_ptr<const Layout> layout) {
+    Sum sum;
+    sum.spec = spec;
+    sum.layout = std::move(layout);
+    const bool everybody = spec.from == kAll;
+    sum.local = local_ >= 0 && (everybody || spec.from == local_);
+    sum.remote = (everybody ? world_ : 1) - (sum.local ? 1 : 0);
+    // whoever alone contributes has the data already
+    sum.delivers = local_ >= 0 && (spec.to == kAll ? spec.from != local_ : spec.to == local_);
+    const uint32_t receivers = spec.to == kAll ? world_ - (everybody ? 0 : 1) : 1;
+    sum.returns = receivers > (sum.delivers ? 1u : 0u);
+    sum.wide = IsHalf(spec.dtype) && everybody && world_ > 2;
+    const size_t places = Pieces(sum).size();
+    sum.slots.resize(places);
+    sum.unsummed = static_cast<uint32_t>(places);
+    if (spec.once) {
+        for (Slot& slot : sum.slots) slot.iteration = OnlyIteration(spec);
+    }
+    sum.seen.resize(places * words_);
+    if (order_ == Order::kRank && everybody) sum.in_order.resize(places * world_);
+    if (spec.whole) sum.finished.resize(places);
+    sums_.insert_or_assign(tensor, std::move(sum));
+}
+
+int64_t Aggregator::Admit(const Header& header, uint32_t sender, const char** why) const {
+    const auto found = sums_.find(header.tensor);
+    if (found == sums_.end()) {
+        *why = "a tensor that nobody registered";
+        return -1;
+    }
+    const Sum& sum = found->second;
+    if (sum.spec.from != kAll && static_cast<uint32_t>(sum.spec.from) != sender) {
+        *why = "a contribution from a worker that has none to make";
+        return -1;
+    }
+    const int64_t place = sum.layout->Find(server_, header.offset, header.length);
+    if (sum.spec.once && (place < 0 || header.iteration != sum.slots[place].iteration)) {
+        *why = kAnotherMeaning;
+        return kDisagrees;
+    }
+    if (place < 0) {
+        *why = "a packet that is not one of its tensor's";
+        return -1;
+    }
+    if (header.iteration != sum.slots[place].iteration) {
+        *why = "a packet of another iteration";
+        return -1;
+    }
+    if (sum.seen[place * words_ + sender / 64] >> (sender % 64) & 1) {
+        *why = "the same packet a second time";
+        return -1;
+    }
+    return place;
+}
+
+bool Aggregator::IsComplete(const Sum& sum, const Slot& slot) const {
+    return slot.arrived == sum.remote && (!sum.local || sum.local_iteration == static_cast<int64_t>(slot.iteration)) &&
+           // a worker here that only listens must have said where to
+           (!sum.delivers || sum.into != nullptr);
+}
+
+void Aggregator::Arrive(uint32_t tensor, uint32_t place, uint32_t sender, BufferRef payload) {
+    Sum& sum = sums_.at(tensor);
+    Slot& slot = sum.slots[place];
+    sum.seen[place * words_ + sender / 64] |= uint64_t{1} << (sender % 64);
+    if (!sum.in_order.empty()) {
+        sum.in_order[place * world_ + sender] = std::move(payload);
+    } else {
+        Add(sum, place, std::move(payload));
+    }
+    ++slot.arrived;
+    if (IsComplete(sum, slot)) Finish(tensor, sum, place);
+}
+
+void Aggregator::Add(Sum& sum, uint32_t place, BufferRef payload) {
+    Slot& slot = sum.slots[place];
+    const Piece& piece = Pieces(sum)[place];
+    const size_t n = piece.length / ElementBytes(sum.spec.dtype);
+    if (sum.wide) {
+        if (!slot.sum) {
+            slot.sum = wide_.Take();
+            Widen(sum.spec.dtype, reinterpret_cast<float*>(slot.sum.data()), payload.data(), n);
+        } else {
+            WidenReduce(sum.spec.dtype, sum.spec.op, reinterpret_cast<float*>(slot.sum.data()), payload.data(), n);
+        }
+    } else if (!slot.sum) {
+        slot.sum = std::move(payload);  // the first to come is where the others are added
+    } else {
+        Reduce(sum.spec.dtype, sum.spec.op, slot.sum.data(), payload.data(), n);
+    }
+}
+
+void Aggregator::ArriveLocally(uint32_t tensor, uint32_t iteration, const uint8_t* from, uint8_t* into) {
+    Sum& sum = sums_.at(tensor);
+    sum.local_iteration = iteration;
+    sum.from = from;
+    sum.into = into;
+    if (!Pieces(sum).empty()) work_[sum.spec.urgent_first ? sum.spec.priority : 0].push_back({tensor, iteration, 0});
+}
+
+bool Aggregator::Work(uint64_t bytes) {
+    while (!work_.empty()) {
+        const auto first = work_.begin();
+        LocalRun& run = first->second.front();
+        const auto found = sums_.find(run.tensor);
+        bool over = found == sums_.end();
+        while (!over) {
+            Sum& sum = found->second;
+            const Slot& slot = sum.slots[run.next];
+            const uint32_t place = run.next++;
+            over = run.next == sum.slots.size();
+            // what came later than the hand-over has found it, and finished by itself
+            if (slot.iteration == run.iteration && IsComplete(sum, slot)) {
+                const uint32_t length = Pieces(sum)[place].length;
+                Finish(run.tensor, sum, place);
+                if (length >= bytes) {
+                    bytes = 0;
+                    break;
+                }
+                bytes -= length;
+            }
+        }
+        if (over) {
+            first->second.pop_front();
+            if (first->second.empty()) work_.erase(first);
+        }
+        if (bytes == 0) break;
+    }
+    return !work_.empty();
+}
+
+BufferRef Aggregator::AddInRankOrder(Sum& sum, uint32_t place) {
+    const Piece& piece = Pieces(sum)[place];
+    const DType dtype = sum.spec.dtype;
+    const size_t n = piece.length / ElementBytes(dtype);
+    BufferRef result = sum.wide ? wide_.Take() : packets_.Take();
+    for (uint32_t rank = 0; rank < world_; ++rank) {
+        BufferRef& held = sum.in_order[place * world_ + rank];
+        const uint8_t* part = static_cast<int32_t>(rank) == local_ ? sum.from + piece.offset : held.data();
+        if (sum.wide) {
+            auto* wide = reinterpret_cast<float*>(result.data());
+            if (rank == 0) {
+                Widen(dtype, wide, part, n);
+            } else {
+                WidenReduce(dtype, sum.spec.op, wide, part, n);
+            }
+        } else if (rank == 0) {
+            std::memcpy(result.data(), part, piece.length);
+        } else {
+            Reduce(dtype, sum.spec.op, result.data(), part, n);
+        }
+        held.reset();
+    }
+    return result;
+}
+
+void Aggregator::Finish(uint32_t tensor, Sum& sum, uint32_t place) {
+    Slot& slot = sum.slots[place];
+    const Piece& piece = Pieces(sum)[place];
+    const DType dtype = sum.spec.dtype;
+    const size_t n = piece.length / ElementBytes(dtype);
+    const uint8_t* from = sum.local ? sum.from + piece.offset : nullptr;
+    uint8_t* into = sum.delivers ? sum.into + piece.offset : nullptr;
+    BufferRef result;
+    bool delivered = into == nullptr;
+    if (!sum.in_order.empty()) {
+        result = AddInRankOrder(sum, place);
+    } else {
+        result = std::move(slot.sum);
+        if (from != nullptr && !result) {  // nobody else contributes
+            if (sum.returns) {
+                result = packets_.Take();
+                std::memcpy(result.data(), from, piece.length);
+            }
+            if (into != nullptr && into != from) std::memcpy(into, from, piece.length);
+            delivered = true;
+        } else if (from != nullptr && sum.wide) {
+            WidenReduce(dtype, sum.spec.op, reinterpret_cast<float*>(result.data()), from, n);
+        } else if (from != nullptr && into == from) {
+            ReduceBoth(dtype, sum.spec.op, result.data(), into, n);
+            delivered = true;
+        } else if (from != nullptr) {
+            Reduce(dtype, sum.spec.op, result.data(), from, n);
+        }
+    }
+    if (sum.wide) {
+        BufferRef narrow = packets_.Take();
+        Narrow(dtype, narrow.data(), reinterpret_cast<const float*>(result.data()), n);
+        result = std::move(narrow);
+    }
+    if (!delivered) std::memcpy(into, result.data(), piece.length);
+    const uint32_t iteration = slot.iteration;
+    slot.sum.reset();
+    slot.arrived = 0;
+    ++slot.iteration;
+    std::fill_n(sum.seen.begin() + static_cast<ptrdiff_t>(place * words_), words_, 0);
+    if (from != nullptr && into == nullptr) outbox_->Consumed(tensor, 1);
+    Emit(tensor, sum, place, iteration, std::move(result));
+    if (sum.spec.once && --sum.unsummed == 0) outbox_->Over(tensor);
+}
+
+void Aggregator::Emit(uint32_t tensor, Sum& sum, uint32_t place, uint32_t iteration, BufferRef result) {
+    if (!sum.spec.whole) {
+        if (sum.returns) outbox_->Return(tensor, sum.spec, sum.layout, place, iteration, std::move(result));
+        if (sum.delivers) outbox_->Delivered(tensor, 1);
+        return;
+    }
+    sum.finished[place] = std::move(result);
+    if (++sum.finished_slots < sum.slots.size()) return;
+    sum.finished_slots = 0;
+    for (uint32_t each = 0; each < sum.slots.size(); ++each) {
+        BufferRef finished = std::move(sum.finished[each]);
+        if (sum.returns) outbox_->Return(tensor, sum.spec, sum.layout, each, iteration, std::move(finished));
+    }
+    if (sum.delivers) outbox_->Delivered(tensor, static_cast<uint32_t>(sum.slots.size()));
+}
+
+}  // namespace gradlane

@@ -1,0 +1,107 @@
+// Buffer: the memory of one packet on its way through a server: received into, summed in, sent from. Counted
+// references, because the same sum leaves on several connections. A pool keeps what is free, last in first out,
+// so that the buffer used next is the one still in the cache.
+//
+// A pool and its buffers belong to one node and are touched under its lock alone: the count is not atomic.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <utility>
+#include <vector>
+
+namespace gradlane {
+
+class BufferPool;
+
+struct Buffer {
+    BufferPool* pool;
+    uint32_t refs;
+    uint32_t capacity;
+    uint8_t* data;
+};
+
+class BufferRef {
+  public:
+    BufferRef() = default;
+    explicit BufferRef(Buffer* buffer) : buffer_(buffer) { ++buffer_->refs; }
+    BufferRef(const BufferRef& other) : buffer_(other.buffer_) {
+        if (buffer_ != nullptr) ++buffer_->refs;
+    }
+    BufferRef(BufferRef&& other) noexcept : buffer_(std::exchange(other.buffer_, nullptr)) {}
+    BufferRef& operator=(BufferRef other) noexcept {
+        std::swap(buffer_, other.buffer_);
+        return *this;
+    }
+    ~BufferRef();
+
+    uint8_t* data() const { return buffer_->data; }
+    explicit operator bool() const { return buffer_ != nullptr; }
+    void reset() { *this = BufferRef(); }
+
+  private:
+    Buffer* buffer_ = nullptr;
+};
+
+// Buffers of one size. Grows as packets are in flight, which the sum of all registered tensors bounds; frees what
+// is beyond `keep` buffers when they come back.
+class BufferPool {
+  public:
+    BufferPool(uint32_t capacity, size_t keep) : capacity_(capacity), keep_(keep) {}
+    BufferPool(const BufferPool&) = delete;
+    BufferPool& operator=(const BufferPool&) = delete;
+    ~BufferPool() {
+        for (Buffer* buffer : free_) Destroy(buffer);
+    }
+
+    BufferRef Take() {
+        Buffer* buffer;
+        if (free_.empty()) {
+            buffer = Create();
+        } else {
+            buffer = free_.back();
+            free_.pop_back();
+        }
+        ++taken_;
+        if (taken_ > most_taken_) most_taken_ = taken_;
+        return BufferRef(buffer);
+    }
+
+    size_t taken_bytes() const { return taken_ * capacity_; }
+    size_t most_taken_bytes() const { return most_taken_ * capacity_; }
+
+  private:
+    friend class BufferRef;
+
+    void Return(Buffer* buffer) {
+        --taken_;
+        if (free_.size() < keep_) {
+            free_.push_back(buffer);
+        } else {
+            Destroy(buffer);
+        }
+    }
+    Buffer* Create() {
+        const size_t rounded = (static_cast<size_t>(capacity_) + 63) / 64 * 64;
+        auto* data = static_cast<uint8_t*>(::operator new(rounded, std::align_val_t{64}));
+        return new Buffer{this, 0, capacity_, data};
+    }
+    static void Destroy(Buffer* buffer) {
+        ::operator delete(buffer->data, std::align_val_t{64});
+        delete buffer;
+    }
+
+    const uint32_t capacity_;
+    const size_t keep_;
+    std::vector<Buffer*> free_;
+    size_t taken_ = 0, most_taken_ = 0;
+};
+
+inline BufferRef::~BufferRef() {
+    if (buffer_ != nullptr && --buffer_->refs == 0) buffer_->pool->Return(buffer_);
+}
+
+}  // namespace gradlane

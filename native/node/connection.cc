@@ -1,0 +1,185 @@
+#include "node/connection.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "digest/crc32c.h"
+
+namespace gradlane {
+
+Connection::Io Connection::Fault(Code code, std::string why) {
+    code_ = code;
+    why_ = std::move(why);
+    return Io::kFault;
+}
+
+namespace {
+
+// The kernel's word on a connection: the peer's process has closed it, or its host is out of reach.
+Code Broken(int error) {
+    switch (error) {
+        case ETIMEDOUT:
+        case EHOSTUNREACH:
+        case EHOSTDOWN:
+        case ENETUNREACH:
+        case ENETDOWN: return Code::kStalled;
+        default: return Code::kDied;
+    }
+}
+
+}  // namespace
+
+// Takes whole frames out of what has been read. kDone: more bytes are needed.
+Connection::Io Connection::Parse(Owner& owner) {
+    while (true) {
+        if (in_payload_) {
+            const size_t taken = std::min(stage_end_ - stage_begin_, remaining_);
+            if (taken != 0) std::memcpy(into_, stage_.data() + stage_begin_, taken);
+            stage_begin_ += taken;
+            into_ += taken;
+            remaining_ -= taken;
+            if (remaining_ != 0) return Io::kDone;
+            in_payload_ = false;
+            if ((header_.flags & kFlagChecksum) != 0 && Crc32c(payload_, header_.length) != header_.payload_crc) {
+                return Fault(Code::kCorrupt, "the checksum of a payload does not match: damaged on the way");
+            }
+            ++received_packets;
+            if (!owner.OnFrame(*this, header_)) return Io::kEnd;
+            continue;
+        }
+        if (stage_end_ - stage_begin_ < kHeaderBytes) {
+            std::memmove(stage_.data(), stage_.data() + stage_begin_, stage_end_ - stage_begin_);
+            stage_end_ -= stage_begin_;
+            stage_begin_ = 0;
+            return Io::kDone;
+        }
+        const HeaderFault fault = Decode(stage_.data() + stage_begin_, &header_);
+        if (fault != HeaderFault::kNone) {
+            return Fault(fault == HeaderFault::kChecksum ? Code::kCorrupt : Code::kProtocol, Describe(fault));
+        }
+        const Sink sink = owner.OnHeader(*this, header_);
+        if (sink.kind == Sink::Kind::kFault) return Fault(sink.code, sink.why);
+        if (sink.kind == Sink::Kind::kPark) {
+            parked_ = true;
+            return Io::kParked;
+        }
+        stage_begin_ += kHeaderBytes;
+        in_payload_ = true;
+        payload_ = into_ = sink.into;
+        remaining_ = header_.length;
+    }
+}
+
+Connection::Io Connection::Read(Owner& owner, size_t budget, int64_t now_ns) {
+    heard_ns = now_ns;
+    for (size_t taken = 0; taken < budget;) {
+        const Io parsed = Parse(owner);
+        if (parsed != Io::kDone) return parsed;
+        // the rest of a payload goes where it belongs; what follows it, to the stage, which is empty then
+        iovec iov[2];
+        int parts = 0;
+        size_t direct = 0;
+        if (in_payload_) {
+            stage_begin_ = stage_end_ = 0;
+            direct = remaining_;
+            iov[parts++] = {into_, remaining_};
+        }
+        iov[parts++] = {stage_.data() + stage_end_, kStageBytes - stage_end_};
+        const ssize_t n = readv(socket_.get(), iov, parts);
+        if (n == 0) return Io::kEnd;
+        if (n < 0) {
+            if (errno == EINTR) continue;
+            if (errno == EAGAIN || errno == EWOULDBLOCK) return Io::kDone;
+            return Fault(Broken(errno), std::string("its connection broke: ") + std::strerror(errno));
+        }
+        const auto got = static_cast<size_t>(n);
+        taken += got;
+        received_bytes += got;
+        const size_t straight = std::min(got, direct);
+        if (in_payload_) {
+            into_ += straight;
+            remaining_ -= straight;
+        }
+        stage_end_ += got - straight;
+    }
+    const Io parsed = Parse(owner);
+    return parsed == Io::kDone ? Io::kMore : parsed;
+}
+
+void Connection::FillBatch() {
+    batch_packets_ = iov_begin_ = iov_end_ = 0;
+    if (!control_.empty()) {
+        control_sending_.swap(control_);
+        control_.clear();
+        iov_[iov_end_++] = {control_sending_.data(), control_sending_.size()};
+        batch_left_ += control_sending_.size();
+    }
+    for (size_t bytes = 0; batch_packets_ < kBatch && bytes < kBatchBytes && !queue_.empty();) {
+        Packet& packet = packets_[batch_packets_] = queue_.Next();
+        packet.header.sender = sender;
+        if (checksum) {
+            packet.header.flags |= kFlagChecksum;
+            packet.header.payload_crc = Crc32c(packet.payload, packet.header.length);
+        }
+        uint8_t* header = headers_[batch_packets_].data();
+        Encode(packet.header, header);
+        iov_[iov_end_++] = {header, kHeaderBytes};
+        iov_[iov_end_++] = {const_cast<uint8_t*>(packet.payload), packet.header.length};
+        bytes += packet.header.length;
+        batch_left_ += kHeaderBytes + packet.header.length;
+        ++batch_packets_;
+    }
+}
+
+Connection::Io Connection::Write(Owner& owner, size_t budget, int64_t now_ns) {
+    touched = false;
+    for (size_t written = 0; written < budget;) {
+        if (batch_left_ == 0) FillBatch();
+        if (batch_left_ == 0) return Io::kDone;
+        msghdr message{};
+        message.msg_iov = iov_.data() + iov_begin_;
+        message.msg_iovlen = iov_end_ - iov_begin_;
+        const ssize_t n = sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0) {
+            if (errno == EINTR) continue;
+            if (errno == EAGAIN || errno == EWOULDBLOCK) return Io::kBlocked;
+            return Fault(Broken(errno), std::string("its connection broke: ") + std::strerror(errno));
+        }
+        sent_ns = now_ns;
+        auto gone = static_cast<size_t>(n);
+        written += gone;
+        sent_bytes += gone;
+        batch_left_ -= gone;
+        while (gone != 0) {
+            iovec& part = iov_[iov_begin_];
+            const size_t taken = std::min(gone, part.iov_len);
+            part.iov_base = static_cast<uint8_t*>(part.iov_base) + taken;
+            part.iov_len -= taken;
+            gone -= taken;
+            if (part.iov_len == 0) ++iov_begin_;
+        }
+        if (batch_left_ != 0) continue;
+        sent_packets += batch_packets_;
+        for (size_t i = 0; i < batch_packets_; ++i) {
+            packets_[i].buffer.reset();
+            if (packets_[i].header.type == FrameType::kPush) owner.OnSent(*this, packets_[i].header.tensor);
+        }
+        batch_packets_ = 0;
+    }
+    return has_output() ? Io::kMore : Io::kDone;
+}
+
+void Connection::Drop() {
+    state = State::kClosed;
+    socket_ = Fd();
+    queue_.Clear();
+    control_.clear();
+    for (size_t i = 0; i < batch_packets_; ++i) packets_[i].buffer.reset();
+    batch_packets_ = batch_left_ = 0;
+    receiving.reset();
+}
+
+}  // namespace gradlane

@@ -1,0 +1,137 @@
+// Connection: frames over one TCP connection. Reading puts each payload where its owner says, straight from the
+// kernel; writing asks the queue for the next packet only when the socket can take one.
+//
+// It knows frames, not what they mean. Owned by one node and used under its lock.
+
+#pragma once
+
+#include <sys/uio.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "net/socket.h"
+#include "node/greeting.h"
+#include "node/packet_queue.h"
+#include "wire/frame.h"
+
+namespace gradlane {
+
+class Connection {
+  public:
+    enum class State : uint8_t { kConnecting, kGreeting, kOpen, kClosed };
+
+    // Where the payload of a frame goes, or why not.
+    struct Sink {
+        enum class Kind : uint8_t { kTake, kPark, kFault } kind = Kind::kTake;
+        uint8_t* into = nullptr;
+        Code code = Code::kProtocol;
+        const char* why = "";
+        static Sink Take(uint8_t* into) { return {Kind::kTake, into, Code::kNone, ""}; }
+        static Sink Park() { return {Kind::kPark, nullptr, Code::kNone, ""}; }
+        static Sink Fault(Code code, const char* why) { return {Kind::kFault, nullptr, code, why}; }
+    };
+
+    class Owner {
+      public:
+        virtual ~Owner() = default;
+        // A header has come. Park: ask again after Resume(), and read nothing until then.
+        virtual Sink OnHeader(Connection& connection, const Header& header) = 0;
+        // The frame is whole and its checksum holds. False: stop reading (the connection was closed).
+        virtual bool OnFrame(Connection& connection, const Header& header) = 0;
+        // A push of `tensor` has been copied into the kernel: its memory is not read again.
+        virtual void OnSent(Connection& connection, uint32_t tensor) = 0;
+    };
+
+    enum class Io : uint8_t {
+        kDone,     // nothing more to read or write for now
+        kBlocked,  // writing: the socket is full
+        kMore,     // the budget is used up
+        kParked,
+        kEnd,    // the peer closed
+        kFault,  // code() and why()
+    };
+
+    Connection(Fd socket, bool dialled, State state) : socket_(std::move(socket)), dialled_(dialled), state(state) {}
+
+    Io Read(Owner& owner, size_t budget, int64_t now_ns);
+    Io Write(Owner& owner, size_t budget, int64_t now_ns);
+
+    void Queue(uint32_t rank, Run run) { queue_.Put(rank, std::move(run)); }
+    void QueueControl(const std::vector<uint8_t>& frame) { control_.insert(control_.end(), frame.begin(), frame.end()); }
+    bool has_output() const { return !queue_.empty() || !control_.empty() || batch_left_ != 0; }
+    void Abandon() {  // all but what has begun to leave
+        queue_.Clear();
+        control_.clear();
+    }
+    void Resume() { parked_ = false; }
+    void Drop();  // closes the socket, forgets what was queued
+
+    const Fd& socket() const { return socket_; }
+    bool dialled() const { return dialled_; }
+    bool parked() const { return parked_; }
+    Code code() const { return code_; }
+    const std::string& why() const { return why_; }
+    uint8_t* control_payload() { return control_payload_.data(); }
+
+  private:
+    static constexpr size_t kStageBytes = 4096;  // small frames come many to a read; large payloads pass it by
+    static constexpr size_t kBatch = 16;         // packets in one call to the kernel, when they are small
+    static constexpr size_t kBatchBytes = 24 << 10;  // beyond this the choice of the next packet would be early
+
+    Io Parse(Owner& owner);
+    Io Fault(Code code, std::string why);
+    void FillBatch();
+
+    Fd socket_;
+    const bool dialled_;
+    bool parked_ = false;
+    Code code_ = Code::kNone;
+    std::string why_;
+
+    // reading
+    std::array<uint8_t, kStageBytes> stage_;
+    size_t stage_begin_ = 0, stage_end_ = 0;
+    Header header_;
+    bool in_payload_ = false;
+    uint8_t* payload_ = nullptr;
+    uint8_t* into_ = nullptr;
+    size_t remaining_ = 0;
+    std::array<uint8_t, kMaxControlBytes> control_payload_;
+
+    // writing
+    PacketQueue queue_;
+    std::vector<uint8_t> control_, control_sending_;
+    std::array<std::array<uint8_t, kHeaderBytes>, kBatch> headers_;
+    std::array<Packet, kBatch> packets_;
+    size_t batch_packets_ = 0;
+    std::array<iovec, 2 * kBatch + 1> iov_;
+    size_t iov_begin_ = 0, iov_end_ = 0;
+    size_t batch_left_ = 0;
+
+  public:
+    // What the node notes about a connection.
+    State state;
+    std::string address;  // of the peer, for messages
+    uint32_t peer = 0;  // index of the server that was dialled, or rank of the worker that called
+    uint16_t lane = 0;
+    uint16_t sender = 0;     // what this side puts into its headers
+    bool checksum = true;    // of payloads
+    bool left = false;       // the peer said goodbye
+    bool said_goodbye = false;
+    uint32_t interest = 0;   // of the poller
+    bool touched = false;    // has output that nobody has tried to write yet
+    bool early = false;      // what is being received is of a tensor that is not known here yet
+    uint32_t place = 0;      // of the push that is being received
+    BufferRef receiving;     // where to
+    int64_t heard_ns = 0, sent_ns = 0, opened_ns = 0;
+    uint32_t parked_for = 0;  // the tensor that a parked push is of
+    std::unique_ptr<ServerGreeting> as_server;
+    std::unique_ptr<WorkerGreeting> as_worker;
+    uint64_t received_bytes = 0, sent_bytes = 0, received_packets = 0, sent_packets = 0;
+};
+
+}  // namespace gradlane

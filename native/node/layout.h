@@ -1,0 +1,43 @@
+// Layout: which packets a tensor is cut into, and which server gets each. Worker and server compute it from the
+// same few numbers, so that a packet's place is known to both before it is sent and nothing on the wire
+// is taken at its word. Immutable once made; any thread.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace gradlane {
+
+inline constexpr int32_t kAll = -1;    // of Spec::from and Spec::to: every worker
+inline constexpr int32_t kDealt = -1;  // of Spec::at: packets are dealt to all servers
+
+struct Piece {
+    uint64_t offset;
+    uint32_t length;
+};
+
+struct Layout {
+    std::vector<std::vector<Piece>> by_server;  // each in order of offset
+    std::vector<uint32_t> first;                // by server: the number of packets of the servers before it
+    uint32_t packets = 0;
+
+    // The place in by_server[server] of the packet that is exactly [offset, offset + length), or -1.
+    int64_t Find(uint32_t server, uint64_t offset, uint32_t length) const;
+};
+
+// Deals packets so that the servers' bytes stay even: each goes to the one with the fewest so far, ties to the
+// lower index. `gradlane.sim` deals by the same rule.
+class Dealer {
+  public:
+    explicit Dealer(uint32_t servers) : dealt_(servers, 0) {}
+
+    // bytes of one tensor in packets of at most packet_bytes. at: the one server of all its packets, or kDealt.
+    std::shared_ptr<const Layout> Cut(uint64_t bytes, uint32_t packet_bytes, int32_t at = kDealt);
+
+  private:
+    std::vector<uint64_t> dealt_;
+};
+
+}  // namespace gradlane

@@ -1,0 +1,248 @@
+// Node: one process's part in the data plane: a worker, a server, or both, with one thread that does all I/O.
+//
+// A worker registers tensors (Define) and hands them over, iteration after iteration (Push); the node sends their
+// packets to the servers, most urgent first, and tells when the sums are in the tensor's memory (Wait). A server
+// adds what arrives and returns it. Where both are in one process, what they exchange passes no socket.
+//
+// Threads: the methods below may be called by any thread. State is guarded by one lock, which the I/O thread holds
+// while it works and not while it sleeps. A call takes the lock if it is free and does its work, and a small
+// message's first write, at once, which saves a wake-up; otherwise it leaves a command for the I/O thread.
+//
+// Errors: the first failure stands (failure()); every wait ends with it, and every other process is told.
+
+#pragma once
+
+#include <sys/epoll.h>
+#include <sys/types.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "net/socket.h"
+#include "node/aggregator.h"
+#include "node/connection.h"
+#include "node/greeting.h"
+
+namespace gradlane {
+
+struct LaneMark {
+    uint8_t dscp = 0, priority = 0;
+};
+
+struct NodeOptions {
+    int32_t rank = -1;    // of the worker in this process; -1: none
+    int32_t server = -1;  // index of the server in this process; -1: none
+    Membership membership;
+    std::string address = "127.0.0.1";  // to listen on, where there is a server
+    uint16_t port = 0;                  // 0: any free one
+    uint32_t packet_bytes = 30 << 10;   // a multiple of 64
+    Order order = Order::kArrival;
+    bool checksum = true;
+    bool deal_evenly = false;  // cut each tensor evenly over the servers by itself, rather than the table as a whole
+    bool tell_tables = false;  // servers in processes without a worker learn tensors from Define frames
+    SocketOptions socket;
+    std::vector<LaneMark> marks = {LaneMark{}};  // one a lane
+    uint32_t ping_ms = 500, dead_ms = 2500, greeting_ms = 5000, linger_ms = 2000;
+    uint64_t max_bytes = uint64_t{1} << 40;  // of all tensors that this process registers or is told of
+    uint32_t max_tensors = 1 << 20;
+};
+
+struct Failure {
+    Code code = Code::kNone;
+    int32_t rank = -1;    // of the worker to blame, or -1
+    int32_t server = -1;  // index of the server to blame, or -1
+    std::string text;
+};
+
+struct NodeStats {
+    uint64_t sent_bytes = 0, received_bytes = 0, sent_packets = 0, received_packets = 0;
+    uint64_t held_bytes = 0, most_held_bytes = 0;  // packet buffers of the server
+    uint64_t refused = 0;                          // connections that were closed before they were let in
+    uint64_t wakeups = 0;
+};
+
+class Node : private Connection::Owner, private Aggregator::Outbox {
+  public:
+    // Starts listening (where there is a server) and the I/O thread. Null, and why, if the options or the system
+    // do not allow it.
+    static std::unique_ptr<Node> Start(NodeOptions options, Failure* why);
+    ~Node() override;
+
+    uint16_t port() const { return port_; }
+
+    // Connects the worker to a server in another process, one connection a lane. A failure is the node's.
+    void Dial(uint32_t server, const std::string& address, uint16_t port);
+
+    // True once every connection of this node is open; false after timeout_ms (with what is missing) or a failure.
+    bool Join(int64_t timeout_ms, std::string* missing);
+
+    // Registers a tensor; ids grow by one. from, into: the worker's memory, `spec.bytes` each (may be the same;
+    // null where the spec makes no use of it), to stay until Forget or, for `once`, until it is done.
+    void Define(uint32_t tensor, const Spec& spec, const void* from, void* into);
+    // The worker's part of the next iteration of `tensor` is in memory. notify: let Take() tell its end; notify_sent:
+    // and, before that, that all of it has been handed to the kernel.
+    void Push(uint32_t tensor, bool notify, bool notify_sent = false);
+    // Both at once, for a tensor that is defined once.
+    void Start(uint32_t tensor, const Spec& spec, const void* from, void* into, bool notify);
+    // Everything below this id is over; none of it may be under way.
+    void ForgetBelow(uint32_t tensor);
+
+    // True once the pushed `tensor` is done: its memory holds the sum and is not read any more. False after
+    // timeout_ms or a failure.
+    bool Wait(uint32_t tensor, int64_t timeout_ms);
+    bool IsDone(uint32_t tensor);
+    // Those that are done since the last call, and as ~tensor those that have been sent, in the order of events; waits
+    // for the first. Empty after timeout_ms, a failure or Close.
+    std::vector<int64_t> Take(int64_t timeout_ms);
+
+    // This process cannot go on: fails this node and every other.
+    void Abort(const std::string& text);
+    Failure failure();
+    NodeStats stats();
+
+    // Sends what is queued, says goodbye and ends the thread; bounded by linger_ms.
+    void Close();
+
+  private:
+    friend class NodeSeam;  // fuzz/dispatcher_fuzz.cc: a node without its thread
+
+    struct Tensor {
+        Spec spec;
+        std::shared_ptr<const Layout> layout;
+        const uint8_t* from = nullptr;
+        uint8_t* into = nullptr;
+        bool contributes = false, receives = false;
+        bool under_way = false, notify = false, notify_sent = false;
+        uint32_t iteration = 0;  // of the push under way
+        uint32_t pushes = 0;
+        uint32_t unsent = 0, unreceived = 0;  // packets
+        std::vector<uint64_t> received;       // a bit a packet, in the order of Layout::first
+    };
+    struct Command {
+        enum class Kind : uint8_t { kDial, kDefine, kPush, kStart, kForget, kAbort } kind;
+        uint32_t tensor = 0;
+        Spec spec;
+        const uint8_t* from = nullptr;
+        uint8_t* into = nullptr;
+        bool notify = false;
+        uint16_t port = 0;
+        std::string text;
+        bool notify_sent = false;
+    };
+
+    // A frame that was ahead of this process.
+    struct Early {
+        uint32_t peer;
+        Header header;
+        BufferRef payload;
+    };
+
+    Node(NodeOptions options, Fd listener);
+
+    // Connection::Owner
+    Connection::Sink OnHeader(Connection& connection, const Header& header) override;
+    bool OnFrame(Connection& connection, const Header& header) override;
+    void OnSent(Connection& connection, uint32_t tensor) override;
+    // Aggregator::Outbox
+    void Return(uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout, uint32_t place,
+                uint32_t iteration, BufferRef sum) override;
+    void Delivered(uint32_t tensor, uint32_t packets) override;
+    void Consumed(uint32_t tensor, uint32_t packets) override;
+    void Over(uint32_t tensor) override { summed_.push_back(tensor); }
+
+    void Submit(Command command);
+    void RunCommands(bool inline_call);
+    void Execute(Command& command);
+    void DoDial(uint32_t server, const std::string& address, uint16_t port);
+    bool DoDefine(uint32_t tensor, const Spec& spec, const uint8_t* from, uint8_t* into);
+    void DoPush(uint32_t tensor, bool notify, bool notify_sent);
+    std::shared_ptr<const Layout> Cut(uint32_t tensor, const Spec& spec);
+    void Settle(uint32_t tensor, Tensor& state);
+    void SweepOver();
+
+    void Loop();
+    bool Turn(const epoll_event* events, int n);
+    int64_t tick_ns() const { return int64_t{options_.ping_ms} * 500'000; }
+    void OnEvent(Connection& connection, uint32_t events);
+    void AcceptAll();
+    void Hear(bool callers);
+    void ReadFrom(Connection& connection);
+    void WriteTo(Connection& connection, size_t budget);
+    void FlushTouched(size_t budget);
+    void ResumeParked(uint32_t tensor);
+    void ReadResumed();
+    void Wake();
+    void Touch(Connection& connection);
+    void Watch(Connection& connection, bool output);
+    void Tick(int64_t now_ns);
+    void Reap();
+
+    Connection::Sink OnPushHeader(Connection& connection, const Header& header);
+    Connection::Sink OnResultHeader(Connection& connection, const Header& header);
+    Connection::Sink Ahead(Connection& connection, const Header& header);
+    bool OnEarly(Early early);
+    bool IsAhead(const Header& header) const;
+    int64_t AdmitResult(const Header& header, uint32_t server, Code* code, const char** why) const;
+    void TakeEarly(uint32_t tensor);
+    bool OnGreeting(Connection& connection, const Header& header);
+    bool OnDefineFrame(Connection& connection, const Header& header);
+    bool Opened(Connection& connection);
+    void Lose(Connection& connection, Code code, const std::string& why);
+    void Tell(Connection& connection, const Failure& failure);
+    void Fail(Failure failure);
+    std::string NameOf(const Connection& connection) const;
+    uint32_t missing_connections() const;
+
+    const NodeOptions options_;
+    const pid_t pid_;  // a fork has no I/O thread
+    Fd listener_, epoll_, wake_, reserve_;
+    uint16_t port_ = 0;
+    std::thread thread_;
+
+    std::mutex mutex_;  // guards everything down to the next mutex
+    BufferPool early_buffers_;
+    std::unordered_map<uint32_t, std::vector<Early>> early_;
+    std::list<std::unique_ptr<Connection>> connections_;
+    std::vector<std::vector<Connection*>> to_server_, to_worker_;  // by peer and lane; null: not open
+    std::vector<Connection*> touched_;
+    std::unique_ptr<Aggregator> aggregator_;
+    std::unordered_map<uint32_t, Tensor> tensors_;
+    Dealer dealer_;
+    uint32_t next_tensor_ = 0;  // ids below this have been defined
+    uint64_t defined_bytes_ = 0;
+    std::unordered_map<uint32_t, Definition> told_;  // a server without a worker: as the first worker defined it
+    // defined once: done for the worker here, and summed by the server here; swept when nobody uses their state
+    std::vector<uint32_t> over_, summed_;
+    std::vector<Connection*> resumed_;  // have input that epoll cannot tell of
+    bool failed_ = false, closing_ = false, hears_ = true;
+    int64_t left_ns_ = 0;  // when the first peer left in order; 0: none has
+    std::string left_name_;
+    int32_t left_rank_ = -1, left_server_ = -1;
+    int64_t ticked_ns_ = 0, now_ns_ = 0;
+    NodeStats stats_;
+
+    std::mutex command_mutex_;  // taken after mutex_ or alone
+    std::deque<Command> commands_;
+
+    std::mutex done_mutex_;  // taken last
+    std::condition_variable done_;
+    std::unordered_set<uint32_t> open_;  // pushed and not done
+    std::deque<int64_t> finished_;  // ~tensor: sent
+    Failure failure_;
+    bool joined_ = false, over_all_ = false;
+    std::string missing_;
+
+    std::atomic<bool> stop_{false};
+};
+
+}  // namespace gradlane

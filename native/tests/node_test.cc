@@ -1,0 +1,356 @@
+#include "node/node.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "testing/check.h"
+
+using namespace gradlane;
+
+namespace {
+
+constexpr int64_t kPatience = 20'000;  // ms: how long anything here may take before it counts as hung
+
+struct Shape {
+    uint32_t world = 2, servers = 2;
+    bool apart = false;  // servers in nodes without a worker
+    Order order = Order::kArrival;
+    uint32_t packet_bytes = 640;
+    bool evenly = false;
+    std::vector<uint8_t> secret;
+};
+
+NodeOptions Options(const Shape& shape, int32_t rank, int32_t server) {
+    NodeOptions options;
+    options.rank = rank;
+    options.server = server;
+    options.membership.world = shape.world;
+    options.membership.servers = shape.servers;
+    options.membership.job = 1;
+    options.membership.secret = shape.secret;
+    options.packet_bytes = shape.packet_bytes;
+    options.order = shape.order;
+    options.deal_evenly = shape.evenly;
+    options.tell_tables = shape.apart;
+    options.linger_ms = 500;
+    return options;
+}
+
+// Several nodes in this process, connected over loopback.
+struct Cluster {
+    std::vector<std::unique_ptr<Node>> workers, servers;
+
+    explicit Cluster(const Shape& shape) {
+        Failure why;
+        for (uint32_t rank = 0; rank < shape.world; ++rank) {
+            const bool serves = !shape.apart && rank < shape.servers;
+            workers.push_back(Node::Start(Options(shape, static_cast<int32_t>(rank), serves ? static_cast<int32_t>(rank) : -1), &why));
+            REQUIRE(workers.back() != nullptr);
+        }
+        for (uint32_t server = 0; shape.apart && server < shape.servers; ++server) {
+            servers.push_back(Node::Start(Options(shape, -1, static_cast<int32_t>(server)), &why));
+            REQUIRE(servers.back() != nullptr);
+        }
+        for (uint32_t rank = 0; rank < shape.world; ++rank) {
+            for (uint32_t server = 0; server < shape.servers; ++server) {
+                if (!shape.apart && rank == server) continue;
+                workers[rank]->Dial(server, "127.0.0.1", (shape.apart ? servers : workers)[server]->port());
+            }
+        }
+        std::string missing;
+        for (const auto& node : workers) REQUIRE(node->Join(kPatience, &missing));
+        for (const auto& node : servers) REQUIRE(node->Join(kPatience, &missing));
+    }
+    ~Cluster() {
+        // all at once: each waits for the others' goodbye
+        std::vector<std::thread> closing;
+        for (auto* nodes : {&workers, &servers}) {
+            for (auto& node : *nodes) closing.emplace_back([raw = node.get()] { raw->Close(); });
+        }
+        for (std::thread& thread : closing) thread.join();
+    }
+};
+
+Spec Floats(size_t n) {
+    Spec spec;
+    spec.bytes = n * sizeof(float);
+    return spec;
+}
+
+void CheckSums(const Shape& shape, const std::vector<size_t>& lengths, bool whole, int iterations) {
+    std::vector<std::vector<std::vector<float>>> memory(shape.world);
+    Cluster cluster(shape);
+    for (uint32_t rank = 0; rank < shape.world; ++rank) {
+        for (size_t i = 0; i < lengths.size(); ++i) {
+            memory[rank].emplace_back(lengths[i]);
+            Spec spec = Floats(lengths[i]);
+            spec.whole = whole;
+            spec.urgent_first = i % 2 == 0;
+            spec.priority = static_cast<uint32_t>(lengths.size() - i);
+            cluster.workers[rank]->Define(static_cast<uint32_t>(i), spec, memory[rank][i].data(), memory[rank][i].data());
+        }
+    }
+    for (int iteration = 0; iteration < iterations; ++iteration) {
+        for (uint32_t rank = 0; rank < shape.world; ++rank) {
+            for (size_t i = 0; i < lengths.size(); ++i) {
+                for (size_t at = 0; at < lengths[i]; ++at) memory[rank][i][at] = static_cast<float>(rank + 1) * static_cast<float>(at % 97);
+                cluster.workers[rank]->Push(static_cast<uint32_t>(i), false);
+            }
+        }
+        const auto ranks = static_cast<float>(shape.world * (shape.world + 1) / 2);
+        for (uint32_t rank = 0; rank < shape.world; ++rank) {
+            for (size_t i = 0; i < lengths.size(); ++i) {
+                REQUIRE(cluster.workers[rank]->Wait(static_cast<uint32_t>(i), kPatience));
+                for (size_t at = 0; at < lengths[i]; ++at) {
+                    if (!CHECK_EQ(memory[rank][i][at], ranks * static_cast<float>(at % 97))) return;
+                }
+            }
+        }
+    }
+    for (const auto& node : cluster.workers) {
+        CHECK(node->failure().code == Code::kNone);
+    }
+}
+
+// A socket that says whatever it is told to.
+struct Stranger {
+    int fd;
+    explicit Stranger(uint16_t port) : fd(socket(AF_INET, SOCK_STREAM, 0)) {
+        sockaddr_in at{};
+        at.sin_family = AF_INET;
+        at.sin_port = htons(port);
+        at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        REQUIRE(connect(fd, reinterpret_cast<sockaddr*>(&at), sizeof at) == 0);
+    }
+    ~Stranger() { close(fd); }
+    void Say(const std::vector<uint8_t>& bytes) { (void)!send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
+    bool IsHungUpOn() {
+        pollfd wait{fd, POLLIN, 0};
+        char byte;
+        while (poll(&wait, 1, static_cast<int>(kPatience)) > 0) {
+            const ssize_t n = recv(fd, &byte, 1, 0);
+            if (n <= 0) return true;
+        }
+        return false;
+    }
+};
+
+}  // namespace
+
+TEST(SumsOfEveryShape) {
+    const std::vector<size_t> lengths = {1, 159, 160, 161, 5000, 20'000};
+    for (uint32_t world = 1; world <= 4; ++world) {
+        for (const bool whole : {false, true}) {
+            for (const Order order : {Order::kArrival, Order::kRank}) {
+                Shape shape;
+                shape.world = shape.servers = world;
+                shape.order = order;
+                shape.evenly = whole;
+                CheckSums(shape, lengths, whole, 3);
+            }
+        }
+    }
+}
+
+TEST(ServersOfTheirOwnLearnTheTableAndSum) {
+    Shape shape;
+    shape.world = 3;
+    shape.servers = 2;
+    shape.apart = true;
+    shape.secret = {1, 2, 3};
+    CheckSums(shape, {7, 4000, 9000}, false, 3);
+}
+
+TEST(FewerServersThanWorkers) {
+    Shape shape;
+    shape.world = 3;
+    shape.servers = 1;
+    CheckSums(shape, {7, 4000, 9000}, true, 3);
+}
+
+TEST(OneForAllAllForOneAndOneToOne) {
+    Shape shape;
+    shape.world = shape.servers = 3;
+    shape.evenly = true;
+    std::vector<std::vector<float>> from, into;
+    Cluster cluster(shape);
+    uint32_t tensor = 0;
+    for (const size_t n : {size_t{1}, size_t{3000}}) {
+        for (int32_t root = 0; root < 3; ++root) {
+            from.assign(3, std::vector<float>(n));
+            into.assign(3, std::vector<float>(n, -1));
+            for (size_t rank = 0; rank < 3; ++rank) std::fill(from[rank].begin(), from[rank].end(), static_cast<float>(rank + 1));
+            Spec broadcast = Floats(n), reduce = Floats(n), part = Floats(n);
+            broadcast.once = reduce.once = part.once = true;
+            broadcast.from = root;
+            reduce.to = root;
+            part.to = part.at = root;
+            for (size_t rank = 0; rank < 3; ++rank) {
+                cluster.workers[rank]->Start(tensor, broadcast, from[rank].data(), from[rank].data(), false);
+            }
+            for (const auto& node : cluster.workers) REQUIRE(node->Wait(tensor, kPatience));
+            for (size_t rank = 0; rank < 3; ++rank) CHECK_EQ(from[rank][n - 1], static_cast<float>(root + 1));
+            ++tensor;
+            for (const Spec& spec : {reduce, part}) {
+                for (size_t rank = 0; rank < 3; ++rank) {
+                    cluster.workers[rank]->Start(tensor, spec, from[rank].data(), into[rank].data(), false);
+                }
+                for (const auto& node : cluster.workers) REQUIRE(node->Wait(tensor, kPatience));
+                for (int32_t rank = 0; rank < 3; ++rank) {
+                    CHECK_EQ(into[static_cast<size_t>(rank)][n / 2], rank == root ? static_cast<float>(3 * (root + 1)) : -1.0f);
+                }
+                into[static_cast<size_t>(root)].assign(n, -1);
+                ++tensor;
+            }
+        }
+    }
+    for (const auto& node : cluster.workers) {
+        CHECK_EQ(node->stats().held_bytes, 0);
+    }
+}
+
+TEST(WhoeverIsAheadWaitsAndHoldsUpNobody) {
+    Shape shape;
+    shape.evenly = true;
+    std::vector<float> a(5000, 1), b(5000, 2);
+    Cluster cluster(shape);
+    Spec spec = Floats(5000);
+    spec.once = true;
+    cluster.workers[0]->Start(0, spec, a.data(), a.data(), false);
+    CHECK(!cluster.workers[0]->Wait(0, 50));
+    CHECK(cluster.workers[0]->failure().code == Code::kNone);
+    cluster.workers[1]->Start(0, spec, b.data(), b.data(), false);
+    CHECK(cluster.workers[0]->Wait(0, kPatience));
+    CHECK(cluster.workers[1]->Wait(0, kPatience));
+    CHECK_EQ(a[4999], 3.0f);
+    CHECK_EQ(b[0], 3.0f);
+}
+
+TEST(TensorsOfUnlikeSizesEndInAnErrorOnBothSides) {
+    Shape shape;
+    shape.evenly = true;
+    std::vector<float> a(5000, 1), b(4000, 2);
+    Cluster cluster(shape);
+    Spec large = Floats(5000), small = Floats(4000);
+    large.once = small.once = true;
+    cluster.workers[0]->Start(0, large, a.data(), a.data(), false);
+    cluster.workers[1]->Start(0, small, b.data(), b.data(), false);
+    CHECK(!cluster.workers[0]->Wait(0, kPatience));
+    CHECK(!cluster.workers[1]->Wait(0, kPatience));
+    CHECK(cluster.workers[0]->failure().code != Code::kNone);
+    CHECK(cluster.workers[1]->failure().code != Code::kNone);
+}
+
+TEST(AFailureOfOneIsHeardByAll) {
+    Shape shape;
+    shape.world = shape.servers = 3;
+    std::vector<float> memory(10);
+    Cluster cluster(shape);
+    cluster.workers[0]->Define(0, Floats(10), memory.data(), memory.data());
+    cluster.workers[0]->Push(0, false);
+    cluster.workers[1]->Abort("ValueError: bad batch");
+    CHECK(!cluster.workers[0]->Wait(0, kPatience));
+    const Failure failure = cluster.workers[0]->failure();
+    CHECK(failure.code == Code::kAborted);
+    CHECK_EQ(failure.rank, 1);
+    CHECK_EQ(failure.text, std::string("ValueError: bad batch"));
+}
+
+TEST(WhoeverLeavesIsMissedByThoseWhoStillWait) {
+    Shape shape;
+    std::vector<float> memory(10);
+    Cluster cluster(shape);
+    cluster.workers[0]->Define(0, Floats(10), memory.data(), memory.data());
+    std::thread leaving([&cluster] { cluster.workers[1]->Close(); });
+    cluster.workers[0]->Push(0, false);
+    CHECK(!cluster.workers[0]->Wait(0, kPatience));
+    leaving.join();
+    CHECK(cluster.workers[0]->failure().code == Code::kLeft);
+}
+
+TEST(StrangersAreHungUpOnAndDisturbNobody) {
+    Shape shape;
+    shape.secret = {7};
+    std::vector<float> a(300, 1), b(300, 2);
+    Cluster cluster(shape);
+    std::mt19937 random(1);
+    std::vector<uint8_t> noise(200);
+    for (uint8_t& byte : noise) byte = static_cast<uint8_t>(random());
+    const std::string http = "GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n";
+    Header push;
+    push.type = FrameType::kPush;
+    push.length = kMaxPacketBytes;
+    std::vector<uint8_t> data(kHeaderBytes);
+    Encode(push, data.data());
+    for (const auto& said : {noise, std::vector<uint8_t>(http.begin(), http.end()), data}) {
+        Stranger stranger(cluster.workers[0]->port());
+        stranger.Say(said);
+        CHECK(stranger.IsHungUpOn());
+    }
+    // a hello that is well-formed, and nothing that proves it
+    Stranger pretender(cluster.workers[0]->port());
+    Hello hello;
+    hello.rank = 1;
+    hello.world = hello.servers = 2;
+    hello.lanes = 1;
+    hello.job = 1;
+    uint8_t payload[Hello::kBytes];
+    EncodeHello(hello, payload);
+    pretender.Say(ControlFrame(FrameType::kHello, 1, 0, payload, sizeof payload));
+    const uint8_t guess[kProofBytes] = {};
+    pretender.Say(ControlFrame(FrameType::kProof, 1, 0, guess, sizeof guess));
+    CHECK(pretender.IsHungUpOn());
+    cluster.workers[0]->Define(0, Floats(300), a.data(), a.data());
+    cluster.workers[1]->Define(0, Floats(300), b.data(), b.data());
+    cluster.workers[0]->Push(0, false);
+    cluster.workers[1]->Push(0, false);
+    CHECK(cluster.workers[0]->Wait(0, kPatience));
+    CHECK(cluster.workers[1]->Wait(0, kPatience));
+    CHECK_EQ(a[299], 3.0f);
+    CHECK_EQ(cluster.workers[0]->stats().refused, 4);
+}
+
+TEST(ASecondProcessOfARankIsRefusedAndTheFirstGoesOn) {
+    Shape shape;
+    Cluster cluster(shape);
+    Failure why;
+    auto twin = Node::Start(Options(shape, 1, 1), &why);
+    REQUIRE(twin != nullptr);
+    twin->Dial(0, "127.0.0.1", cluster.workers[0]->port());
+    std::string missing;
+    CHECK(!twin->Join(kPatience, &missing));
+    CHECK(twin->failure().code == Code::kDuplicate);
+    CHECK(cluster.workers[0]->failure().code == Code::kNone);
+}
+
+TEST(OptionsThatCannotBeAreRefused) {
+    Failure why;
+    Shape shape;
+    NodeOptions options = Options(shape, 0, 0);
+    options.packet_bytes = 100;
+    CHECK(Node::Start(options, &why) == nullptr);
+    CHECK_EQ(why.text, std::string("packet_bytes: expected a multiple of 64 up to 512 KiB"));
+    options = Options(shape, 0, 0);
+    options.address = "0.0.0.0";
+    CHECK(Node::Start(options, &why) == nullptr);
+    CHECK_EQ(why.text, std::string("a server off loopback needs a secret"));
+    options = Options(shape, 0, 0);
+    options.address = "localhost";
+    options.membership.secret = {1};
+    CHECK(Node::Start(options, &why) == nullptr);
+    auto first = Node::Start(Options(shape, 0, 0), &why);
+    options = Options(shape, 1, 1);
+    options.port = first->port();
+    CHECK(Node::Start(options, &why) == nullptr);
+    CHECK(why.code == Code::kSystem);
+}
+
+int main(int argc, char** argv) { return gradlane::testing::RunTests(argc, argv); }

@@ -1,0 +1,104 @@
+// A frame on the wire: 40 bytes of header, then `length` bytes of payload. The format is described in
+// docs/wire.md; this file is that page as code, and golden bytes in tests/golden/wire.json hold both to it.
+//
+// Nothing here reads or writes a socket, allocates, or trusts a byte: Decode() says whether a header is one
+// of ours, and the receiver checks every field of it against what it has registered itself. Any thread.
+
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace gradlane {
+
+inline constexpr size_t kHeaderBytes = 40;
+inline constexpr uint16_t kMagic = 0x4C47;  // "GL"
+inline constexpr uint8_t kVersion = 1;
+inline constexpr size_t kMaxControlBytes = 256;       // payload of everything that is not gradient data
+inline constexpr uint32_t kMaxPacketBytes = 1 << 20;  // payload of a push or a result
+
+enum class FrameType : uint8_t {
+    kHello = 1,      // worker: who I am, and what must agree
+    kChallenge = 2,  // server: a nonce, and the proof that it knows the secret
+    kProof = 3,      // worker: the proof that it knows the secret
+    kWelcome = 4,    // server: you are in
+    kReject = 5,     // server: you are not, and why
+    kDefine = 6,     // worker: an entry of the table of tensors
+    kForget = 7,     // worker: tensors below this id are over
+    kPush = 8,       // worker: a packet of its gradient
+    kResult = 9,     // server: a packet of the sum
+    kPing = 10,      // either: I am alive
+    kAbort = 11,     // either: the job is over, and why
+    kGoodbye = 12,   // either: I leave in order, nothing more will follow
+};
+
+inline constexpr uint16_t kFlagChecksum = 1;  // payload_crc holds the CRC32C of the payload
+
+struct Header {
+    FrameType type = FrameType::kPing;
+    uint16_t flags = 0;
+    uint32_t tensor = 0;
+    uint64_t offset = 0;
+    uint32_t length = 0;
+    uint32_t iteration = 0;
+    uint32_t priority = 0;  // 0 is the most urgent
+    uint16_t sender = 0;    // rank of a worker, index of a server
+    uint32_t payload_crc = 0;
+
+    bool operator==(const Header&) const = default;
+};
+
+enum class HeaderFault : uint8_t { kNone, kMagic, kVersion, kChecksum, kType, kLength };
+
+// Writes exactly kHeaderBytes, the header's own checksum included.
+void Encode(const Header& header, uint8_t* into);
+
+// Reads exactly kHeaderBytes. On a fault, `header` is left as it was.
+HeaderFault Decode(const uint8_t* from, Header* header);
+
+const char* Describe(HeaderFault fault);
+
+inline bool IsData(FrameType type) { return type == FrameType::kPush || type == FrameType::kResult; }
+
+// -- payloads of control frames: fixed sizes, checked before they are read -------------------------------
+
+using Nonce = std::array<uint8_t, 32>;
+using Digest = std::array<uint8_t, 32>;
+
+struct Hello {
+    static constexpr size_t kBytes = 104;
+    uint32_t rank = 0, world = 0;      // of the worker
+    uint32_t server = 0, servers = 0;  // whom it means to reach
+    uint16_t lane = 0, lanes = 0;
+    uint8_t dscp = 0, socket_priority = 0;  // how the server shall mark what it returns on this lane
+    uint64_t job = 0, generation = 0;
+    Digest fingerprint{};  // of everything else that must agree
+    Nonce nonce{};
+};
+void EncodeHello(const Hello& hello, uint8_t* into);
+Hello DecodeHello(const uint8_t* from);
+
+struct Definition {
+    static constexpr size_t kBytes = 32;
+    uint64_t bytes = 0;
+    uint8_t dtype = 0, op = 0;
+    uint8_t whole = 0, urgent_first = 0;
+    uint16_t lane = 0;
+    uint32_t priority = 0;
+    int32_t from = -1, to = -1, at = -1;
+    bool operator==(const Definition&) const = default;
+};
+void EncodeDefinition(const Definition& define, uint8_t* into);
+Definition DecodeDefinition(const uint8_t* from);
+
+inline constexpr size_t kChallengeBytes = sizeof(Nonce) + sizeof(Digest);
+inline constexpr size_t kProofBytes = sizeof(Digest);
+
+// The size that the payload of a control frame must have; nullopt where any up to kMaxControlBytes will do
+// (texts of kReject and kAbort).
+std::optional<uint32_t> ControlBytes(FrameType type);
+
+}  // namespace gradlane

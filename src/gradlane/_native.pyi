@@ -1,0 +1,87 @@
+"""Types of the C++ module; what each call means stands in native/node/node.h."""
+
+class Node:
+    def port(self) -> int: ...
+    def dial(self, server: int, address: str, port: int, /) -> None: ...
+    def join(self, timeout_ms: int, /) -> tuple[bool, str]: ...
+    def define(
+        self,
+        tensor: int,
+        from_address: int,
+        into_address: int,
+        size_bytes: int,
+        dtype: int,
+        op: int = 0,
+        sender: int = -1,
+        receiver: int = -1,
+        at: int = -1,
+        whole: bool = False,
+        urgent_first: bool = False,
+        priority: int = 0,
+        lane: int = 0,
+    ) -> None: ...
+    def push(self, tensor: int, notify: bool = True, notify_sent: bool = False) -> None: ...
+    def start(
+        self,
+        tensor: int,
+        from_address: int,
+        into_address: int,
+        size_bytes: int,
+        dtype: int,
+        op: int = 0,
+        sender: int = -1,
+        receiver: int = -1,
+        at: int = -1,
+        urgent_first: bool = False,
+        priority: int = 0,
+        notify: bool = False,
+    ) -> None: ...
+    def forget_below(self, tensor: int, /) -> None: ...
+    def wait(self, tensor: int, timeout_ms: int, /) -> bool: ...
+    def is_done(self, tensor: int, /) -> bool: ...
+    def take(self, timeout_ms: int, /) -> list[int]: ...
+    def abort(self, text: str, /) -> None: ...
+    def failure(self) -> tuple[int, int, int, str]: ...
+    def stats(self) -> dict[str, int]: ...
+    def close(self) -> None: ...
+
+def start_node(
+    *,
+    rank: int,
+    server: int,
+    world: int,
+    servers: int,
+    job: int,
+    generation: int,
+    fingerprint: bytes,
+    secret: bytes,
+    address: str,
+    port: int,
+    packet_bytes: int,
+    rank_order: bool,
+    checksum: bool,
+    deal_evenly: bool,
+    tell_tables: bool,
+    marks: list[tuple[int, int]],
+    unsent_bytes: int,
+    send_buffer_bytes: int,
+    congestion: str,
+    ping_ms: int,
+    dead_ms: int,
+    linger_ms: int,
+    max_bytes: int,
+) -> Node: ...
+def encode_header(
+    *,
+    type: int,
+    flags: int,
+    tensor: int,
+    offset: int,
+    length: int,
+    iteration: int,
+    priority: int,
+    sender: int,
+    payload_crc: int,
+) -> bytes: ...
+def crc32c(data: bytes, /) -> int: ...
+def isa() -> str: ...

@@ -1,0 +1,135 @@
+"""AllReduce: the backend over torch.distributed, one process group a lane.
+
+It starts sums in the order that it is given and reports each one's end; it decides nothing. The order in
+which a rank issues collectives is the order in which they meet on the network, so the last line before
+torch.distributed compares each with the agreed order: what would be a wrong sum is an error here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradlane.core.plan import Plan
+from gradlane.errors import JobError, OrderError
+from gradlane.live.arena import MessageBuffer
+from gradlane.live.backend import OnDone, OnSent, refuse_what_cannot_be_done
+from gradlane.live.probe import sweep
+
+
+class AllReduce:
+    """Sums of message buffers. `stream_ordered` says when `start` reports the end.
+
+    On the CPU a sum ends when its bytes have arrived, told by a thread of torch.distributed. On a device with
+    streams it ends, for the host, as soon as it is queued: the device runs queued sums one after another
+    (so no lane ever has more than one message on the wire), and `join` makes a stream wait for a sum.
+    """
+
+    needs_one_order = True
+    tells_sends = False
+
+    def __init__(self, device: torch.device, group: dist.ProcessGroup | None, timeout_s: float) -> None:
+        self._device = device
+        self._ranks = None if group is None else dist.get_process_group_ranks(group)
+        self._timeout = timedelta(seconds=timeout_s)
+        self._groups: list[Any] = []
+        self._open(1)
+        self.stream_ordered = device.type != "cpu"
+        self._stream = torch.Stream(device) if self.stream_ordered else None
+        self._ends: dict[int, torch.Event] = {}
+        self._expected: list[list[int]] = []
+        self._issued: list[int] = []
+
+    def _open(self, lanes: int) -> None:
+        while len(self._groups) < lanes:
+            self._groups.append(dist.new_group(self._ranks, timeout=self._timeout))
+
+    def measure(self) -> list[tuple[int, int]]:
+        return sweep(self.control_group, self._device)
+
+    def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
+        """Take up a plan: a process group a lane (collective: every rank calls it alike)."""
+        refuse_what_cannot_be_done(plan, "all-reduce")
+        self._open(len(plan.lanes))
+        self._lanes = [message.lane for message in plan.messages]
+        self._plan = plan
+        self.begin([[] for _ in plan.lanes])
+
+    @property
+    def control_group(self) -> Any:
+        """The first lane's group, for what is exchanged between iterations."""
+        return self._groups[0]
+
+    def begin(self, expected: list[list[int]]) -> None:
+        """A new iteration: the agreed order of each lane. A coordinator's order grows by `expect`."""
+        self._expected = expected
+        self._issued = [0] * len(expected)
+
+    def expect(self, message: int) -> None:
+        self._expected[self._lanes[message]].append(message)
+
+    def start(self, message: int, buffer: MessageBuffer, ready: list[torch.Event], on_done: OnDone, on_sent: OnSent) -> bool:
+        """Begin the sum of `buffer` over all ranks, in place. True if it has ended for the host.
+
+        ready: on a device, the events after which the bytes are there. Raises `OrderError` if `message` is
+        not the next of the agreed order.
+        """
+        lane = self._lanes[message]
+        place, expected = self._issued[lane], self._expected[lane]
+        if place >= len(expected) or expected[place] != message:
+            wanted = self._plan.describe_message(expected[place]) if place < len(expected) else "nothing"
+            raise OrderError(
+                f"about to start {self._plan.describe_message(message)} as number {place} of lane {lane}, "
+                f"where the agreed order has {wanted}; nothing was sent"
+            )
+        self._issued[lane] = place + 1
+        if self._stream is None:
+            buffer.gather()
+            work = dist.all_reduce(buffer.tensor, group=self._groups[lane], async_op=True)
+            assert work is not None
+            work.get_future().add_done_callback(lambda future: self._ended(message, buffer, future, on_done))
+            return False
+        with self._stream:
+            for event in ready:
+                self._stream.wait_event(event)
+            buffer.gather()
+            work = dist.all_reduce(buffer.tensor, group=self._groups[lane], async_op=True)
+            assert work is not None
+            work.wait()  # this stream waits for the sum, the host does not
+            buffer.scatter()
+            self._ends[message] = self._stream.record_event()
+        return True
+
+    @staticmethod
+    def _ended(message: int, buffer: MessageBuffer, future: Any, on_done: OnDone) -> None:
+        try:
+            future.wait()
+        except Exception as error:
+            on_done(message, error)
+            return
+        buffer.scatter()
+        on_done(message, None)
+
+    def join(self, message: int) -> None:
+        """On a device: make the current stream wait for the sum of `message`."""
+        if self._stream is not None:
+            torch.accelerator.current_stream().wait_event(self._ends[message])
+
+    def has_ended(self, message: int) -> bool:
+        """On a device: whether the sum of `message` is over, without waiting."""
+        return bool(self._ends[message].query())
+
+    def close(self, failure: JobError | None) -> None:
+        """Give the process groups back, unless sums are stuck in them."""
+        if failure is not None:
+            return
+        for group in self._groups:
+            # at exit the script may have destroyed them all already
+            with contextlib.suppress(ValueError, AssertionError):
+                dist.destroy_process_group(group)
+        self._groups.clear()

@@ -1,0 +1,439 @@
+"""Group: a process group of torch.distributed whose collectives run over the transport.
+
+Every collective is one or more tensors of the node, defined once, with ids that all ranks count alike because c10d
+demands the same calls in the same order. What is summed is dealt over the servers in all ranks; what only
+moves goes straight from the rank that has it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+
+from gradlane.errors import CommunicationError, InputError, UnsupportedError
+from gradlane.live.c10d.formation import form
+from gradlane.live.c10d.options import Options
+from gradlane.live.c10d.work import Futures, Work
+
+_NUMBERS = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+    torch.int32: "int32",
+    torch.int64: "int64",
+}
+_OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "sum", ReduceOp.MIN: "min", ReduceOp.MAX: "max", ReduceOp.PRODUCT: "product"}
+# on bytes that are 0 or 1; a sum is true where any is
+_BOOL_OPS = {ReduceOp.SUM: "max", ReduceOp.MIN: "min", ReduceOp.MAX: "max", ReduceOp.PRODUCT: "min"}
+
+_said = threading.local()
+
+
+@contextmanager
+def priority(level: int) -> Iterator[None]:
+    """Collectives that this thread starts within go by `level`, 0 first, before all that have none. Alike on all ranks."""
+    if not 0 <= level < 1 << 16:
+        raise InputError(f"priority: got {level}, expected 0 to 65535")
+    before = getattr(_said, "level", None)
+    _said.level = level
+    try:
+        yield
+    finally:
+        _said.level = before
+
+
+_Base: Any = dist.ProcessGroup  # its stub has overloads, of which torch.distributed calls one
+
+
+class Group(_Base):  # type: ignore[misc]
+    """Made by torch.distributed. Raises what `form` raises; its methods take torch.distributed's arguments.
+
+    They raise `InputError` for tensors that are not dense CPU tensors, `UnsupportedError` for what is not built; the
+    works they return raise `JobError`s: `PeerDied`, `PeerFailed`, `MismatchError` and the like.
+    """
+
+    def __init__(self, store: Any, rank: int, world: int, timeout_s: float, options: Options) -> None:
+        super().__init__(rank, world)
+        self._rank, self._world, self._timeout_s, self._options = rank, world, timeout_s, options
+        self._store = store
+        self._name = self._description = ""
+        self._node = form(store, rank, world, timeout_s, options)
+        self._futures = Futures()
+        self._under_way: deque[tuple[range, list[torch.Tensor]]] = deque()
+        self._next_id = 0
+        self._lock = threading.Lock()
+        # also at the end of the interpreter, for those who never destroy their group
+        self._close_node = weakref.finalize(self, self._node.close)
+
+    # -- what reduces --------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Work:
+        tensors = _listed(tensors)
+        op, finish_op = self._reduction(tensors, opts)
+        part = self._begin(opts)
+        for tensor in tensors:
+            plain = _contiguous(tensor)
+            part.add(plain, plain, op=op)
+            part.brings(plain, tensor, finish_op)
+        return part.work(tensors)
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: Any, opts: Any) -> Work:
+        tensors = _listed(tensors)
+        op, finish_op = self._reduction(tensors, opts)
+        part = self._begin(opts)
+        for tensor in tensors:
+            plain = _contiguous(tensor)
+            part.add(plain, plain, op=op, receiver=opts.rootRank)
+            if opts.rootRank == self._rank:
+                part.brings(plain, tensor, finish_op)
+        return part.work(tensors)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        outputs = _listed(outputs)
+        inputs = inputs if inputs and isinstance(inputs[0], list) else [inputs]
+        op, finish_op = self._reduction(outputs, opts)
+        part = self._begin(opts)
+        for output, chunks in zip(outputs, inputs, strict=True):
+            self._check_parts(chunks, "reduce_scatter: inputs")
+            plain = _contiguous(output)
+            for rank, chunk in enumerate(chunks):
+                if rank == self._rank:
+                    _check_alike(chunk, output)
+                part.add(_contiguous(chunk), plain if rank == self._rank else None, op=op, receiver=rank, at=rank)
+            part.brings(plain, output, finish_op)
+        return part.work(outputs)
+
+    def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
+        return self.reduce_scatter([output], [_chunks(given, self._world, output)], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        return self.reduce_scatter(outputs, [_chunks(g, self._world, o) for o, g in zip(outputs, inputs, strict=True)], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
+        token = torch.zeros(1, dtype=torch.int32)
+        part = self._begin(opts)
+        part.add(token, token)
+        return part.work([token])
+
+    # -- what only moves -----------------------------------------------------------------------------
+
+    def broadcast(self, tensors: Any, opts: Any) -> Work:
+        tensors = _listed(tensors)
+        part = self._begin(opts)
+        for tensor in tensors:
+            plain = _contiguous(tensor)
+            mine = opts.rootRank == self._rank
+            part.add(plain if mine else None, None if mine else plain, sender=opts.rootRank)
+            if not mine:
+                part.brings(plain, tensor)
+        return part.work(tensors)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        inputs = _listed(inputs)
+        outputs = outputs if outputs and isinstance(outputs[0], list) else [outputs]
+        part = self._begin(opts)
+        for chunks, given in zip(outputs, inputs, strict=True):
+            self._check_parts(chunks, "all_gather: outputs")
+            for rank, chunk in enumerate(chunks):
+                if rank == self._rank:
+                    part.add(_contiguous(given), None, sender=rank, at=rank)
+                    _copy(given, chunk)
+                else:
+                    plain = _contiguous(chunk)
+                    part.add(None, plain, sender=rank, at=rank)
+                    part.brings(plain, chunk)
+        return part.work([chunk for chunks in outputs for chunk in chunks])
+
+    def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Work:
+        return self.allgather([_chunks(output, self._world, given)], [given], opts)
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        return self.allgather(outputs, inputs, opts)
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        return self.allgather([_chunks(o, self._world, g) for o, g in zip(outputs, inputs, strict=True)], inputs, opts)
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+        (given,) = _listed(inputs)
+        root = opts.rootRank
+        chunks: Sequence[torch.Tensor] = outputs[0] if root == self._rank else []
+        part = self._begin(opts)
+        if root == self._rank:
+            self._check_parts(chunks, "gather: outputs")
+            _copy(given, chunks[root])
+        for rank in range(self._world):
+            if rank == root:
+                continue
+            plain = _contiguous(chunks[rank]) if root == self._rank else None
+            part.add(_contiguous(given) if rank == self._rank else None, plain, sender=rank, receiver=root, at=root)
+            if plain is not None:
+                part.brings(plain, chunks[rank])
+        return part.work(list(chunks))
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+        (output,) = _listed(outputs)
+        root = opts.rootRank
+        chunks: Sequence[torch.Tensor] = inputs[0] if root == self._rank else []
+        part = self._begin(opts)
+        if root == self._rank:
+            self._check_parts(chunks, "scatter: inputs")
+            _copy(chunks[root], output)
+        for rank in range(self._world):
+            if rank == root:
+                continue
+            plain = _contiguous(output) if rank == self._rank else None
+            part.add(_contiguous(chunks[rank]) if root == self._rank else None, plain, sender=root, receiver=rank, at=rank)
+            if plain is not None:
+                part.brings(plain, output)
+        return part.work([output])
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        self._check_parts(outputs, "all_to_all: outputs")
+        self._check_parts(inputs, "all_to_all: inputs")
+        part = self._begin(opts)
+        _copy(inputs[self._rank], outputs[self._rank])
+        for sender in range(self._world):
+            for receiver in range(self._world):
+                if sender == receiver:
+                    continue
+                given = _contiguous(inputs[receiver]) if sender == self._rank else None
+                plain = _contiguous(outputs[sender]) if receiver == self._rank else None
+                part.add(given, plain, sender=sender, receiver=receiver, at=receiver)
+                if plain is not None:
+                    part.brings(plain, outputs[sender])
+        return part.work(list(outputs))
+
+    def all_to_all_single(self, output: Any, given: Any, output_sizes: Any, input_sizes: Any, opts: Any = None) -> Work:
+        return self.alltoall(_split(output, output_sizes, self._world), _split(given, input_sizes, self._world), opts)
+
+    alltoall_base = all_to_all_single
+
+    def send(self, *_: Any) -> Work:
+        raise UnsupportedError(_POINT_TO_POINT)
+
+    def recv(self, *_: Any) -> Work:
+        raise UnsupportedError(_POINT_TO_POINT)
+
+    def recv_anysource(self, *_: Any) -> Work:
+        raise UnsupportedError(_POINT_TO_POINT)
+
+    # -- life ----------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Send what is queued, say goodbye, end the threads. May be called twice."""
+        self._close_node()
+        self._futures.close()
+        self._under_way.clear()
+
+    def abort(self) -> None:
+        """Fail this group on all its ranks, and close it here."""
+        self._node.abort(f"rank {self._rank} aborted the process group")
+        self.shutdown()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout_s = timeout.total_seconds()
+
+    # torch's C++ asks by these names, and by itself would ask a backend inside of the group
+
+    def getBackendName(self) -> str:
+        return "gradlane"
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _begin(self, opts: Any) -> _Parts:
+        if not self._close_node.alive:
+            raise CommunicationError("the process group is closed")
+        timeout_s = opts.timeout.total_seconds() if opts is not None else 0.0
+        return _Parts(self, timeout_s if timeout_s > 0 else self._timeout_s)
+
+    def _reduction(self, tensors: list[torch.Tensor], opts: Any) -> tuple[str, Callable[[torch.Tensor], Any] | None]:
+        """The node's operation, and what remains to be done on a result. All tensors are of one type."""
+        asked = ReduceOp.SUM if opts is None else opts.reduceOp.op
+        dtype = tensors[0].dtype
+        if dtype not in _NUMBERS and dtype is not torch.bool:
+            raise UnsupportedError(f"gradlane reduces {', '.join(_NUMBERS.values())} and bool, not {dtype}")
+        op = (_BOOL_OPS if dtype is torch.bool else _OPS).get(asked)
+        if op is None:
+            raise UnsupportedError(f"gradlane does not reduce {dtype} by {asked.name}; it has sum, avg, min, max and product")
+        if asked != ReduceOp.AVG:
+            return op, None
+        world = self._world
+        if dtype.is_floating_point:
+            return op, lambda tensor: tensor.div_(world)
+        return op, lambda tensor: tensor.div_(world, rounding_mode="trunc")
+
+    def _check_parts(self, parts: Sequence[torch.Tensor], what: str) -> None:
+        if len(parts) != self._world:
+            raise InputError(f"{what}: got {len(parts)} tensors, expected one for each of the {self._world} ranks")
+
+    def _start(self, parts: _Parts) -> range:
+        """Hand all of `parts` over, under ids that follow one another.
+
+        The node uses their memory until it is done with it, whether anybody waits for them or not.
+        """
+        level = getattr(_said, "level", None)
+        node, lifo = self._node, self._options.order == "lifo"
+        urgent = lifo or level is not None
+        with self._lock:
+            first = self._next_id
+            self._next_id = first + len(parts.starts)
+            for each, (source, into, size, dtype, op, sender, receiver, at) in enumerate(parts.starts, first):
+                rank = level if level is not None else _LAST - 1 - first if lifo else _LAST
+                node.start(
+                    each, source, into, size, dtype,
+                    op=op, sender=sender, receiver=receiver, at=at, urgent_first=urgent, priority=rank if urgent else 0,
+                )  # fmt: skip
+            ids = range(first, self._next_id)
+            self._under_way.append((ids, parts.held))
+            while self._under_way and all(map(node.is_done, self._under_way[0][0])):
+                self._under_way.popleft()
+        return ids
+
+
+class _Parts:
+    """The tensors of one collective, gathered before any of them is started: a refusal must start none."""
+
+    def __init__(self, group: Group, timeout_s: float) -> None:
+        self._group, self._timeout_s = group, timeout_s
+        self.starts: list[tuple[int, int, int, str, str, int, int, int]] = []
+        self.held: list[torch.Tensor] = []
+        self._finish: list[tuple[torch.Tensor, torch.Tensor, Callable[[torch.Tensor], Any] | None]] = []
+
+    def add(
+        self,
+        source: torch.Tensor | None,
+        into: torch.Tensor | None,
+        *,
+        op: str = "sum",
+        sender: int = -1,
+        receiver: int = -1,
+        at: int = -1,
+    ) -> None:
+        known = source if source is not None else into
+        if known is None:  # two others' affair, whose size is not known here and not needed
+            self.starts.append((0, 0, 0, "uint8", op, sender, receiver, at))
+            return
+        from_address = into_address = 0
+        if source is not None:
+            from_address = source.data_ptr()
+            self.held.append(source)
+        if into is not None:
+            into_address = into.data_ptr()
+            self.held.append(into)
+        size = known.numel() * known.element_size()
+        self.starts.append((from_address, into_address, size, _NUMBERS.get(known.dtype, "uint8"), op, sender, receiver, at))
+
+    def brings(self, plain: torch.Tensor, tensor: torch.Tensor, then: Callable[[torch.Tensor], Any] | None = None) -> None:
+        """What arrives in `plain` is for `tensor`, and `then` is to be done on it."""
+        if plain is not tensor or then is not None:
+            self._finish.append((plain, tensor, then))
+
+    def work(self, tensors: list[torch.Tensor]) -> Work:
+        group = self._group
+        return Work(
+            group._node, group._futures, group._start(self), tensors, self.held, self._timeout_s,
+            self._conclude if self._finish else None,
+        )  # fmt: skip
+
+    def _conclude(self) -> None:
+        with torch.no_grad():
+            for plain, tensor, then in self._finish:
+                if then is not None:
+                    then(plain)
+                if plain is not tensor:
+                    tensor.copy_(plain)
+
+
+_LAST = (1 << 32) - 1
+_POINT_TO_POINT = (
+    "gradlane has no send and receive between two ranks: its order is the same on all. Use a group of these two and a "
+    "broadcast, or a gloo group beside it"
+)
+
+
+def _listed(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, or a copy whose memory is one piece."""
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        raise InputError(f"gradlane: got a {tensor.layout} tensor on {tensor.device}, expected a dense one on the CPU")
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def _check_alike(one: torch.Tensor, other: torch.Tensor) -> None:
+    if one.numel() != other.numel() or one.dtype != other.dtype:
+        raise InputError(
+            f"gradlane: got {one.numel()} elements of {one.dtype} beside {other.numel()} of {other.dtype}, expected the same"
+        )
+
+
+def _copy(given: torch.Tensor, into: torch.Tensor) -> None:
+    """What a rank sends to itself; unless it is there already."""
+    _check_alike(given, into)
+    if given.data_ptr() != into.data_ptr():
+        with torch.no_grad():
+            into.copy_(given.reshape(into.shape))
+
+
+def _chunks(whole: torch.Tensor, world: int, part: torch.Tensor) -> list[torch.Tensor]:
+    """`whole` as one flat piece a rank, each of the size of `part`. Raises `InputError`."""
+    if whole.numel() != world * part.numel() or whole.dtype != part.dtype:
+        raise InputError(
+            f"gradlane: got {whole.numel()} elements of {whole.dtype} for {world} ranks, "
+            f"expected {part.numel()} of {part.dtype} for each"
+        )
+    if not whole.is_contiguous():
+        raise InputError("gradlane: the tensor that holds all ranks' parts must be contiguous")
+    flat = whole.view(-1)
+    return [flat.narrow(0, rank * part.numel(), part.numel()) for rank in range(world)]
+
+
+def _split(whole: torch.Tensor, sizes: Sequence[int], world: int) -> list[torch.Tensor]:
+    """`whole` cut along its first dimension, by `sizes` or, where there are none, evenly. Raises `InputError`."""
+    if not whole.is_contiguous():
+        raise InputError("gradlane: all_to_all_single needs contiguous tensors")
+    if not sizes and whole.shape[0] % world:
+        raise InputError(f"gradlane: all_to_all_single: {whole.shape[0]} rows cannot be divided by {world} ranks")
+    return list(torch.split(whole, list(sizes) if sizes else [whole.shape[0] // world] * world))

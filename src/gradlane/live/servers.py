@@ -1,0 +1,215 @@
+"""Servers: the backend over gradlane's own transport, with a server in each rank's process.
+
+Each message of a plan is one tensor of the node. What arrives carries its tensor, offset and iteration, so that ranks
+may hand messages over in any order, and none has to be planned ahead: windows and priorities alone decide. A message
+leaves its window when it has been sent, as in the simulator. Its sum needs every other rank's part: ranks whose
+windows were full of different messages until the sums came would wait for one another for ever.
+
+A message with the wire "fifo" is a unit, returned by a server once all that the server has of it is summed;
+otherwise packet by packet. With "packet-priority" the most urgent packet goes first, whenever it came.
+
+Owns one thread, which sleeps in the node until messages have ended and reports them. A failure of the node is
+reported as that of every message under way: who is to blame, the control channel says better.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradlane.core.plan import Plan
+from gradlane.errors import JobError, UnsupportedError
+from gradlane.live.arena import MessageBuffer
+from gradlane.live.backend import OnDone, OnSent, refuse_what_cannot_be_done
+from gradlane.live.peers import own_address
+from gradlane.live.probe import sweep
+from gradlane.transport import Lane, Node, NodeOptions
+from gradlane.transport.formation import form
+
+DSCP = (46, 34, 26, 18, 10, 0, 0, 0)
+"""How a lane's packets are marked, by its network priority: EF, AF41, AF31, AF21, AF11, best effort."""
+_FOR_EVER_S = 10**6.0
+
+
+class Servers:
+    """Sums of message buffers in CPU memory, over the ranks of `group`, which all construct it alike.
+
+    store: of this session alone. fingerprint: 32 bytes, a digest of what the ranks agreed on. Raises
+    `UnsupportedError` for a device that is no CPU, and what `form` raises.
+    """
+
+    stream_ordered = False
+    needs_one_order = False
+    tells_sends = True
+
+    def __init__(
+        self,
+        device: torch.device,
+        group: dist.ProcessGroup | None,
+        store: Any,
+        timeout_s: float,
+        *,
+        fingerprint: bytes,
+        packet_bytes: int,
+        rank_order: bool,
+    ) -> None:
+        if device.type != "cpu":
+            raise UnsupportedError(
+                f"backend 'server' sums tensors in CPU memory, and this model is on {device}: staging for devices is not "
+                "built yet; use backend='all-reduce'"
+            )
+        ranks = None if group is None else dist.get_process_group_ranks(group)
+        self._control: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s))
+        self._store, self._timeout_s = store, timeout_s
+        world = dist.get_world_size(group)
+        self._options = NodeOptions(
+            world=world,
+            servers=world,
+            rank=dist.get_rank(group),
+            server=dist.get_rank(group),
+            generation=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            fingerprint=fingerprint,
+            packet_bytes=packet_bytes,
+            rank_order=rank_order,
+        )
+        self._formations = 0
+        self._under_way: dict[int, tuple[MessageBuffer, OnDone, OnSent]] = {}
+        self._failure: JobError | None = None
+        self._open(self._options.lanes)
+
+    # -- the node and its thread ---------------------------------------------------------------------------
+
+    def _open(self, lanes: tuple[Lane, ...]) -> None:
+        prefix = dist.distributed_c10d.PrefixStore(f"node/{self._formations}", self._store)
+        self._formations += 1
+        self._lanes = lanes
+        self._node = form(
+            prefix,
+            replace(self._options, lanes=lanes),
+            own_address(),
+            self._timeout_s,
+        )
+        self._first = self._next = 0  # tensors of the node: the first of this plan's, and the next to be defined
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(self._node, self._ending), name="gradlane-servers", daemon=True)
+        self._thread.start()
+
+    def _run(self, node: Node, ending: threading.Event) -> None:
+        while not ending.is_set():
+            try:
+                done = node.take(_FOR_EVER_S)
+            except JobError as error:
+                if not ending.is_set():
+                    self._failure = error
+                    self._report_failure(error)
+                return
+            for tensor in done:
+                if tensor < 0:
+                    message = ~tensor - self._first
+                    self._under_way[message][2](message)
+                    continue
+                message = tensor - self._first
+                buffer, on_done, _ = self._under_way.pop(message)
+                buffer.scatter()
+                on_done(message, None)
+
+    def _report_failure(self, error: JobError) -> None:
+        for message in list(self._under_way):
+            taken = self._under_way.pop(message, None)
+            if taken is not None:  # or the other thread that is here has reported it
+                taken[1](message, error)
+
+    def _shut(self) -> None:
+        self._ending.set()
+        self._node.close()
+        self._thread.join()
+
+    # -- messages ------------------------------------------------------------------------------------------
+
+    @property
+    def control_group(self) -> Any:
+        """A group of torch.distributed: it is not used while messages are under way."""
+        return self._control
+
+    def measure(self) -> list[tuple[int, int]]:
+        return sweep(self._control, torch.device("cpu"), all_reduce=self._sum)
+
+    def _sum(self, data: torch.Tensor) -> None:
+        tensor, self._next = self._next, self._next + 1
+        size_bytes = data.numel() * data.element_size()
+        self._node.start(tensor, data.data_ptr(), data.data_ptr(), size_bytes, _dtype(data))
+        self._node.wait(tensor, self._timeout_s)
+
+    def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
+        """Make each message of `plan` a tensor of the node; a plan with other lanes has new connections made."""
+        refuse_what_cannot_be_done(plan, "server")
+        lanes = marks(plan)
+        if lanes != self._lanes:
+            self._shut()
+            self._open(lanes)
+        self._first = self._next
+        self._node.forget_below(self._first)
+        for message, buffer in zip(plan.messages, buffers, strict=True):
+            self._node.define(
+                self._next,
+                buffer.tensor.data_ptr(),
+                buffer.tensor.numel() * buffer.tensor.element_size(),
+                _dtype(buffer.tensor),
+                whole=plan.wire == "fifo",
+                urgent_first=plan.wire == "packet-priority",
+                priority=message.priority,
+                lane=message.lane,
+            )
+            self._next += 1
+
+    def begin(self, expected: list[list[int]]) -> None:
+        """No order is agreed upon: nothing to do."""
+
+    def expect(self, message: int) -> None:
+        """No order is agreed upon: nothing to do."""
+
+    def start(self, message: int, buffer: MessageBuffer, ready: list[torch.Event], on_done: OnDone, on_sent: OnSent) -> bool:
+        """Hand `buffer` to the node; always False, since the end is told by the thread."""
+        buffer.gather()
+        self._under_way[message] = buffer, on_done, on_sent
+        self._node.push(self._first + message, notify_sent=True)
+        if self._failure is not None:  # before this message was one of those under way, perhaps
+            self._report_failure(self._failure)
+        return False
+
+    def join(self, message: int) -> None:
+        """Sums are in CPU memory when they are reported: nothing to do."""
+
+    def has_ended(self, message: int) -> bool:
+        return message not in self._under_way
+
+    def close(self, failure: JobError | None) -> None:
+        """End the node and its thread: after what is queued has left, or at once where the job has failed."""
+        self._ending.set()
+        if failure is not None:
+            self._node.abort(str(failure))
+        self._shut()
+        if failure is None:
+            with contextlib.suppress(ValueError, AssertionError):  # at exit the script may have destroyed all groups
+                dist.destroy_process_group(self._control)
+        self._control = None  # its threads go with the last reference
+
+
+def marks(plan: Plan) -> tuple[Lane, ...]:
+    """How each lane of `plan` is marked: not at all where no lane asks for another class than the first."""
+    classes = [lane.network_priority for lane in plan.lanes]
+    if not any(classes):
+        return (Lane(),) * len(classes)
+    return tuple(Lane(DSCP[priority], max(0, 6 - priority)) for priority in classes)
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,5 @@
+"""The data plane from Python: nodes that send, sum and return gradients. Imports the native module, never torch."""
+
+from gradlane.transport.node import ALL, DEALT, DTYPES, OPS, Lane, Node, NodeOptions
+
+__all__ = ["ALL", "DEALT", "DTYPES", "OPS", "Lane", "Node", "NodeOptions"]

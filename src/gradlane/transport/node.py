@@ -1,0 +1,302 @@
+"""Node: one process's part in the data plane, with the native module's codes turned into typed errors.
+
+It holds no memory: who registers a tensor keeps it alive until it is forgotten or done. Every wait ends within
+its timeout, in a result or in an error of `gradlane.errors`; the first failure stands and is raised by every
+later call. All methods may be called by any thread; those that wait release the GIL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from dataclasses import dataclass, field
+
+from gradlane._native import Node as NativeNode
+from gradlane._native import start_node
+from gradlane.errors import (
+    AuthError,
+    CapacityError,
+    CommunicationError,
+    CorruptError,
+    InputError,
+    JobError,
+    MismatchError,
+    PeerDied,
+    PeerFailed,
+    PeerStalled,
+)
+
+ALL = -1
+"""`sender`: every worker contributes. `receiver`: every worker gets the result."""
+DEALT = -1
+"""`at`: a tensor's packets are dealt to all servers."""
+
+DTYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int8": 4, "uint8": 5, "int32": 6, "int64": 7}
+OPS = {"sum": 0, "min": 1, "max": 2, "product": 3}
+
+_DIED, _STALLED, _ABORTED, _LEFT, _MISMATCH, _AUTH, _DUPLICATE, _CORRUPT = 1, 2, 3, 4, 5, 6, 7, 8
+_FULL = 11
+
+
+@dataclass(frozen=True)
+class Lane:
+    """How the packets of a lane are marked, both ways: DSCP (0-63) and SO_PRIORITY (0-6 without privilege)."""
+
+    dscp: int = 0
+    socket_priority: int = 0
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """What a node is and how it sends. `rank` None: no worker here; `server` None: no server here.
+
+    secret: proves that a process belongs to the job; needed wherever a server listens off loopback.
+    fingerprint: 32 bytes, a digest of everything that must agree before step 1. deal_evenly: cut each tensor evenly
+    over the servers (tensors that come one at a time) rather than the table as a whole. tell_tables: servers live in
+    processes without a worker and are told of each tensor. rank_order: add contributions in rank order, whatever
+    order they arrive in: the same bits whatever the schedule. unsent_bytes: how much the kernel may hold that
+    is not on its way yet; the smaller, the later the choice of the next packet.
+    """
+
+    world: int
+    servers: int
+    rank: int | None
+    server: int | None
+    job: int = 0
+    generation: int = 0
+    fingerprint: bytes = bytes(32)
+    secret: bytes = field(default=b"", repr=False)
+    address: str = "127.0.0.1"
+    port: int = 0
+    packet_bytes: int = 30 << 10
+    rank_order: bool = False
+    checksum: bool = True
+    deal_evenly: bool = False
+    tell_tables: bool = False
+    lanes: tuple[Lane, ...] = (Lane(),)
+    unsent_bytes: int = 128 << 10
+    send_buffer_bytes: int = 0
+    congestion: str = ""
+    ping_s: float = 0.5
+    dead_s: float = 2.5
+    linger_s: float = 2.0
+    max_bytes: int = 1 << 40
+
+
+_started: weakref.WeakSet[Node] = weakref.WeakSet()
+
+
+def _keep_in_child() -> None:
+    """A forked child has the nodes without their threads, and with locks as they were: no destructor may touch them."""
+    for node in _started:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(node._native))
+
+
+os.register_at_fork(after_in_child=_keep_in_child)
+
+
+def _close(native: NativeNode, pid: int) -> None:
+    if os.getpid() == pid:
+        native.close()
+
+
+class Node:
+    """A started node; `close()` (or leaving a `with` block) ends it. Raises `InputError` or `CommunicationError`."""
+
+    def __init__(self, options: NodeOptions) -> None:
+        self.options = options
+        try:
+            self._native = start_node(
+                rank=-1 if options.rank is None else options.rank,
+                server=-1 if options.server is None else options.server,
+                world=options.world,
+                servers=options.servers,
+                job=options.job,
+                generation=options.generation,
+                fingerprint=options.fingerprint,
+                secret=options.secret,
+                address=options.address,
+                port=options.port,
+                packet_bytes=options.packet_bytes,
+                rank_order=options.rank_order,
+                checksum=options.checksum,
+                deal_evenly=options.deal_evenly,
+                tell_tables=options.tell_tables,
+                marks=[(lane.dscp, lane.socket_priority) for lane in options.lanes],
+                unsent_bytes=options.unsent_bytes,
+                send_buffer_bytes=options.send_buffer_bytes,
+                congestion=options.congestion,
+                ping_ms=round(options.ping_s * 1000),
+                dead_ms=round(options.dead_s * 1000),
+                linger_ms=round(options.linger_s * 1000),
+                max_bytes=options.max_bytes,
+            )
+        except RuntimeError as error:
+            code, _, text = str(error).partition(":")
+            kind = CommunicationError if code == "12" else InputError
+            raise kind(f"transport: {text}") from None
+        _started.add(self)
+        # also at the interpreter's exit, so that what others wait for still leaves
+        self._ended = weakref.finalize(self, _close, self._native, os.getpid())
+
+    @property
+    def port(self) -> int:
+        """The port that this node's server listens on; 0 where there is none."""
+        return self._native.port()
+
+    def dial(self, server: int, address: str, port: int) -> None:
+        """Connect the worker to server `server` in another process, one connection a lane."""
+        self._native.dial(server, address, port)
+
+    def join(self, timeout_s: float) -> None:
+        """Return when every connection of this node is open. Raises what went wrong, or who is missing."""
+        joined, missing = self._native.join(round(timeout_s * 1000))
+        if not joined:
+            self.check()
+            raise CommunicationError(
+                f"transport: no connection with {missing or 'the others'} within {timeout_s:.0f} s; did they start, and is "
+                "their address reachable from here?"
+            )
+
+    def define(
+        self,
+        tensor: int,
+        address: int,
+        size_bytes: int,
+        dtype: str,
+        *,
+        whole: bool = False,
+        urgent_first: bool = False,
+        priority: int = 0,
+        lane: int = 0,
+    ) -> None:
+        """Register a tensor that is summed in place, iteration after iteration. Ids grow by one from 0.
+
+        whole: servers return what they have of it at once. urgent_first: packets go by priority (0 first).
+        """
+        self._native.define(
+            tensor,
+            address,
+            address,
+            size_bytes,
+            DTYPES[dtype],
+            whole=whole,
+            urgent_first=urgent_first,
+            priority=priority,
+            lane=lane,
+        )
+
+    def push(self, tensor: int, notify: bool = True, notify_sent: bool = False) -> None:
+        """This worker's part of the next iteration of `tensor` is in its memory, which is not to be touched now.
+
+        `take` tells its end, with `notify`, and before that, with `notify_sent`, that the kernel has all of it.
+        """
+        self._native.push(tensor, notify, notify_sent)
+
+    def start(
+        self,
+        tensor: int,
+        from_address: int,
+        into_address: int,
+        size_bytes: int,
+        dtype: str,
+        *,
+        op: str = "sum",
+        sender: int = ALL,
+        receiver: int = ALL,
+        at: int = DEALT,
+        urgent_first: bool = False,
+        priority: int = 0,
+        notify: bool = False,
+    ) -> None:
+        """Register a tensor for one iteration and hand it over. Ids grow by one, the same on all ranks."""
+        self._native.start(
+            tensor,
+            from_address,
+            into_address,
+            size_bytes,
+            DTYPES[dtype],
+            op=OPS[op],
+            sender=sender,
+            receiver=receiver,
+            at=at,
+            urgent_first=urgent_first,
+            priority=priority,
+            notify=notify,
+        )
+
+    def forget_below(self, tensor: int) -> None:
+        """Every tensor with a smaller id is over; none of them may be under way."""
+        self._native.forget_below(tensor)
+
+    def wait(self, tensor: int, timeout_s: float) -> None:
+        """Return when `tensor` holds its sum. Raises the failure, or `CommunicationError` after `timeout_s`."""
+        if not self._native.wait(tensor, max(0, round(timeout_s * 1000))):
+            self.check()
+            raise CommunicationError(f"transport: no end of tensor {tensor} within {timeout_s:.0f} s; is another rank slow?")
+
+    def is_done(self, tensor: int) -> bool:
+        """Whether `tensor` holds its sum, without waiting."""
+        return self._native.is_done(tensor)
+
+    def take(self, timeout_s: float) -> list[int]:
+        """Tensors pushed with `notify` that are done since the last call; waits for one. Empty: timeout or closed.
+
+        Of a tensor pushed with `notify_sent`, `~tensor` says that it has been sent, and comes before its end.
+        Raises the failure of the node once everything that was done before it has been taken.
+        """
+        done = self._native.take(max(0, round(timeout_s * 1000)))
+        if not done:
+            self.check()
+        return done
+
+    def abort(self, text: str) -> None:
+        """This process cannot go on: every other one hears `text` and fails."""
+        self._native.abort(text)
+
+    def failure(self) -> JobError | None:
+        """What ended this node's work, or None."""
+        code, rank, server, text = self._native.failure()
+        return None if code == 0 else _as_error(code, rank, server, text)
+
+    def check(self) -> None:
+        """Raise the failure, if there is one."""
+        failure = self.failure()
+        if failure is not None:
+            raise failure
+
+    def stats(self) -> dict[str, int]:
+        """Bytes and packets sent and received, bytes of packet buffers held now and at most, connections refused."""
+        return self._native.stats()
+
+    def close(self) -> None:
+        """Send what is queued, say goodbye, end the thread. In a forked child: nothing, the thread is not here."""
+        self._ended()
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _as_error(code: int, rank: int, server: int, text: str) -> JobError:
+    text = f"transport: {text}"
+    # a server inside a worker's process has that worker's rank
+    peer = rank if rank >= 0 else server
+    if code in (_DIED, _LEFT):
+        return PeerDied(text, peer)
+    if code == _STALLED:
+        return PeerStalled(text, peer)
+    if code == _ABORTED:
+        return PeerFailed(text, peer)
+    if code in (_MISMATCH, _DUPLICATE):
+        return MismatchError(text)
+    if code == _AUTH:
+        return AuthError(text)
+    if code == _CORRUPT:
+        return CorruptError(text)
+    if code == _FULL:
+        return CapacityError(text)
+    return CommunicationError(text)

@@ -1,0 +1,77 @@
+"""What ranks run over the own transport."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+import gradlane
+from tests.live.cases import bits_of
+from tests.live.faults import census
+from tests.live.loops import GIVEN, Mlp, momentum
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "wfbp": {},
+    "sync-easgd": {},
+    "bytescheduler": {"partition_bytes": 1000, "credit_bytes": 3000},
+    "geryon": {"slice_bytes": 512},
+    "mercury": {},
+}
+
+
+def _step(model: Any, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> None:
+    x, y = model.batch(generator)
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def train_under_each(
+    rank: int, world: int, only: str | None = None, summation_order: Any = None
+) -> dict[str, dict[str, torch.Tensor]]:
+    """The bits after 12 steps under each policy."""
+    bits = {}
+    for name, knobs in POLICIES.items():
+        if only not in (None, name):
+            continue
+        torch.manual_seed(7)
+        model = Mlp()
+        optimizer = momentum(model)
+        generator = torch.Generator().manual_seed(rank)
+        options: dict[str, Any] = {"network": GIVEN, "timeout": 20, "summation_order": summation_order}
+        with gradlane.attach(model, optimizer, gradlane.policies.get(name, **knobs), backend="server", **options) as session:
+            for _ in range(12):
+                _step(model, optimizer, generator)
+            session.flush()
+            bits[name] = bits_of(model, optimizer)
+    return bits
+
+
+def soak(rank: int, world: int, warm_up: int, iterations: int) -> dict[str, Any]:
+    """What a rank holds before and after `iterations` steps under mercury, and by how much it has grown."""
+    model = Mlp()
+    optimizer = momentum(model)
+    generator = torch.Generator().manual_seed(rank)
+    with gradlane.attach(model, optimizer, "mercury", backend="server", network=GIVEN, timeout=20) as session:
+        for _ in range(warm_up):
+            _step(model, optimizer, generator)
+        before, resident = census(), _resident_bytes()
+        for _ in range(iterations):
+            _step(model, optimizer, generator)
+        session.flush()
+        session._exchange.collective(lambda: torch.distributed.barrier())  # the other rank has its sums too
+        held = session._exchange._backend._node.stats()["held_bytes"]
+        return {
+            "before": before,
+            "after": census(),
+            "grown_bytes": _resident_bytes() - resident,
+            "held_bytes": held,
+        }
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

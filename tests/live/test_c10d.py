@@ -1,0 +1,155 @@
+"""Every collective of torch.distributed over gradlane's backend gives what NumPy gives, and every fault an error in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.live.ranks import Ranks
+
+CASES = "tests.live.collectives:"
+NUMBERS = ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"]
+OPS = ["SUM", "AVG", "MIN", "MAX", "PRODUCT"]
+REDUCING = ["all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
+MOVING = ["broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all", "all_to_all_single"]
+
+shapes = st.one_of(
+    st.sampled_from([(0,), (1,), (5, 0), (3,), (64, 3), (1023,), (1025,), (33, 65), (70_001,), (3, 5, 7), (300_000,)]),
+    st.tuples(st.integers(0, 40), st.integers(0, 40)),
+)
+relaxed = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    ranks = Ranks(request.param)
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+@pytest.mark.parametrize("op", OPS)
+def test_a_reduction_is_the_oracles(ranks: Ranks, op: str, dtype: str) -> None:
+    if dtype == "bool" and op == "AVG":
+        pytest.skip("a mean of truth values is refused")
+
+    @relaxed
+    @given(st.sampled_from(REDUCING), shapes, st.sampled_from(["plain", "transposed", "strided"]), st.data())
+    def holds(what: str, shape: tuple[int, ...], layout: str, data: st.DataObject) -> None:
+        root = data.draw(st.integers(0, ranks.world - 1))
+        ranks.run(
+            CASES + "check",
+            what=what,
+            op=op,
+            dtype=dtype,
+            shape=shape,
+            layout=layout,
+            root=root,
+            seed=data.draw(st.integers(0, 99)),
+        )
+
+    holds()
+
+
+@pytest.mark.parametrize("what", MOVING)
+def test_what_moves_arrives(ranks: Ranks, what: str) -> None:
+    @relaxed
+    @given(st.sampled_from([*NUMBERS, "int16"]), shapes, st.sampled_from(["plain", "transposed", "strided"]), st.data())
+    def holds(dtype: str, shape: tuple[int, ...], layout: str, data: st.DataObject) -> None:
+        root = data.draw(st.integers(0, ranks.world - 1))
+        ranks.run(
+            CASES + "check",
+            what=what,
+            op="SUM",
+            dtype=dtype,
+            shape=shape,
+            layout=layout,
+            root=root,
+            seed=data.draw(st.integers(0, 99)),
+        )
+
+    holds()
+
+
+def test_objects_travel(ranks: Ranks) -> None:
+    for gathered, told in ranks.run(CASES + "objects"):
+        assert gathered == [{"rank": each, "text": "x" * each} for each in range(ranks.world)]
+        assert told == ["from 0", 0]
+
+
+def test_a_rank_may_be_ahead_of_the_others(ranks: Ranks) -> None:
+    total = ranks.world * (ranks.world + 1) / 2
+    assert ranks.run(CASES + "ahead") == [[total, total, 1.0, total, 1.0]] * ranks.world
+
+
+def test_memory_stays_until_its_sum_is_there_though_nobody_waits(ranks: Ranks) -> None:
+    assert ranks.run(CASES + "dropped", times=300) == [4.0 * ranks.world] * ranks.world
+
+
+@pytest.mark.parametrize("order", ["fifo", "lifo"])
+def test_priorities_change_the_order_and_nothing_else(ranks: Ranks, order: str) -> None:
+    world, base = ranks.world, sum(range(ranks.world))
+    assert ranks.run(CASES + "urgent", order=order) == [[float(base + world * each) for each in [*range(8), 0]]] * world
+
+
+def test_futures_resolve(ranks: Ranks) -> None:
+    world, base = ranks.world, sum(range(ranks.world))
+    assert ranks.run(CASES + "futures") == [([float(base + world * each) for each in range(5)], True)] * world
+
+
+@pytest.mark.parametrize("what", ["size", "small size", "type", "op"])
+def test_ranks_that_disagree_are_told_and_sum_nothing(ranks: Ranks, what: str) -> None:
+    ends = ranks.run(CASES + "disagree", what=what)
+    assert {kind for kind, _, _ in ends} == {"MismatchError"}, ends
+    assert max(seconds for _, _, seconds in ends) < 2.0
+
+
+def test_a_wait_ends_and_ends_the_group_for_all(ranks: Ranks) -> None:
+    first, *others = ranks.run(CASES + "disagree", what="nothing")
+    assert first[0] == "CommunicationError"
+    assert first[2] < 2.0
+    assert {(kind, "within" in text) for kind, text, _ in others} == {("PeerFailed", True)}
+
+
+def test_what_is_not_built_is_refused_and_does_no_harm(ranks: Ranks) -> None:
+    expected = ["UnsupportedError", "UnsupportedError", "UnsupportedError", "InputError", "InputError"]
+    first, second, *_ = ranks.run(CASES + "refused")
+    assert first == second == expected
+
+
+def test_groups_leave_nothing_behind(ranks: Ranks) -> None:
+    assert ranks.run(CASES + "residue") == [(0, 0, 0)] * ranks.world
+
+
+def test_a_group_of_some_ranks(ranks: Ranks) -> None:
+    ends = ranks.run(CASES + "parts")
+    assert ends[-2:] == [2.0 * ranks.world - 3] * 2
+
+
+def test_ddp_trains_to_the_same_bits_as_over_gloo(two_ranks: Ranks) -> None:
+    assert two_ranks.run(CASES + "trained", backend="gradlane") == two_ranks.run(CASES + "trained", backend="gloo")
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_dead_rank_is_named_at_once(world: int) -> None:
+    ranks = Ranks(world)
+    try:
+        ends = ranks.try_run(CASES + "die")
+    finally:
+        ranks.close()
+    assert ends[0] == (False, ("ProcessEnded", "exit code 7", ""))
+    for ok, (kind, rank, seconds) in ends[1:]:
+        assert ok
+        assert (kind, rank) == ("PeerDied", 0)
+        assert seconds < 2.0
+
+
+def test_the_default_group_may_be_gradlanes(ranks: Ranks) -> None:
+    own = Ranks(ranks.world)
+    try:
+        assert own.run(CASES + "whole_job") == [[float(ranks.world), 5.0]] * ranks.world
+    finally:
+        own.close()

@@ -1,0 +1,39 @@
+"""The C++ tests, built and run as a person would who has no Python: configure, build, ctest. One case a program."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "native"
+BUILD = Path(__file__).parents[2] / "build" / "tests"
+PROGRAMS = sorted(path.stem for path in [*SOURCE.glob("tests/*_test.cc"), *SOURCE.glob("fuzz/*_fuzz.cc")])
+
+
+@pytest.fixture(scope="session")
+def built() -> Path:
+    cmake = shutil.which("cmake")
+    if cmake is None or not any(shutil.which(compiler) for compiler in ("c++", "g++", "clang++")):
+        pytest.skip("no cmake or no C++ compiler here")
+    configure = [cmake, "-S", str(SOURCE), "-B", str(BUILD), "-DGRADLANE_STRICT=ON", "-DCMAKE_BUILD_TYPE=Release"]
+    for command in (configure, [cmake, "--build", str(BUILD), "--parallel", "2"]):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return BUILD
+
+
+def test_ctest_knows_every_program(built):
+    listed = subprocess.run(
+        ["ctest", "--test-dir", str(built), "--show-only=json-v1"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert sorted(test["name"] for test in json.loads(listed.stdout)["tests"]) == PROGRAMS
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program(built, program):
+    done = subprocess.run([str(built / program)], cwd=built, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]

@@ -1,0 +1,148 @@
+"""The wire format, written a second time from docs/wire.md, beside the data plane's own bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import socket
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradlane._native import crc32c, encode_header
+from gradlane.transport import Node, NodeOptions
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "wire.json").read_text())
+
+
+def crc(data: bytes) -> int:
+    """CRC32C by its definition, a bit at a time."""
+    value = 0xFFFFFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+    return value ^ 0xFFFFFFFF
+
+
+def header(type, flags, tensor, offset, length, iteration, priority, sender, payload_crc):
+    fields = (0x4C47, 1, type, tensor, offset, length, iteration, priority, sender, flags, payload_crc)
+    head = struct.pack("<HBBIQIIIHHI", *fields)
+    return head + struct.pack("<I", crc(head))
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_headers(name):
+    fields, expected = GOLDEN[name]["fields"], bytes.fromhex(GOLDEN[name]["bytes"])
+    assert header(**fields) == expected
+    assert encode_header(**fields) == expected
+
+
+@given(
+    type=st.integers(1, 12),
+    flags=st.integers(0, 2**16 - 1),
+    tensor=st.integers(0, 2**32 - 1),
+    offset=st.integers(0, 2**64 - 1),
+    length=st.integers(0, 2**32 - 1),
+    iteration=st.integers(0, 2**32 - 1),
+    priority=st.integers(0, 2**32 - 1),
+    sender=st.integers(0, 2**16 - 1),
+    payload_crc=st.integers(0, 2**32 - 1),
+)
+def test_any_header_is_that_of_the_document(**fields):
+    assert encode_header(**fields) == header(**fields)
+
+
+@given(data=st.binary(max_size=300))
+def test_the_checksum_is_crc32c(data):
+    assert crc32c(data) == crc(data)
+
+
+HELLO, CHALLENGE, PROOF, WELCOME, REJECT, PUSH, RESULT, PING, GOODBYE = 1, 2, 3, 4, 5, 8, 9, 10, 12
+SECRET = b"a secret of this job"
+PATIENCE_S = 20
+
+
+class Worker:
+    """The document as a program: rank 1 of two, for a server in rank 0's process."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+
+    def say(self, type, payload=b"", **fields):
+        named = dict.fromkeys(["tensor", "offset", "iteration", "priority"], 0) | fields
+        self.socket.sendall(header(type, 1, length=len(payload), sender=1, payload_crc=crc(payload), **named) + payload)
+
+    def hear(self):
+        """The next frame that is no PING: its type, tensor, offset, iteration and payload."""
+        while True:
+            head = self.exactly(40)
+            fields = struct.unpack("<HBBIQIIIHHII", head)
+            assert fields[:2] == (0x4C47, 1)
+            assert fields[-1] == crc(head[:36])
+            payload = self.exactly(fields[5])
+            assert fields[9:11] == (1, crc(payload))
+            if fields[2] != PING:
+                return fields[2], fields[3], fields[4], fields[6], payload
+
+    def exactly(self, size):
+        held = b""
+        while len(held) < size:
+            more = self.socket.recv(size - len(held))
+            assert more, "hung up on"
+            held += more
+        return held
+
+    def greet(self, secret):
+        """The server's answer to the proof."""
+        hello = struct.pack("<IIIIHHBBHQQ32s32s", 1, 2, 0, 1, 0, 1, 0, 0, 0, 42, 3, bytes(32), b"n" * 32)
+        self.say(HELLO, hello)
+        type, _, _, _, payload = self.hear()
+        assert type == CHALLENGE
+        nonce, proof = payload[:32], payload[32:]
+        assert proof == hmac.digest(SECRET, b"s" + hello + nonce, hashlib.sha256)
+        self.say(PROOF, hmac.digest(secret, b"w" + hello + nonce, hashlib.sha256))
+        return self.hear()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+
+
+def test_a_worker_written_from_the_document_joins_and_sums():
+    options = NodeOptions(world=2, servers=1, rank=0, server=0, job=42, generation=3, secret=SECRET, packet_bytes=64)
+    ours, theirs = np.arange(20, dtype=np.float32), np.full(20, 100, np.float32)
+    expected = ours + theirs
+    with Node(options) as node, Worker(node.port) as other:
+        assert other.greet(SECRET)[0] == WELCOME
+        node.join(PATIENCE_S)
+        node.define(0, ours.ctypes.data, ours.nbytes, "float32")
+        node.push(0)
+        other.say(PUSH, theirs.tobytes()[64:], offset=64)
+        other.say(PUSH, theirs.tobytes()[:64], offset=0)
+        heard = sorted(other.hear() for _ in range(2))
+        assert heard == [
+            (RESULT, 0, 0, 0, expected.tobytes()[:64]),
+            (RESULT, 0, 64, 0, expected.tobytes()[64:]),
+        ]
+        node.wait(0, PATIENCE_S)
+        assert (ours == expected).all()
+        other.say(GOODBYE)
+        node.close()
+        assert other.hear()[0] == GOODBYE
+
+
+def test_whoever_proves_another_secret_is_rejected():
+    options = NodeOptions(world=2, servers=1, rank=0, server=0, job=42, generation=3, secret=SECRET)
+    with Node(options) as node, Worker(node.port) as other:
+        type, *_, reason = other.greet(b"another")
+        assert type == REJECT
+        assert reason == struct.pack("<Bi", 6, -1) + b"wrong secret"
+        assert node.failure() is None
