@@ -212,10 +212,10 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
     std::mutex mutex_;  // guards everything down to the next mutex
     BufferPool early_buffers_;
     std::unordered_map<uint32_t, std::vector<Early>> early_;
+    std::unique_ptr<Aggregator> aggregator_;  // before the connections, which hold buffers of its pools
     std::list<std::unique_ptr<Connection>> connections_;
     std::vector<std::vector<Connection*>> to_server_, to_worker_;  // by peer and lane; null: not open
     std::vector<Connection*> touched_;
-    std::unique_ptr<Aggregator> aggregator_;
     std::unordered_map<uint32_t, Tensor> tensors_;
     Dealer dealer_;
     uint32_t next_tensor_ = 0;  // ids below this have been defined
