@@ -23,9 +23,10 @@ from gradlane.transport.node import Node, NodeOptions
 def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local_packet_bytes: int | None = None) -> Node:
     """The joined node of worker `options.rank`, with server `options.rank` in it. Every rank calls it alike.
 
-    address: of this host, as the others reach it; ranks that are all on one host meet on loopback instead, and leave
-    checksums out, since those bytes pass no network, and may have packets of another size. `options` need no secret, job or address of their own. Raises
-    `CommunicationError` where someone does not come within `timeout_s`, and what the node raises.
+    address: of this host, as the others reach it; ranks that are all on one host meet on loopback instead, leave
+    checksums out, since those bytes pass no network, and cut packets of `local_packet_bytes` if that is given.
+    `options` need no secret, job or address of their own. Raises `CommunicationError` where someone does not come
+    within `timeout_s`, and what the node raises.
     """
     rank, world = options.rank, options.world
     assert rank is not None, "a worker forms with a server in its process"
