@@ -1,8 +1,9 @@
 """`make bench`: what scheduling costs. Prints medians, spreads and ratios; A and B take turns in one run.
 
-Two parts, each in processes of its own, on loopback:
+Three parts, each in processes of its own, on loopback:
   overhead   two ranks train one network, in turns under torch DDP and under gradlane's default, for several
              lengths of a step
+  c10d       two ranks call all_reduce, and train under DDP, in turns over Gloo and over gradlane's transport
   parts      one rank, no network: the hook of a tensor, a message, a deferred update, in microseconds
 """
 
@@ -16,7 +17,7 @@ import sys
 
 def main() -> int:
     print(f"# {platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}; python -m bench")
-    for module, ranks in (("bench.parts", 1), ("bench.overhead", 2)):
+    for module, ranks in (("bench.parts", 1), ("bench.overhead", 2), ("bench.c10d", 2)):
         rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *rendezvous, "-m", module]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -63,10 +63,7 @@ class Connection {
     void Queue(uint32_t rank, Run run) { queue_.Put(rank, std::move(run)); }
     void QueueControl(const std::vector<uint8_t>& frame) { control_.insert(control_.end(), frame.begin(), frame.end()); }
     bool has_output() const { return !queue_.empty() || !control_.empty() || batch_left_ != 0; }
-    void Abandon() {  // all but what has begun to leave
-        queue_.Clear();
-        control_.clear();
-    }
+    void Abandon() { queue_.Clear(); }  // the packets that have not begun to leave
     void Resume() { parked_ = false; }
     void Drop();  // closes the socket, forgets what was queued
 

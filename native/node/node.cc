@@ -779,6 +779,7 @@ bool Node::Opened(Connection& connection) {
         marked.priority = hello.socket_priority;
         Configure(connection.socket(), marked);
     }
+    if (failed_) Tell(connection, failure());  // it comes to a job that is over already
     if (missing_connections() == 0) {
         std::lock_guard guard(done_mutex_);
         joined_ = true;

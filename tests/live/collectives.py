@@ -224,7 +224,10 @@ def disagree(rank: int, world: int, what: str) -> tuple[str, str, float]:
         over = dist.new_group(backend="gradlane", timeout=timedelta(seconds=5))
         if what == "nothing" and rank == 0:
             over.barrier().wait(timedelta(seconds=0.5))
-        elif what != "nothing":
+        elif what == "abort" and rank == 0:
+            over.abort()
+            over.barrier()
+        elif what not in ("nothing", "abort"):
             for _ in range(3):
                 dist.all_reduce(data, op, over)
         else:
@@ -300,7 +303,8 @@ def parts(rank: int, world: int) -> float:
 
 def trained(rank: int, world: int, backend: str) -> tuple[list[bytes], list[float]]:
     """The bits of a small network's weights after a few steps under DDP, and its losses."""
-    over = dist.new_group(backend=backend)
+    # a Gloo group that one rank destroys while another still reads can hang there: the default group lives on
+    over = dist.group.WORLD if backend == "gloo" else dist.new_group(backend=backend)
     torch.manual_seed(1)
     model = nn.Sequential(
         nn.Linear(64, 300), nn.BatchNorm1d(300), nn.ReLU(), nn.Linear(300, 700), nn.ReLU(), nn.Linear(700, 10)
@@ -315,7 +319,8 @@ def trained(rank: int, world: int, backend: str) -> tuple[list[bytes], list[floa
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    dist.destroy_process_group(over)
+    if backend != "gloo":
+        dist.destroy_process_group(over)
     return [p.detach().numpy().tobytes() for p in (*model.parameters(), *model.buffers())], losses
 
 

@@ -114,6 +114,12 @@ def test_a_wait_ends_and_ends_the_group_for_all(ranks: Ranks) -> None:
     assert {(kind, "within" in text) for kind, text, _ in others} == {("PeerFailed", True)}
 
 
+def test_an_abort_ends_the_group_for_all(ranks: Ranks) -> None:
+    first, *others = ranks.run(CASES + "disagree", what="abort")
+    assert first[:2] == ("CommunicationError", "the process group is closed")
+    assert {(kind, text) for kind, text, _ in others} == {("PeerFailed", "transport: rank 0 aborted the process group")}
+
+
 def test_what_is_not_built_is_refused_and_does_no_harm(ranks: Ranks) -> None:
     expected = ["UnsupportedError", "UnsupportedError", "UnsupportedError", "InputError", "InputError"]
     first, second, *_ = ranks.run(CASES + "refused")

@@ -20,12 +20,13 @@ from gradlane.errors import CommunicationError
 from gradlane.transport.node import Node, NodeOptions
 
 
-def form(store: Any, options: NodeOptions, address: str, timeout_s: float) -> Node:
+def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local_packet_bytes: int | None = None) -> Node:
     """The joined node of worker `options.rank`, with server `options.rank` in it. Every rank calls it alike.
 
-    address: of this host, as the others reach it; ranks that are all on one host meet on loopback instead, and leave
-    checksums out, since those bytes pass no network. `options` need no secret, job or address of their own. Raises
-    `CommunicationError` where someone does not come within `timeout_s`, and what the node raises.
+    address: of this host, as the others reach it; ranks that are all on one host meet on loopback instead, leave
+    checksums out, since those bytes pass no network, and cut packets of `local_packet_bytes` if that is given.
+    `options` need no secret, job or address of their own. Raises `CommunicationError` where someone does not come
+    within `timeout_s`, and what the node raises.
     """
     rank, world = options.rank, options.world
     assert rank is not None, "a worker forms with a server in its process"
@@ -54,6 +55,7 @@ def form(store: Any, options: NodeOptions, address: str, timeout_s: float) -> No
             secret=secret,
             address="127.0.0.1" if is_local else address,
             checksum=options.checksum and not is_local,
+            packet_bytes=local_packet_bytes if is_local and local_packet_bytes else options.packet_bytes,
         )
     )
     try:

@@ -20,23 +20,25 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from gradlane.errors import CommunicationError, InputError, UnsupportedError
-from gradlane.live.c10d.formation import form
 from gradlane.live.c10d.options import Options
+from gradlane.live.c10d.parts import NUMBERS, Parts, check_alike, chunks_of, contiguous, copied, listed, split
 from gradlane.live.c10d.work import Futures, Work
+from gradlane.live.peers import own_address
+from gradlane.transport import NodeOptions
+from gradlane.transport.formation import form
 
-_NUMBERS = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.int8: "int8",
-    torch.uint8: "uint8",
-    torch.int32: "int32",
-    torch.int64: "int64",
-}
 _OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "sum", ReduceOp.MIN: "min", ReduceOp.MAX: "max", ReduceOp.PRODUCT: "product"}
 # on bytes that are 0 or 1; a sum is true where any is
 _BOOL_OPS = {ReduceOp.SUM: "max", ReduceOp.MIN: "min", ReduceOp.MAX: "max", ReduceOp.PRODUCT: "min"}
+
+_LAST = (1 << 32) - 1  # of priorities
+_POINT_TO_POINT = (
+    "gradlane has no send and receive between two ranks: its order is the same on all. Use a group of these two and a "
+    "broadcast, or a gloo group beside it"
+)
+# on loopback a packet's price is the processor's, not the wire's
+_LOCAL_PACKET_BYTES = 512 << 10
+_PACKET_BYTES = 128 << 10
 
 _said = threading.local()
 
@@ -69,7 +71,18 @@ class Group(_Base):  # type: ignore[misc]
         self._rank, self._world, self._timeout_s, self._options = rank, world, timeout_s, options
         self._store = store
         self._name = self._description = ""
-        self._node = form(store, rank, world, timeout_s, options)
+        wanted = NodeOptions(
+            world=world,
+            servers=world,
+            rank=rank,
+            server=rank,
+            fingerprint=options.fingerprint(),
+            packet_bytes=options.packet_bytes or _PACKET_BYTES,
+            rank_order=options.rank_order,
+            checksum=options.checksum,
+            deal_evenly=True,
+        )
+        self._node = form(store, wanted, own_address(), timeout_s, options.packet_bytes or _LOCAL_PACKET_BYTES)
         self._futures = Futures()
         self._under_way: deque[tuple[range, list[torch.Tensor]]] = deque()
         self._next_id = 0
@@ -80,152 +93,152 @@ class Group(_Base):  # type: ignore[misc]
     # -- what reduces --------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
-        tensors = _listed(tensors)
+        tensors = listed(tensors)
         op, finish_op = self._reduction(tensors, opts)
-        part = self._begin(opts)
+        part = self._parts()
         for tensor in tensors:
-            plain = _contiguous(tensor)
+            plain = contiguous(tensor)
             part.add(plain, plain, op=op)
             part.brings(plain, tensor, finish_op)
-        return part.work(tensors)
+        return self._work(part, tensors, opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: Any, opts: Any) -> Work:
-        tensors = _listed(tensors)
+        tensors = listed(tensors)
         op, finish_op = self._reduction(tensors, opts)
-        part = self._begin(opts)
+        part = self._parts()
         for tensor in tensors:
-            plain = _contiguous(tensor)
+            plain = contiguous(tensor)
             part.add(plain, plain, op=op, receiver=opts.rootRank)
             if opts.rootRank == self._rank:
                 part.brings(plain, tensor, finish_op)
-        return part.work(tensors)
+        return self._work(part, tensors, opts)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        outputs = _listed(outputs)
+        outputs = listed(outputs)
         inputs = inputs if inputs and isinstance(inputs[0], list) else [inputs]
         op, finish_op = self._reduction(outputs, opts)
-        part = self._begin(opts)
+        part = self._parts()
         for output, chunks in zip(outputs, inputs, strict=True):
             self._check_parts(chunks, "reduce_scatter: inputs")
-            plain = _contiguous(output)
+            plain = contiguous(output)
             for rank, chunk in enumerate(chunks):
                 if rank == self._rank:
-                    _check_alike(chunk, output)
-                part.add(_contiguous(chunk), plain if rank == self._rank else None, op=op, receiver=rank, at=rank)
+                    check_alike(chunk, output)
+                part.add(contiguous(chunk), plain if rank == self._rank else None, op=op, receiver=rank, at=rank)
             part.brings(plain, output, finish_op)
-        return part.work(outputs)
+        return self._work(part, outputs, opts)
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
-        return self.reduce_scatter([output], [_chunks(given, self._world, output)], opts)
+        return self.reduce_scatter([output], [chunks_of(given, self._world, output)], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        return self.reduce_scatter(outputs, [_chunks(g, self._world, o) for o, g in zip(outputs, inputs, strict=True)], opts)
+        return self.reduce_scatter(outputs, [chunks_of(g, self._world, o) for o, g in zip(outputs, inputs, strict=True)], opts)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
         token = torch.zeros(1, dtype=torch.int32)
-        part = self._begin(opts)
+        part = self._parts()
         part.add(token, token)
-        return part.work([token])
+        return self._work(part, [token], opts)
 
     # -- what only moves -----------------------------------------------------------------------------
 
     def broadcast(self, tensors: Any, opts: Any) -> Work:
-        tensors = _listed(tensors)
-        part = self._begin(opts)
+        tensors = listed(tensors)
+        part = self._parts()
         for tensor in tensors:
-            plain = _contiguous(tensor)
+            plain = contiguous(tensor)
             mine = opts.rootRank == self._rank
             part.add(plain if mine else None, None if mine else plain, sender=opts.rootRank)
             if not mine:
                 part.brings(plain, tensor)
-        return part.work(tensors)
+        return self._work(part, tensors, opts)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        inputs = _listed(inputs)
+        inputs = listed(inputs)
         outputs = outputs if outputs and isinstance(outputs[0], list) else [outputs]
-        part = self._begin(opts)
+        part = self._parts()
         for chunks, given in zip(outputs, inputs, strict=True):
             self._check_parts(chunks, "all_gather: outputs")
             for rank, chunk in enumerate(chunks):
                 if rank == self._rank:
-                    part.add(_contiguous(given), None, sender=rank, at=rank)
-                    _copy(given, chunk)
+                    part.add(contiguous(given), None, sender=rank, at=rank)
+                    copied(given, chunk)
                 else:
-                    plain = _contiguous(chunk)
+                    plain = contiguous(chunk)
                     part.add(None, plain, sender=rank, at=rank)
                     part.brings(plain, chunk)
-        return part.work([chunk for chunks in outputs for chunk in chunks])
+        return self._work(part, [chunk for chunks in outputs for chunk in chunks], opts)
 
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Work:
-        return self.allgather([_chunks(output, self._world, given)], [given], opts)
+        return self.allgather([chunks_of(output, self._world, given)], [given], opts)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         return self.allgather(outputs, inputs, opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        return self.allgather([_chunks(o, self._world, g) for o, g in zip(outputs, inputs, strict=True)], inputs, opts)
+        return self.allgather([chunks_of(o, self._world, g) for o, g in zip(outputs, inputs, strict=True)], inputs, opts)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def gather(self, outputs: Any, inputs: Any, opts: Any) -> Work:
-        (given,) = _listed(inputs)
+        (given,) = listed(inputs)
         root = opts.rootRank
         chunks: Sequence[torch.Tensor] = outputs[0] if root == self._rank else []
-        part = self._begin(opts)
+        part = self._parts()
         if root == self._rank:
             self._check_parts(chunks, "gather: outputs")
-            _copy(given, chunks[root])
+            copied(given, chunks[root])
         for rank in range(self._world):
             if rank == root:
                 continue
-            plain = _contiguous(chunks[rank]) if root == self._rank else None
-            part.add(_contiguous(given) if rank == self._rank else None, plain, sender=rank, receiver=root, at=root)
+            plain = contiguous(chunks[rank]) if root == self._rank else None
+            part.add(contiguous(given) if rank == self._rank else None, plain, sender=rank, receiver=root, at=root)
             if plain is not None:
                 part.brings(plain, chunks[rank])
-        return part.work(list(chunks))
+        return self._work(part, list(chunks), opts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Work:
-        (output,) = _listed(outputs)
+        (output,) = listed(outputs)
         root = opts.rootRank
         chunks: Sequence[torch.Tensor] = inputs[0] if root == self._rank else []
-        part = self._begin(opts)
+        part = self._parts()
         if root == self._rank:
             self._check_parts(chunks, "scatter: inputs")
-            _copy(chunks[root], output)
+            copied(chunks[root], output)
         for rank in range(self._world):
             if rank == root:
                 continue
-            plain = _contiguous(output) if rank == self._rank else None
-            part.add(_contiguous(chunks[rank]) if root == self._rank else None, plain, sender=root, receiver=rank, at=rank)
+            plain = contiguous(output) if rank == self._rank else None
+            part.add(contiguous(chunks[rank]) if root == self._rank else None, plain, sender=root, receiver=rank, at=rank)
             if plain is not None:
                 part.brings(plain, output)
-        return part.work([output])
+        return self._work(part, [output], opts)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         self._check_parts(outputs, "all_to_all: outputs")
         self._check_parts(inputs, "all_to_all: inputs")
-        part = self._begin(opts)
-        _copy(inputs[self._rank], outputs[self._rank])
+        part = self._parts()
+        copied(inputs[self._rank], outputs[self._rank])
         for sender in range(self._world):
             for receiver in range(self._world):
                 if sender == receiver:
                     continue
-                given = _contiguous(inputs[receiver]) if sender == self._rank else None
-                plain = _contiguous(outputs[sender]) if receiver == self._rank else None
+                given = contiguous(inputs[receiver]) if sender == self._rank else None
+                plain = contiguous(outputs[sender]) if receiver == self._rank else None
                 part.add(given, plain, sender=sender, receiver=receiver, at=receiver)
                 if plain is not None:
                     part.brings(plain, outputs[sender])
-        return part.work(list(outputs))
+        return self._work(part, list(outputs), opts)
 
     def all_to_all_single(self, output: Any, given: Any, output_sizes: Any, input_sizes: Any, opts: Any = None) -> Work:
-        return self.alltoall(_split(output, output_sizes, self._world), _split(given, input_sizes, self._world), opts)
+        return self.alltoall(split(output, output_sizes, self._world), split(given, input_sizes, self._world), opts)
 
     alltoall_base = all_to_all_single
 
@@ -280,18 +293,22 @@ class Group(_Base):  # type: ignore[misc]
 
     # -- inside --------------------------------------------------------------------------------------
 
-    def _begin(self, opts: Any) -> _Parts:
+    def _parts(self) -> Parts:
         if not self._close_node.alive:
             raise CommunicationError("the process group is closed")
-        timeout_s = opts.timeout.total_seconds() if opts is not None else 0.0
-        return _Parts(self, timeout_s if timeout_s > 0 else self._timeout_s)
+        return Parts()
+
+    def _work(self, parts: Parts, tensors: list[torch.Tensor], opts: Any) -> Work:
+        given_s = opts.timeout.total_seconds() if opts is not None else 0.0
+        timeout_s = given_s if given_s > 0 else self._timeout_s
+        return Work(self._node, self._futures, self._start(parts), tensors, parts.held, timeout_s, parts.conclude)
 
     def _reduction(self, tensors: list[torch.Tensor], opts: Any) -> tuple[str, Callable[[torch.Tensor], Any] | None]:
         """The node's operation, and what remains to be done on a result. All tensors are of one type."""
         asked = ReduceOp.SUM if opts is None else opts.reduceOp.op
         dtype = tensors[0].dtype
-        if dtype not in _NUMBERS and dtype is not torch.bool:
-            raise UnsupportedError(f"gradlane reduces {', '.join(_NUMBERS.values())} and bool, not {dtype}")
+        if dtype not in NUMBERS and dtype is not torch.bool:
+            raise UnsupportedError(f"gradlane reduces {', '.join(NUMBERS.values())} and bool, not {dtype}")
         op = (_BOOL_OPS if dtype is torch.bool else _OPS).get(asked)
         if op is None:
             raise UnsupportedError(f"gradlane does not reduce {dtype} by {asked.name}; it has sum, avg, min, max and product")
@@ -306,7 +323,7 @@ class Group(_Base):  # type: ignore[misc]
         if len(parts) != self._world:
             raise InputError(f"{what}: got {len(parts)} tensors, expected one for each of the {self._world} ranks")
 
-    def _start(self, parts: _Parts) -> range:
+    def _start(self, parts: Parts) -> range:
         """Hand all of `parts` over, under ids that follow one another.
 
         The node uses their memory until it is done with it, whether anybody waits for them or not.
@@ -328,112 +345,3 @@ class Group(_Base):  # type: ignore[misc]
             while self._under_way and all(map(node.is_done, self._under_way[0][0])):
                 self._under_way.popleft()
         return ids
-
-
-class _Parts:
-    """The tensors of one collective, gathered before any of them is started: a refusal must start none."""
-
-    def __init__(self, group: Group, timeout_s: float) -> None:
-        self._group, self._timeout_s = group, timeout_s
-        self.starts: list[tuple[int, int, int, str, str, int, int, int]] = []
-        self.held: list[torch.Tensor] = []
-        self._finish: list[tuple[torch.Tensor, torch.Tensor, Callable[[torch.Tensor], Any] | None]] = []
-
-    def add(
-        self,
-        source: torch.Tensor | None,
-        into: torch.Tensor | None,
-        *,
-        op: str = "sum",
-        sender: int = -1,
-        receiver: int = -1,
-        at: int = -1,
-    ) -> None:
-        known = source if source is not None else into
-        if known is None:  # two others' affair, whose size is not known here and not needed
-            self.starts.append((0, 0, 0, "uint8", op, sender, receiver, at))
-            return
-        from_address = into_address = 0
-        if source is not None:
-            from_address = source.data_ptr()
-            self.held.append(source)
-        if into is not None:
-            into_address = into.data_ptr()
-            self.held.append(into)
-        size = known.numel() * known.element_size()
-        self.starts.append((from_address, into_address, size, _NUMBERS.get(known.dtype, "uint8"), op, sender, receiver, at))
-
-    def brings(self, plain: torch.Tensor, tensor: torch.Tensor, then: Callable[[torch.Tensor], Any] | None = None) -> None:
-        """What arrives in `plain` is for `tensor`, and `then` is to be done on it."""
-        if plain is not tensor or then is not None:
-            self._finish.append((plain, tensor, then))
-
-    def work(self, tensors: list[torch.Tensor]) -> Work:
-        group = self._group
-        return Work(
-            group._node, group._futures, group._start(self), tensors, self.held, self._timeout_s,
-            self._conclude if self._finish else None,
-        )  # fmt: skip
-
-    def _conclude(self) -> None:
-        with torch.no_grad():
-            for plain, tensor, then in self._finish:
-                if then is not None:
-                    then(plain)
-                if plain is not tensor:
-                    tensor.copy_(plain)
-
-
-_LAST = (1 << 32) - 1
-_POINT_TO_POINT = (
-    "gradlane has no send and receive between two ranks: its order is the same on all. Use a group of these two and a "
-    "broadcast, or a gloo group beside it"
-)
-
-
-def _listed(tensors: Any) -> list[torch.Tensor]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, or a copy whose memory is one piece."""
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        raise InputError(f"gradlane: got a {tensor.layout} tensor on {tensor.device}, expected a dense one on the CPU")
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
-
-
-def _check_alike(one: torch.Tensor, other: torch.Tensor) -> None:
-    if one.numel() != other.numel() or one.dtype != other.dtype:
-        raise InputError(
-            f"gradlane: got {one.numel()} elements of {one.dtype} beside {other.numel()} of {other.dtype}, expected the same"
-        )
-
-
-def _copy(given: torch.Tensor, into: torch.Tensor) -> None:
-    """What a rank sends to itself; unless it is there already."""
-    _check_alike(given, into)
-    if given.data_ptr() != into.data_ptr():
-        with torch.no_grad():
-            into.copy_(given.reshape(into.shape))
-
-
-def _chunks(whole: torch.Tensor, world: int, part: torch.Tensor) -> list[torch.Tensor]:
-    """`whole` as one flat piece a rank, each of the size of `part`. Raises `InputError`."""
-    if whole.numel() != world * part.numel() or whole.dtype != part.dtype:
-        raise InputError(
-            f"gradlane: got {whole.numel()} elements of {whole.dtype} for {world} ranks, "
-            f"expected {part.numel()} of {part.dtype} for each"
-        )
-    if not whole.is_contiguous():
-        raise InputError("gradlane: the tensor that holds all ranks' parts must be contiguous")
-    flat = whole.view(-1)
-    return [flat.narrow(0, rank * part.numel(), part.numel()) for rank in range(world)]
-
-
-def _split(whole: torch.Tensor, sizes: Sequence[int], world: int) -> list[torch.Tensor]:
-    """`whole` cut along its first dimension, by `sizes` or, where there are none, evenly. Raises `InputError`."""
-    if not whole.is_contiguous():
-        raise InputError("gradlane: all_to_all_single needs contiguous tensors")
-    if not sizes and whole.shape[0] % world:
-        raise InputError(f"gradlane: all_to_all_single: {whole.shape[0]} rows cannot be divided by {world} ranks")
-    return list(torch.split(whole, list(sizes) if sizes else [whole.shape[0] // world] * world))

@@ -16,14 +16,14 @@ class Options:
     order: which of several collectives under way has the wire. "fifo": in the order of the calls. "lifo": the latest
     call first; DDP hands the layers next to the input over last, and the next step needs them first. A
     `priority(...)` around a call goes before either. rank_order: add contributions in rank order, for the same bits in
-    every run with three ranks or more. checksum: of payloads; None: unless all ranks are on this host.
+    every run with three ranks or more. checksum: of payloads that leave this host.
     packet_bytes: a multiple of 64 up to 512 KiB; the smaller, the sooner an urgent call gets the wire. None: the
     largest where all ranks are on this host and 128 KiB elsewhere.
     """
 
     order: Literal["fifo", "lifo"] = "fifo"
     rank_order: bool = False
-    checksum: bool | None = None
+    checksum: bool = True
     packet_bytes: int | None = None
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ class Work(dist.Work):
         tensors: list[torch.Tensor],
         held: list[torch.Tensor],
         timeout_s: float,
-        finish: Callable[[], None] | None,
+        finish: Callable[[], None],
     ) -> None:
         super().__init__()
         self._node, self._futures, self._ids, self._tensors = node, futures, ids, tensors
@@ -104,9 +104,7 @@ class Work(dist.Work):
         with self._lock:
             if self._over:
                 return
-            if self._finish is not None:
-                self._finish()
-                self._finish = None
+            self._finish()
             self._held.clear()
             self._over = True
 

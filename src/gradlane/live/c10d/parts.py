@@ -1,0 +1,118 @@
+"""Parts: the tensors of the node that make up one collective, and the memory that they read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from gradlane.errors import InputError
+
+NUMBERS = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+    torch.int32: "int32",
+    torch.int64: "int64",
+}
+
+
+class Parts:
+    """The tensors of one collective, gathered before any of them is started: a refusal must start none."""
+
+    def __init__(self) -> None:
+        self.starts: list[tuple[int, int, int, str, str, int, int, int]] = []
+        self.held: list[torch.Tensor] = []
+        self._finish: list[tuple[torch.Tensor, torch.Tensor, Callable[[torch.Tensor], Any] | None]] = []
+
+    def add(
+        self,
+        source: torch.Tensor | None,
+        into: torch.Tensor | None,
+        *,
+        op: str = "sum",
+        sender: int = -1,
+        receiver: int = -1,
+        at: int = -1,
+    ) -> None:
+        known = source if source is not None else into
+        if known is None:  # two others' affair, whose size is not known here and not needed
+            self.starts.append((0, 0, 0, "uint8", op, sender, receiver, at))
+            return
+        from_address = into_address = 0
+        if source is not None:
+            from_address = source.data_ptr()
+            self.held.append(source)
+        if into is not None:
+            into_address = into.data_ptr()
+            self.held.append(into)
+        size = known.numel() * known.element_size()
+        self.starts.append((from_address, into_address, size, NUMBERS.get(known.dtype, "uint8"), op, sender, receiver, at))
+
+    def brings(self, plain: torch.Tensor, tensor: torch.Tensor, then: Callable[[torch.Tensor], Any] | None = None) -> None:
+        """What arrives in `plain` is for `tensor`, and `then` is to be done on it."""
+        if plain is not tensor or then is not None:
+            self._finish.append((plain, tensor, then))
+
+    def conclude(self) -> None:
+        """All of them are there."""
+        if not self._finish:
+            return
+        with torch.no_grad():
+            for plain, tensor, then in self._finish:
+                if then is not None:
+                    then(plain)
+                if plain is not tensor:
+                    tensor.copy_(plain)
+
+
+def listed(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, or a copy whose memory is one piece."""
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        raise InputError(f"gradlane: got a {tensor.layout} tensor on {tensor.device}, expected a dense one on the CPU")
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def check_alike(one: torch.Tensor, other: torch.Tensor) -> None:
+    if one.numel() != other.numel() or one.dtype != other.dtype:
+        raise InputError(
+            f"gradlane: got {one.numel()} elements of {one.dtype} beside {other.numel()} of {other.dtype}, expected the same"
+        )
+
+
+def copied(given: torch.Tensor, into: torch.Tensor) -> None:
+    """What a rank sends to itself; unless it is there already."""
+    check_alike(given, into)
+    if given.data_ptr() != into.data_ptr():
+        with torch.no_grad():
+            into.copy_(given.reshape(into.shape))
+
+
+def chunks_of(whole: torch.Tensor, world: int, part: torch.Tensor) -> list[torch.Tensor]:
+    """`whole` as one flat piece a rank, each of the size of `part`. Raises `InputError`."""
+    if whole.numel() != world * part.numel() or whole.dtype != part.dtype:
+        raise InputError(
+            f"gradlane: got {whole.numel()} elements of {whole.dtype} for {world} ranks, "
+            f"expected {part.numel()} of {part.dtype} for each"
+        )
+    if not whole.is_contiguous():
+        raise InputError("gradlane: the tensor that holds all ranks' parts must be contiguous")
+    flat = whole.view(-1)
+    return [flat.narrow(0, rank * part.numel(), part.numel()) for rank in range(world)]
+
+
+def split(whole: torch.Tensor, sizes: Sequence[int], world: int) -> list[torch.Tensor]:
+    """`whole` cut along its first dimension, by `sizes` or, where there are none, evenly. Raises `InputError`."""
+    if not whole.is_contiguous():
+        raise InputError("gradlane: all_to_all_single needs contiguous tensors")
+    if not sizes and whole.shape[0] % world:
+        raise InputError(f"gradlane: all_to_all_single: {whole.shape[0]} rows cannot be divided by {world} ranks")
+    return list(torch.split(whole, list(sizes) if sizes else [whole.shape[0] // world] * world))
