@@ -88,6 +88,39 @@ def test_whatif_knobs_is_a_table_of_partition_by_credit():
     )
 
 
+def test_whatif_knobs_and_bandwidth_can_be_drawn(tmp_path):
+    for question in (("knobs", "--partition", "1MiB,4MiB"), ("bandwidth", "--policy", "ddp", "--target", "0.999")):
+        plot = tmp_path / f"{question[0]}.svg"
+        text = run("whatif", question[0], "alexnet", *question[1:], "--plot", plot)
+        assert "<svg" in plot.read_text()
+    assert "99.9% of linear" in text
+
+
+@pytest.mark.parametrize("question", ["workers", "rates", "bandwidth", "knobs"])
+def test_a_second_value_of_what_is_held_fixed_is_refused_not_dropped(question):
+    option = "--workers" if question == "rates" else "--rate"
+    values = "2,4" if question == "rates" else "1gbit,10gbit"
+    assert f"{option}: got" in run("whatif", question, "alexnet", option, values, code=2)
+
+
+def test_simulate_writes_what_json_prints_beside_the_table(tmp_path):
+    out = tmp_path / "rows.json"
+    assert "above bound" in run("simulate", "alexnet", "--policy", "ddp", "--out", out)
+    assert out.read_text() == run("simulate", "alexnet", "--policy", "ddp", "--json")
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [("simulate", "--plot"), ("simulate", "--timeline"), ("simulate", "--out"), ("plan", "--out")]
+)
+def test_a_file_that_could_not_be_written_is_refused_before_the_work(tmp_path, command, option):
+    assert "whose folder does not exist" in run(command, "alexnet", option, tmp_path / "none" / "file.svg", code=2)
+
+
+def test_plan_says_where_the_next_best_is_as_good():
+    text = run("plan", "alexnet", "--rate", "50gbit")
+    assert "the same as mg-wfbp-exact" in text
+
+
 def test_plan_takes_a_name_and_a_described_network_and_writes_a_plan_for_servers(tmp_path):
     out = tmp_path / "plan.json"
     text = run("plan", "vgg16", "--servers", "same", "--workers", "4", "--policy", "mercury", "--out", out)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +25,8 @@ from gradlane.cli.cases import (
     read_profile,
 )
 from gradlane.cli.knobs import parse_knobs
+from gradlane.cli.outputs import OUT_FILE
+from gradlane.cli.progress import bar
 from gradlane.core import files
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
@@ -49,7 +51,7 @@ MIB = 2**20
 @click.option("--knob", "knobs", multiple=True, metavar="NAME=VALUE", help="A knob of --policy, as in partition_bytes=4MiB.")
 @profile_options
 @place_options
-@click.option("--out", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write the plan as JSON.")
+@click.option("--out", type=OUT_FILE, help="Write the plan as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option("--emit", type=click.Choice(["ddp-kwargs"]), help="Print only what stock DDP needs to run the plan.")
 def command(
@@ -87,7 +89,13 @@ def command(
     chosen = catalog.get(policy, **parse_knobs(knobs)) if policy is not None else None
     bound_ns = lower_bound_ns(case.profile, case.where)
     candidates = [chosen] if chosen is not None else [catalog.get(name) for name in case.policies]
-    outcomes = [_judge(candidate, case, bound_ns) for candidate in candidates]
+    with bar() as progress:
+        task = progress.add_task("searching" if isinstance(chosen, Searched) else "simulating", total=len(candidates))
+        outcomes = []
+        for candidate in candidates:
+            # searched stands alone, so that its part is the whole's
+            outcomes.append(_judge(candidate, case, bound_ns, lambda part: progress.update(task, completed=part)))
+            progress.update(task, completed=len(outcomes))
     if emit is not None and chosen is None:
         outcomes = [outcome for outcome in outcomes if why_not_ddp(outcome.plan) is None]
         if not outcomes:
@@ -111,13 +119,11 @@ def command(
             click.echo(f"wrote {out}")
 
 
-def _judge(policy: Policy, case: Case, bound_ns: int) -> Outcome:
+def _judge(policy: Policy, case: Case, bound_ns: int, progress: Callable[[float], None]) -> Outcome:
     if not isinstance(policy, Searched):
         return judge(policy, case, bound_ns)
     network = case.where if isinstance(case.where, Network) else case.where.as_network()
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("searching", total=1.0)
-        found = policy.search(case.profile, network, lambda part, _: progress.update(task, completed=part))
+    found = policy.search(case.profile, network, lambda part, _: progress(part))
     return judge_plan(found.plan, case, bound_ns)
 
 
@@ -188,7 +194,8 @@ def _recommendation(outcomes: list[Outcome], best: Outcome, baseline: Outcome, i
     text = f"recommended: {name}, {format_ns(best.iteration_ns)} an iteration, {against}"
     if rival is not None and rival.policy != BASELINE:
         gap = rival.iteration_ns - best.iteration_ns
-        text += f", {format_ns(gap)} ({_part(gap, rival.iteration_ns)}) less than the next, {rival.policy}"
+        less = f"{format_ns(gap)} ({_part(gap, rival.iteration_ns)}) less than the next," if gap else "the same as"
+        text += f", {less} {rival.policy}"
     return f"{text}\nwhy: {_why(best)}; {_why(baseline)}" if name != BASELINE else text
 
 

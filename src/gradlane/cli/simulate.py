@@ -9,7 +9,6 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +22,8 @@ from gradlane.cli.cases import (
     read_place,
     read_profile,
 )
+from gradlane.cli.outputs import OUT_FILE
+from gradlane.cli.progress import bar
 from gradlane.errors import InputError
 from gradlane.report import plots
 from gradlane.report.perfetto import chrome_trace
@@ -40,12 +41,11 @@ BASELINE = "ddp"
 @profile_options
 @place_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@click.option(
-    "--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Draw the speeds (.svg, .png, .pdf)."
-)
+@click.option("--out", type=OUT_FILE, help="Write the JSON to a file too.")
+@click.option("--plot", type=OUT_FILE, help="Draw the speeds (.svg, .png, .pdf).")
 @click.option(
     "--timeline",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=OUT_FILE,
     help="Write what happened as a Chrome trace, of one policy on one case.",
 )
 def command(
@@ -56,6 +56,7 @@ def command(
     rate: tuple[str, ...],
     workers: tuple[str, ...],
     as_json: bool,
+    out: Path | None,
     plot: Path | None,
     timeline: Path | None,
     **where: Any,
@@ -75,13 +76,16 @@ def command(
     total = sum(len(policies or case.policies) for case in todo)
     if timeline is not None and total != 1:
         raise InputError(f"--timeline: got {total} simulations, expected one policy on one model, rate and number of workers")
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with bar() as progress:
         task = progress.add_task("simulating", total=total)
         outcomes = sweep(todo, policies or None, lambda done: progress.advance(task, done))
+    text = msgspec.json.format(msgspec.json.encode([row(outcome) for outcome in outcomes]), indent=2).decode()
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode([row(outcome) for outcome in outcomes]), indent=2).decode())
+        click.echo(text)
     else:
         show(outcomes)
+    if out is not None:
+        out.write_text(f"{text}\n")
     if plot is not None:
         _draw(plot, outcomes)
     if timeline is not None:

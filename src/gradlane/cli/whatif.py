@@ -9,7 +9,6 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -24,18 +23,19 @@ from gradlane.cli.cases import (
     read_place,
     read_profile,
 )
+from gradlane.cli.outputs import OUT_FILE
+from gradlane.cli.progress import bar
 from gradlane.cli.simulate import row
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
 from gradlane.report import plots
 from gradlane.study import Case, Outcome, knob_grid, needed_rates, sweep
+from gradlane.study.whatif import Needed
 from gradlane.tune import catalog
 from gradlane.units import format_bytes, format_ns, format_rate, parse_bytes
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-_plot = click.option(
-    "--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Draw the answer (.svg, .png, .pdf)."
-)
+_plot = click.option("--plot", type=OUT_FILE, help="Draw the answer (.svg, .png, .pdf).")
 _policies = click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
 _DECADES = "100mbit,200mbit,500mbit,1gbit,2gbit,5gbit,10gbit,20gbit,50gbit,100gbit"
 _SIZES = "256KiB,512KiB,1MiB,2MiB,4MiB,8MiB,16MiB,32MiB"
@@ -58,6 +58,7 @@ def command() -> None:
 @profile_options
 @place_options
 @_json
+@_plot
 def bandwidth(
     profile_text: str,
     targets: tuple[float, ...],
@@ -67,6 +68,7 @@ def bandwidth(
     rate: tuple[str, ...],
     workers: tuple[str, ...],
     as_json: bool,
+    plot: Path | None,
     **where: Any,
 ) -> None:
     """The least rate of the links at which each policy reaches 90 % and 99 % of linear scaling (Mercury Fig. 12).
@@ -78,7 +80,7 @@ def bandwidth(
     profile, there, count = read_profile(profile_text, device, batch), read_place(**where), _one(workers)
     targets = targets or (0.9, 0.99)
     names = policies or Case(profile, there.at(10**10, count)).policies
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with bar() as progress:
         task = progress.add_task("simulating", total=len(names))
         answers = []
         for name in names:
@@ -91,21 +93,18 @@ def bandwidth(
              "reached": needed.reached}
             for name, target, needed in answers
         ])  # fmt: skip
-        return
-    console = Console()
-    console.print(Text(_title(profile, there, count)), soft_wrap=True)
-    table = Table()
-    table.add_column("policy", no_wrap=True)
-    for target in targets:
-        table.add_column(f"{target:.0%} of linear", justify="right", no_wrap=True)
-    for name in names:
-        cells = [
-            format_rate(needed.bytes_per_second) if needed.bytes_per_second is not None else f"no rate ({needed.reached:.1%})"
-            for policy, _, needed in answers
-            if policy == name
-        ]
-        table.add_row(*(Text(cell) for cell in (name, *cells)))
-    console.print(table)
+    else:
+        _show_needed(answers, names, targets, _title(profile, there, count))
+    if plot is not None:
+        lines = {
+            name: [
+                (100 * target, 8 * needed.bytes_per_second / 1e9)
+                for policy, target, needed in answers
+                if policy == name and needed.bytes_per_second is not None
+            ]
+            for name in names
+        }
+        plots.draw(plot, {_title(profile, there, count): lines}, "% of linear scaling", "Gbit/s needed")
 
 
 @command.command(epilog=PROFILE_HELP)
@@ -152,7 +151,7 @@ def workers(
 ) -> None:
     """Scaling against the number of workers (MG-WFBP Figs. 10, 11)."""
     profile, there = read_profile(profile_text, device, batch), read_place(**where)
-    todo = cases([profile], there, parse_rates(rate)[:1], parse_counts("--workers", workers, "2..2048"))
+    todo = cases([profile], there, [_one_rate(rate)], parse_counts("--workers", workers, "2..2048"))
     _against(todo, policies, "workers", as_json, plot, _title(profile, there, None))
 
 
@@ -163,6 +162,7 @@ def workers(
 @profile_options
 @place_options
 @_json
+@_plot
 def knobs(
     profile_text: str,
     partitions: tuple[str, ...],
@@ -172,41 +172,38 @@ def knobs(
     rate: tuple[str, ...],
     workers: tuple[str, ...],
     as_json: bool,
+    plot: Path | None,
     **where: Any,
 ) -> None:
     """ByteScheduler's iteration time against partition and credit size (ByteScheduler Fig. 4)."""
     profile, there, count = read_profile(profile_text, device, batch), read_place(**where), _one(workers)
-    (case,) = cases([profile], there, parse_rates(rate)[:1], [count])
+    (case,) = cases([profile], there, [_one_rate(rate)], [count])
     sizes = _sizes(partitions or (_SIZES,))
     limits = _sizes(credits) if credits else sizes
-    grid = knob_grid("bytescheduler", case, sizes, limits)
+    total = sum(limit >= size for size in sizes for limit in limits)
+    with bar() as progress:
+        task = progress.add_task("simulating", total=total)
+        grid = knob_grid("bytescheduler", case, sizes, limits, lambda done: progress.advance(task, done))
     if not grid:
         raise InputError("--credit: got only sizes below every partition, expected one at least as large")
     if as_json:
         _print_json([{"partition_bytes": size, "credit_bytes": limit, **row(outcome)} for size, limit, outcome in grid])
-        return
-    best = min(outcome.iteration_ns for _, _, outcome in grid)
-    console = Console()
-    console.print(Text(f"{_title(profile, there, count)}: iteration by partition (down) and credit (across)"), soft_wrap=True)
-    table = Table()
-    table.add_column("partition", justify="right", no_wrap=True)
-    for limit in limits:
-        table.add_column(format_bytes(limit), justify="right", no_wrap=True)
-    times = {(size, limit): outcome.iteration_ns for size, limit, outcome in grid}
-    for size in sizes:
-        cells = [Text(format_bytes(size))]
-        for limit in limits:
-            time_ns = times.get((size, limit))
-            text = "" if time_ns is None else format_ns(time_ns)
-            cells.append(Text(text, style="bold green" if time_ns == best else ""))
-        table.add_row(*cells)
-    console.print(table)
+    else:
+        _show_grid(grid, sizes, limits, _title(profile, there, count))
+    if plot is not None:
+        lines = {
+            f"credit {format_bytes(limit)}": [
+                (size / 2**20, o.iteration_ns / 1e6) for size, credit, o in grid if credit == limit
+            ]
+            for limit in limits
+        }
+        plots.draw(plot, {_title(profile, there, count): lines}, "partition, MiB", "iteration, ms", log_x=True)
 
 
 def _against(todo: Sequence[Case], policies: Sequence[str], x: str, as_json: bool, plot: Path | None, title: str) -> None:
     """Simulate and print a row a policy and a column a value of `x`."""
     names = tuple(policies) or todo[0].policies
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with bar() as progress:
         task = progress.add_task("simulating", total=len(todo) * len(names))
         outcomes = sweep(todo, names, lambda done: progress.advance(task, done))
     if as_json:
@@ -244,6 +241,44 @@ def _show(outcomes: Sequence[Outcome], names: Sequence[str], x: str, title: str)
     console.print(table)
 
 
+def _show_needed(
+    answers: Sequence[tuple[str, float, Needed]], names: Sequence[str], targets: Sequence[float], title: str
+) -> None:
+    console = Console()
+    console.print(Text(title), soft_wrap=True)
+    table = Table()
+    table.add_column("policy", no_wrap=True)
+    for target in targets:
+        table.add_column(f"{100 * target:g}% of linear", justify="right", no_wrap=True)
+    for name in names:
+        cells = [
+            format_rate(needed.bytes_per_second) if needed.bytes_per_second is not None else f"no rate ({needed.reached:.1%})"
+            for policy, _, needed in answers
+            if policy == name
+        ]
+        table.add_row(*(Text(cell) for cell in (name, *cells)))
+    console.print(table)
+
+
+def _show_grid(grid: Sequence[tuple[int, int, Outcome]], sizes: Sequence[int], limits: Sequence[int], title: str) -> None:
+    best = min(outcome.iteration_ns for _, _, outcome in grid)
+    console = Console()
+    console.print(Text(f"{title}: iteration by partition (down) and credit (across)"), soft_wrap=True)
+    table = Table()
+    table.add_column("partition", justify="right", no_wrap=True)
+    for limit in limits:
+        table.add_column(format_bytes(limit), justify="right", no_wrap=True)
+    times = {(size, limit): outcome.iteration_ns for size, limit, outcome in grid}
+    for size in sizes:
+        cells = [Text(format_bytes(size))]
+        for limit in limits:
+            time_ns = times.get((size, limit))
+            text = "" if time_ns is None else format_ns(time_ns)
+            cells.append(Text(text, style="bold green" if time_ns == best else ""))
+        table.add_row(*cells)
+    console.print(table)
+
+
 def _title(profile: Profile, there: Place, count: int | None) -> str:
     servers = "" if there.servers is None else ", as many servers" if there.servers == "same" else f", {there.servers} servers"
     among = "" if count is None else f", {count} workers"
@@ -255,6 +290,13 @@ def _one(workers: tuple[str, ...]) -> int:
     if len(counts) != 1:
         raise InputError(f"--workers: got {len(counts)} numbers, expected one")
     return counts[0]
+
+
+def _one_rate(rate: tuple[str, ...]) -> int:
+    rates = parse_rates(rate)
+    if len(rates) != 1:
+        raise InputError(f"--rate: got {len(rates)} rates, expected one; gradlane simulate takes several")
+    return rates[0]
 
 
 def _sizes(texts: Sequence[str]) -> list[int]:

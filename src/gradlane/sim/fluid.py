@@ -90,6 +90,8 @@ class FluidFabric:
         self._links = (worker.up, worker.down, server.up, server.down)
         self._shared = cluster.workers[0].host in {place.host for place in cluster.servers}
         self._rates_until = -1
+        # links without steps have the same rates throughout
+        self._fixed = None if any(link.steps for link in self._links) else self._capacities()
 
     # -- what the owner calls ------------------------------------------------------------------------------
 
@@ -188,7 +190,7 @@ class FluidFabric:
 
     def _share_out(self) -> None:
         """Rates of all flows from now on, and until when they hold."""
-        push_rate, pull_rate, shared, changes_ns = self._capacities()
+        push_rate, pull_rate, shared, changes_ns = self._fixed or self._capacities()
         for flow in self._moving:
             flow.feed = flow.pull_rate = 0
         self._moving.clear()
@@ -257,6 +259,8 @@ def _constant(link: Link) -> tuple[int, None] | None:
 
 def _allot(wants: list[tuple[_Stream, int]], capacity: int) -> list[tuple[_Stream, int]]:
     """What each stream is given of `capacity`: classes in order, evenly within one, and none more than it wants."""
+    if len(wants) == 1:
+        return [(wants[0][0], min(wants[0][1], capacity))]
     given: list[tuple[_Stream, int]] = []
     for network_class in sorted({stream.network_class for stream, _ in wants}):
         # those that want least first, so that what they leave goes to the others

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import NamedTuple
 
 from gradlane.core.checking import need, need_int
@@ -78,15 +79,22 @@ def _down(high: int, low: int) -> Iterator[int]:
         step += 1
 
 
-def knob_grid(name: str, case: Case, partitions: Sequence[int], credits: Sequence[int]) -> list[tuple[int, int, Outcome]]:
+def knob_grid(
+    name: str,
+    case: Case,
+    partitions: Sequence[int],
+    credits: Sequence[int],
+    advance: Callable[[int], None] = lambda done: None,
+) -> list[tuple[int, int, Outcome]]:
     """The policy `name` for each partition size and credit, both in bytes (ByteScheduler Fig. 4).
 
-    A credit below the partition is left out: the partition would be alone anyway.
+    A credit below the partition is left out: the partition would be alone anyway. advance: called with 1 after each.
     """
     bound_ns = lower_bound_ns(case.profile, case.where)
-    return [
-        (partition, credit, judge(catalog.get(name, partition_bytes=partition, credit_bytes=credit), case, bound_ns))
-        for partition in partitions
-        for credit in credits
-        if credit >= partition
-    ]
+    grid = []
+    for partition, credit in product(partitions, credits):
+        if credit >= partition:
+            policy = catalog.get(name, partition_bytes=partition, credit_bytes=credit)
+            grid.append((partition, credit, judge(policy, case, bound_ns)))
+            advance(1)
+    return grid
