@@ -28,7 +28,7 @@ class Fd {
 };
 
 struct SocketOptions {
-    uint32_t unsent_bytes = 128 << 10;  // TCP_NOTSENT_LOWAT: what the kernel may hold that is not on its way yet
+    uint32_t unsent_bytes = 64 << 10;   // TCP_NOTSENT_LOWAT: what the kernel may hold that is not on its way yet
     uint32_t send_buffer_bytes = 0;     // SO_SNDBUF, which also bounds what is on its way; 0: the kernel's choice
     uint8_t dscp = 0;
     uint8_t priority = 0;

@@ -48,7 +48,8 @@ def test_in_order_of_arrival_three_ranks_end_alike_and_as_in_rank_order_but_for_
 
 def test_two_hundred_iterations_leave_memory_threads_and_descriptors_as_they_were(two_ranks):
     for soak in two_ranks.run("tests.live.servers:soak", warm_up=100, iterations=200):
-        assert soak["after"] == soak["before"]
+        # fewer: something that an earlier session of the process gave back went only now
+        assert all(soak["after"][what] <= count for what, count in soak["before"].items()), soak
         assert soak["grown_bytes"] < 2**20
         assert soak["held_bytes"] == 0
 

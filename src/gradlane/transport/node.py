@@ -75,7 +75,7 @@ class NodeOptions:
     deal_evenly: bool = False
     tell_tables: bool = False
     lanes: tuple[Lane, ...] = (Lane(),)
-    unsent_bytes: int = 128 << 10
+    unsent_bytes: int = 64 << 10
     send_buffer_bytes: int = 0
     congestion: str = ""
     ping_s: float = 0.5
