@@ -23,7 +23,7 @@ from gradlane.units import format_bytes, format_ns, parse_ns
     "--names-from",
     metavar="PROFILE.json",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A profile whose tensors name the trace's gradients (kineto and chakra have sizes and no names).",
+    help="A profile of the same model, for the names of gradients (and sizes, of a trace without shapes): kineto, chakra.",
 )
 @click.option(
     "--compute", metavar="TIME", help="Forward and backward together, as in 300ms, for a trace without times (chakra)."

@@ -35,9 +35,10 @@ def read(
 ) -> Profile:
     """The profile in a trace, gzipped or not. format: one of `FORMATS`; None: told from the contents.
 
-    tensors: names for the gradients, in order of readiness, whose sizes must be the trace's (kineto, chakra: their
-    gradients have none). compute_ns: forward and backward together, for a trace without times (chakra). Raises
-    `FormatError` with the place for a file that cannot be used; a missing file stays an `OSError`.
+    tensors: names for the gradients, in order of readiness, whose sizes must be the trace's where it has sizes (kineto,
+    chakra: their gradients have no names). compute_ns: forward and backward together, for a trace without times
+    (chakra). Raises `InputError` for either with a format that has no use for it, `FormatError` with the place for a
+    file that cannot be used; a missing file stays an `OSError`.
     """
     if format is not None and format not in FORMATS:
         raise InputError(f"format: got {format!r}, expected one of {', '.join(FORMATS)}")
@@ -45,6 +46,10 @@ def read(
     found = format or next((name for name, is_it in _IS.items() if is_it(data[:65_536])), None)
     if found is None:
         raise FormatError(f"{path}: got a file of no known format, expected one of {', '.join(FORMATS)}")
+    if compute_ns is not None and found != "chakra":
+        raise InputError(f"compute_ns: got {compute_ns} for a {found} file, expected none: it has times of its own")
+    if tensors is not None and found not in ("kineto", "chakra"):
+        raise InputError(f"tensors: got {len(tensors)} for a {found} file, expected none: its layers have names of their own")
     name = Path(path).name
     if found == "kineto":
         return kineto.read(data, name, tensors)

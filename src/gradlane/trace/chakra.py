@@ -1,14 +1,15 @@
 """Chakra execution traces (JSON): which gradients there are, in which order, and how large; no times.
 
-The gradients are the AccumulateGrad nodes, once an iteration; a trace of several is cut where its list of sizes
-repeats. Times must be given: forward and backward together, of which backward is two thirds, shared out evenly over
-the gradients.
+The gradients are the AccumulateGrad nodes. A trace of several iterations is cut at the optimizer's steps and its
+iterations must be alike. Times must be given: forward and backward together, of which backward is two thirds, shared
+out evenly over the gradients.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -16,13 +17,14 @@ import msgspec
 from gradlane.core.checking import MAX_BYTES, MAX_NS, MAX_TENSORS, need_int
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import FormatError
-from gradlane.trace.kineto import ACCUMULATE
+from gradlane.trace.kineto import ACCUMULATE, OPTIMIZER_STEP
 from gradlane.trace.source import named
 
 _DTYPES = {4: "float32", 8: "float64", 2: "float16"}
 
 
 class _Node(msgspec.Struct):
+    id: int = 0
     name: str = ""
     inputs: Any = None
 
@@ -41,14 +43,15 @@ def read(data: bytes, name: str, tensors: Sequence[TensorSpec] | None, compute_n
     if compute_ns is None:
         raise FormatError(f"{name}: a Chakra trace has no times; give the length of forward and backward (--compute 300ms)")
     need_int("compute_ns", compute_ns, 1, MAX_NS)
-    specs = named([(size, dtype) for size, dtype in sizes], tensors, "gradient")
+    specs = named(name, sizes, tensors)
     backward_ns = compute_ns * 2 // 3
     count = len(specs)
+    bounds = [(compute_ns - backward_ns) * layer // count for layer in range(count + 1)]
     return Profile(
         name.split(".")[0],
         "unstated",
         tuple(TensorProfile(spec, backward_ns * (index + 1) // count, count - 1 - index) for index, spec in enumerate(specs)),
-        tuple(Layer(f"layer{index}", (compute_ns - backward_ns) // count) for index in range(count)),
+        tuple(Layer(f"layer{index}", end - begin) for index, (begin, end) in enumerate(pairwise(bounds))),
         backward_ns,
         f"{name}: Chakra sizes and order ({collectives} all-reduces in it); times given, shared out evenly",
     )
@@ -60,16 +63,24 @@ def read_sizes(data: bytes, name: str) -> tuple[list[tuple[int, str]], int]:
         nodes = msgspec.json.decode(data, type=_Trace).nodes
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{name}: not a Chakra trace: {error}") from None
-    sizes = []
-    for place, node in enumerate(nodes):
+    iterations: list[list[tuple[int, str]]] = [[]]
+    for place, node in sorted(enumerate(nodes), key=lambda numbered: numbered[1].id):  # numbered as they begin
         if node.name == ACCUMULATE:
-            sizes.append(_size(node, f"$.nodes[{place}]", name))
-    if not sizes:
+            iterations[-1].append(_size(node, f"$.nodes[{place}]", name))
+        elif node.name.startswith(OPTIMIZER_STEP):
+            iterations.append([])
+    iterations = [sizes for sizes in iterations if sizes]
+    if not iterations:
         raise FormatError(f"{name}: no {ACCUMULATE} nodes in it; record a training step")
-    length = _period(sizes)
-    if length > MAX_TENSORS:
+    for number, sizes in enumerate(iterations):
+        if sizes != iterations[0]:
+            raise FormatError(
+                f"{name}: iteration {number} has {len(sizes)} gradients, the first has {len(iterations[0])}, or others; "
+                "record whole iterations that are alike"
+            )
+    if len(iterations[0]) > MAX_TENSORS:
         raise FormatError(f"{name}: more than {MAX_TENSORS} gradients")
-    return sizes[:length], sum(node.name == "nccl:all_reduce" for node in nodes)
+    return iterations[0], sum(node.name == "nccl:all_reduce" for node in nodes)
 
 
 def _size(node: _Node, place: str, name: str) -> tuple[int, str]:
@@ -85,16 +96,3 @@ def _size(node: _Node, place: str, name: str) -> tuple[int, str]:
     if not 0 < size_bytes <= MAX_BYTES or math.prod(shape) != elements:
         raise FormatError(f"{name}: a gradient of shape {shape} and {elements} elements", place)
     return size_bytes, dtype
-
-
-def _period(sizes: list[tuple[int, str]]) -> int:
-    """The shortest part that the whole list repeats; the whole list where it repeats none."""
-    # the borders of the list (Knuth, Morris, Pratt): linear, whatever the file holds
-    border = [0] * len(sizes)
-    for index in range(1, len(sizes)):
-        length = border[index - 1]
-        while length and sizes[index] != sizes[length]:
-            length = border[length - 1]
-        border[index] = length + (sizes[index] == sizes[length])
-    period = len(sizes) - border[-1]
-    return period if len(sizes) % period == 0 else len(sizes)

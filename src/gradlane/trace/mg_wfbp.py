@@ -20,7 +20,7 @@ _OSU = re.compile(r"\s*(?:\d+,)?(\d{1,18})\s+([0-9.]{1,20})\s*$")
 
 
 def is_it(head: bytes) -> bool:
-    return re.search(rb"\[0, \d+, [0-9.]+, [0-9.]+", head) is not None
+    return re.search(rb"\[0, \d{1,20}, [0-9.]{1,20}, [0-9.]", head) is not None
 
 
 def read(data: bytes, name: str) -> Profile:

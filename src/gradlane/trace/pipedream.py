@@ -27,7 +27,7 @@ _EDGE = re.compile(r"\s+node(\d{1,9}) -- node(\d{1,9})\s*")
 
 
 def is_it(head: bytes) -> bool:
-    return re.search(rb"node\d+ -- .* -- forward_compute_time=", head) is not None
+    return re.search(rb"node\d{1,9} -- .{1,1000} -- forward_compute_time=", head) is not None
 
 
 def read(data: bytes, name: str) -> Profile:

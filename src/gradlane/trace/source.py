@@ -14,6 +14,7 @@ from gradlane.core.profile import TensorSpec
 from gradlane.errors import FormatError
 
 MAX_BYTES = 512 * 2**20
+MAX_LINE = 10_000  # what a pattern is held against
 
 
 def load(path: str | Path) -> bytes:
@@ -41,6 +42,8 @@ def lines(data: bytes) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.splitlines(), 1):
         if number > 10 * MAX_TENSORS:
             raise FormatError(f"more than {10 * MAX_TENSORS} lines", f"line {number}")
+        if len(line) > MAX_LINE:
+            raise FormatError(f"got {len(line)} characters, expected at most {MAX_LINE}", f"line {number}")
         yield number, line
 
 
@@ -59,15 +62,24 @@ def time_ns(text: str, unit_ns: float, place: str, what: str) -> int:
     return round(number_of(text, place, what, MAX_NS / unit_ns) * unit_ns)
 
 
-def named(sizes: Sequence[tuple[int, str]], tensors: Sequence[TensorSpec] | None, prefix: str) -> list[TensorSpec]:
-    """Names for gradients of (size_bytes, dtype): those of `tensors`, which must fit, or numbers."""
+def named(name: str, sizes: Sequence[tuple[int, str] | None], tensors: Sequence[TensorSpec] | None) -> list[TensorSpec]:
+    """Names for gradients of (size_bytes, dtype), or None where the trace does not tell: those of `tensors`, which must
+    fit, or numbers."""
     if tensors is None:
-        return [TensorSpec(f"{prefix}{index}", size, dtype) for index, (size, dtype) in enumerate(sizes)]
+        known = [size for size in sizes if size is not None]
+        if len(known) < len(sizes):
+            raise FormatError(
+                f"{name}: gradients without shapes; profile with record_shapes=True, or give a profile of the same model "
+                "(--names-from)"
+            )
+        return [TensorSpec(f"gradient{index}", size, dtype) for index, (size, dtype) in enumerate(known)]
     if len(tensors) != len(sizes):
-        raise FormatError(f"the trace has {len(sizes)} gradients, the model given has {len(tensors)} tensors")
-    for index, ((size, _), spec) in enumerate(zip(sizes, tensors, strict=True)):
-        if size != spec.size_bytes:
-            raise FormatError(f"gradient {index} has {size} bytes, {spec.name} of the model given has {spec.size_bytes}")
+        raise FormatError(f"{name}: the trace has {len(sizes)} gradients, the model given has {len(tensors)} tensors")
+    for index, (size, spec) in enumerate(zip(sizes, tensors, strict=True)):
+        if size is not None and size[0] != spec.size_bytes:
+            raise FormatError(
+                f"{name}: gradient {index} has {size[0]} bytes, {spec.name} of the model given has {spec.size_bytes}"
+            )
     return list(tensors)
 
 

@@ -1,0 +1,54 @@
+"""Traces that this torch's profiler makes can be imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from gradlane import trace
+from gradlane.core.profile import TensorSpec
+
+
+def record(path: Path, dtype: torch.dtype = torch.float32, *, record_shapes: bool = True) -> nn.Module:
+    """Three steps of a small model, as a trace."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.Flatten(), nn.Linear(16 * 12 * 12, 10)).to(
+        dtype
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    images = torch.zeros(4, 3, 16, 16, dtype=dtype)
+    steps = schedule(wait=1, warmup=1, active=3)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=record_shapes, schedule=steps) as profiler:
+        for _ in range(5):
+            model(images).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            profiler.step()
+    profiler.export_chrome_trace(str(path))
+    return model
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "float32"), (torch.bfloat16, "bfloat16")])
+def test_a_recorded_model_has_its_gradients_and_its_layers(tmp_path, dtype, name):
+    model = record(tmp_path / "trace.json.gz", dtype)
+    imported = trace.read(tmp_path / "trace.json.gz")
+    sizes = sorted(parameter.numel() * dtype.itemsize for parameter in model.parameters())
+    assert sorted(spec.size_bytes for spec in imported.specs) == sizes
+    assert {spec.dtype for spec in imported.specs} == {name}
+    # weight and bias of the classifier first, those of the first convolution last
+    assert [tensor.layer for tensor in imported.tensors] == [2, 2, 1, 1, 0, 0]
+    assert [layer.name for layer in imported.layers] == ["0.aten::conv2d", "1.aten::conv2d", "2.aten::linear"]
+    assert all(layer.forward_ns > 0 and layer.update_ns > 0 for layer in imported.layers)
+    assert "3 steps" in imported.source
+
+
+def test_without_shapes_a_profile_of_the_model_names_and_sizes_the_gradients(tmp_path):
+    record(tmp_path / "shaped.json")
+    record(tmp_path / "bare.json", record_shapes=False)
+    specs = [
+        TensorSpec(f"model.{index}", spec.size_bytes) for index, spec in enumerate(trace.read(tmp_path / "shaped.json").specs)
+    ]
+    assert list(trace.read(tmp_path / "bare.json", tensors=specs).specs) == specs
