@@ -411,11 +411,12 @@ void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent) {
               "tensor " + std::to_string(tensor) + (found == tensors_.end() ? " was never defined" : " is under way already")});
         return;
     }
-    if (left_ns_ != 0) {
+    Tensor& state = found->second;
+    // what takes every worker to begin and to end cannot come to an end; of the rest, they may have done their part
+    if (left_ns_ != 0 && state.spec.from == kAll && state.spec.to == kAll) {
         Fail({Code::kLeft, left_rank_, left_server_, left_name_ + " has left the job, and tensor " + std::to_string(tensor) + " was handed over"});
         return;
     }
-    Tensor& state = found->second;
     state.under_way = true;
     state.notify = notify;
     state.notify_sent = notify_sent;

@@ -276,6 +276,21 @@ TEST(WhoeverLeavesIsMissedByThoseWhoStillWait) {
     CHECK(cluster.workers[0]->failure().code == Code::kLeft);
 }
 
+TEST(WhoeverHasLeftHasDoneItsPart) {
+    Shape shape;
+    std::vector<float> from(1000, 7), into(1000);
+    Cluster cluster(shape);
+    Spec broadcast = Floats(1000);
+    broadcast.once = true;
+    broadcast.from = 0;
+    cluster.workers[0]->Start(0, broadcast, from.data(), nullptr, false);
+    CHECK(cluster.workers[0]->Wait(0, kPatience));
+    cluster.workers[0]->Close();
+    cluster.workers[1]->Start(0, broadcast, nullptr, into.data(), false);
+    CHECK(cluster.workers[1]->Wait(0, kPatience));
+    CHECK(into == from);
+}
+
 TEST(StrangersAreHungUpOnAndDisturbNobody) {
     Shape shape;
     shape.secret = {7};

@@ -328,11 +328,11 @@ def die(rank: int, world: int) -> tuple[str, int, float]:
     """Rank 0 ends without a word; what the others hear, whom it names, and after how many seconds."""
     over = group()
     data = torch.ones(1000)
-    dist.all_reduce(data, group=over)
-    if rank == 0:
-        os._exit(7)
     began = time.monotonic()
     try:
+        dist.all_reduce(data, group=over)  # may have come to its end on rank 0 alone
+        if rank == 0:
+            os._exit(7)
         dist.all_reduce(data, group=over)
     except GradlaneError as error:
         return type(error).__name__, getattr(error, "rank", -1), time.monotonic() - began

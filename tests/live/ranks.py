@@ -1,24 +1,22 @@
 """Real ranks for tests: processes that stay up, form one process group, and run functions by name.
 
-All are forked from one server that has imported torch, which takes seconds, and has started nothing. A rank that
-is expected to die belongs in a set of its own.
+A rank that is expected to die belongs in a set of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import multiprocessing
 import socket
 import traceback
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tests.processes import PROCESSES
+
 CASE_S = 120
 
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.live.loops", "torch._dynamo"])
 
 
 def _serve(rank: int, world: int, port: int, pipe: Connection) -> None:
@@ -62,8 +60,8 @@ class Ranks:
         self._pipes: list[Connection] = []
         self.processes = []
         for rank in range(world):
-            ours, theirs = _processes.Pipe()
-            process = _processes.Process(target=_serve, args=(rank, world, port, theirs), daemon=True)
+            ours, theirs = PROCESSES.Pipe()
+            process = PROCESSES.Process(target=_serve, args=(rank, world, port, theirs), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)

@@ -276,5 +276,5 @@ def test_junk_on_the_control_port_does_not_disturb_the_job(two_ranks):
 @both
 def test_a_closed_session_leaves_no_thread_no_descriptor_and_no_hook(two_ranks, backend):
     for before, after, hooks in two_ranks.run("tests.live.faults:attach_and_close_often", backend=backend):
-        assert after == before
+        assert {what: count for what, count in after.items() if count > before[what]} == {}
         assert hooks == []

@@ -6,7 +6,6 @@ Times are of the monotonic clock, which all processes of a host share.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -21,12 +20,11 @@ import numpy as np
 
 from gradlane.errors import JobError
 from gradlane.transport import Node, NodeOptions
+from tests.processes import PROCESSES
 
 SIZES = (1 << 20, 40_000, 4, 300_000)
 """Bytes of the tensors of most jobs: many packets, two, one element, an odd end."""
 LIMIT_S = 30.0
-
-_FORK = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True)
@@ -194,10 +192,9 @@ class Job:
     def __init__(self, options: Sequence[NodeOptions]) -> None:
         self.members: list[Process] = []
         for at, each in enumerate(options):
-            ours, theirs = _FORK.Pipe()
-            inherited = [ours, *(member.pipe for member in self.members)]
+            ours, theirs = PROCESSES.Pipe()
             name = f"rank {each.rank}" if each.rank is not None else f"server {each.server}"
-            process = _FORK.Process(target=_start, args=(theirs, each, inherited), name=name, daemon=True)
+            process = PROCESSES.Process(target=_serve, args=(theirs, each), name=name, daemon=True)
             process.start()
             theirs.close()
             self.members.append(Process(process, ours, each))
@@ -245,13 +242,6 @@ class Job:
                 os.kill(member.pid, signal.SIGKILL)
             member.process.join()
             member.pipe.close()
-
-
-def _start(pipe: Connection, options: NodeOptions, inherited: Sequence[Connection]) -> None:
-    for each in inherited:
-        each.close()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _serve(pipe, options)
 
 
 def each_with_a_server(world: int, **options: Any) -> list[NodeOptions]:

