@@ -1,24 +1,29 @@
-"""all_reduce over gradlane's backend beside torch's Gloo, on loopback: what the transport itself takes.
+"""all_reduce over gradlane's backend beside torch's Gloo: what the transport itself takes.
 
-Run by `python -m bench` on two ranks. Each turn is a few calls of one arm, arms in alternating order; a call ends when
+Run by `python -m bench` on two ranks on loopback, with a DDP step, and on four emulated hosts at 1 Gbit/s, with 4 KB and
+100 MB (`gradlane lab --hosts 4 --link 1gbit -- python -m bench.c10d 4096 100000000`). Each turn is a few calls of one arm, arms in alternating order; a call ends when
 its result is there, and the time of a call is that of the rank that took longer.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import gradlane.live.c10d  # noqa: F401 (makes the name known)
+from gradlane.units import format_bytes
 
-SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
-TURNS = 12
+SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)  # where none are given
+TURNS = int(os.environ.get("TURNS", 12))
 ARMS = ("gloo", "gradlane")
 
 
@@ -52,22 +57,25 @@ def main() -> None:
     groups = {"gloo": dist.group.WORLD, "gradlane": dist.new_group(backend="gradlane")}
     talks = dist.get_rank() == 0
     if talks:
-        print("\nc10d on loopback, 2 ranks: all_reduce of float32 and a DDP step, Gloo beside gradlane")
+        where = "on emulated hosts" if "GRADLANE_LAB" in os.environ else "on loopback"
+        print(f"\nc10d {where}, {dist.get_world_size()} ranks: all_reduce of float32, Gloo beside gradlane")
         heads = f"{'Gloo ms (p10..p90)':>26} {'gradlane ms (p10..p90)':>26} {'Gloo/gradlane':>13} {'CPU s/GB each':>15}"
         print(f"{'what':>12} {heads}")
-    for size_bytes in SIZES:
+    given = tuple(map(int, sys.argv[1:]))
+    for size_bytes in given or SIZES:
         data = torch.zeros(size_bytes // 4)
         arms = {arm: partial(timed, groups[arm], data) for arm in ARMS}
-        compare(f"{size_bytes >> 10} KiB", arms, calls(size_bytes), talks, size_bytes)
-    models = {}
-    for arm in ARMS:
-        torch.manual_seed(0)
-        layers = [nn.Linear(1024, 1024) for _ in range(8)]
-        model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), process_group=groups[arm])
-        models[arm] = (model, torch.optim.SGD(model.parameters(), lr=0.01))
-    x = torch.randn(32, 1024)
-    compare("DDP step", {arm: partial(steps, *models[arm], x) for arm in ARMS}, 3, talks, 0)
+        compare(format_bytes(size_bytes), arms, calls(size_bytes), talks, size_bytes)
+    if not given:
+        compare("DDP step", {arm: partial(steps, *ddp(groups[arm])) for arm in ARMS}, 3, talks, 0)
     dist.destroy_process_group()
+
+
+def ddp(group: Any) -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
+    torch.manual_seed(0)
+    layers = [nn.Linear(1024, 1024) for _ in range(8)]
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), process_group=group)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(32, 1024)
 
 
 def compare(what: str, arms: dict[str, Callable[[int], list[float]]], count: int, talks: bool, size_bytes: int) -> None:
