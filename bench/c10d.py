@@ -1,8 +1,8 @@
 """all_reduce over gradlane's backend beside torch's Gloo: what the transport itself takes.
 
-Run by `python -m bench` on two ranks on loopback, with a DDP step, and on four emulated hosts at 1 Gbit/s, with 4 KB and
-100 MB (`gradlane lab --hosts 4 --link 1gbit -- python -m bench.c10d 4096 100000000`). Each turn is a few calls of one arm, arms in alternating order; a call ends when
-its result is there, and the time of a call is that of the rank that took longer.
+Run by `python -m bench`: two ranks on loopback, with a DDP step; and four emulated hosts at 1 Gbit/s, with 4 KB and 100 MB
+(`gradlane lab --hosts 4 --link 1gbit -- python -m bench.c10d 4096 100000000`). Each turn is a few calls of one arm, arms in
+alternating order; a call ends when its result is there, and the time of a call is that of the rank that took longer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import gradlane.live.c10d  # noqa: F401 (makes the name known)
 from gradlane.units import format_bytes
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)  # where none are given
-TURNS = int(os.environ.get("TURNS", 12))
+TURNS = 12
 ARMS = ("gloo", "gradlane")
 
 
