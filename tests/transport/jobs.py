@@ -7,7 +7,6 @@ Times are of the monotonic clock, which all processes of a host share.
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -238,8 +237,7 @@ class Job:
 
     def end(self) -> None:
         for member in self.members:
-            if member.process.is_alive():
-                os.kill(member.pid, signal.SIGKILL)
+            member.process.kill()
             member.process.join()
             member.pipe.close()
 
