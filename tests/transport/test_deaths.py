@@ -110,7 +110,9 @@ def test_a_stopped_worker_stalls_after_the_limit_and_hears_of_it_when_it_wakes(s
     assert is_job_error(its_own.error)
     if sizes == (4,):  # where a frame was under way to it, nobody could tell it why
         assert blamed([its_own]) == [("PeerStalled", 1)]
-    assert all(DEAD_S - 0.5 <= outcome.at - at <= 2 * DEAD_S for outcome in outcomes)
+    after_s = [outcome.at - at for outcome in outcomes]
+    assert min(after_s) >= 1, after_s  # a busy machine may have kept it silent for a while before
+    assert max(after_s) <= 2 * DEAD_S, after_s
 
 
 def test_a_worker_that_is_behind_is_waited_for_however_much_waits_for_it() -> None:

@@ -21,7 +21,7 @@ import torch
 
 from gradlane.core.plan import Plan
 from gradlane.dispatch import Dispatcher
-from gradlane.errors import CommunicationError, JobError, OrderError, PeerDied, PeerFailed
+from gradlane.errors import CommunicationError, JobError, OrderError, PeerDied, PeerError, PeerFailed
 from gradlane.live.arena import Arena
 from gradlane.live.backend import Backend
 from gradlane.live.peers import Peers
@@ -305,6 +305,8 @@ class Exchange:
 
     def _why_not(self, what: str) -> JobError:
         where = f"rank {self.rank}, iteration {self.iteration}"
+        if self._suspicion is not None and isinstance(self._suspicion[0], PeerError) and self._suspicion[0].rank is None:
+            return self._suspicion[0]  # a server apart is gone: whoever has left since left because of it
         # whoever left in order closed its connections, which torch.distributed reports as a failure
         if self._left is not None and (self._suspicion is not None or time.monotonic() >= self._left[1]):
             rank = self._left[0]
