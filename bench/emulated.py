@@ -2,9 +2,10 @@
 
     python -m bench.emulated [WORKERS [STEPS [MODEL...]]]
 
-Workers do not communicate. A step is forward, backward and SGD with momentum; its time goes from the start of one forward
-pass to the start of the next. `late` is how much later than its `ready_ns`, counted from the start of its backward pass, a
-gradient's hook ran. `others`: how much of all processors went to processes that are not ours, which makes all of this worse.
+Workers do not communicate. A step is forward, backward and SGD with momentum; its time goes from the end of one backward
+pass to the end of the next, which the device's schedule decides (a forward pass starts when the optimizer has ended).
+`late` is how much later than its `ready_ns`, counted from the start of its backward pass, a gradient's hook ran. `others`:
+how much of all processors went to processes that are not ours, which makes all of this worse.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ def worker(rank: int, model_name: str, steps: int, pipe: Connection, gate: multi
         if step == WARM:
             gate.wait()
             cpu = time.process_time()
-        marks.append(time.monotonic_ns())
         optimizer.zero_grad()
         loss = model()
         ready.clear()
         began = time.monotonic_ns()
         loss.backward()
+        marks.append(time.monotonic_ns())
         if step >= WARM:
             late += [at - began - tensor.ready_ns for at, tensor in zip(ready, profile.tensors, strict=True)]
         optimizer.step()
