@@ -11,13 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gradlane.lab.launcher import execute, run, supported
-from gradlane.lab.spec import LabSpec, Outcome
+from gradlane.lab.messages import Outcome
+from gradlane.lab.spec import Flow, HostSpec, JobSpec, LabSpec
 
 if TYPE_CHECKING:
     from gradlane.core.profile import Profile
     from gradlane.live.emulated import Emulated
 
-__all__ = ["LabSpec", "Outcome", "emulated", "execute", "run", "supported"]
+__all__ = ["Flow", "HostSpec", "JobSpec", "LabSpec", "Outcome", "emulated", "execute", "run", "supported"]
 
 
 def emulated(profile: Profile, **options: Any) -> Emulated:
