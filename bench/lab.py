@@ -23,6 +23,7 @@ from pathlib import Path
 
 from gradlane import lab
 from gradlane.lab import JobSpec, LabSpec
+from gradlane.lab.files import write_spec
 from gradlane.lab.spec import type_of_service
 from gradlane.units import format_rate
 
@@ -78,24 +79,22 @@ def priority() -> None:
 
 def starts() -> None:
     """Each way of ending in turn. A FIFO that all processes hold tells when the last of them has gone."""
-    spec = LabSpec(8, 10**9, jobs=(JobSpec((0, 1, 2, 3), (4, 5, 6, 7), server_command=("sh", "-c", 'exec "$@"', "sh")),))
     ways = ("success", "failure", "Ctrl-C", "SIGKILL")
     times: dict[str, list[float]] = {way: [] for way in ways}
-    setups, interfaces, namespaces = [], socket.if_nametoindex, socket.if_nameindex()
-    del interfaces
+    setups, interfaces = [], socket.if_nameindex()
     for run in range(50):
         way = ways[run % len(ways)]
-        setup, end = one_start(spec, way)
+        setup, end = one_start(way)
         setups.append(setup)
         times[way].append(end)
-    left = len(socket.if_nameindex()) - len(namespaces)
+    left = len(socket.if_nameindex()) - len(interfaces)
     print(f"50 runs: ranks and servers up after {statistics.median(setups):.2f} s (worst {max(setups):.2f})")
     for way, ends in times.items():
         print(f"  {way:8}: all gone {statistics.median(ends):.2f} s after it (worst {max(ends):.2f}), {len(ends)} runs")
     print(f"interfaces more than before: {left}; processes: none holds the FIFO")
 
 
-def one_start(spec: LabSpec, way: str) -> tuple[float, float]:
+def one_start(way: str) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "held")
         os.mkfifo(path)
@@ -103,11 +102,9 @@ def one_start(spec: LabSpec, way: str) -> tuple[float, float]:
         os.set_blocking(fd, True)
         held = f"exec 9>{path}; setsid sleep 600 & echo up >&9; "
         ends = {"success": "sleep 1; exit 0", "failure": "sleep 1; exit $RANK"}.get(way, "wait")
-        job = JobSpec(spec.jobs[0].workers, spec.jobs[0].servers, ("sh", "-c", held + ends), ("sh", "-c", held + "wait"))
+        job = JobSpec((0, 1, 2, 3), (4, 5, 6, 7), ("sh", "-c", held + ends), ("sh", "-c", held + "wait"))
         spec_path = Path(folder, "lab.json")
-        from gradlane.lab.files import write_spec
-
-        write_spec(spec_path, LabSpec(spec.hosts, spec.link_bits_per_second, jobs=(job,)))
+        write_spec(spec_path, LabSpec(8, 10**9, jobs=(job,)))
         began = time.monotonic()
         launcher = subprocess.Popen(
             [sys.executable, "-m", "gradlane", "lab", "--quiet", "--file", str(spec_path)],

@@ -115,9 +115,9 @@ import sys
 import msgspec
 from gradlane.lab import LabSpec, run
 spec = msgspec.json.decode(sys.argv[1], type=LabSpec)
-sys.exit(run(spec, [sys.executable, *sys.argv[2:]], timeout={LIMIT_SECONDS}, samples={None if samples is None else str(samples)!r}))
+sys.exit(run(spec, [sys.executable, *sys.argv[3:]], timeout={LIMIT_SECONDS}, samples=sys.argv[2] or None))
 """
-    command = [*python(program), msgspec.json.encode(spec).decode(), *arguments]
+    command = [*python(program), msgspec.json.encode(spec).decode(), str(samples or ""), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS + 20, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
