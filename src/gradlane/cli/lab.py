@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
-from gradlane.cli.jobs import rate_or_none
+from gradlane.cli import lab_doctor, topology
 from gradlane.errors import InputError
-from gradlane.lab import LabSpec, execute
+from gradlane.lab import execute
+from gradlane.lab.files import write_spec
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option(
-    "--hosts", type=click.IntRange(min=1), default=2, show_default=True, help="How many hosts; one rank runs on each."
-)
-@click.option(
-    "--link",
-    default="none",
-    show_default=True,
-    metavar="RATE",
-    help="Rate of every host's link, in each direction by itself, as in 500mbit or 10gbit; none leaves links unshaped.",
-)
+@topology.options
 @click.option("--timeout", type=float, metavar="SECONDS", help="End the run after this long, with exit code 124.")
+@click.option(
+    "--samples", type=click.Path(path_type=Path), help="Write what links carry and queue to this file, 20 times a second."
+)
+@click.option("--write", type=click.Path(path_type=Path), help="Write the spec to this file, for --file, and run nothing.")
 @click.option("--quiet", is_flag=True, help="Do not say what the lab is made of before the ranks start.")
 @click.option("--json", "as_json", is_flag=True, help="At the end, print a line of JSON on stdout: how each rank ended.")
-@click.argument("command_line", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.pass_context
+@click.argument("command_line", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)
 def command(
-    ctx: click.Context,
-    hosts: int,
-    link: str,
     timeout: float | None,
+    samples: Path | None,
+    write: Path | None,
     quiet: bool,
     as_json: bool,
     command_line: tuple[str, ...],
+    **given: Any,
 ) -> None:
-    """Run COMMAND once on each host of a cluster in a box.
+    """Run COMMAND once on each host of a cluster in a box. `gradlane lab doctor` says what this kernel can do for one.
 
     A host is a network namespace with one link to a switch, so that no root and no second machine is needed. The
     ranks find each other as under torchrun (RANK, WORLD_SIZE, MASTER_ADDR, ...). A COMMAND that ends in .py is run
@@ -47,15 +44,23 @@ def command(
 
     \b
     gradlane lab --hosts 4 --link 500mbit -- train.py --epochs 1
+    gradlane lab --hosts 4 --servers 4 --link 10gbit --scale 0.1 -- train.py
     gradlane lab --hosts 2 --link 1gbit -- ip addr
     """
-    if command_line[0].startswith("-"):
+    if command_line[:1] == ("doctor",):
+        arguments = list(command_line[1:])
+        exit_code = lab_doctor.command.main(arguments, prog_name="gradlane lab doctor", standalone_mode=False)
+        click.get_current_context().exit(exit_code)
+    if command_line and command_line[0].startswith("-"):
         raise InputError(f"lab: got the unknown option {command_line[0]}, expected one of those in --help")
-    spec = LabSpec(hosts=hosts, link_bits_per_second=rate_or_none(link))
-    if command_line[0].endswith(".py"):
+    spec = topology.Topology(**given).spec()
+    if write is not None:
+        write_spec(write, spec)
+        return
+    if command_line and command_line[0].endswith(".py"):
         command_line = (sys.executable, *command_line)
-    outcome = execute(spec, command_line, timeout=timeout, announce=not quiet)
+    outcome = execute(spec, command_line, timeout=timeout, announce=not quiet, samples=samples)
     if as_json:
-        line = {"hosts": hosts, "link_bits_per_second": spec.link_bits_per_second, **msgspec.structs.asdict(outcome)}
+        line = {"hosts": spec.hosts, "link_bits_per_second": spec.link_bits_per_second, **msgspec.structs.asdict(outcome)}
         click.echo(msgspec.json.encode(line))
-    ctx.exit(outcome.exit_code)
+    click.get_current_context().exit(outcome.exit_code)

@@ -11,7 +11,7 @@ import itertools
 
 import msgspec
 
-from gradlane.core.checking import MAX_BYTES, MAX_NS, MAX_TENSORS, need, need_int, need_name
+from gradlane.core.checking import MAX_BYTES, MAX_NAME, MAX_NS, MAX_TENSORS, need, need_int, need_name
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -114,6 +114,24 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def compute_ns(self) -> int:
         """Forward, backward and update together: the iteration time if the network were free."""
         return self.forward_ns + self.backward_ns + sum(layer.update_ns for layer in self.layers)
+
+    def scaled(self, scale: float) -> Profile:
+        """The same times with `scale` of the bytes, each tensor rounded to whole elements, one at least.
+
+        On links of `scale` of the rate every transfer takes as long as before; what a message costs whatever its size
+        does not scale. `source` says so.
+        """
+        need(0 < scale <= 1000, "scale", scale, "more than 0, at most 1000")
+        if scale == 1:
+            return self
+        tensors = []
+        for tensor in self.tensors:
+            element = DTYPE_BYTES[tensor.spec.dtype]
+            size_bytes = max(1, round(tensor.spec.size_bytes * scale / element)) * element
+            tensors.append(msgspec.structs.replace(tensor, spec=msgspec.structs.replace(tensor.spec, size_bytes=size_bytes)))
+        # a source has its longest length
+        source = f"sizes x {scale:g}; {self.source}"[:MAX_NAME]
+        return msgspec.structs.replace(self, tensors=tuple(tensors), source=source)
 
     def urgency(self) -> tuple[int, ...]:
         """For each tensor its rank (0 = most urgent) in the order in which the forward pass needs them.

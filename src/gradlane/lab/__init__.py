@@ -6,7 +6,23 @@ A host is a network namespace; the kernel removes hosts, links and processes whe
 Nothing outside of these namespaces is changed, and nothing inside reaches the network outside.
 """
 
-from gradlane.lab.launcher import execute, run, supported
-from gradlane.lab.spec import LabSpec, Outcome
+from __future__ import annotations
 
-__all__ = ["LabSpec", "Outcome", "execute", "run", "supported"]
+from typing import TYPE_CHECKING, Any
+
+from gradlane.lab.launcher import execute, run, supported
+from gradlane.lab.messages import Outcome
+from gradlane.lab.spec import Flow, HostSpec, JobSpec, LabSpec
+
+if TYPE_CHECKING:
+    from gradlane.core.profile import Profile
+    from gradlane.live.emulated import Emulated
+
+__all__ = ["Flow", "HostSpec", "JobSpec", "LabSpec", "Outcome", "emulated", "execute", "run", "supported"]
+
+
+def emulated(profile: Profile, **options: Any) -> Emulated:
+    """A torch module with the parameters of `profile` that takes its times; see `gradlane.live.emulated`."""
+    from gradlane.live.emulated import Emulated  # the only part of a lab that needs torch
+
+    return Emulated(profile, **options)

@@ -1,10 +1,12 @@
-"""`python -m gradlane.lab.init JOB [COMMAND...]`: the processes that hold a lab. Started by `launcher` only.
+"""`python -m gradlane.lab.init JOB_FD [COMMAND...]`: the processes that hold a lab. Started by `launcher` only.
 
     launcher                 any process; waits for the keeper
       `- keeper              makes the user, PID, mount and network namespaces; waits for init
            `- init           PID 1 of the new PID namespace: builds the network, starts and watches the ranks
                 |- rank 0
-                `- rank 1 ...
+                |- rank 1 ...
+                |- servers, other traffic
+                `- what changes rates, and what samples links
 
 Each of keeper and init dies with its parent (PR_SET_PDEATHSIG), and with init the kernel kills all that is in its PID
 namespace, whoever its parent has become. Network namespaces and the links in them go with the last process inside.
@@ -16,20 +18,25 @@ import os
 import signal
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from gradlane.errors import InputError, LabError
-from gradlane.lab import kernel, ranks, wires
-from gradlane.lab.spec import Job, LabSpec, Outcome, Report
+from gradlane.lab import changes, gauges, kernel, ranks, wires
+from gradlane.lab.messages import Job, Outcome, Report
+from gradlane.lab.processes import processes
+from gradlane.lab.spec import LabSpec
 from gradlane.units import format_rate
 
 
 def main() -> None:
     started = time.monotonic()
-    job = msgspec.json.decode(sys.argv[1], type=Job)
+    with open(int(sys.argv[1]), "rb") as stream:
+        job = msgspec.json.decode(stream.read(), type=Job)
     command = sys.argv[2:]
     # Ctrl-C reaches every process of the terminal's job: ranks end by it, the launcher cuts the lifeline by it,
     # and these two stay to watch the ranks end
@@ -63,7 +70,10 @@ def _hold(job: Job, command: list[str], started: float, ignores_interrupt: bool)
         setup_seconds = time.monotonic() - started
         if job.announce:
             print(_announcement(job.spec, network.congestion_control, setup_seconds), file=sys.stderr, flush=True)
-        exits = ranks.run(job, command, network, ignores_interrupt) if command else ranks.Exits((), 0, None)
+        exits = ranks.Exits((), 0, None)
+        if command or job.spec.jobs:
+            everything = processes(job.spec, command, network.congestion_control)
+            exits = ranks.run(job, everything, _helpers(job, network), network, ignores_interrupt)
     except LabError as error:
         return Report(refused=str(error))
     except InputError as error:
@@ -79,11 +89,46 @@ def _hold(job: Job, command: list[str], started: float, ignores_interrupt: bool)
     return Report(outcome=outcome)
 
 
+def _helpers(job: Job, network: wires.Wires) -> dict[int, str]:
+    """Start what the lab itself does while ranks run; by process id, what it is for."""
+    began_ns = time.monotonic_ns()
+    helpers = {}
+    if any(link is not None and link.steps for host in range(job.spec.hosts) for link in job.spec.links(host)):
+        helpers[_fork(lambda: changes.follow(job.spec, network, began_ns))] = "the process that changes rates"
+    if job.samples is not None:
+        path = job.samples
+        helpers[_fork(lambda: gauges.record(job.spec, network, path))] = "the process that samples links"
+    return helpers
+
+
+def _fork(work: Callable[[], None]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        work()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
 def _announcement(spec: LabSpec, congestion_control: str, setup_seconds: float) -> str:
     rate = spec.link_bits_per_second
-    links = "unshaped links" if rate is None else f"links of {format_rate(rate // 8)} each way"
-    hosts = "1 host" if spec.hosts == 1 else f"{spec.hosts} hosts"
-    return f"gradlane lab: {hosts}, {links}, {congestion_control}, ready in {setup_seconds:.2f} s"
+    links = "unshaped links" if rate is None else f"links of {format_rate(round(rate * spec.scale) // 8)} each way"
+    servers = sum(len(job.servers) for job in spec.jobs)
+    parts = [_count(spec.hosts, "host")]
+    parts += [_count(servers, "server")] if servers else []
+    parts += [_count(len(spec.jobs), "job")] if len(spec.jobs) > 1 else []
+    parts += [links + (f" but for {_count(len(spec.unlike), 'host')}" if spec.unlike else "")]
+    parts += [f"rates and sizes x {spec.scale:g}"] if spec.scale != 1 else []
+    parts += [f"{spec.network_classes} priority classes"] if spec.network_classes > 1 else []
+    parts += [f"other traffic in {_count(len(spec.traffic), 'flow')}"] if spec.traffic else []
+    return f"gradlane lab: {', '.join(parts)}, {congestion_control}, ready in {setup_seconds:.2f} s"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _furnish(spec: LabSpec) -> None:

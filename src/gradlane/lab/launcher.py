@@ -12,57 +12,65 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 
 import msgspec
 
 from gradlane.errors import InputError, LabError
 from gradlane.lab.kernel import WHAT_STILL_WORKS
-from gradlane.lab.spec import INTERRUPTED, Job, LabSpec, Outcome, Report
+from gradlane.lab.messages import INTERRUPTED, Job, Outcome, Report
+from gradlane.lab.spec import LabSpec
 
 GRACE_SECONDS = 10.0
 
 
 def run(
     spec: LabSpec,
-    command: Sequence[str],
+    command: Sequence[str] = (),
     *,
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
     grace: float = GRACE_SECONDS,
     announce: bool = False,
+    samples: str | Path | None = None,
 ) -> int:
-    """Run `command` once on each host of a lab and return the exit code; the arguments are those of `execute`."""
-    return execute(spec, command, env=env, timeout=timeout, grace=grace, announce=announce).exit_code
+    """Run the jobs of a lab and return the exit code; the arguments are those of `execute`."""
+    return execute(spec, command, env=env, timeout=timeout, grace=grace, announce=announce, samples=samples).exit_code
 
 
 def execute(
     spec: LabSpec,
-    command: Sequence[str],
+    command: Sequence[str] = (),
     *,
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
     grace: float = GRACE_SECONDS,
     announce: bool = False,
+    samples: str | Path | None = None,
 ) -> Outcome:
-    """Run `command` once on each host of a lab and say how every rank ended.
+    """Run the jobs of a lab, by default one with `command` once on each host, and say how every rank ended.
 
     Rank 0 has this process's stdin, stdout and stderr; what the other ranks print comes on the same two streams,
     line by line, with "[rank] " before each. `env` replaces this process's environment; the variables that torchrun
     would set are added to it. When a rank fails, the others have `grace` seconds to end, then SIGTERM, then SIGKILL;
     the same happens after `timeout` seconds, without grace. Ctrl-C ends the ranks and gives exit code 130.
-    `announce` prints a line about the lab on stderr before the ranks start.
+    `announce` prints a line about the lab on stderr before the ranks start. `samples`: a file for what every shaped link
+    carried and queued, 20 times a second (`gradlane.lab.gauges`).
+
+    Servers of a job start with its ranks, and end with them; that a server fails is a failure of the run.
 
     Raises `InputError` for a command that cannot be run and `LabError` for what the kernel refused.
     """
     environment = dict(os.environ if env is None else env)
-    if not command:
-        raise InputError("lab command: got none, expected a program and its arguments")
     _check_seconds("timeout", timeout)
     _check_seconds("grace", grace)
-    program = command[0]
-    if shutil.which(program, path=environment.get("PATH", os.defpath)) is None:
-        raise InputError(f"lab command: got {program!r}, which is not a program that can be run; expected one on the PATH")
-    outcome = _in_lab(spec, command, environment, timeout, grace, announce)
+    for job in spec.all_jobs:
+        _check_command(job.command or command, environment)
+        if job.server_command:
+            _check_command(job.server_command, environment)
+    if samples is not None and not spec.is_shaped:
+        raise InputError("lab samples: got links that are not shaped, expected a rate: what is sampled is the shaping")
+    outcome = _in_lab(spec, command, environment, timeout, grace, announce, samples)
     assert outcome is not None  # a report without an outcome says why, and has been raised
     return outcome
 
@@ -80,6 +88,14 @@ def supported() -> str | None:
     return None
 
 
+def _check_command(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    if not command:
+        raise InputError("lab command: got none, expected a program and its arguments")
+    program = command[0]
+    if shutil.which(program, path=environment.get("PATH", os.defpath)) is None:
+        raise InputError(f"lab command: got {program!r}, which is not a program that can be run; expected one on the PATH")
+
+
 def _check_seconds(name: str, value: float | None) -> None:
     if value is not None and not 0 <= value < 10**9:
         raise InputError(f"lab {name}: got {value}, expected seconds, zero or more")
@@ -92,6 +108,7 @@ def _in_lab(
     timeout: float | None,
     grace: float,
     announce: bool,
+    samples: str | Path | None = None,
 ) -> Outcome | None:
     if sys.platform != "linux":
         raise LabError(f"a lab is made of Linux namespaces, and this is {sys.platform}; {WHAT_STILL_WORKS}")
@@ -106,14 +123,22 @@ def _in_lab(
         grace_seconds=grace,
         timeout_seconds=timeout,
         announce=announce,
+        samples=None if samples is None else str(Path(samples).absolute()),
     )
-    text = msgspec.json.encode(job).decode()
-    with open(report_fd, "rb") as report_stream, open(lifeline_write, "wb", buffering=0) as lifeline:
+    # in a file, since a spec may be longer than an argument may be
+    job_fd = os.memfd_create("gradlane-lab-job")
+    with (
+        open(job_fd, "wb", buffering=0) as job_stream,
+        open(report_fd, "rb") as report_stream,
+        open(lifeline_write, "wb", buffering=0) as lifeline,
+    ):
+        job_stream.write(msgspec.json.encode(job))
+        job_stream.seek(0)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gradlane.lab.init", text, *command],
+                [sys.executable, "-m", "gradlane.lab.init", str(job_fd), *command],
                 env=environment,
-                pass_fds=(lifeline_read, report_fd),
+                pass_fds=(job_fd, lifeline_read, report_fd),
             )
         finally:
             os.close(lifeline_read)

@@ -1,4 +1,4 @@
-"""The processes of a lab: starts one rank a host, passes on what they print, and ends them when one fails.
+"""The ranks of a lab, and what runs beside them: starts them, passes on what they print, ends them when one fails.
 
 Runs in the lab's init (PID 1 of its namespace), in its only thread, in one loop around a selector; it never blocks
 on a rank. What a rank leaves behind is killed by the kernel when init ends, and so is not waited for here.
@@ -13,17 +13,20 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import IO, NamedTuple
 
 from gradlane.errors import InputError, LabError
 from gradlane.lab import kernel
-from gradlane.lab.spec import INTERRUPTED, TIMED_OUT, Job, rank_environment
+from gradlane.lab.messages import INTERRUPTED, TIMED_OUT, Job
+from gradlane.lab.processes import Process
 from gradlane.lab.wires import Wires
 
 _LONGEST_LINE_BYTES = 1 << 16
 # After Ctrl-C ranks have the terminal's SIGINT already; this is how long they may take over ending by it.
 _INTERRUPT_SECONDS = 0.5
 _TERMINATE_SECONDS = 3.0
+_SERVERS_SECONDS = 2.0
 
 
 class Exits(NamedTuple):
@@ -34,12 +37,17 @@ class Exits(NamedTuple):
     first_failed_rank: int | None
 
 
-def run(job: Job, command: list[str], wires: Wires, ignores_interrupt: bool) -> Exits:
-    """Start every rank, and return when all of them have ended."""
+def run(job: Job, everything: Sequence[Process], helpers: dict[int, str], wires: Wires, ignores_interrupt: bool) -> Exits:
+    """Start every process, and return when all ranks have ended.
+
+    helpers: processes of the lab itself that run already, by process id, each with what it is for.
+    """
     with selectors.DefaultSelector() as selector:
-        watch = _Watch(job, selector)
-        for rank in range(job.spec.hosts):
-            watch.start(rank, command, wires, ignores_interrupt)
+        watch = _Watch(job, selector, sum(process.rank is not None for process in everything))
+        for pid, title in helpers.items():
+            watch.mind(pid, title)
+        for process in everything:
+            watch.start(process, wires, ignores_interrupt)
         return watch.until_all_ended()
 
 
@@ -93,15 +101,25 @@ def _wait_until_writable(fd: int) -> None:
         selector.select()
 
 
-class _Watch:
-    """The ranks that run, and what is to happen to them at which time."""
+class _Running(NamedTuple):
+    process: Process
+    popen: subprocess.Popen[bytes]
 
-    def __init__(self, job: Job, selector: selectors.BaseSelector) -> None:
+    @property
+    def is_server(self) -> bool:
+        return self.process.environment.get("GRADLANE_LAB_ROLE") == "server"
+
+
+class _Watch:
+    """What runs, and what is to happen to it at which time."""
+
+    def __init__(self, job: Job, selector: selectors.BaseSelector, ranks: int) -> None:
         self._job = job
         self._selector = selector
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._running: list[_Running] = []
         self._pipes: list[_Pipe] = []
-        self._exit_codes = [0] * job.spec.hosts
+        self._exit_codes = [0] * ranks
+        self._first_failure = ""
         self._first_failed: int | None = None
         self._exit_code: int | None = None  # decided by whatever comes first: a failure, the time, an interrupt
         self._signals: list[tuple[float, signal.Signals]] = []  # what to send to those left, and when
@@ -109,24 +127,37 @@ class _Watch:
         self._time_is_up = None if job.timeout_seconds is None else time.monotonic() + job.timeout_seconds
         selector.register(job.lifeline_fd, selectors.EVENT_READ, self._on_lifeline)
 
-    def start(self, rank: int, command: list[str], wires: Wires, ignores_interrupt: bool) -> None:
+    def mind(self, pid: int, title: str) -> None:
+        """A helper that fails is a failure of the lab; one that ends has done what it is for."""
+        pidfd = os.pidfd_open(pid)
+
+        def on_exit() -> None:
+            self._forget(pidfd)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            if code:
+                self._fail(title, None, code)
+
+        self._selector.register(pidfd, selectors.EVENT_READ, on_exit)
+
+    def start(self, process: Process, wires: Wires, ignores_interrupt: bool) -> None:
         environment = dict(os.environ)
         environment.setdefault("OMP_NUM_THREADS", "1")
         # as torchrun's `python -u`: lines through a pipe come when they are printed
         environment.setdefault("PYTHONUNBUFFERED", "1")
-        environment.update(rank_environment(self._job.spec, rank, wires.congestion_control))
+        environment.update(process.environment)
+        host = process.host
 
         def enter_host() -> None:
-            kernel.setns(wires.namespace_fds[rank], kernel.CLONE_NEWNET)
+            kernel.setns(wires.namespace_fds[host], kernel.CLONE_NEWNET)
             kernel.unshare(kernel.CLONE_NEWUTS)
-            socket.sethostname(f"host{rank}")
+            socket.sethostname(f"host{host}")
             if not ignores_interrupt:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-        inherited = rank == 0
+        inherited = process.prefix is None
         try:
-            process = subprocess.Popen(
-                command,
+            popen = subprocess.Popen(
+                process.command,
                 env=environment,
                 stdin=None if inherited else subprocess.DEVNULL,
                 stdout=None if inherited else subprocess.PIPE,
@@ -134,57 +165,79 @@ class _Watch:
                 preexec_fn=enter_host,
             )
         except OSError as error:
-            raise InputError(f"lab command: {command[0]!r} cannot be run ({error}), expected a program") from error
+            raise InputError(f"lab command: {process.command[0]!r} cannot be run ({error}), expected a program") from error
         except subprocess.SubprocessError as error:
-            raise LabError(f"rank {rank} could not enter its host ({error}); {kernel.WHAT_STILL_WORKS}") from error
-        self._running[rank] = process
-        pidfd = os.pidfd_open(process.pid)
-        self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._on_exit(rank, pidfd))
-        prefix = f"[{rank}] ".encode()
-        for stream, target_fd in ((process.stdout, 1), (process.stderr, 2)):
+            raise LabError(f"{process.title} could not enter its host ({error}); {kernel.WHAT_STILL_WORKS}") from error
+        running = _Running(process, popen)
+        self._running.append(running)
+        pidfd = os.pidfd_open(popen.pid)
+        self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._on_exit(running, pidfd))
+        prefix = (process.prefix or "").encode()
+        for stream, target_fd in ((popen.stdout, 1), (popen.stderr, 2)):
             if stream is not None:
                 pipe = _Pipe(stream, prefix, target_fd)
                 self._pipes.append(pipe)
                 self._selector.register(pipe.fd, selectors.EVENT_READ, lambda pipe=pipe: self._on_output(pipe))
 
     def until_all_ended(self) -> Exits:
-        while self._running:
-            times = [when for when, _ in self._signals[:1]]
-            if self._time_is_up is not None:
-                times.append(self._time_is_up)
-            wait = max(min(times) - time.monotonic(), 0.0) if times else None
-            for key, _ in self._selector.select(wait):
-                key.data()
-            self._keep_time()
+        while self._ranks_left():
+            self._wait(None)
+        # servers end by themselves when their job has; the kernel ends whatever is left with this process
+        until = time.monotonic() + _SERVERS_SECONDS
+        while time.monotonic() < until and any(running.is_server for running in self._running):
+            self._wait(until)
         for pipe in self._pipes:
             pipe.pump()
             pipe.flush()
         return Exits(tuple(self._exit_codes), self._exit_code or 0, self._first_failed)
 
+    def _ranks_left(self) -> list[str]:
+        return [str(running.process.rank) for running in self._running if running.process.rank is not None]
+
+    def _wait(self, until: float | None) -> None:
+        """For whatever happens next, or its time."""
+        times = [when for when, _ in self._signals[:1]]
+        times += [when for when in (self._time_is_up, until) if when is not None]
+        for key, _ in self._selector.select(max(min(times) - time.monotonic(), 0.0) if times else None):
+            key.data()
+        self._keep_time()
+
     def _on_output(self, pipe: _Pipe) -> None:
         if not pipe.pump():
             self._selector.unregister(pipe.fd)
 
-    def _on_exit(self, rank: int, pidfd: int) -> None:
+    def _forget(self, pidfd: int) -> None:
         self._selector.unregister(pidfd)
         os.close(pidfd)
-        status = self._running.pop(rank).wait()
+
+    def _on_exit(self, running: _Running, pidfd: int) -> None:
+        self._forget(pidfd)
+        self._running.remove(running)
+        status = running.popen.wait()
         code = 128 - status if status < 0 else status
-        self._exit_codes[rank] = code
-        ended_from_outside = self._exit_code is not None and self._first_failed is None
-        if code == 0 or self._signalled or ended_from_outside:
+        rank = running.process.rank
+        if rank is not None:
+            self._exit_codes[rank] = code
+        ended_from_outside = self._exit_code is not None and not self._first_failure
+        # what runs beside the ranks may end as it likes once they have
+        if code == 0 or self._signalled or ended_from_outside or not (rank is not None or self._ranks_left()):
             return
         if status == -signal.SIGINT:
             # the terminal's Ctrl-C, of which the launcher is about to hear as well
             self._interrupt()
             return
-        how = f"was ended by {_signal_name(-status)}" if status < 0 else f"ended with exit code {code}"
-        if self._first_failed is not None:
-            _say(f"rank {rank} (host{rank}) {how}, after rank {self._first_failed}")
+        self._fail(running.process.title, rank, status)
+
+    def _fail(self, title: str, rank: int | None, status: int) -> None:
+        """The first failure decides the exit code and gives the others a while to end."""
+        how = f"was ended by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
+        if self._first_failure:
+            _say(f"{title} {how}, after {self._first_failure}")
             return
-        self._first_failed, self._exit_code = rank, code
+        self._first_failure = title.partition(" (")[0]
+        self._first_failed, self._exit_code = rank, 128 - status if status < 0 else status
         grace = self._job.grace_seconds
-        _say(f"rank {rank} (host{rank}) {how}" + (f"; the others have {grace:g} s to end" if self._running else ""))
+        _say(f"{title} {how}" + (f"; the others have {grace:g} s to end" if self._running else ""))
         self._end_the_rest(grace)
 
     def _on_lifeline(self) -> None:
@@ -204,14 +257,14 @@ class _Watch:
             self._time_is_up = None
             if self._exit_code is None:
                 self._exit_code = TIMED_OUT
-            left = ", ".join(str(rank) for rank in self._running)
+            left = ", ".join(self._ranks_left())
             _say(f"the time of {self._job.timeout_seconds:g} s is up with rank {left} still running; ending")
             self._end_the_rest(0.0)
         while self._signals and now >= self._signals[0][0]:
             _, number = self._signals.pop(0)
             self._signalled = True
-            for process in self._running.values():
-                process.send_signal(number)
+            for running in self._running:
+                running.popen.send_signal(number)
 
     def _end_the_rest(self, grace_seconds: float) -> None:
         terminate = time.monotonic() + grace_seconds

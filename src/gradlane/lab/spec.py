@@ -1,99 +1,204 @@
-"""What a lab is made of, and the names and addresses in it. Data only; nothing is started here."""
+"""What a lab is made of and who runs where on it. Values only; nothing is started here.
+
+A spec is data: it can be written to a file and read back (`lab/files.py`). Rates are the ones of the cluster that is
+meant; `scale` makes all of them smaller together, and emulated devices their tensors (`gradlane.lab.emulated`).
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
+from gradlane.core.checking import MAX_NS, need, need_int, need_name
+from gradlane.core.cluster import NETWORK_CLASSES, Cluster, Link, Step
+from gradlane.core.network import MAX_RATE
 from gradlane.errors import InputError
 
-INTERFACE = "eth0"
-"""The name of a host's only link, in that host."""
-MASTER_PORT = 29500
 MOST_HOSTS = 64
-TIMED_OUT = 124  # as timeout(1) has it
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+MOST_JOBS = 16
 
 _FASTEST_LINK = 100 * 10**9
 _SLOWEST_LINK = 10**6
 
 
-class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Hosts around one switch, all links alike.
+class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A host that is unlike the others: its link up to the switch, down from it, and how slow its device is.
+
+    None: as the lab's links. `compute_percent` reaches emulated devices on that host, which take so many hundredths of
+    their profile's times.
+    """
+
+    host: int
+    up: Link | None = None
+    down: Link | None = None
+    compute_percent: int = 100
+
+    def __post_init__(self) -> None:
+        need_int("host", self.host, 0, MOST_HOSTS - 1)
+        need_int("compute_percent", self.compute_percent, 1, 1_000_000)
+
+
+class Flow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Other traffic: one TCP connection from a host to another, from `start_ns` after the ranks' start until `end_ns`.
+
+    `bytes_per_second` is of its payload, None for as much as TCP gets; `end_ns` None: until the ranks have ended.
+    `network_class`: its priority class, None for the least.
+    """
+
+    source: int
+    target: int
+    bytes_per_second: int | None = None
+    start_ns: int = 0
+    end_ns: int | None = None
+    network_class: int | None = None
+
+    def __post_init__(self) -> None:
+        need_int("source", self.source, 0, MOST_HOSTS - 1)
+        need_int("target", self.target, 0, MOST_HOSTS - 1)
+        need(self.source != self.target, "target", self.target, "another host than the source")
+        if self.bytes_per_second is not None:
+            need_int("bytes_per_second", self.bytes_per_second, 1, MAX_RATE)
+        need_int("start_ns", self.start_ns, 0, MAX_NS)
+        if self.end_ns is not None:
+            need_int("end_ns", self.end_ns, self.start_ns, MAX_NS)
+        if self.network_class is not None:
+            need_int("network_class", self.network_class, 0, NETWORK_CLASSES - 1)
+
+
+class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A job on the lab: the host of each of its ranks and of each of its servers, and what they run.
+
+    No `command`: the one that the lab is run with. No `server_command`: `gradlane server`, meeting the job's ranks.
+    `environment` is added to that of all of its processes. Jobs may share hosts.
+    """
+
+    workers: tuple[int, ...]
+    servers: tuple[int, ...] = ()
+    command: tuple[str, ...] = ()
+    server_command: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        need(0 < len(self.workers) <= 1024, "workers", len(self.workers), "1 to 1024 of them")
+        need(len(self.servers) <= 1024, "servers", len(self.servers), "at most 1024 of them")
+        for field, hosts in (("workers", self.workers), ("servers", self.servers)):
+            for host in hosts:
+                need_int(field, host, 0, MOST_HOSTS - 1)
+        if self.name:
+            need_name("name", self.name)
+
+
+class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Hosts around one switch.
 
     A link is shaped to `link_bits_per_second` in each direction by itself (Ethernet headers count, as on a real
-    port), with a queue of `queue_ns` at that rate before it drops; None leaves links as fast as the processor.
+    port), with a queue of `queue_ns` at that rate before it drops; None leaves links as fast as the processor. Hosts in
+    `unlike` have links of their own. With `network_classes` above 1, both ends of each link serve a packet of a more
+    urgent class before any of a less urgent one; a packet's class is its DSCP's class selector (`type_of_service`).
+
+    No `jobs`: one job, a rank on each host. scale: of every rate; in a lab, of emulated devices' tensors too.
     """
 
     hosts: int
     link_bits_per_second: int | None = None
     queue_ns: int = 5_000_000
     mtu_bytes: int = 1500
+    unlike: tuple[HostSpec, ...] = ()
+    network_classes: int = 1
+    jobs: tuple[JobSpec, ...] = ()
+    traffic: tuple[Flow, ...] = ()
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.hosts <= MOST_HOSTS:
             raise InputError(f"lab hosts: got {self.hosts}, expected 1 to {MOST_HOSTS}")
-        rate = self.link_bits_per_second
-        if rate is not None and not _SLOWEST_LINK <= rate <= _FASTEST_LINK:
-            raise InputError(f"lab link: got {rate} bit/s, expected 1mbit to 100gbit, or none for an unshaped link")
+        if not 0 < self.scale <= 1000:
+            raise InputError(f"lab scale: got {self.scale}, expected more than 0, at most 1000")
         if not 100_000 <= self.queue_ns <= 1_000_000_000:
             raise InputError(f"lab queue: got {self.queue_ns} ns, expected 100 us to 1 s")
         if not 576 <= self.mtu_bytes <= 9000:
             raise InputError(f"lab MTU: got {self.mtu_bytes} bytes, expected 576 to 9000")
+        need_int("network_classes", self.network_classes, 1, NETWORK_CLASSES)
+        need(len(self.jobs) <= MOST_JOBS, "jobs", len(self.jobs), f"at most {MOST_JOBS} of them")
+        counts = Counter(entry.host for entry in self.unlike)
+        for host, count in counts.items():
+            need(count == 1, "unlike", f"host {host} {count} times", "each host once")
+        named = [("unlike", entry.host) for entry in self.unlike]
+        named += [("jobs", host) for job in self.jobs for host in (*job.workers, *job.servers)]
+        named += [("traffic", host) for flow in self.traffic for host in (flow.source, flow.target)]
+        for field, host in named:
+            need(host < self.hosts, field, host, f"a host from 0 to {self.hosts - 1}")
+        for host in range(self.hosts):
+            for link in self.links(host):
+                for rate in () if link is None else (link.bytes_per_second, *(step.bytes_per_second for step in link.steps)):
+                    if not _SLOWEST_LINK <= rate * 8 <= _FASTEST_LINK:
+                        scaled = "" if self.scale == 1 else f" (x {self.scale:g})"
+                        raise InputError(
+                            f"lab link: got {rate * 8} bit/s{scaled}, expected 1mbit to 100gbit, or none for an unshaped link"
+                        )
+
+    @staticmethod
+    def of_cluster(cluster: Cluster, *, scale: float = 1.0, queue_ns: int = 5_000_000, mtu_bytes: int = 1500) -> LabSpec:
+        """The lab of a simulated cluster: its hosts, links, slow workers, classes, and one job on its workers and servers.
+
+        What a lab cannot set stays as it is on this machine: startup, rates of summing and updating, the packets' size.
+        """
+        percents: dict[int, int] = {}
+        for worker in cluster.workers:
+            if percents.setdefault(worker.host, worker.compute_percent) != worker.compute_percent:
+                raise InputError(f"lab: got workers of two speeds on host {worker.host}, expected one speed a host")
+        weights = {server.weight for server in cluster.servers}
+        if len(weights) > 1:
+            raise InputError(
+                f"lab: got servers of weights {sorted(weights)}, expected equal ones; a lab's servers share evenly"
+            )
+        return LabSpec(
+            len(cluster.hosts),
+            unlike=tuple(
+                HostSpec(place, host.up, host.down, percents.get(place, 100)) for place, host in enumerate(cluster.hosts)
+            ),
+            network_classes=cluster.network_classes,
+            jobs=(JobSpec(tuple(w.host for w in cluster.workers), tuple(s.host for s in cluster.servers)),),
+            scale=scale,
+            queue_ns=queue_ns,
+            mtu_bytes=mtu_bytes,
+        )
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """The address of each host."""
         return tuple(f"10.77.0.{host + 1}" for host in range(self.hosts))
 
+    @property
+    def all_jobs(self) -> tuple[JobSpec, ...]:
+        return self.jobs or (JobSpec(tuple(range(self.hosts))),)
 
-class Outcome(msgspec.Struct, frozen=True):
-    """How a run in a lab ended.
+    def links(self, host: int) -> tuple[Link | None, Link | None]:
+        """The links of a host up to the switch and down from it, as the lab makes them: with `scale`. None: unshaped."""
+        rate = self.link_bits_per_second
+        usual = None if rate is None else Link(max(rate // 8, 1))
+        own = next((entry for entry in self.unlike if entry.host == host), HostSpec(host))
+        return self._scaled(own.up or usual), self._scaled(own.down or usual)
 
-    `exit_code` is that of the first rank that failed (128 + signal where a signal ended it), 124 when the time
-    was up, 130 when the user interrupted, else 0. `exit_codes` are those of each rank, counted the same way.
+    def compute_percent(self, host: int) -> int:
+        return next((entry.compute_percent for entry in self.unlike if entry.host == host), 100)
+
+    @property
+    def is_shaped(self) -> bool:
+        return any(link is not None for host in range(self.hosts) for link in self.links(host))
+
+    def _scaled(self, link: Link | None) -> Link | None:
+        if link is None or self.scale == 1:
+            return link
+        steps = tuple(Step(step.at_ns, max(round(step.bytes_per_second * self.scale), 1)) for step in link.steps)
+        return Link(max(round(link.bytes_per_second * self.scale), 1), steps)
+
+
+def type_of_service(network_class: int) -> int:
+    """The byte for IP_TOS that puts a packet into a class, 0 the most urgent: class selectors CS7, CS6, ... (RFC 2474).
+
+    Traffic that is not marked is CS0, and so in the least urgent class.
     """
-
-    exit_code: int = 0
-    exit_codes: tuple[int, ...] = ()
-    first_failed_rank: int | None = None
-    congestion_control: str = ""
-    setup_seconds: float = 0.0
-    seconds: float = 0.0
-
-
-class Job(msgspec.Struct, frozen=True):
-    """What the launcher tells the lab's init, beside the command and the environment."""
-
-    spec: LabSpec
-    launcher_pid: int
-    lifeline_fd: int
-    report_fd: int
-    grace_seconds: float
-    timeout_seconds: float | None
-    announce: bool
-
-
-class Report(msgspec.Struct, frozen=True):
-    """What the lab's init tells the launcher, once: how the run ended, or why there was none."""
-
-    outcome: Outcome | None = None
-    refused: str | None = None
-    unusable: str | None = None
-
-
-def rank_environment(spec: LabSpec, rank: int, congestion_control: str) -> dict[str, str]:
-    """The variables that torchrun would set for one rank a host, and those that only a lab has."""
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(spec.hosts),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "GROUP_RANK": str(rank),
-        "GROUP_WORLD_SIZE": str(spec.hosts),
-        "MASTER_ADDR": spec.addresses[0],
-        "MASTER_PORT": str(MASTER_PORT),
-        "GLOO_SOCKET_IFNAME": INTERFACE,
-        "GRADLANE_LAB": "1",
-        "GRADLANE_LAB_LINK": "" if spec.link_bits_per_second is None else str(spec.link_bits_per_second),
-        "GRADLANE_LAB_CONGESTION_CONTROL": congestion_control,
-    }
+    return (NETWORK_CLASSES - 1 - network_class) << 5

@@ -1,0 +1,146 @@
+"""The options of `gradlane lab` that say what the cluster is, turned into a `LabSpec`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import click
+import msgspec
+
+from gradlane.cli.jobs import rate_or_none
+from gradlane.core.cluster import Link, random_steps
+from gradlane.errors import InputError
+from gradlane.lab import Flow, HostSpec, JobSpec, LabSpec
+from gradlane.lab.files import read_spec
+from gradlane.units import parse_ns, parse_rate
+
+_VARIED_STEPS = 10_000
+_Function = TypeVar("_Function", bound=Callable[..., None])
+
+_OPTIONS = (
+    click.option("--file", "path", type=click.Path(path_type=Path), help="The whole spec, JSON or YAML."),
+    click.option("--hosts", type=click.IntRange(min=1), help="How many hosts; one rank runs on each. [default: 2]"),
+    click.option(
+        "--link", metavar="RATE",
+        help="Rate of every host's link, in each direction by itself, as in 500mbit or 10gbit; none leaves links unshaped.",
+    ),
+    click.option("--servers", type=click.IntRange(min=0), help="So many servers (gradlane server), each on one more host."),
+    click.option("--together", is_flag=True, help="Servers share the workers' hosts instead."),
+    click.option("--up", multiple=True, metavar="HOST=RATE", help="Another rate from a host to the switch."),
+    click.option("--down", multiple=True, metavar="HOST=RATE", help="Another rate from the switch to a host."),
+    click.option(
+        "--vary", multiple=True, metavar="HOST=LOW..HIGH/EVERY[/SEED]",
+        help="A rate of a host's link, both ways, drawn anew all the time, as in 2=100mbit..1gbit/5s/7.",
+    ),
+    click.option("--slow", multiple=True, metavar="HOST=PERCENT", help="Emulated devices there take so much of their time."),
+    click.option("--classes", type=int, help="Priority classes of every link, by DSCP. [default: 1]"),
+    click.option("--traffic", multiple=True, metavar="FROM:TO[=RATE]", help="A flow of other traffic between two hosts."),
+    click.option("--scale", type=float, help="Of all rates, and of emulated devices' tensors. [default: 1]"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The options as they were given."""
+
+    path: Path | None
+    hosts: int | None
+    link: str | None
+    servers: int | None
+    together: bool
+    up: tuple[str, ...]
+    down: tuple[str, ...]
+    vary: tuple[str, ...]
+    slow: tuple[str, ...]
+    classes: int | None
+    traffic: tuple[str, ...]
+    scale: float | None
+
+    def spec(self) -> LabSpec:
+        """Raises `InputError` naming the option that cannot be."""
+        if self.path is not None:
+            given = [name for name, value in vars(self).items() if name != "path" and value not in (None, False, ())]
+            if given:
+                raise InputError(f"lab: got --file with --{given[0]}, expected one or the other; the file is the whole spec")
+            if not self.path.is_file():
+                raise InputError(f"--file: got {str(self.path)!r}, which is not a file; expected the path of one")
+            return read_spec(self.path)
+        workers, servers = self.hosts or 2, self.servers or 0
+        if self.together and servers > workers:
+            raise InputError(f"--servers: got {servers} with --together, expected at most the {workers} hosts")
+        first = 0 if self.together else workers
+        job = JobSpec(tuple(range(workers)), tuple(range(first, first + servers)))
+        return LabSpec(
+            hosts=max(workers, first + servers),
+            link_bits_per_second=rate_or_none(self.link),
+            unlike=self._unlike(),
+            network_classes=self.classes or 1,
+            jobs=(job,) if servers else (),
+            traffic=tuple(_flow(text) for text in self.traffic),
+            scale=1.0 if self.scale is None else self.scale,
+        )
+
+    def _unlike(self) -> tuple[HostSpec, ...]:
+        hosts: dict[int, HostSpec] = {}
+
+        def amend(host: int, **fields: object) -> None:
+            hosts[host] = msgspec.structs.replace(hosts.get(host) or HostSpec(host), **fields)
+
+        for text in self.vary:
+            host, link = _varied(text)
+            amend(host, up=link, down=link)
+        for text in self.up:
+            host, value = _pair("--up", text, "2=100mbit")
+            amend(host, up=_constant(value))
+        for text in self.down:
+            host, value = _pair("--down", text, "2=100mbit")
+            amend(host, down=_constant(value))
+        for text in self.slow:
+            host, value = _pair("--slow", text, "2=150")
+            if not value.isdigit():
+                raise InputError(f"--slow: got {text!r}, expected HOST=PERCENT, as in 2=150")
+            amend(host, compute_percent=int(value))
+        return tuple(hosts[host] for host in sorted(hosts))
+
+
+def options(function: _Function) -> _Function:
+    """Add the options to a command, which gets them by the names of `Topology`'s fields."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def _pair(option: str, text: str, example: str) -> tuple[int, str]:
+    host, equals, value = text.partition("=")
+    if not host.isdigit() or not equals:
+        raise InputError(f"{option}: got {text!r}, expected the number of a host, = and a value, as in {example}")
+    return int(host), value
+
+
+def _constant(text: str) -> Link:
+    return Link(max(parse_rate(text) // 8, 1))
+
+
+def _varied(text: str) -> tuple[int, Link]:
+    example = "2=100mbit..1gbit/5s/7"
+    host, value = _pair("--vary", text, example)
+    match = re.fullmatch(r"([^/]+)\.\.([^/]+)/([^/]+)(?:/([0-9]+))?", value)
+    if match is None:
+        raise InputError(f"--vary: got {text!r}, expected HOST=LOW..HIGH/EVERY[/SEED], as in {example}")
+    low, high, every, seed = match.groups()
+    bounds = parse_rate(low) // 8, parse_rate(high) // 8
+    # hosts with one seed would all vary alike
+    steps = random_steps(int(seed or 0) * 1_000_003 + host, *bounds, parse_ns(every), _VARIED_STEPS)
+    return host, Link(steps[0].bytes_per_second, steps)
+
+
+def _flow(text: str) -> Flow:
+    ends, _, rate = text.partition("=")
+    source, colon, target = ends.partition(":")
+    if not colon or not source.isdigit() or not target.isdigit():
+        raise InputError(f"--traffic: got {text!r}, expected FROM:TO[=RATE], as in 0:3=200mbit")
+    return Flow(int(source), int(target), parse_rate(rate) // 8 if rate else None)

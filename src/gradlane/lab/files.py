@@ -1,0 +1,39 @@
+"""A lab's spec as a file: JSON, or YAML where PyYAML is installed; strict, with the place of the first fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from gradlane.core.files import MAX_FILE_BYTES
+from gradlane.errors import FormatError, InputError
+from gradlane.lab.spec import LabSpec
+
+_YAML = (".yaml", ".yml")
+
+
+def read_spec(path: str | Path) -> LabSpec:
+    """The spec in a file. Raises `FormatError`; a missing file stays an `OSError`."""
+    with Path(path).open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise FormatError(f"got more than {MAX_FILE_BYTES} bytes, expected at most that")
+    try:
+        if Path(path).suffix in _YAML:
+            return msgspec.yaml.decode(data, type=LabSpec)
+        return msgspec.json.decode(data, type=LabSpec)
+    except ImportError as error:
+        raise InputError(
+            f"{path}: reading YAML needs PyYAML ({error}); install it with: pip install pyyaml, or use JSON"
+        ) from error
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `")
+        raise FormatError(text, place.rstrip("`") or "$") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"not a lab's spec: {error}") from None
+
+
+def write_spec(path: str | Path, spec: LabSpec) -> None:
+    """Write it as JSON, fields that have their defaults left out."""
+    Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(spec)) + b"\n")

@@ -1,0 +1,107 @@
+"""A direction of a link: HTB holds it to its rate, bounded queues behind it drop what does not fit.
+
+    root htb -- class 1:1 (the link's rate) -- bfifo                      first-in-first-out
+    root htb -- class 1:1 (the link's rate) -+- class 1:10 prio 0 -- bfifo  by class: u32 filters look at the DSCP
+                                             +- class 1:11 prio 1 -- bfifo
+
+A class has next to no rate of its own and borrows the link's: HTB lends to the most urgent class first, which makes the
+order strict. `where` is always a pyroute2.IPRoute of the namespace in which the interface `index` is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gradlane.errors import LabError
+from gradlane.lab import kernel
+from gradlane.lab.kernel import refused
+from gradlane.lab.spec import LabSpec, type_of_service
+
+_HTB, _LINK_CLASS, _LEAF = 0x1_0000, 0x1_0001, 0x2_0000
+_FIRST_CLASS = 0x1_0010
+_IPV4 = 0x0800
+_ETHERNET_HEADER_BYTES = 14
+_LEAST_QUEUE_PACKETS = 32
+# What HTB lets go at once, as a time at the link's rate. A smaller one follows the rate more closely and costs more
+# wake-ups; 0.5 ms is 62 kB at 1 Gbit/s, about the largest packet that TCP hands down.
+_BURST_SECONDS = 0.000_5
+_MOST_SEGMENTS = 44  # the largest packet that TCP hands down: 64 kB of 1448-byte segments
+_OWN_RATE = 1_000  # bytes per second that a class has before it borrows: HTB wants some
+
+
+def open_routes() -> Any:
+    """A pyroute2.IPRoute of the namespace that the caller is in, wherever the caller goes afterwards."""
+    try:
+        import pyroute2
+        from pyroute2.netlink.rtnl import tcmsg
+        from pyroute2.netlink.rtnl.tcmsg import sched_pfifo
+    except ImportError as error:
+        raise LabError(
+            f"a lab needs pyroute2, which cannot be imported ({error}); install it with: pip install 'gradlane[lab]'"
+        ) from error
+    # pyroute2 knows pfifo and not bfifo; their options are the same struct tc_fifo_qopt
+    tcmsg.plugins.setdefault("bfifo", sched_pfifo)
+    return pyroute2.IPRoute()
+
+
+@contextmanager
+def step(what: str) -> Iterator[None]:
+    """Turn what pyroute2 raises into a `LabError` that says which operation was refused."""
+    try:
+        yield
+    except LabError:
+        raise
+    except Exception as error:
+        code = getattr(error, "code", None) or getattr(error, "errno", None)
+        if isinstance(code, int) and code:
+            raise refused(what, code, "see whether its module is there and loaded") from error
+        raise LabError(f"{what} failed: {error!r}; {kernel.WHAT_STILL_WORKS}") from error
+
+
+def most_segments(bytes_per_second: int, mtu_bytes: int) -> int:
+    """The largest packet to hand to a link of this rate, in segments: one that is smaller than a burst, so that shaping
+    stays even and another connection's packet can come in between."""
+    return min(max(int(bytes_per_second * _BURST_SECONDS) // mtu_bytes, 2), _MOST_SEGMENTS)
+
+
+def shape(where: Any, index: int, bytes_per_second: int, spec: LabSpec, name: str) -> None:
+    """Put the whole tree on an interface that has none yet."""
+    with step(f"a queueing discipline on {name} (RTM_NEWQDISC, kind htb)"):
+        unmarked = _LINK_CLASS if spec.network_classes == 1 else _FIRST_CLASS + spec.network_classes - 1
+        where.tc("add", "htb", index, _HTB, default=unmarked & 0xFFFF)
+    _set("add", where, index, bytes_per_second, spec, name)
+    for place in range(spec.network_classes - 1):
+        with step(f"a filter on DSCP on {name} (RTM_NEWTFILTER, kind u32)"):
+            precedence = type_of_service(place)
+            # the first 16 bits of the IP header end in the type of service
+            key = f"0x{precedence:04x}/0x00e0+0"
+            where.tc(
+                "add-filter", "u32", index, parent=_HTB, prio=place + 1, protocol=_IPV4, target=_FIRST_CLASS + place, keys=[key]
+            )
+
+
+def change(where: Any, index: int, bytes_per_second: int, spec: LabSpec, name: str) -> None:
+    """Give a shaped interface another rate, and its queues the length that goes with it; what is in them stays."""
+    _set("change", where, index, bytes_per_second, spec, name)
+
+
+def _set(how: str, where: Any, index: int, bytes_per_second: int, spec: LabSpec, name: str) -> None:
+    largest = spec.mtu_bytes + _ETHERNET_HEADER_BYTES
+    burst = max(int(bytes_per_second * _BURST_SECONDS), 2 * largest)
+    queue = max(bytes_per_second * spec.queue_ns // 10**9, _LEAST_QUEUE_PACKETS * largest)
+    # quantum divides between classes of one priority, of which there is one; unset, the kernel warns about its default
+    common = {"cburst": burst, "quantum": largest, "mtu": largest}
+    with step(f"a shaped class on {name} (RTM_NEWTCLASS, kind htb)"):
+        where.tc(f"{how}-class", "htb", index, _LINK_CLASS, parent=_HTB, rate=bytes_per_second, burst=burst, **common)
+    leaves = [_LINK_CLASS]
+    if spec.network_classes > 1:
+        leaves = [_FIRST_CLASS + place for place in range(spec.network_classes)]
+        for place, leaf in enumerate(leaves):
+            own = {"rate": _OWN_RATE, "ceil": bytes_per_second, "burst": largest, "prio": place}
+            with step(f"a priority class on {name} (RTM_NEWTCLASS, kind htb)"):
+                where.tc(f"{how}-class", "htb", index, leaf, parent=_LINK_CLASS, **own, **common)
+    for place, leaf in enumerate(leaves):
+        with step(f"a bounded queue on {name} (RTM_NEWQDISC, kind bfifo)"):
+            where.tc(how, "bfifo", index, _LEAF + (place << 16), parent=leaf, limit=queue)

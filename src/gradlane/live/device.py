@@ -1,0 +1,110 @@
+"""Device: an accelerator that is a clock. Work given to it takes the time that was asked for, and no processor.
+
+It behaves as a stream of a GPU does for the thread that feeds it: work begins when the work before it has ended, or
+when the thread comes with it after having waited for something (a sum from the network), whichever is later. What the
+thread computes in between (hooks, optimizers) costs the device nothing, since a host runs ahead of its device. So the
+schedule is absolute, waking late never adds up, and waiting shifts what follows.
+
+Owned by one `Emulated`; used by whichever thread runs its forward and backward passes, one at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import time
+from typing import Protocol
+
+_PR_SET_TIMERSLACK = 29
+_TIMER_SLACK_NS = 1_000  # the default of 50 us is the largest part of how late a sleeper wakes on an idle machine
+# Later than this at the end of a pass is not the noise of waking: the thread could not keep up with the device
+_NOISE_NS = 2_000_000
+
+
+class Clock(Protocol):
+    """Time as the thread that calls sees it; all in nanoseconds."""
+
+    def now_ns(self) -> int: ...
+
+    def busy_ns(self) -> int:
+        """How long this thread has run, or waited for a processor to run on; the rest of its time it was blocked."""
+
+    def sleep_until(self, due_ns: int) -> None: ...
+
+
+class _Delays:
+    """How long the thread that made this was ready to run while others ran; 0 where the kernel does not count it."""
+
+    def __init__(self) -> None:
+        try:
+            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._fd = -1
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def so_far_ns(self) -> int:
+        return 0 if self._fd < 0 else int(os.pread(self._fd, 100, 0).split()[1])
+
+
+class ThreadClock:
+    """The real one."""
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def busy_ns(self) -> int:
+        return time.thread_time_ns() + self._delays().so_far_ns()
+
+    def sleep_until(self, due_ns: int) -> None:
+        left = due_ns - time.monotonic_ns()
+        if left > 0:
+            time.sleep(left * 1e-9)
+
+    def _delays(self) -> _Delays:
+        delays: _Delays | None = getattr(self._own, "delays", None)
+        if delays is None:
+            delays = self._own.delays = _Delays()
+            if sys.platform == "linux":
+                ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(_TIMER_SLACK_NS), 0, 0, 0)
+        return delays
+
+
+class Device:
+    """`run` returns when the device would be done."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or ThreadClock()
+        self._thread = 0
+        self._due_ns = 0
+        self._seen_ns = self._seen_busy_ns = 0
+
+    def run(self, work_ns: int) -> None:
+        """Compute for `work_ns`, after what came before and after whatever the thread has just waited for."""
+        self._due_ns += self._blocked_ns() + work_ns
+        self._clock.sleep_until(self._due_ns)
+        self._look()
+
+    def end_pass(self) -> None:
+        """A forward or backward pass is over: what it could not make up for is not owed by the next one."""
+        if self._seen_ns - self._due_ns > _NOISE_NS:
+            self._due_ns = self._seen_ns
+
+    def _blocked_ns(self) -> int:
+        """How long the thread has waited for anything but a processor since it last came."""
+        now, busy = self._clock.now_ns(), self._clock.busy_ns()
+        if self._thread != threading.get_ident():
+            # the times of two threads do not compare: begin anew
+            self._thread = threading.get_ident()
+            return max(0, now - self._due_ns)
+        return max(0, (now - self._seen_ns) - (busy - self._seen_busy_ns))
+
+    def _look(self) -> None:
+        self._seen_ns, self._seen_busy_ns = self._clock.now_ns(), self._clock.busy_ns()

@@ -1,0 +1,132 @@
+"""What a lab's spec refuses, what its options and files say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gradlane.cli import main
+from gradlane.core.cluster import Link, Step
+from gradlane.errors import FormatError, InputError
+from gradlane.lab import Flow, HostSpec, JobSpec, LabSpec
+from gradlane.lab.files import read_spec, write_spec
+from gradlane.lab.spec import type_of_service
+
+MBIT = 125_000
+
+EVERYTHING = LabSpec(
+    6,
+    10**9,
+    unlike=(HostSpec(2, Link(100 * MBIT, (Step(10**9, 50 * MBIT),)), None, 150),),
+    network_classes=8,
+    jobs=(JobSpec((0, 1), (2, 3), ("python", "a.py"), environment={"A": "b"}, name="a"), JobSpec((4,), command=("true",))),
+    traffic=(Flow(0, 5, 10 * MBIT, 5, 10, 1),),
+    scale=0.1,
+)
+
+
+def test_a_spec_in_a_file_reads_back_equal(tmp_path: Path) -> None:
+    path = tmp_path / "lab.json"
+    write_spec(path, EVERYTHING)
+    assert read_spec(path) == EVERYTHING
+
+
+def test_yaml_says_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    path = tmp_path / "lab.yaml"
+    path.write_text("hosts: 3\nlink_bits_per_second: 500000000\nunlike:\n- host: 1\n  compute_percent: 200\n")
+    assert read_spec(path) == LabSpec(3, 500_000_000, unlike=(HostSpec(1, compute_percent=200),))
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ('{"hosts": 2, "speed": 5}', r"unknown field `speed`"),
+        ('{"hosts": 2, "unlike": [{"host": "one"}]}', r"\$\.unlike\[0\]\.host"),
+        ('{"hosts": 2, "unlike": [{"host": 5}]}', r"unlike: got 5, expected a host from 0 to 1"),
+        ("hosts", "not a lab's spec"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_with_the_place(tmp_path: Path, text: str, place: str) -> None:
+    path = tmp_path / "lab.json"
+    path.write_text(text)
+    with pytest.raises(FormatError, match=place):
+        read_spec(path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"unlike": (HostSpec(1), HostSpec(1))},
+        {"unlike": (HostSpec(2),)},
+        {"jobs": (JobSpec((0, 2)),)},
+        {"jobs": (JobSpec((0,), (9,)),)},
+        {"traffic": (Flow(0, 2),)},
+        {"network_classes": 9},
+        {"scale": 0.0},
+        {"scale": 0.001, "link_bits_per_second": 10**8},
+        {"unlike": (HostSpec(0, Link(MBIT, (Step(1, 10),))),)},
+    ],
+)
+def test_a_lab_that_cannot_be_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="expected"):
+        LabSpec(2, **fields)
+
+
+def test_flows_and_jobs_that_cannot_be_are_refused() -> None:
+    for make in (lambda: Flow(1, 1), lambda: Flow(0, 1, start_ns=5, end_ns=4), lambda: JobSpec(()), lambda: HostSpec(-1)):
+        with pytest.raises(InputError, match="expected"):
+            make()
+
+
+def test_classes_are_class_selectors() -> None:
+    # RFC 2474: CS7 is DSCP 56, whose byte is 224; unmarked traffic is CS0
+    assert [type_of_service(network_class) for network_class in range(8)] == [224, 192, 160, 128, 96, 64, 32, 0]
+
+
+def spec_of(tmp_path: Path, *options: str) -> LabSpec:
+    path = tmp_path / "lab.json"
+    done = CliRunner().invoke(main, ["lab", *options, "--write", str(path)])
+    assert done.exit_code == 0, done.output
+    return read_spec(path)
+
+
+def test_options_say_what_a_file_says(tmp_path: Path) -> None:
+    assert spec_of(tmp_path, "--hosts", "4", "--link", "1gbit", "--scale", "0.1") == LabSpec(4, 10**9, scale=0.1)
+    apart = spec_of(tmp_path, "--hosts", "2", "--servers", "2", "--classes", "2")
+    assert apart == LabSpec(4, network_classes=2, jobs=(JobSpec((0, 1), (2, 3)),))
+    together = spec_of(tmp_path, "--hosts", "3", "--servers", "2", "--together")
+    assert together == LabSpec(3, jobs=(JobSpec((0, 1, 2), (0, 1)),))
+    uneven = spec_of(tmp_path, "--up", "1=100mbit", "--down", "0=50mbit", "--slow", "1=200", "--traffic", "0:1=8mbit")
+    assert uneven == LabSpec(
+        2,
+        unlike=(HostSpec(0, down=Link(50 * MBIT)), HostSpec(1, Link(100 * MBIT), compute_percent=200)),
+        traffic=(Flow(0, 1, 8 * MBIT),),
+    )
+
+
+def test_a_varied_rate_is_drawn_between_its_bounds_and_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    spec, again, other = (spec_of(tmp_path, "--vary", f"1=100mbit..1gbit/5s/{seed}") for seed in (7, 7, 8))
+    assert spec == again
+    assert spec != other
+    up, down = spec.links(1)
+    assert up == down
+    assert [step.at_ns for step in up.steps[:3]] == [0, 5 * 10**9, 10 * 10**9]
+    rates = [step.bytes_per_second / MBIT for step in up.steps]
+    assert 100 <= min(rates) < 120
+    assert 980 < max(rates) <= 1000
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--up", "one=100mbit"], ["--up", "1"], ["--slow", "1=fast"], ["--vary", "1=100mbit/5s"], ["--traffic", "0-1"],
+        ["--servers", "3", "--together"], ["--file", "lab.json", "--hosts", "2"], ["--file", "not-there.json"],
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be_are_refused(options: list[str]) -> None:
+    done = CliRunner().invoke(main, ["lab", *options, "true"])
+    assert done.exit_code == 2
+    assert "expected" in done.output
