@@ -24,6 +24,8 @@ from gradlane.cli.knobs import parse_knobs
 from gradlane.core import files
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
+from gradlane.core.policy import tunable
+from gradlane.core.tuned import Tuned
 from gradlane.errors import InputError, JobError, UnsupportedError
 from gradlane.tune import catalog
 from gradlane.units import parse_bytes
@@ -41,6 +43,7 @@ torchrun options:
 examples:
   gradlane launch --nproc 2 train.py --epochs 3
   gradlane launch --nproc 2 --policy bytescheduler --knob partition_bytes=1MiB train.py
+  gradlane launch --nproc 2 --policy bytescheduler --tune --knobs tuned.json train.py
   gradlane launch --nproc 2 --backend server --policy mercury train.py
   gradlane launch --nproc 2 --backend server --servers 1 train.py
   gradlane launch --nnodes 4 --rdzv-endpoint node0:29400 --plan plan.json --timeline out train.py
@@ -153,7 +156,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--nproc", metavar="N", dest="nproc_per_node", default=argparse.SUPPRESS,
                        help="processes on this node; torchrun's --nproc-per-node (default: 1)")  # fmt: skip
     group.add_argument("--policy", metavar="NAME", help="plan with this policy (gradlane policies lists them)")
-    group.add_argument("--knob", metavar="NAME=VALUE", action="append", default=[], dest="knobs",
+    group.add_argument("--knob", metavar="NAME=VALUE", action="append", default=[],
                        help="a knob of the policy, as in partition_bytes=4MiB; may be repeated")  # fmt: skip
     group.add_argument("--plan", metavar="FILE", help="run this plan (gradlane plan --out), whatever the policy")
     group.add_argument(
@@ -168,6 +171,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        help="start N servers in processes of their own on this node, rather than one in each rank")  # fmt: skip
     group.add_argument("--await-servers", metavar="N", type=int,
                        help="N servers come from other hosts (gradlane server); every node says so")  # fmt: skip
+    group.add_argument("--tune", action="store_true",
+                       help="try other values of the policy's knobs while training, and keep the best")  # fmt: skip
+    group.add_argument("--knobs", metavar="FILE",
+                       help="tuned knobs: used from this file, or with --tune left there (and begun from)")  # fmt: skip
     group.add_argument("--network", metavar="FILE", help="plan for this network rather than measuring one")
     group.add_argument("--timeline", metavar="DIR", help="write what each rank did, and when, to this directory")
     group.add_argument("--timeout", metavar="SECONDS", help="the longest that a collective may take")
@@ -177,7 +184,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _variables(given: argparse.Namespace) -> dict[str, str]:
     """The options as the variables that `gradlane.live.boot` reads, each checked here, once, before N ranks do."""
     variables: dict[str, str] = {}
-    knobs = parse_knobs(given.knobs)
+    knobs = parse_knobs(given.knob)
     if given.plan is not None and (given.policy is not None or knobs):
         raise InputError("launch: got --plan with --policy or --knob, expected one or the other; a plan needs no policy")
     if given.policy is not None or knobs:
@@ -203,6 +210,19 @@ def _variables(given: argparse.Namespace) -> dict[str, str]:
             raise InputError(f"launch: got {servers} servers, expected 1 or more, with --backend server")
         variables["GRADLANE_SERVERS"] = str(servers)
         variables["GRADLANE_SERVERS_STORE"] = _servers_store(given)
+    if given.plan is not None and (given.tune or given.knobs is not None):
+        raise InputError("launch: got --plan with --tune or --knobs, expected one or the other; a plan has no knobs")
+    if given.tune:
+        policy = catalog.get(given.policy or policies.DEFAULT, **knobs)
+        if not tunable(policy):
+            raise InputError(
+                f"launch: got --tune, and policy {policy.name} declares no knobs to tune; try --policy bytescheduler"
+            )
+        variables["GRADLANE_TUNE"] = "1"
+    if given.knobs is not None:
+        if not given.tune:
+            files.read(_existing("--knobs", given.knobs), Tuned)
+        variables["GRADLANE_KNOBS_FILE"] = str(Path(given.knobs).resolve())
     if given.network is not None:
         files.read(_existing("--network", given.network), Network)
         variables["GRADLANE_NETWORK"] = str(Path(given.network).resolve())

@@ -48,16 +48,18 @@ class _Entry(msgspec.Struct, frozen=True):
     rank: int
     where: str
     terms: Terms
+    fault: str
 
 
-def agree(terms: Terms, group: Any, name: str, timeout_s: float) -> Any:
+def agree(terms: Terms, group: Any, name: str, timeout_s: float, fault: str = "") -> Any:
     """Compare `terms` over all ranks of `group`. Returns the store, prefixed for this attachment.
 
-    Raises `MismatchError` on every rank, within `timeout_s`, if any differ or a rank never came.
+    fault: why this rank cannot go on, where the others could not know it. Raises `MismatchError` on every rank, within
+    `timeout_s`, if any differ, a rank has a fault or never came.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     store: Any = dist.distributed_c10d.PrefixStore(f"gradlane/{name}", dist.distributed_c10d._get_default_store())
-    entry = msgspec.json.encode(_Entry(rank, whereabouts(), terms))
+    entry = msgspec.json.encode(_Entry(rank, whereabouts(), terms, fault))
     if len(entry) > _MAX_BYTES:
         raise MismatchError(f"the description of this model has {len(entry)} bytes, expected at most {_MAX_BYTES}")
     settle(store, rank, world, entry, _judge, "called gradlane.attach", timeout_s)
@@ -96,6 +98,9 @@ def whereabouts() -> str:
 
 def _judge(entries: list[bytes]) -> str:
     first, *others = [msgspec.json.decode(data, type=_Entry) for data in entries]
+    for entry in (first, *others):
+        if entry.fault:
+            return f"rank {entry.rank} ({entry.where}): {entry.fault}"
     return next((text for other in others if (text := _first_difference(first, other))), "")
 
 

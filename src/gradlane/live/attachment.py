@@ -26,6 +26,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
+from gradlane.core.tuned import Tuned
 from gradlane.errors import InputError, PlanError, UnsupportedError
 from gradlane.live import agree
 from gradlane.live.allreduce import AllReduce
@@ -36,9 +37,11 @@ from gradlane.live.peers import Peers
 from gradlane.live.planning import Planner, check_fits
 from gradlane.live.servers import Servers
 from gradlane.live.session import Session
+from gradlane.live.tuner import digest, prepare
 from gradlane.transport import NodeOptions
 from gradlane.tune import catalog
 from gradlane.tune.fit import fit_network
+from gradlane.tune.tuning import TuneOptions
 
 log = logging.getLogger("gradlane")
 
@@ -67,6 +70,8 @@ class Overrides(msgspec.Struct, frozen=True):
     timeout: float | None = None
     timeline: Path | None = None
     profile: Path | None = None
+    tune: TuneOptions | None = None
+    knobs: Path | None = None
 
 
 _overrides = Overrides()
@@ -98,6 +103,8 @@ def attach(
     broadcast_buffers: bool = True,
     process_group: Any = None,
     timeout: float = 60.0,
+    tune: bool | TuneOptions = False,
+    knobs: str | Path | None = None,
 ) -> Session:
     """Schedule the gradient communication of `model` from now on, in place of DistributedDataParallel.
 
@@ -123,6 +130,10 @@ def attach(
         before the next forward pass; True vouches for an optimizer that gradlane does not know.
     broadcast_buffers: keep buffers equal to rank 0's at each forward pass, as DDP does.
     timeout: seconds after which a sum that does not end is an error.
+    tune: try other values of the policy's knobs while training, from its first plan on (ByteScheduler §4.3), and keep the
+        best; `TuneOptions` says how long and how. No result depends on it but the time.
+    knobs: a file of tuned knobs. With `tune`, what is found is left there, and a file that is there already is where it
+        begins; without, the file's knobs are used. Read and written on rank 0's host.
 
     Returns the Session. Raises UnsupportedError, InputError, PlanError, MismatchError (ranks disagree) or
     CommunicationError, on every rank that the others' state can reach, before any gradient is sent.
@@ -136,6 +147,8 @@ def attach(
     servers = _overrides.servers or servers
     network = _overrides.network or network
     timeout = _overrides.timeout or timeout
+    tune = _overrides.tune or (TuneOptions() if tune is True else tune)
+    knobs = _overrides.knobs or knobs
     need(profile_iterations >= 1, "profile_iterations", profile_iterations, "1 or more")
     need(timeout > 0, "timeout", timeout, "seconds, more than 0")
     need(order in ("planned", "coordinator"), "order", order, "'planned' or 'coordinator'")
@@ -145,6 +158,7 @@ def attach(
     specs = tuple(_spec(name, param) for name, param in params)
     chosen = catalog.get(policy or policies.DEFAULT) if policy is None or isinstance(policy, str) else policy
     if isinstance(chosen, Plan):
+        need(not tune and knobs is None, "tune, knobs", (tune, knobs), "neither with a plan, which has no knobs: give a policy")
         refuse_what_cannot_be_done(chosen, backend)
         check_fits(chosen, specs)
     elif chosen.name in catalog.names() and chosen.name not in catalog.names(EXECUTORS[backend]):
@@ -159,6 +173,11 @@ def attach(
         # a lane needs a group of its own, and torch.distributed names the groups of some ranks ambiguously
         has = "does not have this rank" if rank < 0 else f"has {world} of the {dist.get_world_size()} ranks"
         raise UnsupportedError(f"process_group {has}, expected one of all ranks")
+    start: Policy | Plan = chosen
+    tuner, fault = None, ""
+    if not isinstance(chosen, Plan) and (tune or knobs is not None):
+        about = Tuned(chosen.name, {}, type(model).__name__, digest(specs), world, backend)
+        start, tuner, fault = prepare(chosen, specs, about, rank, tune or None, None if knobs is None else Path(knobs))
     terms = agree.Terms(
         gradlane=gradlane.__version__,
         torch=str(torch.__version__),
@@ -176,11 +195,13 @@ def attach(
             "packet_bytes": packet_bytes,
             "summation_order": summation_order,
             "servers": servers,
+            "tune": repr(tune or None),
+            "knobs": knobs is not None,
         },
         tensors=tuple((name, str(param.dtype), tuple(param.shape)) for name, param in params),
         buffers=tuple((name, str(buffer.dtype), tuple(buffer.shape)) for name, buffer in model.named_buffers()),
     )
-    store = agree.agree(terms, process_group, str(next(_attachments)), timeout)
+    store = agree.agree(terms, process_group, str(next(_attachments)), timeout, fault)
     device = params[0][1].device
     carrier: Backend
     if backend == "all-reduce":
@@ -209,7 +230,8 @@ def attach(
         model,
         params,
         optimizers,
-        planner=Planner(chosen, network, profile, specs, profile_iterations, needs_sequence),
+        planner=Planner(start, network, profile, specs, profile_iterations, needs_sequence),
+        tuner=tuner,
         first_plan=first_plan,
         coordinated=order == "coordinator",
         may_cross=may_cross,

@@ -21,6 +21,7 @@ from gradlane.core.plan import Plan
 from gradlane.errors import GradlaneError, InputError
 from gradlane.live import attachment, meeting
 from gradlane.tune import catalog
+from gradlane.tune.tuning import TuneOptions
 
 
 def options_from(environment: dict[str, str]) -> attachment.Overrides:
@@ -30,6 +31,7 @@ def options_from(environment: dict[str, str]) -> attachment.Overrides:
     network, timeout = environment.get("GRADLANE_NETWORK"), environment.get("GRADLANE_TIMEOUT")
     packet_bytes, servers = environment.get("GRADLANE_PACKET_BYTES"), environment.get("GRADLANE_SERVERS")
     timeline, profile = environment.get("GRADLANE_TIMELINE"), environment.get("GRADLANE_PROFILE")
+    knobs_file = environment.get("GRADLANE_KNOBS_FILE")
     if plan and (name or knobs):
         raise InputError("--plan and --policy were both given; a plan needs no policy")
     return attachment.Overrides(
@@ -43,6 +45,8 @@ def options_from(environment: dict[str, str]) -> attachment.Overrides:
         timeout=float(timeout) if timeout else None,
         timeline=Path(timeline) if timeline else None,
         profile=Path(profile) if profile else None,
+        tune=TuneOptions() if environment.get("GRADLANE_TUNE") else None,
+        knobs=Path(knobs_file) if knobs_file else None,
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from gradlane.core.plan import Plan
+from gradlane.core.profile import TensorSpec
 from gradlane.dispatch import Dispatcher
 from gradlane.errors import CommunicationError, JobError, OrderError, PeerDied, PeerError, PeerFailed
 from gradlane.live.arena import Arena
@@ -59,7 +60,10 @@ class Exchange:
         self._issuing = False
         self._unissued = 0
         self._rolling_hash = 0
-        self._peers = peers(on_failure=self.fail, on_choice=self._on_choice, on_left=self._on_left)
+        self._arena = Arena([])
+        self._laid_out: tuple[TensorSpec, ...] = ()
+        self._turns: dict[int, int] = {}  # what rank 0 decided for iterations that this rank has not begun
+        self._peers = peers(on_failure=self.fail, on_choice=self._on_choice, on_left=self._on_left, on_turn=self._on_turn)
 
     # -- one plan, one iteration -----------------------------------------------------------------------
 
@@ -68,11 +72,11 @@ class Exchange:
 
         coordinated: rank 0 decides the order as it goes, the others follow it.
         """
-        arena = Arena(params)
+        if plan.tensors != self._laid_out:  # else what points into the slots may stay, and their memory is warm
+            self._arena, self._laid_out = Arena(params), plan.tensors
         self.plan = plan
-        self.slots = arena.slots
-        self._arena = arena
-        self._buffers = arena.message_buffers(plan)
+        self.slots = self._arena.slots
+        self._buffers = self._arena.message_buffers(plan)
         self._parts_at_first = [0] * len(params)
         self._messages_of: list[list[int]] = [[] for _ in params]
         for index, message in enumerate(plan.messages):
@@ -204,6 +208,20 @@ class Exchange:
                 self._follow(message)
             else:
                 self._choices.setdefault(iteration, []).append(message)
+
+    def turn(self, decided: int | None) -> int:
+        """What rank 0 has decided for the next iteration: `decided` there, waited for elsewhere (None)."""
+        iteration = self.iteration + 1
+        if decided is not None:
+            self._peers.turn(iteration, decided)
+            return decided
+        self.wait_until(lambda: iteration in self._turns, "the word of rank 0 on the next iteration")
+        return self._turns.pop(iteration)
+
+    def _on_turn(self, iteration: int, what: int) -> None:
+        with self._condition:
+            self._turns[iteration] = what
+            self._condition.notify_all()
 
     def _follow(self, message: int) -> None:
         self._backend.expect(message)

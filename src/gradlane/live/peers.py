@@ -46,6 +46,7 @@ class Frame(IntEnum):
     BYE = 4
     CHOICE = 5  # iteration (8 bytes), message (4 bytes)
     ISSUED = 6  # iteration (8 bytes), hash (8 bytes)
+    TURN = 7  # iteration (8 bytes), what rank 0 decided for it (4 bytes)
 
 
 _PAIR = struct.Struct("<QI")
@@ -102,7 +103,8 @@ class Peers:
     """The control channel of one session.
 
     on_failure(error): another rank is gone or asked all to stop. on_choice(iteration, message): the
-    coordinator's order (never on rank 0). on_left(rank): it said goodbye.
+    coordinator's order (never on rank 0). on_left(rank): it said goodbye. on_turn(iteration, what): rank 0's decision
+    on an iteration to come (never on rank 0).
     """
 
     def __init__(
@@ -114,9 +116,10 @@ class Peers:
         on_failure: Callable[[JobError], None],
         on_choice: Callable[[int, int], None],
         on_left: Callable[[int], None],
+        on_turn: Callable[[int, int], None],
     ) -> None:
         self._rank, self._world = rank, world
-        self._on_failure, self._on_choice, self._on_left = on_failure, on_choice, on_left
+        self._on_failure, self._on_choice, self._on_left, self._on_turn = on_failure, on_choice, on_left, on_turn
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, _Connection] = {}  # by rank
         self._strangers: list[_Connection] = []
@@ -173,6 +176,12 @@ class Peers:
         payload = _PAIR.pack(iteration, message)
         for connection in list(self._connections.values()):
             connection.send(Frame.CHOICE, self._rank, payload)
+
+    def turn(self, iteration: int, what: int) -> None:
+        """Rank 0: `what` is decided for `iteration`, for everybody."""
+        payload = _PAIR.pack(iteration, what)
+        for connection in list(self._connections.values()):
+            connection.send(Frame.TURN, self._rank, payload)
 
     def issued(self, iteration: int, rolling_hash: int) -> None:
         """All messages of `iteration` have been issued, in an order with this hash."""
@@ -275,6 +284,8 @@ class Peers:
             self._on_left(rank)
         elif frame is Frame.CHOICE and connection.rank == 0:
             self._on_choice(*_PAIR.unpack(payload))
+        elif frame is Frame.TURN and connection.rank == 0:
+            self._on_turn(*_PAIR.unpack(payload))
         elif frame is Frame.ISSUED and self._rank == 0:
             iteration, rolling_hash = _HASH.unpack(payload)
             self._compare(iteration, connection.rank, rolling_hash)

@@ -23,7 +23,7 @@ from gradlane.core.profile import Profile, TensorSpec
 from gradlane.errors import MismatchError
 from gradlane.live.backend import Backend
 from gradlane.live.recorder import ProfileBuilder
-from gradlane.sim import planned_ahead
+from gradlane.sim import iteration_ns, planned_ahead
 
 Collective = Callable[[Callable[[], Any]], None]
 """Runs a blocking collective and turns its failure into a typed error."""
@@ -69,12 +69,22 @@ class Planner:
             collective(lambda: dist.all_reduce(ready, group=group))
             world = dist.get_world_size(group)
             self.profile = self.builder.build(model, str(device), [int(total) // world for total in ready.tolist()])
-        plan = self._share(self._plan(), device, group, collective)
+        plan = self._share(self._plan(self._policy), device, group, collective)
         check_fits(plan, self.builder.specs)
         return plan
 
-    def _plan(self) -> Plan:
-        policy, profile = self._policy, self.profile
+    def change(self, policy: Policy | None, device: torch.device, backend: Backend, collective: Collective) -> Plan:
+        """Another plan for the profile that there is: of rank 0's `policy` (None elsewhere), agreed upon by all."""
+        plan = None if policy is None else self._plan(policy)
+        return self._share(plan, device, backend.control_group, collective)
+
+    def simulated_ns(self, policy: Policy) -> int:
+        """How long an iteration is expected to take under `policy`: over all-reduce, on the network that is planned for."""
+        assert self.profile is not None, "there is a profile once the first plan is decided"
+        return iteration_ns(policy.plan(self.profile, self.network), self.profile, self.network)
+
+    def _plan(self, policy: Policy | Plan) -> Plan:
+        profile = self.profile
         if profile is None:
             assert isinstance(policy, Plan)
             return policy
@@ -86,9 +96,9 @@ class Planner:
         return planned_ahead(plan, profile, self.network)
 
     @staticmethod
-    def _share(plan: Plan, device: torch.device, group: Any, collective: Collective) -> Plan:
-        """Rank 0's plan on every rank; its fingerprint compared over all of them."""
-        data = files.dumps(plan)
+    def _share(own: Plan | None, device: torch.device, group: Any, collective: Collective) -> Plan:
+        """Rank 0's plan (the others' own do not count) on every rank; its fingerprint compared over all of them."""
+        data = files.dumps(own) if own is not None else b""
         size = torch.tensor([len(data)], dtype=torch.int64, device=device)
         collective(lambda: dist.broadcast(size, group_src=0, group=group))
         payload = torch.zeros(int(size), dtype=torch.uint8, device=device)

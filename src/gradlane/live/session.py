@@ -25,6 +25,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
+from gradlane.core.tuned import Tuned
 from gradlane.errors import JobError
 from gradlane.live import pending
 from gradlane.live.backend import Backend
@@ -35,6 +36,7 @@ from gradlane.live.hooks import Hook, ModuleHook, inside_a_backward_pass, is_com
 from gradlane.live.peers import Peers
 from gradlane.live.planning import Planner
 from gradlane.live.recorder import Recorder, now_ns
+from gradlane.live.tuner import Tuner
 
 log = logging.getLogger("gradlane")
 
@@ -42,7 +44,7 @@ log = logging.getLogger("gradlane")
 class Session:
     """Made by `gradlane.attach`; `close()` (or leaving a `with` block) detaches it.
 
-    Useful to a training script: `no_sync()`, `flush()`, `profile()`, `timeline()`, `plan`, `close()`.
+    Useful to a training script: `no_sync()`, `flush()`, `profile()`, `timeline()`, `plan`, `tuned`, `close()`.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Session:
         optimizers: Sequence[torch.optim.Optimizer],
         *,
         planner: Planner,
+        tuner: Tuner | None,
         first_plan: Plan,
         coordinated: bool,
         may_cross: bool,
@@ -66,7 +69,7 @@ class Session:
         self._params_by_name = dict(params)
         self._frozen = [(name, param) for name, param in model.named_parameters() if not param.requires_grad]
         self._optimizers = list(optimizers)
-        self._planner = planner
+        self._planner, self._tuner = planner, tuner
         self._coordinated, self._may_cross = coordinated, may_cross
         self._scale = 1.0 / world
         self._backend = backend
@@ -220,6 +223,12 @@ class Session:
             self._settled = True
             self._take_up(plan)
             log.info("rank %d: %s", self.rank, plan.describe(limit=0).partition("\n")[0])
+            if self._tuner is not None:
+                self._tuner.start(self._planner)
+        elif self._settled and self._tuner is not None and not self._tuner.over:
+            changed = self._tuner.turn(self._planner, self._exchange, self._backend, self._device)
+            if changed is not None:
+                self._take_up(changed)
         self._recorder.begin()
         self._in_backward = True
         self._backward_began_ns = now_ns()
@@ -411,6 +420,16 @@ class Session:
     def settled(self) -> bool:
         """Whether the profile has been taken and the policy's own plan is in force."""
         return self._settled
+
+    @property
+    def tuned(self) -> Tuned | None:
+        """On rank 0 of a session that tunes: the knobs in force and the trials so far; None elsewhere."""
+        return None if self._tuner is None else self._tuner.record()
+
+    @property
+    def tuning(self) -> bool:
+        """Whether knobs are still being tried, on any rank alike."""
+        return self._tuner is not None and not self._tuner.over
 
     @property
     def crosses_barrier(self) -> bool:

@@ -72,13 +72,16 @@ class GaussianProcess:
             return self._first[len(self._points)]
         if not self._points:
             return self._candidate(int(self._expected.argmin()))
+        from threadpoolctl import threadpool_limits
+
         points, logs = np.array(self._points), np.array(self._logs)
         logs = np.minimum(logs, logs.min() + ALL_ALIKE)
         scale = max(float(logs.std()), 0.01)
         expected = np.zeros(len(points)) if self._prior is None else self._prior(points)
         share = _share(expected, logs)
         level = float(np.median(logs - share * expected))
-        with warnings.catch_warnings():  # a length at its bound is as good as any
+        # so little is done at once that more threads than one make it slower, tenfold where they must share cores
+        with threadpool_limits(1, user_api="blas"), warnings.catch_warnings():  # a length at its bound is as good as any
             warnings.simplefilter("ignore")
             self._regressor.fit(points, logs - share * expected - level)
             best = float((self._regressor.predict(points) + share * expected + level).min())

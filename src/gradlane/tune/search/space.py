@@ -78,7 +78,10 @@ class Space:
 
 def with_knobs(policy: Policy, knobs: Mapping[str, Any]) -> Policy:
     """The policy with some knobs set anew. Raises `InputError` for knobs that it does not have or cannot take."""
-    assert isinstance(policy, msgspec.Struct)
+    if not isinstance(policy, msgspec.Struct):
+        raise InputError(
+            f"policy {policy.name}: got a {type(policy).__name__}, expected a msgspec.Struct with its knobs as fields"
+        )
     unknown = sorted(set(knobs) - set(policy.__struct_fields__))
     if unknown:
         raise InputError(f"policy {policy.name}: got knob {unknown[0]!r}, expected {', '.join(policy.__struct_fields__)}")
