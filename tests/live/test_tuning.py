@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from gradlane.cli.launch import launch
 from gradlane.core import files
 from gradlane.core.tuned import Tuned
+from gradlane.errors import InputError
 from gradlane.tune.tuning import TuneOptions
 from tests.live.ranks import Ranks
+from tests.live.test_commands import EXAMPLE, gradlane
 
 QUICK = TuneOptions(search="random", trials=8, iterations=2, loss=1e9)
 SLICES = ("bytescheduler", {"partition_bytes": 4000, "credit_bytes": 8000})
@@ -117,3 +122,26 @@ def test_a_rank_that_is_killed_in_a_trial_ends_the_job_with_its_name(backend):
     assert kind == "PeerDied"
     assert seconds < 10
     assert len(tuned.trials) >= 2
+
+
+def test_launch_tunes_a_script_that_knows_nothing_of_it_and_keeps_what_it_found(tmp_path):
+    file = tmp_path / "tuned.json"
+    done = gradlane("launch", "--nproc", 2, "--policy", "bytescheduler", "--tune", "--knobs", file, EXAMPLE)
+    assert done.stdout == EXAMPLE.with_suffix(".out").read_text()
+    assert done.stderr.count("bytescheduler tuned in") == 1
+    tuned = files.read(file, Tuned)
+    assert tuned.trials[0].knobs == {"partition_bytes": 2**20, "credit_bytes": 4 * 2**20}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--plan", "plan.json", "--tune"], "got --plan with --tune or --knobs"),
+        (["--plan", "plan.json", "--knobs", "k.json"], "got --plan with --tune or --knobs"),
+        (["--policy", "wfbp", "--tune"], "policy wfbp declares no knobs to tune"),
+        (["--knobs", "absent.json"], "--knobs: got 'absent.json', which is not a file"),
+    ],
+)
+def test_launch_refuses_what_cannot_be_tuned_before_it_starts_anything(options, says):
+    with pytest.raises(InputError, match=re.escape(says)):
+        launch([*options, str(EXAMPLE)])

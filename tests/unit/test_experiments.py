@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from experiments import bytescheduler, geryon, mg_wfbp, prophet
+from experiments import bytescheduler, geryon, mg_wfbp, prophet, searches
 from experiments.assumptions import k80_cluster
 from experiments.table import Row, difference, page
+from gradlane.tune.search import GaussianProcess, Grid, Prior
 
 NO_DATA = Path("nowhere")
 
@@ -38,3 +40,12 @@ def test_prophets_policies_are_level_at_ten_gigabits():
     at_ten = [row.ours for row in prophet.rows(NO_DATA) if row.what.startswith("10 Gbit/s")]
     assert len(at_ten) == 3
     assert max(at_ten) == pytest.approx(min(at_ten), rel=0.01)
+
+
+def test_a_search_is_done_when_it_tries_what_is_within_two_per_cent_of_the_best():
+    slope = Prior(np.log(np.array([2.0, 1.5, 1.01, 1.0])))  # its third of four points is within a hundredth
+    assert searches.trials(Grid.regular(1, steps=4), slope, seed=0) == 3
+    assert searches.trials(Grid.regular(1, steps=2), slope, seed=0) == 2
+    assert searches.trials(GaussianProcess(1, 0, slope), slope, seed=0) == 1
+    never = Grid(iter([(0.0,)] * 1000))
+    assert searches.trials(never, slope, seed=0) == searches.AT_MOST

@@ -187,6 +187,8 @@ def _variables(given: argparse.Namespace) -> dict[str, str]:
     knobs = parse_knobs(given.knob)
     if given.plan is not None and (given.policy is not None or knobs):
         raise InputError("launch: got --plan with --policy or --knob, expected one or the other; a plan needs no policy")
+    if given.plan is not None and (given.tune or given.knobs is not None):
+        raise InputError("launch: got --plan with --tune or --knobs, expected one or the other; a plan has no knobs")
     if given.policy is not None or knobs:
         catalog.get(given.policy or policies.DEFAULT, **knobs)
     if given.policy is not None:
@@ -210,8 +212,6 @@ def _variables(given: argparse.Namespace) -> dict[str, str]:
             raise InputError(f"launch: got {servers} servers, expected 1 or more, with --backend server")
         variables["GRADLANE_SERVERS"] = str(servers)
         variables["GRADLANE_SERVERS_STORE"] = _servers_store(given)
-    if given.plan is not None and (given.tune or given.knobs is not None):
-        raise InputError("launch: got --plan with --tune or --knobs, expected one or the other; a plan has no knobs")
     if given.tune:
         policy = catalog.get(given.policy or policies.DEFAULT, **knobs)
         if not tunable(policy):
