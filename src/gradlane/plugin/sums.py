@@ -1,0 +1,112 @@
+"""NodeSums: an engine that sums NumPy arrays in place over gradlane's own transport."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradlane.core.executors import why_not
+from gradlane.core.plan import Message, Plan
+from gradlane.errors import InputError, JobError, PlanError
+from gradlane.plugin.core import Core
+from gradlane.transport import Node
+
+Array = npt.NDArray[Any]
+_FOR_EVER_S = 10**6.0
+
+
+class NodeSums:
+    """Sums of `arrays` (the plan's tensors, in its order) over all workers of `node`, which has joined.
+
+    Arrays are C-contiguous and writable, and stay where they are for as long as the node lives. A message of one slice is
+    summed where it lies, one of several in a copy. Owns one thread. `close()` ends it, and the node.
+    """
+
+    def __init__(self, node: Node, arrays: Sequence[Array]) -> None:
+        for index, array in enumerate(arrays):
+            if not array.flags.c_contiguous or not array.flags.writeable:
+                raise InputError(f"arrays[{index}]: got one that is not C-contiguous and writable, expected such a one")
+        self._node = node
+        self._flat = [array.reshape(-1).view(np.uint8) for array in arrays]
+        self._dtypes = [array.dtype.name for array in arrays]
+        self._core: Core | None = None
+        self._pieces: list[list[Array]] = []  # of each message, where its bytes lie
+        self._whole: list[Array] = []  # of each message, where they are summed
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gradlane-sums", daemon=True)
+
+    def partition(self, plan: Plan, core: Core) -> None:
+        """Make each message a tensor of the node. Raises `PlanError` for a plan that does not fit the arrays or the node."""
+        self._refuse(plan)
+        assert self._core is None, "an engine serves one core"
+        self._core = core
+        for message in plan.messages:
+            self._pieces.append([self._flat[p.tensor][p.offset_bytes : p.offset_bytes + p.size_bytes] for p in message.slices])
+            self._whole.append(self._pieces[-1][0] if len(self._pieces[-1]) == 1 else np.concatenate(self._pieces[-1]))
+            self._define(message, plan)
+        self._thread.start()
+
+    def _define(self, message: Message, plan: Plan) -> None:
+        memory = self._whole[-1]
+        self._node.define(
+            len(self._whole) - 1,
+            memory.ctypes.data,
+            memory.nbytes,
+            self._dtypes[message.slices[0].tensor],
+            whole=plan.wire == "fifo",
+            urgent_first=plan.wire == "packet-priority",
+            priority=message.priority,
+            lane=message.lane,
+        )
+
+    def _refuse(self, plan: Plan) -> None:
+        reason = why_not(plan, "parameter-server")
+        if reason is not None:
+            raise PlanError(f"plan {plan.policy}: {reason}")
+        if len(plan.lanes) > len(self._node.options.lanes):
+            raise PlanError(
+                f"plan {plan.policy}: got {len(plan.lanes)} lanes, expected at most the node's {len(self._node.options.lanes)}"
+            )
+        mine = [(flat.nbytes, dtype) for flat, dtype in zip(self._flat, self._dtypes, strict=True)]
+        theirs = [(spec.size_bytes, spec.dtype) for spec in plan.tensors]
+        if mine != theirs:
+            raise PlanError(f"plan {plan.policy}: it is of tensors of {theirs}, the arrays are of {mine} (bytes and dtype)")
+
+    def start(self, message: int) -> None:
+        """Hand `message` to the node."""
+        if len(self._pieces[message]) > 1:
+            np.concatenate(self._pieces[message], out=self._whole[message])
+        self._node.push(message, notify_sent=True)
+
+    def _run(self) -> None:
+        assert self._core is not None
+        while not self._ending.is_set():
+            try:
+                done = self._node.take(_FOR_EVER_S)
+            except JobError as error:
+                self._core.notify_failure(error)
+                return
+            for message in done:
+                if message < 0:  # has been sent
+                    self._core.notify_sent(~message)
+                else:
+                    self._scatter(message)
+                    self._core.notify_finish(message)
+
+    def _scatter(self, message: int) -> None:
+        if len(self._pieces[message]) > 1:
+            offset = 0
+            for piece in self._pieces[message]:
+                piece[:] = self._whole[message][offset : offset + piece.nbytes]
+                offset += piece.nbytes
+
+    def close(self) -> None:
+        """Let what is queued leave, and end the node and the thread."""
+        self._ending.set()
+        self._node.close()
+        if self._thread.ident is not None:
+            self._thread.join()
