@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -15,6 +15,9 @@ from gradlane.units import format_bytes
 
 # a trial whose fastest iteration so far is so many times the best known median is ended: after one, two, more of them
 _CUT_AT = (3.0, 1.5, 1.25)
+_FINALS = 3  # of the sizes that look best, so many are measured again at most
+_FAR = 1.25  # given sizes that take so many times the best median need no second look
+_WORTH_A_CHANGE = 0.99
 
 
 class TuneOptions(msgspec.Struct, frozen=True):
@@ -52,7 +55,8 @@ class Tuning:
     one iteration of a very bad choice, and those that the simulator expects to be very bad are not proposed. Of all
     trials together: no further one begins once more than `loss` iterations' time was lost.
 
-    How luck is kept out: after the last trial the best and the given sizes are measured once more, and what counts is
+    How luck is kept out: after the last trial the sizes that look best are measured once more, the next best where they
+    do not hold, and then the given ones unless they are far off; only sizes measured twice are kept, and what counts is
     the median over all iterations with the same sizes. Sizes that are not faster by a hundredth are not worth a change.
     """
 
@@ -99,13 +103,29 @@ class Tuning:
             if len(self.trials) < self._options.trials and self.lost < self._options.loss:
                 self._point = self._search.ask()
                 self.knobs = self._space.knobs(self._point)
-            else:
-                best = self._best()
-                self._finals = [] if best == self._start else [best, self._start]
-        if self._finals is not None:
-            self.over = not self._finals
-            self.knobs = self._best(worth=0.99) if self.over else self._finals.pop(0)
+                return self.knobs != before
+            self._finals = []
+        final = self._next_final()
+        if final is None:
+            self.over = True
+            self.knobs = self._best([self._start, *self._finals], worth=_WORTH_A_CHANGE)
+        else:
+            self._finals.append(final)
+            self.knobs = final
         return self.knobs != before
+
+    def _next_final(self) -> dict[str, int] | None:
+        """What is to be measured once more: what looks best, until that has been; and then the given sizes, if near."""
+        assert self._finals is not None
+        best = self._best()
+        if best == self._start:
+            return None
+        if best not in self._finals and len(self._finals) < _FINALS:
+            return best
+        best_ns, start_ns = self.median_ns(best), self.median_ns(self._start)
+        assert best_ns is not None
+        assert start_ns is not None
+        return self._start if self._start not in self._finals and start_ns < best_ns * _FAR else None
 
     # -- what was found ----------------------------------------------------------------------------------
 
@@ -119,15 +139,15 @@ class Tuning:
         """The least median so far."""
         return self.median_ns(self._best()) if self.trials else None
 
-    def _best(self, worth: float = 1.0) -> dict[str, int]:
-        """The sizes with the least median; the given ones unless the others take less than `worth` of theirs."""
+    def _best(self, among: Sequence[dict[str, int]] | None = None, worth: float = 1.0) -> dict[str, int]:
+        """The sizes with the least median (of those `among`); the given ones unless others take less than `worth` of theirs."""
         start_ns = self.median_ns(self._start)
         assert start_ns is not None, "the given sizes are tried first"
         best, best_ns = self._start, start_ns * worth
-        for trial in self.trials:
-            time_ns = self.median_ns(trial.knobs)
+        for knobs in [trial.knobs for trial in self.trials] if among is None else among:
+            time_ns = self.median_ns(knobs)
             if time_ns is not None and time_ns < best_ns:
-                best, best_ns = trial.knobs, time_ns
+                best, best_ns = knobs, time_ns
         return best
 
     def describe(self) -> str:
