@@ -15,6 +15,7 @@ import pytest
 
 from gradlane import lab, zoo
 from gradlane.core.cluster import Cluster, Host, Link, Server, Step, Worker
+from gradlane.errors import InputError
 from gradlane.lab import Flow, HostSpec, JobSpec, LabSpec
 from gradlane.lab.files import write_spec
 from gradlane.lab.gauges import Sample, read_samples
@@ -221,6 +222,12 @@ def test_samples_tell_what_waits_and_what_has_passed(tmp_path: Path) -> None:
     assert 9e6 < samples[-1].up[0].passed_bytes < 25e6
     assert abs(samples[-1].up[0].passed_bytes - samples[-1].down[1].passed_bytes) < 500_000
     assert max(sample.up[0].queued_bytes for sample in samples) > 10_000
+
+
+def test_samples_that_cannot_be_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    for spec, path in ((LabSpec(1), tmp_path / "samples"), (LabSpec(1, 10**9), tmp_path / "no" / "samples")):
+        with pytest.raises(InputError, match=r"lab samples: got .* expected"):
+            lab.run(spec, ["true"], samples=path)
 
 
 def test_other_traffic_takes_its_rate_and_no_more(tmp_path: Path) -> None:
