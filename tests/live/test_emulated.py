@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -191,6 +192,18 @@ def test_the_lab_tells_the_scale_and_how_slow_this_host_is(monkeypatch: pytest.M
 def test_names_that_torch_cannot_have_are_refused(name: str) -> None:
     with pytest.raises(InputError, match="tensor name: got"):
         emulated(profile_of([(name, 1, 1, 0), ("weight", 1, 2, 0)], [1], 3))
+
+
+def test_a_copy_of_a_model_is_one_of_its_own() -> None:
+    model = emulated(SMALL, rank=0)
+    model().backward()
+    other = copy.deepcopy(model)
+    other().backward()
+    gradients = [[float(param.grad[0]) for param in each.parameters()] for each in (model, other)]
+    places = [[spec.name for spec in SMALL.specs].index(name) for name, _ in model.named_parameters()]
+    assert gradients[0] == [coefficient(0, 0, tensor) for tensor in places]
+    # torch copies a parameter without its gradient
+    assert gradients[1] == [coefficient(0, 1, tensor) for tensor in places]
 
 
 def test_the_real_clock_tells_waiting_from_computing() -> None:
