@@ -212,6 +212,12 @@ NB_MODULE(_native, module) {
                 return std::make_pair(is_there, std::move(taken));
             });
         })
+        .def("await_goodbyes", [](Node& node, int64_t timeout_ms) {
+            return WaitInTurns(timeout_ms, [&node](int64_t turn_ms) {
+                const bool left = node.AwaitGoodbyes(turn_ms);
+                return std::make_pair(left, left);
+            });
+        })
         .def("abort", &Node::Abort, nb::call_guard<nb::gil_scoped_release>())
         .def("failure", [](Node& node) { return AsTuple(node.failure()); })
         .def("stats", [](Node& node) {

@@ -123,6 +123,15 @@ void Aggregator::ArriveLocally(uint32_t tensor, uint32_t iteration, const uint8_
     if (!Pieces(sum).empty()) work_[sum.spec.urgent_first ? sum.spec.priority : 0].push_back({tensor, iteration, 0});
 }
 
+bool Aggregator::IsWaiting() const {
+    for (const auto& [tensor, sum] : sums_) {
+        for (const Slot& slot : sum.slots) {
+            if (slot.arrived != 0) return true;
+        }
+    }
+    return false;
+}
+
 bool Aggregator::Work(uint64_t bytes) {
     while (!work_.empty()) {
         const auto first = work_.begin();

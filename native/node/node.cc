@@ -239,6 +239,13 @@ std::vector<int64_t> Node::Take(int64_t timeout_ms) {
     return taken;
 }
 
+bool Node::AwaitGoodbyes(int64_t timeout_ms) {
+    std::unique_lock lock(done_mutex_);
+    done_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
+                   [this] { return all_left_ || failure_.code != Code::kNone || over_all_; });
+    return all_left_ && failure_.code == Code::kNone;
+}
+
 Failure Node::failure() {
     std::lock_guard guard(done_mutex_);
     return failure_;
@@ -781,16 +788,28 @@ bool Node::OnFrame(Connection& connection, const Header& header) {
             Fail(std::move(failure));
             return false;
         }
-        case FrameType::kGoodbye:
-            connection.left = true;
-            if (left_ns_ == 0) {
-                left_ns_ = now_ns_;
-                left_name_ = NameOf(connection);
-                (connection.dialled() ? left_server_ : left_rank_) = static_cast<int32_t>(connection.peer);
-            }
-            return true;
+        case FrameType::kGoodbye: OnGoodbye(connection); return true;
         default: return true;
     }
+}
+
+void Node::OnGoodbye(Connection& connection) {
+    if (connection.left) return;
+    connection.left = true;
+    if (left_ns_ == 0) {
+        left_ns_ = now_ns_;
+        left_name_ = NameOf(connection);
+        (connection.dialled() ? left_server_ : left_rank_) = static_cast<int32_t>(connection.peer);
+    }
+    if (options_.rank >= 0) return;
+    // it has all of its sums, so that nothing is queued for it: it need not wait until the others are done, too
+    connection.said_goodbye = true;
+    connection.QueueControl(ControlFrame(FrameType::kGoodbye, connection.sender, 0, nullptr, 0));
+    Touch(connection);
+    if (++goodbyes_ < size_t{options_.membership.world} * options_.membership.lanes) return;
+    std::lock_guard guard(done_mutex_);
+    all_left_ = true;
+    done_.notify_all();
 }
 
 bool Node::OnGreeting(Connection& connection, const Header& header) {
@@ -1128,8 +1147,8 @@ void Node::Tick(int64_t now_ns) {
         }
     }
     if (left_ns_ != 0 && !failed_ && now_ns - left_ns_ > dead_ns) {
-        bool waits;
-        {
+        bool waits = options_.rank < 0 && aggregator_->IsWaiting();
+        if (options_.rank >= 0) {
             std::lock_guard guard(done_mutex_);
             waits = !open_.empty();
         }

@@ -109,6 +109,10 @@ class Node : private Connection::Owner, private Outbox {
     // for the first. Empty after timeout_ms, a failure or Close.
     std::vector<int64_t> Take(int64_t timeout_ms);
 
+    // True once every worker that is connected to this server has left in order. False after timeout_ms, a failure or
+    // Close.
+    bool AwaitGoodbyes(int64_t timeout_ms);
+
     // This process cannot go on: fails this node and every other.
     void Abort(const std::string& text);
     Failure failure();
@@ -206,6 +210,7 @@ class Node : private Connection::Owner, private Outbox {
     int64_t AdmitResult(const Header& header, uint32_t server, Code* code, const char** why) const;
     void TakeEarly(uint32_t tensor);
     bool OnGreeting(Connection& connection, const Header& header);
+    void OnGoodbye(Connection& connection);
     bool OnDefineFrame(Connection& connection, const Header& header);
     bool OnRuleFrame(Connection& connection, const Header& header);
     bool Opened(Connection& connection);
@@ -241,6 +246,7 @@ class Node : private Connection::Owner, private Outbox {
     int64_t left_ns_ = 0;  // when the first peer left in order; 0: none has
     std::string left_name_;
     int32_t left_rank_ = -1, left_server_ = -1;
+    size_t goodbyes_ = 0;  // connections whose peer has left in order
     int64_t ticked_ns_ = 0, now_ns_ = 0;
     NodeStats stats_;
 
@@ -252,7 +258,7 @@ class Node : private Connection::Owner, private Outbox {
     std::unordered_set<uint32_t> open_;  // pushed and not done
     std::deque<int64_t> finished_;  // ~tensor: sent
     Failure failure_;
-    bool joined_ = false, over_all_ = false;
+    bool joined_ = false, all_left_ = false, over_all_ = false;
     std::string missing_;
 
     std::atomic<bool> stop_{false};

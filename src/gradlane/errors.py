@@ -66,9 +66,9 @@ class OrderError(JobError):
 
 
 class PeerError(JobError):
-    """Another rank is gone."""
+    """Another process of the job is gone: rank `rank`, or, where that is None, a server in a process of its own."""
 
-    def __init__(self, message: str, rank: int) -> None:
+    def __init__(self, message: str, rank: int | None) -> None:
         super().__init__(message)
         self.rank = rank
 

@@ -18,7 +18,6 @@ from tests.processes import PROCESSES
 CASE_S = 120
 
 
-
 def _serve(rank: int, world: int, port: int, pipe: Connection) -> None:
     import os
 
@@ -56,7 +55,7 @@ class Ranks:
     def __init__(self, world: int) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        self.world = world
+        self.world, self.store = world, f"127.0.0.1:{port}"
         self._pipes: list[Connection] = []
         self.processes = []
         for rank in range(world):

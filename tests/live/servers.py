@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import gradlane
+from gradlane.errors import JobError
 from tests.live.cases import bits_of
 from tests.live.faults import census
 from tests.live.loops import GIVEN, Mlp, momentum
@@ -31,7 +33,7 @@ def _step(model: Any, optimizer: torch.optim.Optimizer, generator: torch.Generat
 
 
 def train_under_each(
-    rank: int, world: int, only: str | None = None, summation_order: Any = None
+    rank: int, world: int, only: str | None = None, summation_order: Any = None, servers: int = 0
 ) -> dict[str, dict[str, torch.Tensor]]:
     """The bits after 12 steps under each policy."""
     bits = {}
@@ -42,13 +44,29 @@ def train_under_each(
         model = Mlp()
         optimizer = momentum(model)
         generator = torch.Generator().manual_seed(rank)
-        options: dict[str, Any] = {"network": GIVEN, "timeout": 20, "summation_order": summation_order}
+        options: dict[str, Any] = {"network": GIVEN, "timeout": 20, "summation_order": summation_order, "servers": servers}
         with gradlane.attach(model, optimizer, gradlane.policies.get(name, **knobs), backend="server", **options) as session:
             for _ in range(12):
                 _step(model, optimizer, generator)
             session.flush()
             bits[name] = bits_of(model, optimizer)
     return bits
+
+
+def train_until_it_fails(rank: int, world: int, servers: int, kill: int = 0) -> tuple[str, str, int | None]:
+    """The error, its text and the rank that it blames, of a job whose rank 0 kills process `kill` after ten steps."""
+    model = Mlp()
+    optimizer = momentum(model)
+    generator = torch.Generator().manual_seed(rank)
+    try:
+        with gradlane.attach(model, optimizer, "mercury", backend="server", servers=servers, network=GIVEN, timeout=20):
+            for step in range(100_000):
+                if rank == 0 and step == 10 and kill:
+                    os.kill(kill, signal.SIGKILL)
+                _step(model, optimizer, generator)
+    except JobError as error:
+        return type(error).__name__, str(error), getattr(error, "rank", None)
+    return "", "", None
 
 
 def soak(rank: int, world: int, warm_up: int, iterations: int) -> dict[str, Any]:

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -38,8 +42,12 @@ examples:
   gradlane launch --nproc 2 train.py --epochs 3
   gradlane launch --nproc 2 --policy bytescheduler --knob partition_bytes=1MiB train.py
   gradlane launch --nproc 2 --backend server --policy mercury train.py
+  gradlane launch --nproc 2 --backend server --servers 1 train.py
   gradlane launch --nnodes 4 --rdzv-endpoint node0:29400 --plan plan.json --timeline out train.py
 """
+
+
+_DEFAULT_PORT = 29400  # of torchrun's --rdzv-endpoint where it names a host alone
 
 
 class _Parser(argparse.ArgumentParser):
@@ -99,7 +107,8 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
     given.training_script_args = [given.training_script, *given.training_script_args]
     given.module, given.training_script = True, "gradlane.live.boot"
     try:
-        torchrun.run(given)  # type: ignore[no-untyped-call]
+        with _servers_beside(given):
+            torchrun.run(given)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         how = f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
@@ -109,6 +118,30 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+@contextmanager
+def _servers_beside(given: argparse.Namespace) -> Iterator[None]:
+    """The servers of --servers, for as long as the job runs."""
+    command = [sys.executable, "-m", "gradlane", "server", os.environ.get("GRADLANE_SERVERS_STORE", "")]
+    servers = [subprocess.Popen(command) for _ in range(given.servers or 0)]
+    try:
+        yield
+    finally:
+        for server in servers:
+            server.terminate()
+        for server in servers:
+            server.wait()
+
+
+def _servers_store(given: argparse.Namespace) -> str:
+    """Where servers and job meet: the rendezvous. torchrun is told the port where it would choose one by itself."""
+    if given.standalone or (given.rdzv_endpoint and given.rdzv_endpoint.endswith(":0")):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            given.rdzv_endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+        given.standalone, given.rdzv_backend = False, "c10d"
+    endpoint = given.rdzv_endpoint or f"{given.master_addr}:{given.master_port}"
+    return endpoint if ":" in endpoint else f"{endpoint}:{_DEFAULT_PORT}"
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
@@ -126,11 +159,15 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--backend",
         choices=["all-reduce", "server"],
-        help="what carries messages: torch.distributed, or gradlane's transport with a server in each rank",
+        help="what carries messages: torch.distributed, or gradlane's transport",
     )
     group.add_argument("--packet-bytes", metavar="SIZE", help="size of a packet of backend server (default: 30KiB)")
     group.add_argument("--summation-order", choices=["arrival", "rank"],
                        help="how backend server adds; rank: the same bits in every run (default: arrival)")  # fmt: skip
+    group.add_argument("--servers", metavar="N", type=int,
+                       help="start N servers in processes of their own on this node, rather than one in each rank")  # fmt: skip
+    group.add_argument("--await-servers", metavar="N", type=int,
+                       help="N servers come from other hosts (gradlane server); every node says so")  # fmt: skip
     group.add_argument("--network", metavar="FILE", help="plan for this network rather than measuring one")
     group.add_argument("--timeline", metavar="DIR", help="write what each rank did, and when, to this directory")
     group.add_argument("--timeout", metavar="SECONDS", help="the longest that a collective may take")
@@ -158,6 +195,14 @@ def _variables(given: argparse.Namespace) -> dict[str, str]:
         variables["GRADLANE_PACKET_BYTES"] = str(parse_bytes(given.packet_bytes))
     if given.summation_order is not None:
         variables["GRADLANE_SUMMATION_ORDER"] = given.summation_order
+    servers = given.servers if given.servers is not None else given.await_servers
+    if servers is not None:
+        if given.servers is not None and given.await_servers is not None:
+            raise InputError("launch: got --servers and --await-servers, expected one: servers of here, or of other hosts")
+        if servers < 1 or given.backend != "server":
+            raise InputError(f"launch: got {servers} servers, expected 1 or more, with --backend server")
+        variables["GRADLANE_SERVERS"] = str(servers)
+        variables["GRADLANE_SERVERS_STORE"] = _servers_store(given)
     if given.network is not None:
         files.read(_existing("--network", given.network), Network)
         variables["GRADLANE_NETWORK"] = str(Path(given.network).resolve())

@@ -52,6 +52,8 @@ SummationOrder = Literal["arrival", "rank"]
 class Overrides(msgspec.Struct, frozen=True):
     """What a launcher's command line says; it wins over what the script passes to `attach`.
 
+    servers_store: "host:port" of the store at which servers of their own meet the job, if it is not the job's.
+
     timeline, profile: folders in which each rank leaves its timeline and rank 0 its profile when a session closes.
     """
 
@@ -59,6 +61,8 @@ class Overrides(msgspec.Struct, frozen=True):
     backend: BackendName | None = None
     packet_bytes: int | None = None
     summation_order: SummationOrder | None = None
+    servers: int | None = None
+    servers_store: str | None = None
     network: Network | None = None
     timeout: float | None = None
     timeline: Path | None = None
@@ -85,6 +89,7 @@ def attach(
     backend: BackendName = "all-reduce",
     packet_bytes: int | None = None,
     summation_order: SummationOrder | None = None,
+    servers: int = 0,
     network: Network | None = None,
     profile: Profile | None = None,
     profile_iterations: int = 3,
@@ -101,9 +106,11 @@ def attach(
 
     policy: a name of `gradlane policies`, a Policy with its knobs, a Plan (from `gradlane plan`), or None
         for the default.
-    backend: what carries the messages. "all-reduce" is torch.distributed's; "server" is gradlane's own transport with
-        a server in each rank's process, for tensors in CPU memory: it tells packets apart by what they are of, so that
-        no order is planned ahead, and carries the policies that choose each packet as it is sent or mark lanes.
+    backend: what carries the messages. "all-reduce" is torch.distributed's; "server" is gradlane's own transport, for
+        tensors in CPU memory: it tells packets apart by what they are of, so that no order is planned ahead, and carries
+        the policies that choose each packet as it is sent or mark lanes.
+    servers: of the server backend, how many there are in processes of their own (`gradlane launch --servers`,
+        `gradlane server`); 0 for one in each rank's process.
     packet_bytes: of the server backend, a multiple of 64 up to 512 KiB; 30 KiB where not given.
     summation_order: of the server backend. "arrival" (None) adds each packet when it comes; "rank" adds in the order
         of ranks, which gives the same bits in every run, under every policy, and holds more memory.
@@ -126,12 +133,13 @@ def attach(
     backend = _overrides.backend or backend
     packet_bytes = _overrides.packet_bytes or packet_bytes
     summation_order = _overrides.summation_order or summation_order
+    servers = _overrides.servers or servers
     network = _overrides.network or network
     timeout = _overrides.timeout or timeout
     need(profile_iterations >= 1, "profile_iterations", profile_iterations, "1 or more")
     need(timeout > 0, "timeout", timeout, "seconds, more than 0")
     need(order in ("planned", "coordinator"), "order", order, "'planned' or 'coordinator'")
-    _check_backend(backend, packet_bytes, summation_order, order)
+    _check_backend(backend, packet_bytes, summation_order, servers, order)
     optimizers = _as_list(optimizer)
     params = _trained_parameters(model)
     specs = tuple(_spec(name, param) for name, param in params)
@@ -167,6 +175,7 @@ def attach(
             "profile": profile is not None,
             "packet_bytes": packet_bytes,
             "summation_order": summation_order,
+            "servers": servers,
         },
         tensors=tuple((name, str(param.dtype), tuple(param.shape)) for name, param in params),
         buffers=tuple((name, str(buffer.dtype), tuple(buffer.shape)) for name, buffer in model.named_buffers()),
@@ -185,6 +194,8 @@ def attach(
             fingerprint=terms.fingerprint(),
             packet_bytes=packet_bytes or NodeOptions.packet_bytes,
             rank_order=summation_order == "rank",
+            apart=servers,
+            servers_store=_overrides.servers_store,
         )
     buffers = [buffer for buffer in model.buffers() if buffer.numel() > 0]
     _copy_from_rank_0([param for param in model.parameters() if param.numel() > 0] + buffers, process_group)
@@ -219,12 +230,14 @@ def attach(
 # -- what is refused, and why ----------------------------------------------------------------------------
 
 
-def _check_backend(backend: str, packet_bytes: int | None, summation_order: str | None, order: str) -> None:
+def _check_backend(backend: str, packet_bytes: int | None, summation_order: str | None, servers: int, order: str) -> None:
     need(backend in EXECUTORS, "backend", backend, "'all-reduce' or 'server'")
     if backend != "server":
         need(packet_bytes is None, "packet_bytes", packet_bytes, "none: packets are of backend='server'")
         need(summation_order is None, "summation_order", summation_order, "none: it is of backend='server'")
+        need(servers == 0, "servers", servers, "none: they are of backend='server'")
         return
+    need_int("servers", servers, 0, 65535)
     need(order == "planned", "order", order, "'planned' with backend='server', which needs no order")
     need(summation_order in (None, "arrival", "rank"), "summation_order", summation_order, "'arrival' or 'rank'")
     if packet_bytes is not None:

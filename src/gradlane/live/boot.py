@@ -28,7 +28,7 @@ def options_from(environment: dict[str, str]) -> attachment.Overrides:
     knobs = msgspec.json.decode(environment.get("GRADLANE_KNOBS") or "{}", type=dict[str, int | float])
     name, plan = environment.get("GRADLANE_POLICY"), environment.get("GRADLANE_PLAN")
     network, timeout = environment.get("GRADLANE_NETWORK"), environment.get("GRADLANE_TIMEOUT")
-    packet_bytes = environment.get("GRADLANE_PACKET_BYTES")
+    packet_bytes, servers = environment.get("GRADLANE_PACKET_BYTES"), environment.get("GRADLANE_SERVERS")
     timeline, profile = environment.get("GRADLANE_TIMELINE"), environment.get("GRADLANE_PROFILE")
     if plan and (name or knobs):
         raise InputError("--plan and --policy were both given; a plan needs no policy")
@@ -37,6 +37,8 @@ def options_from(environment: dict[str, str]) -> attachment.Overrides:
         backend=environment.get("GRADLANE_BACKEND") or None,  # type: ignore[arg-type]  # attach judges it
         packet_bytes=int(packet_bytes) if packet_bytes else None,
         summation_order=environment.get("GRADLANE_SUMMATION_ORDER") or None,  # type: ignore[arg-type]
+        servers=int(servers) if servers else None,
+        servers_store=environment.get("GRADLANE_SERVERS_STORE") or None,
         network=files.read(network, Network) if network else None,
         timeout=float(timeout) if timeout else None,
         timeline=Path(timeline) if timeline else None,

@@ -346,10 +346,14 @@ def _failure(kind: _Cause, rank: int, text: str) -> JobError:
 
 def own_address() -> str:
     """The address of this host on the way to the job's master, which the other ranks can reach too."""
-    master = os.environ.get("MASTER_ADDR", "localhost")
-    port = int(os.environ.get("MASTER_PORT", "29500"))
-    for family, _, _, _, target in socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM):
-        with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-            probe.connect(target)  # sends nothing: only chooses a route
-            return str(probe.getsockname()[0])
-    raise CommunicationError(f"MASTER_ADDR={master!r} resolves to no address that this host has a route to")
+    return address_towards(os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "29500")))
+
+
+def address_towards(host: str, port: int) -> str:
+    """The address of this host on the way to `host`. Raises `CommunicationError` where there is no way."""
+    with contextlib.suppress(socket.gaierror):
+        for family, _, _, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+                probe.connect(target)  # sends nothing: only chooses a route
+                return str(probe.getsockname()[0])
+    raise CommunicationError(f"{host!r} resolves to no address that this host has a route to")

@@ -1,4 +1,4 @@
-"""Servers: the backend over gradlane's own transport, with a server in each rank's process.
+"""Servers: the backend over gradlane's own transport, with a server in each rank's process or with servers of their own.
 
 Each message of a plan is one tensor of the node. What arrives carries its tensor, offset and iteration, so that ranks
 may hand messages over in any order, and none has to be planned ahead: windows and priorities alone decide. A message
@@ -31,6 +31,7 @@ from gradlane.live.arena import MessageBuffer
 from gradlane.live.backend import OnDone, OnSent, refuse_what_cannot_be_done
 from gradlane.live.peers import own_address
 from gradlane.live.probe import sweep
+from gradlane.live.serving import meet_servers
 from gradlane.transport import Lane, Node, NodeOptions
 from gradlane.transport.formation import form
 
@@ -42,8 +43,10 @@ _FOR_EVER_S = 10**6.0
 class Servers:
     """Sums of message buffers in CPU memory, over the ranks of `group`, which all construct it alike.
 
-    store: of this session alone. fingerprint: 32 bytes, a digest of what the ranks agreed on. Raises
-    `UnsupportedError` for a device that is no CPU, and what `form` raises.
+    store: of this session alone. fingerprint: 32 bytes, a digest of what the ranks agreed on. apart: how many servers
+    there are in processes of their own; 0: one in each rank's. servers_store: "host:port" of the store to which those
+    come, if it is not the job's. Raises `UnsupportedError` for a device that is no CPU, and
+    what `form` raises.
     """
 
     stream_ordered = False
@@ -60,6 +63,8 @@ class Servers:
         fingerprint: bytes,
         packet_bytes: int,
         rank_order: bool,
+        apart: int = 0,
+        servers_store: str | None = None,
     ) -> None:
         if device.type != "cpu":
             raise UnsupportedError(
@@ -68,13 +73,14 @@ class Servers:
             )
         ranks = None if group is None else dist.get_process_group_ranks(group)
         self._control: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s))
-        self._store, self._timeout_s = store, timeout_s
-        world = dist.get_world_size(group)
+        self._store, self._timeout_s, self._servers_store = store, timeout_s, servers_store
+        world, rank = dist.get_world_size(group), dist.get_rank(group)
         self._options = NodeOptions(
             world=world,
-            servers=world,
-            rank=dist.get_rank(group),
-            server=dist.get_rank(group),
+            servers=apart or world,
+            rank=rank,
+            server=None if apart else rank,
+            tell_tables=apart > 0,
             generation=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             fingerprint=fingerprint,
             packet_bytes=packet_bytes,
@@ -91,12 +97,11 @@ class Servers:
         prefix = dist.distributed_c10d.PrefixStore(f"node/{self._formations}", self._store)
         self._formations += 1
         self._lanes = lanes
-        self._node = form(
-            prefix,
-            replace(self._options, lanes=lanes),
-            own_address(),
-            self._timeout_s,
-        )
+        options = replace(self._options, lanes=lanes)
+        if options.tell_tables:
+            self._node = meet_servers(prefix, options, own_address(), self._timeout_s, self._servers_store)
+        else:
+            self._node = form(prefix, options, own_address(), self._timeout_s)
         self._first = self._next = 0  # tensors of the node: the first of this plan's, and the next to be defined
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(self._node, self._ending), name="gradlane-servers", daemon=True)
@@ -144,8 +149,8 @@ class Servers:
 
     def _sum(self, data: torch.Tensor) -> None:
         tensor, self._next = self._next, self._next + 1
-        size_bytes = data.numel() * data.element_size()
-        self._node.start(tensor, data.data_ptr(), data.data_ptr(), size_bytes, _dtype(data))
+        self._node.define(tensor, data.data_ptr(), data.numel() * data.element_size(), _dtype(data))
+        self._node.push(tensor, notify=False)
         self._node.wait(tensor, self._timeout_s)
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:

@@ -288,6 +288,16 @@ class Node:
             self.check()
         return done
 
+    def await_goodbyes(self, timeout_s: float) -> bool:
+        """Of a server in a process of its own: whether all workers have left in order within `timeout_s`.
+
+        Raises the failure of the node if there is one.
+        """
+        if self._native.await_goodbyes(max(0, round(timeout_s * 1000))):
+            return True
+        self.check()
+        return False
+
     def abort(self, text: str) -> None:
         """This process cannot go on: every other one hears `text` and fails."""
         self._native.abort(text)
@@ -295,7 +305,10 @@ class Node:
     def failure(self) -> JobError | None:
         """What ended this node's work, or None."""
         code, rank, server, text = self._native.failure()
-        return None if code == 0 else _as_error(code, rank, server, text)
+        if code == 0:
+            return None
+        # a server inside a worker's process has that worker's rank
+        return _as_error(code, rank if rank >= 0 else None if self.options.tell_tables else server, text)
 
     def check(self) -> None:
         """Raise the failure, if there is one."""
@@ -318,10 +331,8 @@ class Node:
         self.close()
 
 
-def _as_error(code: int, rank: int, server: int, text: str) -> JobError:
+def _as_error(code: int, peer: int | None, text: str) -> JobError:
     text = f"transport: {text}"
-    # a server inside a worker's process has that worker's rank
-    peer = rank if rank >= 0 else server
     if code in (_DIED, _LEFT):
         return PeerDied(text, peer)
     if code == _STALLED:

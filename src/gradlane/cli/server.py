@@ -1,0 +1,51 @@
+"""`gradlane server`: a server of a running job, in a process and, if one likes, on a host of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import click
+
+from gradlane.errors import InputError, UnsupportedError
+from gradlane.units import parse_bytes
+
+
+@click.command()
+@click.argument("store", metavar="HOST:PORT")
+@click.option("--listen", metavar="ADDRESS", help="Address of this host to listen on. Default: the one that leads to HOST.")
+@click.option("--memory", metavar="SIZE", help="Refuse a job with more bytes of tensors. Default: this host's memory.")
+@click.option("--quiet", is_flag=True, help="Say nothing but errors.")
+@click.pass_context
+def command(ctx: click.Context, store: str, listen: str | None, memory: str | None, quiet: bool) -> None:
+    """Sum gradients for the job whose rank 0 meets the others at HOST:PORT (its --rdzv-endpoint, or MASTER_ADDR and
+    MASTER_PORT), until it is over.
+
+    Start as many as the job is told of: its ranks run with `gradlane launch --await-servers N --backend server` or
+    `gradlane.attach(..., backend="server", servers=N)`. A server computes nothing but sums; it needs one core, and about
+    the memory of what is under way.
+
+    \b
+    host 3$ gradlane server node0:29400
+    host 0$ gradlane launch --nnodes 3 --rdzv-endpoint node0:29400 --backend server --await-servers 1 train.py
+    """
+    host, colon, port = store.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InputError(f"server: got {store!r}, expected HOST:PORT of the job's store, as in node0:29400")
+    max_bytes = None if memory is None else parse_bytes(memory)
+    # torch's own lines about a store that is gone say less than ours
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    try:
+        from gradlane.live.serving import serve
+    except ImportError as error:
+        raise UnsupportedError(
+            f"server needs torch, which cannot be imported ({error}); install it with: pip install 'gradlane[torch]'"
+        ) from error
+    # the wait for a call is inside torch, where a handler of Python's could not run
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    def say(text: str) -> None:
+        if not quiet:
+            click.echo(f"gradlane: {text}", err=True)
+
+    ctx.exit(0 if serve(store, say, address=listen, max_bytes=max_bytes) else 1)

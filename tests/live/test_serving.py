@@ -1,0 +1,130 @@
+"""Servers in processes of their own: what `gradlane server` serves, how it ends, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.live.cases import differences
+from tests.live.ranks import Ranks
+from tests.live.test_commands import EXAMPLE, gradlane
+from tests.live.test_equality import GIVEN, OVER_SERVERS
+
+
+class Served:
+    """Ranks with servers of their own."""
+
+    def __init__(self, world: int, servers: int, folder: Path, *options: str) -> None:
+        self.ranks = Ranks(world)
+        self.said = [folder / f"server-{server}.txt" for server in range(servers)]
+        self.servers = []
+        for path in self.said:
+            with path.open("w") as file:
+                command = [sys.executable, "-m", "gradlane", "server", self.ranks.store, *options]
+                self.servers.append(subprocess.Popen(command, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"}))
+
+    def close(self) -> list[int]:
+        """The servers' exit codes, once the job is over."""
+        self.ranks.close()
+        try:
+            return [server.wait(20) for server in self.servers]
+        finally:
+            for server in self.servers:
+                server.kill()
+                server.wait()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    served = Served(2, 2, tmp_path)
+    yield served
+    served.close()
+
+
+def test_every_policy_over_servers_of_their_own_equals_ddp_bit_for_bit(served: Served) -> None:
+    options = {"model": "tied-transformer", "optimizer": "adam", "policies": OVER_SERVERS, "network": GIVEN}
+    for found in served.ranks.run("tests.live.cases:equals_ddp", backend="server", servers=2, **options):
+        assert found == {str(policy): [] for policy in OVER_SERVERS}
+    assert served.close() == [0, 0]
+    texts = [path.read_text() for path in served.said]
+    assert sorted(text.splitlines()[0].split()[2] for text in texts) == ["0", "1"]
+    for text in texts:
+        assert text.count("all workers have left") >= len(OVER_SERVERS)
+        assert text.splitlines()[-1].endswith("the job is over")
+
+
+def test_in_rank_order_servers_of_their_own_give_the_bits_of_servers_in_the_ranks(tmp_path: Path) -> None:
+    served = Served(3, 2, tmp_path)
+    try:
+        case = "tests.live.servers:train_under_each"
+        inside = served.ranks.run(case, summation_order="rank", only="wfbp")[0]["wfbp"]
+        for outcome in served.ranks.run(case, summation_order="rank", servers=2):
+            for policy, bits in outcome.items():
+                assert differences(inside, bits) == [], policy
+    finally:
+        served.close()
+
+
+def test_a_killed_server_is_named_by_all_ranks(served: Served) -> None:
+    first = next(server for server, path in zip(served.servers, served.said, strict=True) if _number(path) == 1)
+    outcomes = served.ranks.try_run("tests.live.servers:train_until_it_fails", servers=2, kill=first.pid)
+    for fine, (error, text, rank) in outcomes:
+        assert fine
+        assert (error, rank) == ("PeerDied", None)
+        assert text.startswith("transport: server 1 at 127.0.0.1:")
+    assert sorted(served.close()) == [-signal.SIGKILL, 1]
+
+
+def _number(path: Path) -> int:
+    """Of the server that says so; it takes a second or two to say it."""
+    with subprocess.Popen(
+        ["tail", "-n", "+1", "-F", path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as tail:
+        assert tail.stdout is not None
+        line = tail.stdout.readline()
+        tail.kill()
+    return int(line.split()[2])
+
+
+def test_a_model_that_a_server_has_no_memory_for_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    served = Served(2, 1, tmp_path, "--memory", "20KiB")
+    try:
+        outcomes = served.ranks.run("tests.live.servers:train_until_it_fails", servers=1)
+        assert all("20480 allowed" in text for _, text, _ in outcomes)
+        # by the server, or by the other rank, whichever came first
+        assert "CapacityError" in {error for error, _, _ in outcomes} <= {"CapacityError", "PeerFailed"}
+    finally:
+        assert served.close() == [1]
+
+
+def test_launch_starts_servers_beside_the_ranks_and_ends_them_with_the_job() -> None:
+    done = gradlane(
+        "launch", "--nproc", 2, "--standalone", "--backend", "server", "--servers", 2, "--policy", "mercury", EXAMPLE
+    )
+    assert done.stdout.splitlines() == EXAMPLE.with_suffix(".out").read_text().splitlines()
+    for server in (0, 1):
+        assert f"server {server} of 2 serves 2 workers" in done.stderr
+        assert f"server {server}: all workers have left" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--servers", 1], "got 1 servers, expected 1 or more, with --backend server"),
+        (["--backend", "server", "--servers", 0], "got 0 servers, expected 1 or more"),
+        (["--backend", "server", "--servers", 1, "--await-servers", 1], "servers of here, or of other hosts"),
+    ],
+)
+def test_launch_refuses_servers_that_cannot_be(options: list[object], text: str) -> None:
+    assert text in gradlane("launch", *options, EXAMPLE, expect=2).stderr
+
+
+@pytest.mark.parametrize("place", ["node0", "node0:", "node0:0", "node0:http", ":29400"])
+def test_server_refuses_what_is_no_place(place: str) -> None:
+    assert "expected HOST:PORT" in gradlane("server", place, expect=2).stderr
