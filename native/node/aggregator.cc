@@ -129,7 +129,7 @@ bool Aggregator::IsWaiting() const {
             if (slot.arrived != 0) return true;
         }
     }
-    return false;
+    return updates_.IsWaiting();
 }
 
 bool Aggregator::Work(uint64_t bytes) {

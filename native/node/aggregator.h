@@ -65,7 +65,7 @@ class Aggregator {
     // into: where the sum shall go (may be `from`). Both must stay until everything is Delivered.
     void ArriveLocally(uint32_t tensor, uint32_t iteration, const uint8_t* from, uint8_t* into, bool quiet = false);
 
-    // Whether a sum that somebody has contributed to lacks somebody else's part.
+    // Whether a sum, or an answer, that somebody has contributed to lacks somebody else's part.
     bool IsWaiting() const;
 
     // Works off what was handed over locally, about `bytes` of it, most urgent first. False when nothing is left.

@@ -91,6 +91,13 @@ bool Updates::Work(uint64_t bytes) {
     return !work_.empty();
 }
 
+bool Updates::IsWaiting() const {
+    for (const auto& [tensor, kept] : kept_) {
+        if (std::any_of(kept.unanswered.begin(), kept.unanswered.end(), [](uint64_t bits) { return bits != 0; })) return true;
+    }
+    return false;
+}
+
 void Updates::Take(uint32_t tensor, Kept& kept, uint32_t place, uint32_t sender, const uint8_t* gradient, BufferRef payload,
                    bool quiet) {
     if (broken_) return;

@@ -56,6 +56,9 @@ class Updates {
     bool Work(uint64_t bytes);
     bool has_work() const { return !work_.empty(); }
 
+    // Whether somebody waits for an answer.
+    bool IsWaiting() const;
+
   private:
     struct Slot {
         uint64_t least = 0;  // pushes that every worker has made

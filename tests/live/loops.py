@@ -158,7 +158,7 @@ def log_lines() -> Iterator[list[str]]:
 def compare(rank: int, world: int, name: str) -> dict[str, Any]:
     """Run the loop under DDP, then under gradlane on a slow network and on a fast one."""
     case = LOOPS[name]
-    reference = _under_ddp(case, rank)
+    reference = under_ddp(case, rank)
     outcome: dict[str, Any] = {}
     for policy, network in (("bytescheduler", slow_network), ("p3", contextlib.nullcontext), ("blocks", slow_network)):
         with network(), counting_deferred_updates() as deferred, log_lines() as lines:
@@ -170,7 +170,7 @@ def compare(rank: int, world: int, name: str) -> dict[str, Any]:
 def compare_over_servers(rank: int, world: int, name: str) -> dict[str, list[str]]:
     """Run the loop under DDP, then over servers, where the network is slow and where it is fast."""
     case = LOOPS[name]
-    reference = _under_ddp(case, rank)
+    reference = under_ddp(case, rank)
     found = {}
     for policy, network in (("bytescheduler", slow_network), ("mercury", contextlib.nullcontext)):
         chosen = gradlane.policies.get(policy, **POLICIES.get(policy, {}))
@@ -179,7 +179,7 @@ def compare_over_servers(rank: int, world: int, name: str) -> dict[str, list[str
     return found
 
 
-def _under_ddp(case: Loop, rank: int) -> dict[str, torch.Tensor]:
+def under_ddp(case: Loop, rank: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(7)
     model = case.model()
     optimizer = case.optimizer(model)
@@ -1005,13 +1005,13 @@ def attach_to_some_ranks(rank: int, world: int) -> str:
 def train_in_a_group_of_all_ranks(rank: int, world: int) -> list[str]:
     case = Loop(LOOPS["buffers_and_accumulation"].run, Convolutions, adam, {}, {}, True, "")
     case.attach["process_group"] = dist.new_group(list(range(world)))
-    return differences(_under_ddp(case, rank), _under_gradlane(case, rank, world, gradlane.policies.get("blocks")))
+    return differences(under_ddp(case, rank), _under_gradlane(case, rank, world, gradlane.policies.get("blocks")))
 
 
 def train_alike(rank: int, world: int, policy: str, **options: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """State after some steps under DDP and under gradlane, for more ranks than two, where roundings differ."""
     case = Loop(LOOPS["accumulation_with_no_sync"].run, Mlp, momentum, {}, options, True, "")
-    reference = _under_ddp(case, rank)
+    reference = under_ddp(case, rank)
     with slow_network():
         return reference, _under_gradlane(case, rank, world, gradlane.policies.get(policy, **POLICIES[policy]))
 
