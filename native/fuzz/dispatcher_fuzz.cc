@@ -135,7 +135,7 @@ std::vector<uint8_t> Frame(fuzz::Input& input) {
         header.length = input.Byte();
         payload.resize(header.length);
     }
-    if (header.type == FrameType::kPush && (odd & 64) != 0) header.flags |= kFlagQuiet;
+    if (header.type == FrameType::kPush && (odd & 64) != 0) header.flags |= payload.empty() ? 0 : kUpdateFlags & (header.tensor << 1);
     if ((odd & 16) != 0) header.flags = static_cast<uint16_t>(input.Word());
     if (header.type == FrameType::kDefine) {
         Definition define;
@@ -275,7 +275,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             case 5:
                 only_strangers = false;
                 if (const uint32_t tensor = input.Byte() % kTensors; works && tensor < defined && node.IsDone(tensor)) {
-                    node.Push(tensor, true, false, tensor % 4 == 3);
+                    node.Push(tensor, true, false, tensor % 4 == 3 ? kFlagQuiet : 0);
                 } else if (works) {
                     node.SetRule(tensor % 2, SomeRule(input));
                 }

@@ -80,9 +80,9 @@ bool Aggregator::IsComplete(const Sum& sum, const Slot& slot) const {
            (!sum.delivers || sum.into != nullptr);
 }
 
-void Aggregator::Arrive(uint32_t tensor, uint32_t place, uint32_t sender, BufferRef payload, bool quiet) {
+void Aggregator::Arrive(uint32_t tensor, uint32_t place, uint32_t sender, BufferRef payload, uint16_t flags) {
     const auto found = sums_.find(tensor);
-    if (found == sums_.end()) return updates_.Arrive(tensor, place, sender, std::move(payload), quiet);
+    if (found == sums_.end()) return updates_.Arrive(tensor, place, sender, std::move(payload), flags);
     Sum& sum = found->second;
     Slot& slot = sum.slots[place];
     sum.seen[place * words_ + sender / 64] |= uint64_t{1} << (sender % 64);
@@ -113,9 +113,9 @@ void Aggregator::Add(Sum& sum, uint32_t place, BufferRef payload) {
     }
 }
 
-void Aggregator::ArriveLocally(uint32_t tensor, uint32_t iteration, const uint8_t* from, uint8_t* into, bool quiet) {
+void Aggregator::ArriveLocally(uint32_t tensor, uint32_t iteration, const uint8_t* from, uint8_t* into, uint16_t flags) {
     const auto found = sums_.find(tensor);
-    if (found == sums_.end()) return updates_.ArriveLocally(tensor, from, into, quiet);
+    if (found == sums_.end()) return updates_.ArriveLocally(tensor, from, into, flags);
     Sum& sum = found->second;
     sum.local_iteration = iteration;
     sum.from = from;

@@ -58,12 +58,12 @@ class Aggregator {
     // A buffer to receive an admitted push into.
     BufferRef Take() { return packets_.Take(); }
 
-    // An admitted push has been received and its checksum holds. quiet: of a tensor that is updated: no gradient.
-    void Arrive(uint32_t tensor, uint32_t place, uint32_t sender, BufferRef payload, bool quiet = false);
+    // An admitted push has been received and its checksum holds. flags: of a tensor that is updated.
+    void Arrive(uint32_t tensor, uint32_t place, uint32_t sender, BufferRef payload, uint16_t flags = 0);
 
     // The worker in this process hands over its part of `iteration`. from: its contribution, the whole tensor.
     // into: where the sum shall go (may be `from`). Both must stay until everything is Delivered.
-    void ArriveLocally(uint32_t tensor, uint32_t iteration, const uint8_t* from, uint8_t* into, bool quiet = false);
+    void ArriveLocally(uint32_t tensor, uint32_t iteration, const uint8_t* from, uint8_t* into, uint16_t flags = 0);
 
     // Whether a sum, or an answer, that somebody has contributed to lacks somebody else's part.
     bool IsWaiting() const;

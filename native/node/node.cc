@@ -185,16 +185,16 @@ void Node::Define(uint32_t tensor, const Spec& spec, const void* from, void* int
     Submit({Command::Kind::kDefine, tensor, spec, static_cast<const uint8_t*>(from), static_cast<uint8_t*>(into), false, 0, {}});
 }
 
-void Node::Push(uint32_t tensor, bool notify, bool notify_sent, bool quiet) {
+void Node::Push(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags) {
     {
         std::lock_guard guard(done_mutex_);
         open_.insert(tensor);
     }
-    Submit({Command::Kind::kPush, tensor, {}, nullptr, nullptr, notify, 0, {}, notify_sent, quiet, {}});
+    Submit({Command::Kind::kPush, tensor, {}, nullptr, nullptr, notify, 0, {}, notify_sent, flags, {}});
 }
 
 void Node::SetRule(uint32_t group, const Rule& rule) {
-    Submit({Command::Kind::kRule, group, {}, nullptr, nullptr, false, 0, {}, false, false, rule});
+    Submit({Command::Kind::kRule, group, {}, nullptr, nullptr, false, 0, {}, false, 0, rule});
 }
 
 void Node::Start(uint32_t tensor, const Spec& spec, const void* from, void* into, bool notify) {
@@ -290,9 +290,9 @@ void Node::Execute(Command& command) {
     switch (command.kind) {
         case Command::Kind::kDial: DoDial(command.tensor, command.text, command.port); break;
         case Command::Kind::kDefine: DoDefine(command.tensor, command.spec, command.from, command.into); break;
-        case Command::Kind::kPush: DoPush(command.tensor, command.notify, command.notify_sent, command.quiet); break;
+        case Command::Kind::kPush: DoPush(command.tensor, command.notify, command.notify_sent, command.flags); break;
         case Command::Kind::kStart:
-            if (DoDefine(command.tensor, command.spec, command.from, command.into)) DoPush(command.tensor, command.notify, false, false);
+            if (DoDefine(command.tensor, command.spec, command.from, command.into)) DoPush(command.tensor, command.notify, false, 0);
             break;
         case Command::Kind::kForget: {
             for (auto each = tensors_.begin(); each != tensors_.end();) {
@@ -450,7 +450,7 @@ void Node::DoSetRule(uint32_t group, const Rule& rule) {
     }
 }
 
-void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent, bool quiet) {
+void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags) {
     if (failed_) return;
     const auto found = tensors_.find(tensor);
     if (found == tensors_.end() || found->second.under_way) {
@@ -464,7 +464,13 @@ void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent, bool quiet) {
         Fail({Code::kLeft, left_rank_, left_server_, left_name_ + " has left the job, and tensor " + std::to_string(tensor) + " was handed over"});
         return;
     }
-    if (state.spec.update != RuleKind::kNone && state.pushes != 0) {
+    if ((flags & ~kUpdateFlags) != 0 || (flags != 0 && state.spec.update == RuleKind::kNone) ||
+        (PartOf(flags) != Part::kSteps && static_cast<uint32_t>(PartOf(flags)) > StatesOf(state.spec.update)) ||
+        (PartOf(flags) != Part::kParameters && state.pushes == 0)) {
+        Fail({Code::kProtocol, options_.rank, -1, "tensor " + std::to_string(tensor) + " was handed over for what it does not have"});
+        return;
+    }
+    if (state.spec.update != RuleKind::kNone && state.pushes != 0 && (flags & (kFlagQuiet | kFlagPlace)) == 0) {
         const auto rule = rules_.find(state.spec.group);
         if (rule == rules_.end() || rule->second.kind != state.spec.update) {
             Fail({Code::kProtocol, options_.rank, -1, "tensor " + std::to_string(tensor) + " was handed over, and its group has no rule of its kind"});
@@ -493,7 +499,7 @@ void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent, bool quiet) {
         Run run;
         run.type = FrameType::kPush;
         run.tensor = tensor;
-        run.flags = quiet ? kFlagQuiet : 0;
+        run.flags = flags;
         run.iteration = state.iteration;
         run.priority = state.spec.priority;
         run.memory = state.from;
@@ -504,7 +510,7 @@ void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent, bool quiet) {
         connection->Queue(RankInQueue(state.spec), std::move(run));
         Touch(*connection);
     }
-    if (aggregator_ && aggregator_->Has(tensor)) aggregator_->ArriveLocally(tensor, state.iteration, state.from, state.into, quiet);
+    if (aggregator_ && aggregator_->Has(tensor)) aggregator_->ArriveLocally(tensor, state.iteration, state.from, state.into, flags);
     Settle(tensor, state);
     TakeEarly(tensor);
     if (state.receives && !state.contributes) ResumeParked(tensor);  // the others need not wait for this one to send
@@ -732,7 +738,7 @@ bool Node::OnEarly(Early early) {
         return false;
     }
     if (is_push) {
-        aggregator_->Arrive(header.tensor, static_cast<uint32_t>(place), early.peer, std::move(early.payload), (header.flags & kFlagQuiet) != 0);
+        aggregator_->Arrive(header.tensor, static_cast<uint32_t>(place), early.peer, std::move(early.payload), header.flags);
         return true;
     }
     Tensor& state = tensors_.at(header.tensor);
@@ -756,7 +762,7 @@ bool Node::OnFrame(Connection& connection, const Header& header) {
                 return false;
             }
             aggregator_->Arrive(header.tensor, connection.place, connection.peer, std::move(connection.receiving),
-                                (header.flags & kFlagQuiet) != 0);
+                                header.flags);
             return true;
         case FrameType::kResult: {
             const auto found = tensors_.find(header.tensor);

@@ -90,9 +90,9 @@ class Node : private Connection::Owner, private Outbox {
     // null where the spec makes no use of it), to stay until Forget or, for `once`, until it is done.
     void Define(uint32_t tensor, const Spec& spec, const void* from, void* into);
     // The worker's part of the next iteration of `tensor` is in memory. notify: let Take() tell its end; notify_sent:
-    // and, before that, that all of it has been handed to the kernel. quiet: of a tensor that is updated: there is no
-    // gradient in this iteration, though the parameters are wanted.
-    void Push(uint32_t tensor, bool notify, bool notify_sent = false, bool quiet = false);
+    // and, before that, that all of it has been handed to the kernel. flags: of a tensor that is updated: kFlagQuiet or
+    // kFlagPlace with FlagsOf(a part), where there is no gradient in this iteration.
+    void Push(uint32_t tensor, bool notify, bool notify_sent = false, uint16_t flags = 0);
     // How this worker's gradients of a group's tensors shall update them, from the next push on. The first push of such a
     // tensor needs none: it brings the parameters' first values, of which rank 0's count. None of the group may be under way.
     void SetRule(uint32_t group, const Rule& rule);
@@ -145,7 +145,8 @@ class Node : private Connection::Owner, private Outbox {
         bool notify = false;
         uint16_t port = 0;
         std::string text;
-        bool notify_sent = false, quiet = false;
+        bool notify_sent = false;
+        uint16_t flags = 0;
         Rule rule{};
     };
 
@@ -177,7 +178,7 @@ class Node : private Connection::Owner, private Outbox {
     void Execute(Command& command);
     void DoDial(uint32_t server, const std::string& address, uint16_t port);
     bool DoDefine(uint32_t tensor, const Spec& spec, const uint8_t* from, uint8_t* into);
-    void DoPush(uint32_t tensor, bool notify, bool notify_sent, bool quiet);
+    void DoPush(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags);
     void DoSetRule(uint32_t group, const Rule& rule);
     void QueueResult(uint32_t rank, uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout,
                      uint32_t place, uint32_t iteration, BufferRef result);

@@ -2,8 +2,8 @@
 // no socket, thread or clock.
 //
 // Each packet is by itself. What a worker pushes first is the parameters' first values: rank 0's are taken, and nobody
-// is answered before they are there. Every push after that is a gradient, answered with parameters, and a worker
-// pushes again only after it has been answered. With staleness k a worker that has pushed iteration i is answered when
+// is answered before they are there. A push after that is a gradient, or quiet, or places or fetches a part of what is
+// kept; it is answered with that part, else with parameters, and a worker pushes again only after it has been answered. With staleness k a worker that has pushed iteration i is answered when
 // every worker has pushed i - k; so no worker ever computes with parameters that lack a gradient of another from more
 // than k iterations before. With k = 0 an iteration's gradients are summed and make one update; otherwise each makes
 // one when it comes.
@@ -46,12 +46,12 @@ class Updates {
 
     // Whether a push from `sender` is one that may come now: its place, or -1 and why not.
     int64_t Admit(const Header& header, uint32_t sender, const char** why) const;
-    // An admitted push has been received. quiet: it says that there is no gradient.
-    void Arrive(uint32_t tensor, uint32_t place, uint32_t sender, BufferRef payload, bool quiet);
+    // An admitted push has been received, with the flags of its header.
+    void Arrive(uint32_t tensor, uint32_t place, uint32_t sender, BufferRef payload, uint16_t flags);
 
     // The worker in this process hands over a gradient of the whole tensor; parameters go to `into` (may be `from`).
     // Both must stay until everything is Delivered.
-    void ArriveLocally(uint32_t tensor, const uint8_t* from, uint8_t* into, bool quiet);
+    void ArriveLocally(uint32_t tensor, const uint8_t* from, uint8_t* into, uint16_t flags);
     // Works off what was handed over locally, about `bytes` of it, most urgent first. False when nothing is left.
     bool Work(uint64_t bytes);
     bool has_work() const { return !work_.empty(); }
@@ -64,20 +64,22 @@ class Updates {
         uint64_t least = 0;  // pushes that every worker has made
         uint64_t steps = 0;  // updates that were made
         BufferRef sum;       // staleness 0: of this iteration's gradients
-        uint32_t leader = 0, arrived = 0;  // staleness 0: who pushed first in this iteration, and how many did
+        uint32_t arrived = 0;               // staleness 0: pushes of this iteration
+        uint32_t gradients = 0, leader = 0;  // of those, ones with a gradient, and who brought the first
     };
     struct Kept {
         Spec spec;
         std::shared_ptr<const Layout> layout;
         const uint8_t* from = nullptr;
         uint8_t* into = nullptr;
-        bool quiet = false;
+        uint16_t flags = 0;
         size_t values = 0;             // of this server's packets together
         std::vector<size_t> first;     // by place: its first value
         std::vector<float> memory;     // parameters, then each state
         std::vector<Slot> slots;
         std::vector<uint64_t> pushes;  // by place and worker
         std::vector<uint64_t> unanswered;  // a bit a place and worker
+        std::vector<Part> asked;           // by place and worker: what the answer shall be
         std::vector<BufferRef> in_order;   // staleness 0 in rank order: a gradient a place and worker
     };
     struct LocalRun {
@@ -90,10 +92,12 @@ class Updates {
     static float* State(Kept& kept, uint32_t place, uint32_t which) { return kept.memory.data() + kept.values * which + kept.first[place]; }
 
     // gradient: where it lies; payload: the buffer that it lies in, if it is one.
-    void Take(uint32_t tensor, Kept& kept, uint32_t place, uint32_t sender, const uint8_t* gradient, BufferRef payload, bool quiet);
+    void Take(uint32_t tensor, Kept& kept, uint32_t place, uint32_t sender, const uint8_t* gradient, BufferRef payload, uint16_t flags);
     bool Gather(uint32_t tensor, Kept& kept, uint32_t place, uint32_t sender, const uint8_t* gradient, BufferRef payload, bool quiet);
     void Step(Kept& kept, uint32_t place, const Rule& rule, const uint8_t* gradient);
     void StepBySum(Kept& kept, uint32_t place);
+    void Place(Kept& kept, uint32_t place, Part part, const uint8_t* values);
+    void Read(Kept& kept, uint32_t place, Part part, uint8_t* into);
     void Answer(uint32_t tensor, Kept& kept, uint32_t place);
 
     const uint32_t server_, world_;

@@ -1,6 +1,6 @@
 #include <algorithm>
 #include <cstring>
-#include <deque>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -64,20 +64,21 @@ struct Server {
         : layout(Dealer(1).Cut(spec.bytes, kPacket)), sums(0, world, local, order, kPacket, &out) {
         sums.Define(0, spec, layout);
     }
-    int64_t Admit(uint32_t rank, uint32_t place, uint32_t iteration, const char** why) {
+    int64_t Admit(uint32_t rank, uint32_t place, uint32_t iteration, const char** why, uint16_t flags = 0) {
         Header header;
         header.type = FrameType::kPush;
         header.offset = layout->by_server[0][place].offset;
         header.length = layout->by_server[0][place].length;
         header.iteration = iteration;
+        header.flags = flags;
         return sums.Admit(header, rank, why);
     }
-    bool Push(uint32_t rank, uint32_t place, uint32_t iteration, const Values& values, bool quiet = false) {
+    bool Push(uint32_t rank, uint32_t place, uint32_t iteration, const Values& values, uint16_t flags = 0) {
         const char* why = "";
-        if (!CHECK_EQ(Admit(rank, place, iteration, &why), place)) return false;
+        if (!CHECK_EQ(Admit(rank, place, iteration, &why, flags), place)) return false;
         BufferRef buffer = sums.Take();
         std::memcpy(buffer.data(), values.data(), values.size() * sizeof(float));
-        sums.Arrive(0, place, rank, std::move(buffer), quiet);
+        sums.Arrive(0, place, rank, std::move(buffer), flags);
         return true;
     }
     std::string WhyNot(uint32_t rank, uint32_t place, uint32_t iteration) {
@@ -147,7 +148,7 @@ void CheckRun(uint32_t world, uint32_t staleness, int32_t local, Order order, st
             }
             std::fill(into.begin(), into.end(), -7.0f);
             const auto before = server.out.delivered;
-            server.sums.ArriveLocally(0, 0, reinterpret_cast<uint8_t*>(memory.data()), reinterpret_cast<uint8_t*>(into.data()), quiet);
+            server.sums.ArriveLocally(0, 0, reinterpret_cast<uint8_t*>(memory.data()), reinterpret_cast<uint8_t*>(into.data()), quiet ? kFlagQuiet : 0);
             while (server.sums.Work(kPacket)) {
             }
             uint32_t delivered = 0;
@@ -174,7 +175,7 @@ void CheckRun(uint32_t world, uint32_t staleness, int32_t local, Order order, st
             }
             const auto before = server.out.delivered;
             const Values values = contribution(rank, place);
-            if (!server.Push(rank, place, static_cast<uint32_t>(model.pushes[rank]), values, quiet)) return;
+            if (!server.Push(rank, place, static_cast<uint32_t>(model.pushes[rank]), values, quiet ? kFlagQuiet : 0)) return;
             for (const uint32_t answered : model.Push(rank, quiet)) {
                 if (static_cast<int32_t>(answered) == local) {
                     CHECK_EQ(server.out.delivered - before, 1);
@@ -255,6 +256,45 @@ TEST(StatesAreOfEachPacket) {
     CHECK(server.out.sent[4].values == Values(kValues, -1.0f));
 }
 
+TEST(PartsAreFetchedAndPlacedAndBothLeaveTheRestAlone) {
+    Rule rule = Sgd(1);
+    rule.kind = RuleKind::kMomentum;
+    rule.momentum = 0.5;
+    for (const uint32_t staleness : {0u, kUnbounded}) {
+        Server server(2, -1, Order::kArrival, Updated(1, staleness, RuleKind::kMomentum));
+        uint32_t iteration = 0;
+        const auto both = [&](float ofZero, float ofOne, uint16_t flags) {
+            for (uint32_t rank = 0; rank < 2; ++rank) server.Push(rank, 0, iteration, Values(kValues, rank == 0 ? ofZero : ofOne), flags);
+            ++iteration;
+            REQUIRE(server.out.sent.size() == 2);
+            const Values last = server.out.sent.back().values;
+            CHECK(last == Values(kValues, last[0]));
+            server.out.sent.clear();
+            return last[0];
+        };
+        CHECK_EQ(both(7, -1, 0), 7.0f);
+        CHECK_EQ(both(8, -1, kFlagPlace | FlagsOf(Part::kFirst)), 8.0f);
+        CHECK_EQ(both(3, -1, kFlagPlace | FlagsOf(Part::kSteps)), 3.0f);
+        CHECK_EQ(both(9, -1, kFlagQuiet), 7.0f);
+        for (uint32_t rank = 0; rank < 2; ++rank) server.sums.SetRule(0, rank, rule);
+        const bool in_step = staleness == 0;
+        // the momentum of 8 goes on: halved, and 2 is added; or each of 1 by itself
+        CHECK_EQ(both(1, 1, 0), in_step ? 1.0f : 7 - 5.0f - 3.5f);
+        CHECK_EQ(both(0, 0, kFlagQuiet | FlagsOf(Part::kFirst)), in_step ? 6.0f : 3.5f);
+        CHECK_EQ(both(0, 0, kFlagQuiet | FlagsOf(Part::kSteps)), in_step ? 4.0f : 5.0f);
+    }
+}
+
+TEST(ACountThatIsNoneIsPlacedAsNone) {
+    Server server(1, -1, Order::kArrival, Updated(1, 0));
+    server.Push(0, 0, 0, Values(kValues));
+    uint32_t iteration = 1;
+    for (const float said : {-1.0f, 1e30f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+        server.Push(0, 0, iteration++, Values(kValues, said), kFlagPlace | FlagsOf(Part::kSteps));
+        CHECK_EQ(server.out.sent.back().values[0], 0.0f);
+    }
+}
+
 TEST(WorkersThatUpdateOneIterationByDifferentRulesAreFound) {
     Server server(2, -1, Order::kArrival, Updated(1, 0));
     for (uint32_t rank = 0; rank < 2; ++rank) server.Push(rank, 0, 0, Values(kValues));
@@ -301,6 +341,13 @@ TEST(WhatMayNotComeIsNotAdmitted) {
     const char* why = "";
     CHECK_EQ(server.sums.Admit(header, 1, &why), -1);
     CHECK_EQ(std::string(why), "a packet that is not one of its tensor's");
+    header.offset = 0;
+    header.flags = kFlagQuiet | FlagsOf(Part::kSecond);
+    CHECK_EQ(server.sums.Admit(header, 1, &why), -1);
+    CHECK_EQ(std::string(why), "a part that its tensor does not have");
+    header.flags = kFlagQuiet | FlagsOf(Part::kFirst);
+    CHECK_EQ(server.sums.Admit(header, 1, &why), -1);
+    CHECK_EQ(std::string(why), "a part beside a gradient or before the first values");
     header.tensor = 1;
     CHECK_EQ(server.sums.Admit(header, 1, &why), -1);
     CHECK_EQ(std::string(why), "a tensor that nobody registered");

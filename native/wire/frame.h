@@ -39,7 +39,13 @@ enum class FrameType : uint8_t {
 };
 
 inline constexpr uint16_t kFlagChecksum = 1;  // payload_crc holds the CRC32C of the payload
-inline constexpr uint16_t kFlagQuiet = 2;     // a push that brings no gradient, of a tensor that is updated
+// Of a push of a tensor that is updated: it brings no gradient; it brings what shall stand in a part; and which part is
+// brought, and returned, where there is no gradient.
+inline constexpr uint16_t kFlagQuiet = 2, kFlagPlace = 4;
+enum class Part : uint8_t { kParameters = 0, kFirst = 1, kSecond = 2, kSteps = 3 };
+constexpr uint16_t FlagsOf(Part part) { return static_cast<uint16_t>(static_cast<uint16_t>(part) << 3); }
+constexpr Part PartOf(uint16_t flags) { return static_cast<Part>(flags >> 3 & 3); }
+inline constexpr uint16_t kUpdateFlags = kFlagQuiet | kFlagPlace | FlagsOf(Part::kSteps);
 
 struct Header {
     FrameType type = FrameType::kPing;

@@ -188,7 +188,7 @@ def under_ddp(case: Loop, rank: int) -> dict[str, torch.Tensor]:
         call = DistributedDataParallel(model, **case.ddp)
         job = Job(rank, model, call, optimizer, call.no_sync, torch.Generator().manual_seed(1000 + rank), None)
         case.run(job)
-    return {**_bits(model, optimizer), **job.seen}
+    return {**bits(model, optimizer), **job.seen}
 
 
 def _under_gradlane(case: Loop, rank: int, world: int, policy: Any, **options: Any) -> dict[str, torch.Tensor]:
@@ -214,15 +214,16 @@ def _under_gradlane(case: Loop, rank: int, world: int, policy: Any, **options: A
         case.run(job)
         session.flush()
         assert session.settled
-        return {**_bits(model, optimizer), **job.seen}
+        return {**bits(model, optimizer), **job.seen}
 
 
-def _bits(model: nn.Module, optimizer: Any) -> dict[str, torch.Tensor]:
-    bits = {}
+def bits(model: nn.Module, optimizer: Any) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer, by optimizer, and every state tensor; where there is no optimizer, the parameters."""
+    found = {}
     for index, one in enumerate(optimizer if isinstance(optimizer, list) else [optimizer]):
         if isinstance(one, torch.optim.Optimizer):
-            bits.update({f"{index}/{name}": value for name, value in bits_of(model, one).items()})
-    return bits or {name: value.detach().clone() for name, value in model.named_parameters()}
+            found.update({f"{index}/{name}": value for name, value in bits_of(model, one).items()})
+    return found or {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
 # -- hyper-parameters that change ----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections.abc import Callable
@@ -17,16 +18,17 @@ import gradlane
 from gradlane.errors import GradlaneError, JobError, UnsupportedError
 from gradlane.live.demo import SIDE, Digits
 from tests.live.cases import differences
-from tests.live.loops import LOOPS, Job, Mlp, momentum, under_ddp
+from tests.live.loops import LOOPS, Job, Mlp, adam, bits, momentum, under_ddp
 
 
 def compare(rank: int, world: int, name: str, roughly: bool = False, **options: Any) -> list[str]:
-    """Run the loop under DDP and under servers that update, in step: what differs of parameters, buffers and what it saw.
+    """Run the loop under DDP and under servers that update, in step: what differs of parameters, buffers, the
+    optimizer's state and what the loop saw.
 
     roughly: by more than rounding; so it always is under Adam.
     """
     case = LOOPS[name]
-    reference = _values(under_ddp(case, rank))
+    reference = under_ddp(case, rank)
     torch.manual_seed(7 + rank)
     model = case.model()
     optimizer = case.optimizer(model)
@@ -38,22 +40,9 @@ def compare(rank: int, world: int, name: str, roughly: bool = False, **options: 
         warnings.simplefilter("ignore")
         job = Job(rank, model, model, optimizer, session.no_sync, torch.Generator().manual_seed(1000 + rank), session)
         case.run(job)
-        session.flush()
-        count = len(optimizer) if isinstance(optimizer, list) else 1
-        named = {name: value.detach().clone() for name, value in [*model.named_parameters(), *model.named_buffers()]}
-        found = {f"{index}/{name}": value for index in range(count) for name, value in named.items()}
-        found.update(job.seen)
-        rounds = roughly or _takes_roots(optimizer)
-        return _near(reference, found) if rounds else differences(reference, found)
-
-
-def _values(bits: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Without the state of the optimizer, which is on the servers."""
-    return {
-        name: value
-        for name, value in bits.items()
-        if not name.endswith(("/momentum_buffer", "/exp_avg", "/exp_avg_sq", "/step"))
-    }
+    found = {**bits(model, optimizer), **job.seen}
+    rounds = roughly or _takes_roots(optimizer)
+    return _near(reference, found) if rounds else differences(reference, found)
 
 
 def _takes_roots(optimizer: Any) -> bool:
@@ -73,7 +62,7 @@ def _step(model: Any, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tenso
     loss = F.cross_entropy(model(batch[0]), batch[1])
     loss.backward()
     optimizer.step()
-    return float(loss)
+    return loss.item()
 
 
 def _store(name: str) -> Any:
@@ -135,6 +124,48 @@ def at_their_own_pace(rank: int, world: int, steps: int, staleness: int | None) 
     return sum(losses[:5]) / 5, sum(losses[-5:]) / 5
 
 
+def resumed(rank: int, world: int, with_adam: bool) -> list[str]:
+    """Six steps in one session, beside three, a checkpoint, and three more in another with a fresh model and optimizer: what
+    differs at the end."""
+
+    def fresh(seed: int) -> tuple[Any, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = Mlp()
+        return model, adam(model) if with_adam else momentum(model)
+
+    batches = [Mlp.batch(torch.Generator().manual_seed(10 * step + rank)) for step in range(6)]
+    whole = fresh(1)
+    with gradlane.attach_to_servers(*whole, timeout=20):
+        for batch in batches:
+            _step(*whole, batch)
+    first = fresh(1)
+    with gradlane.attach_to_servers(*first, timeout=20) as session:
+        for batch in batches[:3]:
+            _step(*first, batch)
+        session.fetch_optimizer_state()
+        saved = copy.deepcopy((first[0].state_dict(), first[1].state_dict()))
+        _step(*first, batches[0])  # which the checkpoint has no part in
+    second = fresh(2 + rank)
+    if rank == 0:  # the others need not read it
+        second[0].load_state_dict(saved[0])
+    second[1].load_state_dict(saved[1])
+    with gradlane.attach_to_servers(*second, timeout=20):
+        for batch in batches[3:]:
+            _step(*second, batch)
+    return differences(bits(*whole), bits(*second))
+
+
+def afterwards(rank: int, world: int, staleness: int | None, steps: int) -> dict[str, torch.Tensor]:
+    """Parameters and the optimizer's state when all have closed, where no two ranks made as many steps or at one time."""
+    model = Mlp()
+    optimizer = adam(model)
+    generator = torch.Generator().manual_seed(rank)
+    with gradlane.attach_to_servers(model, optimizer, staleness=staleness, timeout=20):
+        for _ in range(steps if staleness is not None else steps * (1 + rank)):
+            _step(model, optimizer, model.batch(generator))
+    return bits(model, optimizer)
+
+
 def refusal(rank: int, world: int, change: str) -> tuple[str, str]:
     """What is raised when the script does `change`, between backward() and step() in iteration 2."""
     model = Mlp()
@@ -149,6 +180,7 @@ def refusal(rank: int, world: int, change: str) -> tuple[str, str]:
         "two steps": optimizer.step,
         "closure": lambda: optimizer.step(lambda: 0.0),
         "state": optimizer.state_dict,
+        "load": lambda: optimizer.load_state_dict({}),
         "written": lambda: weight.detach().zero_(),
     }
     try:
@@ -178,9 +210,6 @@ def attached(rank: int, world: int, how: str) -> tuple[str, str]:
         optimizer = torch.optim.Adam(model.layers[:2].parameters())
     elif how == "more than it":
         optimizer.add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
-    elif how == "stepped":
-        F.cross_entropy(model(torch.ones(2, 12)), torch.zeros(2, dtype=torch.long)).backward()
-        optimizer.step()
     elif how == "buffers":
         options = {"staleness": None, "broadcast_buffers": True}
     elif how == "order":

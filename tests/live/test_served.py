@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gradlane.transport import UNBOUNDED, Adam, Node, NodeOptions, Sgd
+from tests.live.cases import differences
 from tests.live.ranks import Ranks
 
 PATIENCE_S = 20
@@ -117,6 +118,19 @@ def test_gradients_that_are_never_zeroed_add_up_as_under_ddp_but_for_rounding(tw
     assert found == [[], []]
 
 
+@pytest.mark.parametrize("with_adam", [False, True], ids=["momentum", "adam"])
+def test_a_job_goes_on_from_a_checkpoint_of_the_servers_state_bit_for_bit(two_ranks, with_adam):
+    assert two_ranks.run("tests.live.served:resumed", with_adam=with_adam) == [[], []]
+
+
+@pytest.mark.parametrize("staleness", [0, 2, None])
+def test_when_all_have_closed_all_have_the_same_with_every_gradient_in_it(two_ranks, staleness):
+    zero, one = two_ranks.run("tests.live.served:afterwards", staleness=staleness, steps=7)
+    assert differences(zero, one) == []
+    updates = {0: 7, 2: 14, None: 21}[staleness]
+    assert {int(value) for name, value in zero.items() if name.endswith("/step")} == {updates}
+
+
 @pytest.mark.parametrize("staleness", [1, 4])
 def test_a_rank_is_ahead_by_as_much_as_the_bound_and_never_by_more(two_ranks, staleness):
     steps = 12
@@ -145,6 +159,7 @@ REFUSALS = {
     "two steps": "step() without a backward pass before it",
     "closure": "call step() without",
     "state": "optimizer.state_dict() while the update is on the servers",
+    "load": "optimizer.load_state_dict() while the update is on the servers",
     "written": "the script wrote to layers.1.weight",
 }
 
@@ -165,7 +180,6 @@ ATTACHED = {
     "no optimizer": ("InputError", "got none"),
     "half of it": ("UnsupportedError", "layers.2.weight is trained and in no optimizer"),
     "more than it": ("UnsupportedError", "a parameter of shape (3,) that is not the model's"),
-    "stepped": ("UnsupportedError", "has state from steps before"),
     "buffers": ("InputError", "broadcast_buffers"),
     "order": ("InputError", "summation_order"),
     "negative": ("InputError", "staleness"),

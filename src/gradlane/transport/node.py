@@ -26,7 +26,7 @@ from gradlane.errors import (
     PeerFailed,
     PeerStalled,
 )
-from gradlane.transport.rules import Rule
+from gradlane.transport.rules import PARTS, Part, Rule
 
 ALL = -1
 """`sender`: every worker contributes. `receiver`: every worker gets the result."""
@@ -38,6 +38,7 @@ OPS = {"sum": 0, "min": 1, "max": 2, "product": 3}
 
 _DIED, _STALLED, _ABORTED, _LEFT, _MISMATCH, _AUTH, _DUPLICATE, _CORRUPT = 1, 2, 3, 4, 5, 6, 7, 8
 _FULL = 11
+_QUIET, _PLACE, _PART_AT = 2, 4, 3  # flags of a push
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,21 @@ class Node:
         `take` tells its end, with `notify`, and before that, with `notify_sent`, that the kernel has all of it.
         quiet: of a tensor that servers update: there is no gradient this time, only parameters to come.
         """
-        self._native.push(tensor, notify, notify_sent, quiet)
+        self._native.push(tensor, notify, notify_sent, _QUIET if quiet else 0)
+
+    def fetch(self, tensor: int, part: Part) -> None:
+        """A push without a gradient, of a tensor that servers update, that ends with `part` in its memory, as float32.
+
+        It counts as an iteration, as any push does. Of "steps" every element is the count.
+        """
+        self._native.push(tensor, False, False, _QUIET | PARTS[part] << _PART_AT)
+
+    def place(self, tensor: int, part: Part) -> None:
+        """A push without a gradient: what rank 0 has in the tensor's memory becomes its `part`; what others have, nothing.
+
+        It ends with `part` in the memory: rank 0's, if its push came before.
+        """
+        self._native.push(tensor, False, False, _PLACE | PARTS[part] << _PART_AT)
 
     def start(
         self,

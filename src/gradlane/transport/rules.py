@@ -7,10 +7,14 @@ where they are not stands in native/update/update.h.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 UNBOUNDED = 2**32 - 1
 """Staleness of a tensor whose gradients wait for nobody."""
+
+Part = Literal["parameters", "first", "second", "steps"]
+"""Of what a server keeps: the parameters; the momentum, or the first moment; the second; how many updates there were."""
+PARTS: dict[Part, int] = {"parameters": 0, "first": 1, "second": 2, "steps": 3}
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,11 @@ class Sgd:
     def kind(self) -> int:
         """Its number on the wire, which also says what a server keeps beside the parameters."""
         return 2 if self.momentum else 1
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What a server keeps beside the parameters."""
+        return ("first", "steps") if self.momentum else ("steps",)
 
     def numbers(self) -> dict[str, Any]:
         """As the native module takes them."""
@@ -49,6 +58,11 @@ class Adam:
     def kind(self) -> int:
         """Its number on the wire, which also says what a server keeps beside the parameters."""
         return 4 if self.decoupled else 3
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What a server keeps beside the parameters."""
+        return ("first", "second", "steps")
 
     def numbers(self) -> dict[str, Any]:
         """As the native module takes them."""

@@ -20,6 +20,7 @@ from gradlane.live.peers import own_address
 from gradlane.live.served.broadcasts import Broadcasts
 from gradlane.live.served.groups import Groups
 from gradlane.live.served.session import ServedSession
+from gradlane.live.served.states import PARTS_OF_STATE, part_of
 from gradlane.live.served.values import Values
 from gradlane.live.serving import meet_servers
 from gradlane.transport import UNBOUNDED, NodeOptions
@@ -46,8 +47,8 @@ def attach_to_servers(
     rank 0's. The loop stays `zero_grad`, `backward`, `step`: gradients leave during the backward pass, `step()` updates
     nothing here, and what the next forward pass reads is what came back, each parameter waiting for itself.
 
-    optimizer: torch.optim.SGD, Adam or AdamW, before its first step. Its numbers may change between `step()` and the next
-        backward pass, as a scheduler changes them.
+    optimizer: torch.optim.SGD, Adam or AdamW. Its state, if it has any, becomes rank 0's and goes to the servers. Its numbers
+        may change between `step()` and the next backward pass, as a scheduler changes them.
     staleness: 0 trains in step: gradients of all ranks are averaged and make one update, as under DDP. k lets a rank be up
         to k iterations ahead of the slowest, None lets it be as far ahead as it likes; then each rank's gradient is
         applied when it comes, whole, by that rank's own numbers: N ranks make N updates where DDP makes one.
@@ -89,6 +90,7 @@ def attach_to_servers(
             )
     groups = Groups(optimizers, params)
     members = [groups.of(param) for _, param in params]
+    has_state = any(groups.states_of(param).get(param) for _, param in params)
     terms = agree.Terms(
         gradlane=gradlane.__version__,
         torch=str(torch.__version__),
@@ -105,6 +107,7 @@ def attach_to_servers(
             "broadcast_buffers": broadcast_buffers,
             "parameter groups": members,
             "rules": [rule.kind for rule in groups.rules()],
+            "optimizer state": has_state,
         },
         tensors=tuple((name, str(param.dtype), tuple(param.shape)) for name, param in params),
         buffers=tuple((name, str(buffer.dtype), tuple(buffer.shape)) for name, buffer in model.named_buffers()),
@@ -131,6 +134,12 @@ def attach_to_servers(
     synchronised = buffers if staleness == 0 and broadcast_buffers is not False else []
     try:
         values = Values(node, [param for _, param in params], members, groups.rules(), bound, timeout)
+        if has_state:
+            for part in PARTS_OF_STATE:
+                values.place(
+                    part, [part_of(groups.states_of(param).get(param, {}), part, param.detach()) for _, param in params]
+                )
+            values.meet()
         in_step = Broadcasts(synchronised, values, process_group, rank, timeout) if synchronised else None
     except BaseException:
         node.close()
@@ -148,7 +157,7 @@ def _refuse_overrides(launched: Overrides) -> None:
     for name in ("policy", "network", "timeline", "profile"):
         if getattr(launched, name) is not None:
             raise InputError(
-                f"the launcher gave a {name}, and this script updates on its servers: the wire's own priority decides there and "
+                f"the launcher gave a {name}, and this script updates on its servers: the wire's priority decides there and "
                 f"nothing is recorded; launch it without --{name}"
             )
     need(launched.backend in (None, "server"), "backend", launched.backend, "'server', since the update is on the servers")

@@ -17,8 +17,8 @@ _KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 class Groups:
     """The groups of `optimizers`, numbered through; `params` are the trained ones with their names.
 
-    Raises `UnsupportedError` for an optimizer or an option that servers do not know, for one that has state already, and
-    where optimizers and model do not have the same parameters.
+    Raises `UnsupportedError` for an optimizer or an option that servers do not know, and where optimizers and model do not
+    have the same parameters.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], params: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
@@ -47,6 +47,10 @@ class Groups:
         """The number of the group that `param` is in."""
         return self._group_of[id(param)]
 
+    def states_of(self, param: torch.nn.Parameter) -> Any:
+        """The state of the optimizer that `param` is in: a dictionary by parameter."""
+        return self._groups[self._group_of[id(param)]][0].state
+
     def rules(self) -> list[Rule]:
         """Each group's numbers as they are now: a scheduler changes them."""
         return [_rule(optimizer, group) for optimizer, group in self._groups]
@@ -63,11 +67,6 @@ def _refuse_what_servers_do_not_know(optimizer: torch.optim.Optimizer) -> None:
         for option, why in _REFUSED.items():
             if group.get(option):
                 raise UnsupportedError(f"{name} with {option}=True {why}: servers do not know it")
-    if any(optimizer.state.values()):
-        raise UnsupportedError(
-            f"this {name} has state from steps before, and the servers begin without: attach before the first step. To go on "
-            "from a checkpoint's optimizer state, update on the workers (gradlane.attach)"
-        )
 
 
 def _rule(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule:

@@ -25,7 +25,9 @@ from gradlane.live import pending
 from gradlane.live.hooks import Hook, ModuleHook, inside_a_backward_pass, is_compiled, parameters_of_scripts, tensors_in
 from gradlane.live.served.broadcasts import Broadcasts
 from gradlane.live.served.groups import Groups
+from gradlane.live.served.states import PARTS_OF_STATE, state_of
 from gradlane.live.served.values import Values
+from gradlane.transport import Part
 
 
 class ServedSession:
@@ -68,11 +70,12 @@ class ServedSession:
         self._hidden: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         self._compiled_parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._unguarded = {self._tensor_of[id(param)] for param in parameters_of_scripts(model) if id(param) in self._tensor_of}
-        self._versions = [-1] * len(params)
-        self._copy(range(len(params)))
-        self._handles = self._attach_hooks(optimizers)
+        self._versions = [param._version for param in self._params]
+        self._optimizers = list(optimizers)
+        self._has_states = True  # the optimizers have what the servers have
+        self._handles = self._attach_hooks()
 
-    def _attach_hooks(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
+    def _attach_hooks(self) -> list[Any]:
         handles: list[Any] = [
             param.register_post_accumulate_grad_hook(self._gradient_ready)  # type: ignore[no-untyped-call]
             for param in self._params
@@ -80,10 +83,11 @@ class ServedSession:
         handles.append(self.model.register_forward_pre_hook(ModuleHook(self._before_forward)))
         handles.append(self.model.register_forward_hook(ModuleHook(self._after_forward)))
         handles.append(self.model.register_state_dict_pre_hook(Hook(self._flush_for_state_dict)))  # type: ignore[no-untyped-call]
-        for optimizer in optimizers:
+        for optimizer in self._optimizers:
             handles.append(optimizer.register_step_pre_hook(self._before_step))
             handles.append(optimizer.register_step_post_hook(self._after_step))
-            handles.append(optimizer.register_state_dict_pre_hook(Hook(self._refuse_state_dict)))
+            handles.append(optimizer.register_state_dict_pre_hook(Hook(self._before_state_dict)))
+            handles.append(optimizer.register_load_state_dict_pre_hook(Hook(self._refuse_load_state_dict)))
         return handles
 
     # -- forward ---------------------------------------------------------------------------------------
@@ -140,6 +144,10 @@ class ServedSession:
         self._values.govern(self._rules)
         self._iteration += 1
         self._in_backward = True
+        if self._has_states:
+            self._has_states = False
+            for param in self._params:
+                self._groups.states_of(param).pop(param, None)
         self._fired = [0] * len(self._params)
         self._is_sent = [False] * len(self._params)
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
@@ -275,10 +283,17 @@ class ServedSession:
     def _flush_for_state_dict(self, *_: Any, **__: Any) -> None:
         self.flush()
 
-    def _refuse_state_dict(self, *_: Any, **__: Any) -> NoReturn:
+    def _before_state_dict(self, *_: Any, **__: Any) -> None:
+        if not self._has_states:
+            raise UnsupportedError(
+                "optimizer.state_dict() while the update is on the servers, which have the state: let every rank call "
+                "session.fetch_optimizer_state() before"
+            )
+
+    def _refuse_load_state_dict(self, *_: Any, **__: Any) -> NoReturn:
         raise UnsupportedError(
-            "optimizer.state_dict() while the update is on the servers: they have the state, and it cannot be fetched yet; "
-            "save the model's, or update on the workers (gradlane.attach)"
+            "optimizer.load_state_dict() while the update is on the servers, which have it: load it before attaching, or "
+            "close() the session, load, and attach again"
         )
 
     def _wait_for_unstepped(self) -> None:
@@ -314,6 +329,24 @@ class ServedSession:
         while self._awaited and not self._in_backward:
             self._make_current(next(iter(self._awaited)))
 
+    def fetch_optimizer_state(self) -> None:
+        """Put the servers' state into the optimizers of this rank, where it stays until the next backward pass.
+
+        For checkpoints, between `step()` and the next forward pass; with `servers`' memory in this rank's once more. Every rank
+        must call it at the same iteration, unless staleness is None.
+        """
+        self.flush()
+        self._wait_for_unstepped()
+        parts: list[dict[Part, torch.Tensor]] = [{} for _ in self._params]
+        for part in PARTS_OF_STATE:
+            for tensor, value in self._values.fetch(part).items():
+                parts[tensor][part] = value
+        for param, found in zip(self._params, parts, strict=True):
+            state = state_of(found)
+            if state:
+                self._groups.states_of(param)[param] = state
+        self._has_states = True
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside accumulate locally, as DDP's `no_sync`; forward belongs inside too."""
@@ -324,7 +357,11 @@ class ServedSession:
             self._sync = before
 
     def close(self) -> None:
-        """Wait until every rank has come here, and detach. A rank that is ahead waits for as long as the others train."""
+        """Wait until every rank has come here, take over what the servers have, and detach.
+
+        All ranks then have the same parameters, with every gradient in them, and the optimizers' state. A rank that is ahead
+        waits for as long as the others train.
+        """
         if self._closed:
             return
         try:
@@ -333,7 +370,12 @@ class ServedSession:
                 if self._buffers is not None:
                     self._buffers.close()
                 self._wait_for_unstepped()
-                self._values.leave()
+                self._values.meet()
+                if self.staleness != 0:
+                    self._values.fetch("parameters")
+                    self._copy(range(len(self._params)))
+                self.fetch_optimizer_state()
+                self._values.meet()
         finally:
             self._closed = True
             for handle in self._handles:

@@ -13,7 +13,7 @@ import torch
 
 from gradlane.errors import JobError
 from gradlane.live.arena import Arena
-from gradlane.transport import Node, Rule
+from gradlane.transport import Node, Part, Rule
 
 _FOR_EVER_S = 10**6.0
 
@@ -35,6 +35,7 @@ class Values:
     ) -> None:
         self._node, self._timeout_s = node, timeout_s
         self._kinds = [rule.kind for rule in rules]
+        self._parts = [rules[group].parts for group in groups]
         self._rules: list[Rule | None] = [None] * len(rules)
         self.slots = Arena(params).slots
         for tensor, (slot, group) in enumerate(zip(self.slots, groups, strict=True)):
@@ -47,12 +48,37 @@ class Values:
                 group=group,
                 priority=tensor,
             )
+        self._meeting = torch.zeros(1)
+        node.define(len(params), self._meeting.data_ptr(), 4, "float32")
         with torch.no_grad():
             torch._foreach_copy_(self.slots, [param.detach() for param in params])
         for tensor in range(len(params)):
             node.push(tensor, notify=False)
-        for tensor in range(len(params)):
-            node.wait(tensor, timeout_s)
+        self._wait_for_all()
+
+    def _wait_for_all(self) -> None:
+        for tensor in range(len(self.slots)):
+            self._node.wait(tensor, self._timeout_s)
+
+    def _having(self, part: Part) -> list[int]:
+        return [tensor for tensor, parts in enumerate(self._parts) if part == "parameters" or part in parts]
+
+    def place(self, part: Part, values: Sequence[torch.Tensor]) -> None:
+        """Rank 0's `values`, by tensor, become `part` of what the servers keep, where they keep it; none may be under way."""
+        having = self._having(part)
+        with torch.no_grad():
+            for tensor in having:
+                self.slots[tensor].copy_(values[tensor])
+                self._node.place(tensor, part)
+        self._wait_for_all()
+
+    def fetch(self, part: Part) -> dict[int, torch.Tensor]:
+        """`part` of what the servers keep, by tensor, where they keep it; none may be under way."""
+        having = self._having(part)
+        for tensor in having:
+            self._node.fetch(tensor, part)
+        self._wait_for_all()
+        return {tensor: self.slots[tensor].clone() for tensor in having}
 
     def govern(self, rules: Sequence[Rule]) -> None:
         """Every later gradient is applied by `rules`; none may be under way.
@@ -103,16 +129,13 @@ class Values:
         """This worker cannot go on: every other hears `text`."""
         self._node.abort(text)
 
-    def leave(self) -> None:
-        """Return when every worker has come to this call: none may go while others need its server, or its gradients.
+    def meet(self) -> None:
+        """Return when every worker has come to this call: none may leave while others need its server, or its gradients.
 
         However far ahead this one is, it waits; a worker that dies ends it.
         """
-        last = torch.zeros(1)
-        tensor = len(self.slots)
-        self._node.define(tensor, last.data_ptr(), 4, "float32")
-        self._node.push(tensor, notify=False)
-        self._node.wait(tensor, _FOR_EVER_S)
+        self._node.push(len(self.slots), notify=False)
+        self._node.wait(len(self.slots), _FOR_EVER_S)
 
     def close(self) -> None:
         """End the connections."""
