@@ -430,7 +430,10 @@ bool Node::DoDefine(uint32_t tensor, const Spec& spec, const uint8_t* from, uint
 
 void Node::DoSetRule(uint32_t group, const Rule& rule) {
     if (failed_) return;
-    const char* why = group < kMaxGroups ? gradlane::WhyNot(rule) : "more groups than there can be";
+    uint8_t payload[kRuleBytes];
+    EncodeRule(rule, payload);
+    Rule said;  // as everybody else reads it: without numbers that its kind does not have
+    const char* why = group < kMaxGroups ? DecodeRule(payload, &said) : "more groups than there can be";
     for (const auto& [tensor, state] : tensors_) {
         if (state.under_way && state.spec.update != RuleKind::kNone && state.spec.group == group) why = "its tensors are under way";
     }
@@ -438,10 +441,8 @@ void Node::DoSetRule(uint32_t group, const Rule& rule) {
         Fail({Code::kProtocol, options_.rank, -1, "the rule of group " + std::to_string(group) + ": " + why});
         return;
     }
-    rules_[group] = rule;
-    if (aggregator_) aggregator_->SetRule(group, static_cast<uint32_t>(options_.rank), rule);
-    uint8_t payload[kRuleBytes];
-    EncodeRule(rule, payload);
+    rules_[group] = said;
+    if (aggregator_) aggregator_->SetRule(group, static_cast<uint32_t>(options_.rank), said);
     for (const auto& lanes : to_server_) {
         Connection* connection = lanes[kUpdateLane];
         if (connection == nullptr) continue;

@@ -112,7 +112,7 @@ TEST(EveryInstructionSetGivesTheSameBits) {
         rule.weight_decay = trial / 4 % 2 == 0 ? 0 : 0.01;
         rule.maximize = trial / 8 % 2 != 0;
         rule.nesterov = trial % 4 == 1 && trial / 16 % 2 != 0;
-        const size_t n = random() % 70;
+        const size_t n = 1 + random() % 70;
         const uint64_t step = 1 + random() % 3;
         std::vector<std::vector<float>> given(4, std::vector<float>(n));
         for (auto& array : given) {

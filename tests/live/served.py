@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import gradlane
 from gradlane.errors import GradlaneError, JobError, UnsupportedError
+from gradlane.live.attachment import Overrides, override
 from gradlane.live.demo import SIDE, Digits
 from tests.live.cases import differences
 from tests.live.loops import LOOPS, Job, Mlp, adam, bits, momentum, under_ddp
@@ -218,10 +219,16 @@ def attached(rank: int, world: int, how: str) -> tuple[str, str]:
         options = {"staleness": -1}
     elif how == "ranks differ":
         options = {"staleness": rank}
+    elif how == "launched policy":
+        override(Overrides(policy=gradlane.policies.get("p3")))
+    elif how == "launched backend":
+        override(Overrides(backend="all-reduce"))
     try:
         gradlane.attach_to_servers(model, optimizer, timeout=20, **options).close()
     except GradlaneError as error:
         return type(error).__name__, str(error)
+    finally:
+        override(Overrides())
     return "nothing", ""
 
 

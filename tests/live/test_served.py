@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from gradlane.transport import UNBOUNDED, Adam, Node, NodeOptions, Sgd
 from tests.live.cases import differences
 from tests.live.ranks import Ranks
+from tests.live.test_commands import ROOT, gradlane
+from tests.live.test_serving import Served
 
 PATIENCE_S = 20
 
@@ -183,6 +186,8 @@ ATTACHED = {
     "buffers": ("InputError", "broadcast_buffers"),
     "order": ("InputError", "summation_order"),
     "negative": ("InputError", "staleness"),
+    "launched policy": ("InputError", "the launcher gave a policy"),
+    "launched backend": ("InputError", "backend: got 'all-reduce'"),
     "ranks differ": ("MismatchError", "ranks disagree on options"),
 }
 
@@ -204,3 +209,16 @@ def test_a_rank_that_dies_ends_the_training_of_all():
             assert "2" in text
     finally:
         ranks.close()
+
+
+def test_servers_of_their_own_give_what_ddp_gives(tmp_path: Path):
+    name = "a_branch_left_out_by_one_rank_only"
+    served = Served(2, 2, tmp_path)
+    assert served.ranks.run("tests.live.served:compare", name=name, servers=2) == [[], []]
+    assert served.close() == [0, 0]
+
+
+def test_the_example_gives_its_output():
+    example = ROOT / "examples" / "asynchronous.py"
+    done = gradlane("launch", "--standalone", "--nproc", 2, "--backend", "server", "--servers", 1, example)
+    assert done.stdout.splitlines() == example.with_suffix(".out").read_text().splitlines()

@@ -20,7 +20,7 @@ from gradlane.live.peers import own_address
 from gradlane.live.served.broadcasts import Broadcasts
 from gradlane.live.served.groups import Groups
 from gradlane.live.served.session import ServedSession
-from gradlane.live.served.states import PARTS_OF_STATE, part_of
+from gradlane.live.served.states import place_states
 from gradlane.live.served.values import Values
 from gradlane.live.serving import meet_servers
 from gradlane.transport import UNBOUNDED, NodeOptions
@@ -90,7 +90,8 @@ def attach_to_servers(
             )
     groups = Groups(optimizers, params)
     members = [groups.of(param) for _, param in params]
-    has_state = any(groups.states_of(param).get(param) for _, param in params)
+    states = [groups.states_of(param).get(param, {}) for _, param in params]
+    has_state = any(states)
     terms = agree.Terms(
         gradlane=gradlane.__version__,
         torch=str(torch.__version__),
@@ -135,11 +136,7 @@ def attach_to_servers(
     try:
         values = Values(node, [param for _, param in params], members, groups.rules(), bound, timeout)
         if has_state:
-            for part in PARTS_OF_STATE:
-                values.place(
-                    part, [part_of(groups.states_of(param).get(param, {}), part, param.detach()) for _, param in params]
-                )
-            values.meet()
+            place_states(states, [param for _, param in params], values)
         in_step = Broadcasts(synchronised, values, process_group, rank, timeout) if synchronised else None
     except BaseException:
         node.close()

@@ -20,14 +20,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from gradlane.errors import JobError, UnsupportedError
+from gradlane.errors import JobError, PeerFailed, UnsupportedError
 from gradlane.live import pending
 from gradlane.live.hooks import Hook, ModuleHook, inside_a_backward_pass, is_compiled, parameters_of_scripts, tensors_in
 from gradlane.live.served.broadcasts import Broadcasts
 from gradlane.live.served.groups import Groups
-from gradlane.live.served.states import PARTS_OF_STATE, state_of
-from gradlane.live.served.values import Values
-from gradlane.transport import Part
+from gradlane.live.served.states import fetched_states
+from gradlane.live.served.values import Sent, Values
 
 
 class ServedSession:
@@ -62,7 +61,7 @@ class ServedSession:
         self._failure: JobError | None = None
         self._fired = [0] * len(params)
         self._expected = [1] * len(params)
-        self._sent: list[tuple[torch.Tensor, int] | None] = [None] * len(params)  # own gradient and its version
+        self._sent: list[Sent | None] = [None] * len(params)
         self._is_sent = [False] * len(params)
         self._rules = groups.rules()
         self._unstepped: set[int] = set()  # sent, and not yet called for by step()
@@ -174,7 +173,7 @@ class ServedSession:
         gradient = self._params[tensor].grad
         assert gradient is not None
         torch.mul(gradient.detach(), self._scale, out=self._values.slots[tensor])
-        self._sent[tensor] = gradient, gradient._version
+        self._sent[tensor] = Sent(gradient)
         self._is_sent[tensor] = True
         self._unstepped.add(tensor)
         self._values.send(tensor)
@@ -232,7 +231,7 @@ class ServedSession:
                 "arrives, once",
             )
         sent = self._sent[tensor]
-        if sent is not None and (param.grad is not sent[0] or sent[0]._version != sent[1]):
+        if sent is not None and not sent.stands_in(param):
             self._fail(
                 UnsupportedError,
                 f"the gradient of {self._names[tensor]} was changed between backward() and step() (clip_grad_norm_, "
@@ -330,19 +329,14 @@ class ServedSession:
             self._make_current(next(iter(self._awaited)))
 
     def fetch_optimizer_state(self) -> None:
-        """Put the servers' state into the optimizers of this rank, where it stays until the next backward pass.
+        """Put the servers' state into this rank's optimizers, where it stays until the next backward pass.
 
-        For checkpoints, between `step()` and the next forward pass; with `servers`' memory in this rank's once more. Every rank
-        must call it at the same iteration, unless staleness is None.
+        For checkpoints, between `step()` and the next backward pass. Every rank must call it at the same iteration, unless
+        staleness is None.
         """
         self.flush()
         self._wait_for_unstepped()
-        parts: list[dict[Part, torch.Tensor]] = [{} for _ in self._params]
-        for part in PARTS_OF_STATE:
-            for tensor, value in self._values.fetch(part).items():
-                parts[tensor][part] = value
-        for param, found in zip(self._params, parts, strict=True):
-            state = state_of(found)
+        for param, state in zip(self._params, fetched_states(self._values), strict=True):
             if state:
                 self._groups.states_of(param)[param] = state
         self._has_states = True
@@ -387,9 +381,10 @@ class ServedSession:
 
     def abort(self, error: BaseException) -> None:
         """Tell the other ranks that this one fails with `error`; they raise `PeerFailed` with its text."""
-        if self._failure is None and isinstance(error, JobError):
-            self._failure = error
-        self._values.abort(f"rank {self.rank} failed: {type(error).__name__}: {error}")
+        text = f"rank {self.rank} failed: {type(error).__name__}: {error}"
+        if self._failure is None:
+            self._failure = error if isinstance(error, JobError) else PeerFailed(text, self.rank)
+        self._values.abort(text)
 
     def __enter__(self) -> ServedSession:
         return self

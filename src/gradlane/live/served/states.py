@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from gradlane.live.served.values import Values
 from gradlane.transport import Part
 
-PARTS_OF_STATE: tuple[Part, ...] = ("first", "second", "steps")
+_PARTS: tuple[Part, ...] = ("first", "second", "steps")
 _FIRST = ("momentum_buffer", "exp_avg")
 _SECOND = ("exp_avg_sq",)
 
 
-def part_of(state: Mapping[str, Any], part: Part, like: torch.Tensor) -> torch.Tensor:
-    """`part` of a parameter's state, which may be empty; of the shape of `like`."""
+def place_states(states: Sequence[Mapping[str, Any]], params: Sequence[torch.Tensor], values: Values) -> None:
+    """Rank 0's `states`, by parameter, become the servers'."""
+    for part in _PARTS:
+        values.place(part, [_part_of(state, part, param.detach()) for state, param in zip(states, params, strict=True)])
+    values.meet()
+
+
+def fetched_states(values: Values) -> list[dict[str, torch.Tensor]]:
+    """The servers' state of each parameter, as torch.optim keeps it; empty before its first update."""
+    parts: list[dict[Part, torch.Tensor]] = [{} for _ in values.slots]
+    for part in _PARTS:
+        for tensor, value in values.fetch(part).items():
+            parts[tensor][part] = value
+    return [_state_of(found) for found in parts]
+
+
+def _part_of(state: Mapping[str, Any], part: Part, like: torch.Tensor) -> torch.Tensor:
     if part == "steps":
         # of SGD torch keeps no count: what matters is whether there is a momentum yet
         steps = state.get("step", 1.0 if state.get("momentum_buffer") is not None else 0.0)
@@ -24,8 +40,7 @@ def part_of(state: Mapping[str, Any], part: Part, like: torch.Tensor) -> torch.T
     return found[0] if found else torch.zeros_like(like)
 
 
-def state_of(parts: Mapping[Part, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A parameter's state as torch.optim keeps it; empty before its first update."""
+def _state_of(parts: Mapping[Part, torch.Tensor]) -> dict[str, torch.Tensor]:
     steps = float(parts["steps"].reshape(-1)[0])
     if steps == 0 or "first" not in parts:
         return {}

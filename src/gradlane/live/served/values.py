@@ -18,6 +18,17 @@ from gradlane.transport import Node, Part, Rule
 _FOR_EVER_S = 10**6.0
 
 
+class Sent:
+    """A gradient that has been sent, as it stood in `.grad`; holding it keeps autograd from using its memory again."""
+
+    def __init__(self, gradient: torch.Tensor) -> None:
+        self._gradient, self._version = gradient, gradient._version
+
+    def stands_in(self, param: torch.nn.Parameter) -> bool:
+        """Whether `.grad` is what was sent, unchanged."""
+        return param.grad is self._gradient and self._gradient._version == self._version
+
+
 class Values:
     """Parameters `params`, the most urgent first, of which `groups[i]` is the group of the i-th.
 
