@@ -99,9 +99,9 @@ def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out:
         if len(counts) > 1 or len(rates) > 1 or scale != 1:
             raise InputError("compare: got several hosts or links, or a scale, expected a MODEL with them")
         folder.mkdir(parents=True, exist_ok=True)
-        config = {"out": str(folder), "arms": arms, **options}
+        timeout_s = options.pop("timeout")
         path = Path(scratch, "config.json")
-        path.write_bytes(msgspec.json.encode({**config, "timeout_s": config.pop("timeout")}))
+        path.write_bytes(msgspec.json.encode({"out": str(folder), "arms": arms, "timeout_s": timeout_s, **options}))
         exit_code = run_on_ranks("gradlane.live.comparison", [str(path)], counts[0], rates[0], loopback)
         if exit_code:
             fail("the comparison", exit_code)
