@@ -14,6 +14,7 @@ from gradlane.core.network import Network, Piece
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Span, Timeline
+from gradlane.core.tuned import Trial, Tuned
 from gradlane.errors import FormatError, InputError, PlanError
 from tests.unit.strategies import networks, plans, profiles
 
@@ -60,6 +61,15 @@ NOUNS = {
             Span("ready", 0, 1, 2_000, 2_000),
             Span("send", 0, 1, 2_000, 9_007_199_254_740_993),
         ),
+    ),
+    "tuned": Tuned(
+        "p3",
+        {"slice_bytes": 131_072},
+        "mlp",
+        "0f1e",
+        2,
+        "server",
+        (Trial({"slice_bytes": 160_000}, (1_200, 1_000, 1_100)), Trial({"slice_bytes": 64}, (9_000,), cut=True)),
     ),
 }
 every_noun = pytest.mark.parametrize("name", NOUNS)

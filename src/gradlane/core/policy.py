@@ -6,8 +6,8 @@ seed, and knows nothing of how a plan is carried out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import ClassVar, Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from gradlane.core.checking import need_int
 from gradlane.core.network import Network
@@ -26,6 +26,23 @@ class Policy(Protocol):
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Schedule one iteration of `profile` on `network`."""
         ...
+
+
+class KnobRange(NamedTuple):
+    """The values of a size among the knobs, in bytes and both included, in which a search for the best is worth while."""
+
+    low: int
+    high: int
+
+
+SIZES = KnobRange(64 * 2**10, 256 * 2**20)
+"""From where handling a message costs more than sending it, to where no tensor is cut."""
+
+
+def tunable(policy: Policy) -> Mapping[str, KnobRange]:
+    """The knobs that a search may set, by name: what the policy's class declares as `tunable`; none where it does not."""
+    declared: Mapping[str, KnobRange] = getattr(type(policy), "tunable", {})
+    return declared
 
 
 def whole(profile: Profile, tensor: int) -> Slice:

@@ -9,7 +9,7 @@ import msgspec
 from gradlane.core.checking import MAX_BYTES, need, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Message, Plan, Slice
-from gradlane.core.policy import cut, whole
+from gradlane.core.policy import KnobRange, cut, whole
 from gradlane.core.profile import Profile
 from gradlane.units import NS_PER_SECOND
 
@@ -29,6 +29,8 @@ class Blocks(msgspec.Struct, frozen=True):
     name: ClassVar[str] = "blocks"
     paper: ClassVar[str] = "none: the default of gradlane"
     differs: ClassVar[str] = "-"
+
+    tunable: ClassVar[dict[str, KnobRange]] = {"least_bytes": KnobRange(64 * 2**10, 25 * 2**20)}
 
     startup_share: float = 0.1
     least_bytes: int = 256 * 1024

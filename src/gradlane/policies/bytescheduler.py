@@ -9,7 +9,7 @@ import msgspec
 from gradlane.core.checking import MAX_BYTES, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Plan
-from gradlane.core.policy import sliced_by_urgency
+from gradlane.core.policy import SIZES, KnobRange, sliced_by_urgency
 from gradlane.core.profile import Profile
 
 
@@ -17,13 +17,15 @@ class ByteScheduler(msgspec.Struct, frozen=True):
     """Tensors cut to `partition_bytes`, the most urgent first, `credit_bytes` unfinished (§4.2, Algorithm 1).
 
     Differs from the paper: a slice starts when the credit equals its size too (line 16 asks for more, which
-    makes a window of one slice never open); a lone slice larger than the credit may go. The knobs are given,
-    not tuned (§4.3).
+    makes a window of one slice never open); a lone slice larger than the credit may go. A plan has the knobs that
+    it is given; `tune` finds better ones while a job trains (§4.3).
     """
 
     name: ClassVar[str] = "bytescheduler"
     paper: ClassVar[str] = "ByteScheduler (SOSP '19) Algorithm 1"
-    differs: ClassVar[str] = "credit equal to the slice suffices; knobs are given, not yet tuned"
+    differs: ClassVar[str] = "credit equal to the slice suffices"
+
+    tunable: ClassVar[dict[str, KnobRange]] = {"partition_bytes": SIZES, "credit_bytes": SIZES}
 
     partition_bytes: int = 2**20
     credit_bytes: int = 4 * 2**20

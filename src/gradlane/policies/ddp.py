@@ -9,7 +9,7 @@ import msgspec
 from gradlane.core.checking import MAX_BYTES, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Message, Plan
-from gradlane.core.policy import merge
+from gradlane.core.policy import SIZES, KnobRange, merge
 from gradlane.core.profile import Profile
 
 
@@ -23,6 +23,8 @@ class Ddp(msgspec.Struct, frozen=True):
     name: ClassVar[str] = "ddp"
     paper: ClassVar[str] = "PyTorch Distributed (VLDB '20) §3.2.3"
     differs: ClassVar[str] = "a bucket ends where the dtype changes, torch keeps one open per dtype"
+
+    tunable: ClassVar[dict[str, KnobRange]] = {"bucket_bytes": SIZES}
 
     bucket_bytes: int = 25 * 2**20
     first_bucket_bytes: int = 2**20

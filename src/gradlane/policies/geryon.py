@@ -10,7 +10,7 @@ import msgspec
 from gradlane.core.checking import MAX_BYTES, need, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Message, Plan
-from gradlane.core.policy import cut
+from gradlane.core.policy import SIZES, KnobRange, cut
 from gradlane.core.profile import Profile
 
 THRESHOLDS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
@@ -29,6 +29,8 @@ class Geryon(msgspec.Struct, frozen=True):
     name: ClassVar[str] = "geryon"
     paper: ClassVar[str] = "Geryon (INFOCOM '20) §III"
     differs: ClassVar[str] = "the threshold is given, or the best of those tried, not fitted"
+
+    tunable: ClassVar[dict[str, KnobRange]] = {"slice_bytes": SIZES}
 
     threshold: float = 0.5
     slice_bytes: int = 2**20

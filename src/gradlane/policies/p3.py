@@ -9,7 +9,7 @@ import msgspec
 from gradlane.core.checking import MAX_BYTES, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Plan
-from gradlane.core.policy import sliced_by_urgency
+from gradlane.core.policy import SIZES, KnobRange, sliced_by_urgency
 from gradlane.core.profile import Profile
 
 
@@ -22,6 +22,8 @@ class P3(msgspec.Struct, frozen=True):
     name: ClassVar[str] = "p3"
     paper: ClassVar[str] = "P3 (MLSys '19), as ByteScheduler (SOSP '19) §2.3, §4.2 describes it"
     differs: ClassVar[str] = "over all-reduce too"
+
+    tunable: ClassVar[dict[str, KnobRange]] = {"slice_bytes": SIZES}
 
     slice_bytes: int = 160_000
 

@@ -12,7 +12,7 @@ import msgspec
 from gradlane.core.checking import MAX_BYTES, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Message, Plan, Slice
-from gradlane.core.policy import cut
+from gradlane.core.policy import SIZES, KnobRange, cut
 from gradlane.core.profile import Profile
 
 
@@ -29,6 +29,8 @@ class Prophet(msgspec.Struct, frozen=True):
     name: ClassVar[str] = "prophet"
     paper: ClassVar[str] = "Prophet (ICPP '21) Algorithm 1"
     differs: ClassVar[str] = "the backward phase ends with the last gradient; a block pays startup once"
+
+    tunable: ClassVar[dict[str, KnobRange]] = {"partition_bytes": SIZES}
 
     partition_bytes: int = 4_096_000
 

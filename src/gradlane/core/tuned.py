@@ -1,0 +1,49 @@
+"""Tuned: the knobs that were best for one policy on one job, and the trials that say so."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import msgspec
+
+from gradlane.core.checking import MAX_BYTES, MAX_NS, need_int, need_name
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """Some iterations with the same knobs. times_ns: those measured, in their order. cut: ended before its time, as bad."""
+
+    knobs: dict[str, int]
+    times_ns: tuple[int, ...]
+    cut: bool = False
+
+    def __post_init__(self) -> None:
+        for name, size_bytes in self.knobs.items():
+            need_name("knobs", name)
+            need_int(f"knobs[{name!r}]", size_bytes, 1, MAX_BYTES)
+        need_int("times_ns: their number", len(self.times_ns), 1, 1_000_000)
+        for time_ns in self.times_ns:
+            need_int("times_ns", time_ns, 0, MAX_NS)
+
+    @property
+    def iteration_ns(self) -> int:
+        """The median iteration."""
+        return round(median(self.times_ns))
+
+
+class Tuned(msgspec.Struct, frozen=True):
+    """What a tuning run found. `tensors`: a digest of the model's tensors, by which a job tells whether it is meant."""
+
+    policy: str
+    knobs: dict[str, int]
+    model: str
+    tensors: str
+    workers: int
+    backend: str
+    trials: tuple[Trial, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in ("policy", "model", "tensors", "backend"):
+            need_name(field, getattr(self, field))
+        for name, size_bytes in self.knobs.items():
+            need_int(f"knobs[{name!r}]", size_bytes, 1, MAX_BYTES)
+        need_int("workers", self.workers, 1, 1_000_000)

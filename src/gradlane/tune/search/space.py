@@ -1,0 +1,86 @@
+"""Space: the sizes that are searched, as points of the unit cube on a log scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gradlane.core.policy import KnobRange, Policy, tunable
+from gradlane.core.profile import TensorSpec
+from gradlane.errors import InputError
+
+Point = tuple[float, ...]
+"""One number from 0 to 1 a knob, from its smallest size to its largest, by ratio."""
+
+MOST_PIECES = 2048  # no size is tried that cuts a model into more: each costs its handling, live and simulated
+_ALIGN = 64  # bytes: sizes end between elements of every dtype, and between cache lines
+
+
+@dataclass(frozen=True)
+class Space:
+    """The knobs of one policy that are searched. `ranges`: the sizes of each in bytes, both ends included."""
+
+    policy: Policy
+    ranges: Mapping[str, KnobRange]
+
+    @classmethod
+    def of(cls, policy: Policy, specs: tuple[TensorSpec, ...]) -> Space:
+        """What `policy` declares tunable, without the sizes that make no difference to a model of `specs`.
+
+        Raises `InputError` where it declares nothing, or where its other knobs do not go with the ends of a range.
+        """
+        declared = tunable(policy)
+        if not declared or not isinstance(policy, msgspec.Struct):
+            raise InputError(f"policy {policy.name}: it declares no knobs to tune; expected one with `tunable` ranges")
+        total_bytes = sum(spec.size_bytes for spec in specs)
+        ranges = {}
+        for name, declared_range in declared.items():
+            low = max(_ALIGN, min(declared_range.low, total_bytes // 16), total_bytes // MOST_PIECES)
+            ranges[name] = KnobRange(low, max(low, min(declared_range.high, total_bytes)))
+        space = cls(policy, ranges)
+        for corner in (0.0, 1.0):
+            space.at((corner,) * space.dimensions)
+        return space
+
+    @property
+    def dimensions(self) -> int:
+        return len(self.ranges)
+
+    def knobs(self, point: Point) -> dict[str, int]:
+        """The sizes at `point`, in bytes, aligned to 64."""
+        found = {}
+        for part, (name, (low, high)) in zip(point, self.ranges.items(), strict=True):
+            size = round(low * (high / low) ** min(1.0, max(0.0, part)))
+            found[name] = max(_ALIGN, size - size % _ALIGN)
+        return found
+
+    def point(self, knobs: Mapping[str, int]) -> Point:
+        """Where these sizes are; sizes beyond a range are at its end."""
+        parts = []
+        for name, (low, high) in self.ranges.items():
+            width = math.log(high / low)
+            parts.append(min(1.0, max(0.0, math.log(max(1, knobs[name]) / low) / width)) if width else 0.0)
+        return tuple(parts)
+
+    @property
+    def start(self) -> dict[str, int]:
+        """The sizes that the policy was given."""
+        return {name: getattr(self.policy, name) for name in self.ranges}
+
+    def at(self, point: Point) -> Policy:
+        """The policy with the sizes at `point`."""
+        return with_knobs(self.policy, self.knobs(point))
+
+
+def with_knobs(policy: Policy, knobs: Mapping[str, Any]) -> Policy:
+    """The policy with some knobs set anew. Raises `InputError` for knobs that it does not have or cannot take."""
+    assert isinstance(policy, msgspec.Struct)
+    unknown = sorted(set(knobs) - set(policy.__struct_fields__))
+    if unknown:
+        raise InputError(f"policy {policy.name}: got knob {unknown[0]!r}, expected {', '.join(policy.__struct_fields__)}")
+    changed: Policy = type(policy)(**{**msgspec.structs.asdict(policy), **knobs})
+    return changed

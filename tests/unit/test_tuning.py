@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradlane import policies, zoo
+from gradlane.core.network import Network
+from gradlane.core.policy import KnobRange
+from gradlane.errors import InputError
+from gradlane.sim import iteration_ns
+from gradlane.tune import search
+from gradlane.tune.search import Grid, Space
+from gradlane.tune.tuning import TuneOptions, Tuning
+
+MS = 10**6
+SPACE = Space(policies.get("p3", slice_bytes=64), {"slice_bytes": KnobRange(64, 64 * 2**10)})  # ten octaves
+
+
+def sizes(*octaves):
+    """A search that proposes these sizes, in octaves above 64 bytes, and then the last for ever."""
+    return Grid(iter([*((octave / 10,) for octave in octaves), *[(octaves[-1] / 10,)] * 100]))
+
+
+def run(tuning: Tuning, time_ns) -> list[tuple[int, int]]:
+    """Iterate until it is over. Returns (slice size, time) of each iteration."""
+    seen = []
+    while not tuning.over:
+        size = tuning.knobs["slice_bytes"]
+        seen.append((size, time_ns(size, len(seen))))
+        before = tuning.knobs
+        assert tuning.observe(seen[-1][1]) == (tuning.knobs != before)
+    return seen
+
+
+def test_the_given_sizes_are_first_and_the_best_are_kept_and_measured_once_more():
+    table = {64: 10 * MS, 128: 8 * MS, 256: 9 * MS}
+    tuning = Tuning(SPACE, sizes(1, 2), TuneOptions(trials=3, iterations=2, settle=1))
+    seen = run(tuning, lambda size, _: table[size])
+    assert [size for size, _ in seen] == [64] * 3 + [128] * 3 + [256] * 3 + [128] * 3 + [64] * 3
+    assert tuning.knobs == {"slice_bytes": 128}
+    assert tuning.best_ns == 8 * MS
+    assert [trial.times_ns for trial in tuning.trials[:2]] == [(10 * MS, 10 * MS), (8 * MS, 8 * MS)]
+    assert tuning.lost == pytest.approx(3 * 1 / 8 + 3 * 2 / 8)
+    assert tuning.iterations == 15
+    assert tuning.describe() == (
+        "p3 tuned in 5 trials, 15 iterations, 1.1 iterations' time lost: slice_bytes=128 B, 8 ms an iteration, "
+        "1.25 times as fast as as given"
+    )
+
+
+def test_where_nothing_is_better_the_given_sizes_stay_and_nothing_is_measured_again():
+    tuning = Tuning(SPACE, sizes(1, 2), TuneOptions(trials=3, iterations=2, settle=0))
+    seen = run(tuning, lambda size, _: size * MS)
+    assert [size for size, _ in seen] == [64] * 2 + [128] * 2 + [256]
+    assert tuning.knobs == {"slice_bytes": 64}
+    assert tuning.describe().endswith("64 ms an iteration, as given")
+
+
+def test_less_than_a_hundredth_is_not_worth_a_change():
+    tuning = Tuning(SPACE, sizes(1), TuneOptions(trials=2, iterations=3))
+    run(tuning, lambda size, _: 1000 if size == 64 else 995)
+    assert tuning.knobs == {"slice_bytes": 64}
+
+
+def test_a_lucky_trial_is_found_out_when_it_is_measured_again():
+    def lucky(size, index):
+        return 10 * MS if size == 64 else 7 * MS if index < 12 else 12 * MS
+
+    tuning = Tuning(SPACE, sizes(1), TuneOptions(trials=2, iterations=5, settle=1))
+    run(tuning, lucky)
+    assert [trial.iteration_ns for trial in tuning.trials] == [10 * MS, 7 * MS, 12 * MS, 10 * MS]
+    assert tuning.median_ns({"slice_bytes": 128}) == round(9.5 * MS)
+    assert tuning.knobs == {"slice_bytes": 128}  # half of its times are better still
+
+    more = Tuning(SPACE, sizes(1), TuneOptions(trials=2, iterations=5, settle=1))
+    run(more, lambda size, index: 10 * MS if size == 64 else 7 * MS if index < 9 else 12 * MS)
+    assert more.knobs == {"slice_bytes": 64}
+
+
+@pytest.mark.parametrize(("times_as_long", "measured"), [(3.1, 1), (2.9, 2), (1.6, 2), (1.4, 3), (1.2, 5), (1.0, 5)])
+def test_a_bad_trial_ends_the_earlier_the_worse_it_is(times_as_long, measured):
+    tuning = Tuning(SPACE, sizes(1), TuneOptions(trials=2, iterations=5))
+    run(tuning, lambda size, _: 10 * MS if size == 64 else round(10 * MS * times_as_long))
+    assert len(tuning.trials[1].times_ns) == measured
+    assert tuning.trials[1].cut == (measured < 5)
+
+
+def test_one_slow_iteration_is_no_reason_to_end_a_trial():
+    tuning = Tuning(SPACE, sizes(1), TuneOptions(trials=2, iterations=5, settle=1))
+    run(tuning, lambda size, index: 10 * MS if size == 64 else 80 * MS if index == 9 else 9 * MS)
+    assert tuning.trials[1].times_ns == (9 * MS, 9 * MS, 80 * MS, 9 * MS, 9 * MS)
+    assert tuning.knobs == {"slice_bytes": 128}
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    noise=st.floats(0, 0.3),
+    loss=st.floats(1, 50),
+    trials=st.integers(2, 20),
+    iterations=st.integers(1, 6),
+    worst=st.floats(1, 1000),
+)
+def test_what_looking_costs_is_bounded(seed, noise, loss, trials, iterations, worst):
+    draw = random.Random(seed)
+    slow = {64 * 2**octave: draw.uniform(1, worst) for octave in range(11)}
+    slow[64] = 1.0
+    chances = Grid((draw.randrange(11) / 10,) for _ in iter(int, 1))
+    options = TuneOptions(trials=trials, iterations=iterations, settle=1, loss=loss)
+    tuning = Tuning(SPACE, chances, options)
+    before_last, longest = 0.0, 0.0
+
+    def time_ns(size, index):
+        nonlocal before_last, longest
+        time = round(MS * slow[min(slow, key=lambda known: abs(known - size))] * math.exp(abs(draw.gauss(0, noise))))
+        longest = max(longest, time / MS)
+        return time
+
+    seen = run(tuning, time_ns)
+    assert len(tuning.trials) <= trials + 2
+    assert len(seen) <= (trials + 2) * (iterations + 1)
+    # one more trial begins while less than `loss` is lost: it can lose settle + 1 iterations of the worst kind, or all
+    # of its iterations of a kind too good to be cut; the two that are measured again are good ones
+    room = 2 * longest + (3 * iterations + 3) * 3 * math.exp(6 * noise)
+    assert tuning.lost <= loss + room
+    assert tuning.knobs in [trial.knobs for trial in tuning.trials]
+
+
+def test_in_the_simulator_it_ends_within_two_per_cent_of_the_best_of_a_grid_despite_noise():
+    profile, network = zoo.profile("vgg16", device="v100", batch=32), Network.line(8, 300_000, 10**9)
+    space = Space.of(policies.get("bytescheduler", partition_bytes=2**28, credit_bytes=2**28), profile.specs)
+
+    def judge(policy):
+        return iteration_ns(policy.plan(profile, network), profile, network)
+
+    side = [step / 7 for step in range(8)]
+    best_ns = min(judge(space.at((x, y))) for x in side for y in side)
+    for seed, prior in ((0, None), (1, search.predicted(space, lambda policy: judge(policy) // 2, steps=5))):
+        draw = random.Random(seed)
+        tuning = Tuning(space, search.start("gaussian-process", 2, seed, prior), TuneOptions(trials=12))
+        known: dict[tuple[int, ...], int] = {}
+        while not tuning.over:
+            key = tuple(tuning.knobs.values())
+            if key not in known:
+                known[key] = judge(policies.get("bytescheduler", **tuning.knobs))
+            tuning.observe(round(known[key] * math.exp(draw.gauss(0, 0.02))))
+        assert known[tuple(tuning.knobs.values())] <= best_ns * 1.02
+        assert tuning.lost < 15
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"search": "best"}, "search: got 'best'"),
+        ({"trials": 1}, "trials: got 1"),
+        ({"iterations": 0}, "iterations: got 0"),
+        ({"settle": -1}, "settle: got -1"),
+        ({"loss": 0}, "loss: got 0"),
+        ({"seed": -1}, "seed: got -1"),
+    ],
+)
+def test_options_of_no_use_are_refused(options, says):
+    with pytest.raises(InputError, match=says):
+        TuneOptions(**options)
