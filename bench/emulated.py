@@ -77,7 +77,7 @@ def measure(model_name: str, workers: int, steps: int) -> None:
     error = [abs(value / profile.compute_ns - 1) for value in step_ns]
     mean = statistics.mean(step_ns) / profile.compute_ns - 1
     absolute = sorted(map(abs, late))
-    late_us = [value / 1e3 for value in (late[len(late) // 2], absolute[len(late) * 99 // 100], absolute[-1])]
+    late_us = [value / 1e3 for value in (late[len(late) // 2], *(absolute[len(late) * part // 100] for part in (90, 99)))]
     cpu = statistics.mean(outcome[2] for outcome in outcomes) / profile.compute_ns
     print(
         f"{model_name:>14} {len(profile.tensors):8d} {profile.compute_ns / 1e6:10.1f} {mean:+9.3%} "
@@ -103,7 +103,7 @@ def main() -> None:
     print(f"{workers} workers at once, {steps} steps of each, sizes x {SCALE:g}")
     print(
         f"{'model':>14} {'tensors':>8} {'profile ms':>10} {'mean':>9} {'median |e|':>9} {'max |e|':>9} "
-        f"{'late p50':>9} {'|late| 99':>9} {'max us':>9} {'CPU/step':>9} {'others':>7}"
+        f"{'late us':>9} {'|.| p90':>9} {'|.| p99':>9} {'CPU/step':>9} {'others':>7}"
     )
     for name in sys.argv[3:] or ("resnet50", "vgg16", "googlenet", "resnet18", "bert-base", "densenet201"):
         measure(name, workers, steps)

@@ -26,24 +26,33 @@ import numpy as np
 
 from gradlane.transport import Node, NodeOptions
 
-TURNS, SECONDS = 1, 2
+TURNS, SECONDS = 3, 2
 TENSORS, TENSOR_BYTES = 8, 4 << 20
 PACKETS = (30 << 10, 128 << 10, 512 << 10)
 PORT = 29600
 SECRET = b"of one benchmark"
+_SILENT: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
 def iperf(rank: int, address: str, port: int) -> tuple[float, float, float]:
     """(gigabytes a second up, down, CPU seconds per gigabyte each way): of rank 0."""
     if rank == 1:
-        subprocess.run(["iperf3", "-s", "-1", "-B", address, "-p", str(port)], stdout=subprocess.DEVNULL, check=True)
+        with socket.create_server((address, port + 1000)) as over:
+            server = subprocess.Popen(["iperf3", "-s", "-B", address, "-p", str(port)], **_SILENT)
+            over.accept()[0].close()
+            server.kill()
+            server.wait()
         return 0, 0, 0
     command = ["iperf3", "-c", address, "-p", str(port), "--bidir", "-t", str(SECONDS), "-O", "1", "-J"]
-    for _ in range(100):
+    for _ in range(10):
+        _await_listener(address, port)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             break
-        time.sleep(0.05)  # the other side is not listening yet
+        time.sleep(0.2)  # the server is still busy with the question whether it listens
+    socket.create_connection((address, port + 1000)).close()
+    if done.returncode:
+        raise SystemExit(f"iperf3: {done.stdout}{done.stderr}")
     end: dict[str, Any] = json.loads(done.stdout)["end"]
     up = end["sum_received"]["bits_per_second"] / 8e9
     down = end["sum_received_bidir_reverse"]["bits_per_second"] / 8e9

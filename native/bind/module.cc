@@ -158,14 +158,38 @@ NB_MODULE(_native, module) {
             return std::make_tuple(joined, missing);
         })
         .def("define", [](Node& node, uint32_t tensor, uintptr_t from, uintptr_t into, uint64_t bytes, uint8_t dtype, uint8_t op,
-                          int32_t sender, int32_t receiver, int32_t at, bool whole, bool urgent_first, uint32_t priority, uint16_t lane) {
-            const Spec spec = MakeSpec(bytes, dtype, op, sender, receiver, at, whole, urgent_first, priority, lane, false);
+                          int32_t sender, int32_t receiver, int32_t at, bool whole, bool urgent_first, uint32_t priority, uint16_t lane,
+                          uint8_t update, uint32_t staleness, uint32_t group) {
+            Spec spec = MakeSpec(bytes, dtype, op, sender, receiver, at, whole, urgent_first, priority, lane, false);
+            if (!IsValidRuleKind(update)) throw std::invalid_argument("update: not a kind of rule that is known");
+            spec.update = static_cast<RuleKind>(update);
+            spec.staleness = staleness;
+            spec.group = group;
             node.Define(tensor, spec, At<const void>(from), At<void>(into));
         }, nb::arg("tensor"), nb::arg("from_address"), nb::arg("into_address"), nb::arg("size_bytes"), nb::arg("dtype"),
            nb::arg("op") = 0, nb::arg("sender") = kAll, nb::arg("receiver") = kAll, nb::arg("at") = kDealt, nb::arg("whole") = false,
-           nb::arg("urgent_first") = false, nb::arg("priority") = 0, nb::arg("lane") = 0)
-        .def("push", [](Node& node, uint32_t tensor, bool notify, bool notify_sent) { node.Push(tensor, notify, notify_sent); },
-             nb::arg("tensor"), nb::arg("notify") = true, nb::arg("notify_sent") = false)
+           nb::arg("urgent_first") = false, nb::arg("priority") = 0, nb::arg("lane") = 0, nb::arg("update") = 0,
+           nb::arg("staleness") = 0, nb::arg("group") = 0)
+        .def("push", &Node::Push, nb::arg("tensor"), nb::arg("notify") = true, nb::arg("notify_sent") = false, nb::arg("flags") = 0)
+        .def("set_rule", [](Node& node, uint32_t group, uint8_t kind, double lr, double weight_decay, double momentum, double dampening,
+                            double beta1, double beta2, double epsilon, bool nesterov, bool maximize) {
+            if (!IsValidRuleKind(kind)) throw std::invalid_argument("kind: not a rule that is known");
+            Rule rule;
+            rule.kind = static_cast<RuleKind>(kind);
+            rule.nesterov = nesterov;
+            rule.maximize = maximize;
+            rule.lr = lr;
+            rule.weight_decay = weight_decay;
+            rule.momentum = momentum;
+            rule.dampening = dampening;
+            rule.beta1 = beta1;
+            rule.beta2 = beta2;
+            rule.epsilon = epsilon;
+            if (const char* why = WhyNot(rule)) throw std::invalid_argument(why);
+            node.SetRule(group, rule);
+        }, nb::arg("group"), nb::arg("kind"), nb::kw_only(), nb::arg("lr"), nb::arg("weight_decay") = 0, nb::arg("momentum") = 0,
+           nb::arg("dampening") = 0, nb::arg("beta1") = 0, nb::arg("beta2") = 0, nb::arg("epsilon") = 0, nb::arg("nesterov") = false,
+           nb::arg("maximize") = false)
         .def("start", [](Node& node, uint32_t tensor, uintptr_t from, uintptr_t into, uint64_t bytes, uint8_t dtype, uint8_t op,
                          int32_t sender, int32_t receiver, int32_t at, bool urgent_first, uint32_t priority, bool notify) {
             const Spec spec = MakeSpec(bytes, dtype, op, sender, receiver, at, false, urgent_first, priority, 0, true);

@@ -105,9 +105,22 @@ using namespace gradlane;
 
 namespace {
 
+Rule SomeRule(fuzz::Input& input) {
+    Rule rule;
+    const uint8_t how = input.Byte();
+    rule.kind = static_cast<RuleKind>(1 + how % 4);
+    rule.nesterov = rule.kind == RuleKind::kMomentum && (how & 4) != 0;
+    rule.maximize = (how & 8) != 0;
+    rule.lr = input.Byte() / 64.0;
+    rule.weight_decay = (how & 16) != 0 ? 0.5 : 0;
+    rule.momentum = rule.kind == RuleKind::kMomentum ? 0.5 : 0;
+    rule.beta1 = rule.beta2 = 0.5;
+    return rule;
+}
+
 std::vector<uint8_t> Frame(fuzz::Input& input) {
     Header header;
-    header.type = static_cast<FrameType>(1 + input.Byte() % 12);
+    header.type = static_cast<FrameType>(1 + input.Byte() % 13);
     header.tensor = input.Byte() % (kTensors + 2);
     header.offset = input.Byte() % 20 * uint64_t{kPacket};
     header.iteration = input.Byte() % 4;
@@ -122,6 +135,7 @@ std::vector<uint8_t> Frame(fuzz::Input& input) {
         header.length = input.Byte();
         payload.resize(header.length);
     }
+    if (header.type == FrameType::kPush && (odd & 64) != 0) header.flags |= payload.empty() ? 0 : kUpdateFlags & (header.tensor << 1);
     if ((odd & 16) != 0) header.flags = static_cast<uint16_t>(input.Word());
     if (header.type == FrameType::kDefine) {
         Definition define;
@@ -133,8 +147,15 @@ std::vector<uint8_t> Frame(fuzz::Input& input) {
         define.from = input.Byte() % 5 - 1;
         define.to = input.Byte() % 5 - 1;
         define.at = input.Byte() % 4 - 1;
+        const uint8_t update = input.Byte();
+        define.update = update % 8 < 4 ? 0 : update % 8 - 3;
+        define.staleness = update / 8 % 4 == 3 ? kUnbounded : update / 8 % 4;
+        define.group = update / 32 % 2;
         payload.resize(Definition::kBytes);
         EncodeDefinition(define, payload.data());
+    } else if (header.type == FrameType::kRule && (odd & 32) == 0) {
+        payload.resize(kRuleBytes);
+        EncodeRule(SomeRule(input), payload.data());
     } else if ((odd & 32) != 0) {
         const auto said = input.Bytes(payload.size());
         std::copy(said.begin(), said.end(), payload.begin());
@@ -167,6 +188,16 @@ Spec NextSpec(fuzz::Input& input) {
     spec.urgent_first = (how & 16) != 0;
     spec.priority = input.Byte();
     spec.lane = input.Byte() % kLanes;
+    if ((how & 7) == 7) {
+        spec.dtype = DType::kF32;
+        spec.op = Op::kSum;
+        spec.whole = false;
+        spec.lane = kUpdateLane;
+        spec.update = static_cast<RuleKind>(1 + input.Byte() % 4);
+        spec.staleness = (how & 32) != 0 ? input.Byte() % 3 : kUnbounded;
+        spec.group = how >> 7;
+        return spec;
+    }
     // one that has one sender or receiver is defined once
     if ((how & 32) != 0) {
         spec.once = true;
@@ -243,7 +274,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                 break;
             case 5:
                 only_strangers = false;
-                if (const uint32_t tensor = input.Byte() % kTensors; works && tensor < defined && node.IsDone(tensor)) node.Push(tensor, true);
+                if (const uint32_t tensor = input.Byte() % kTensors; works && tensor < defined && node.IsDone(tensor)) {
+                    node.Push(tensor, true, false, tensor % 4 == 3 ? kFlagQuiet : 0);
+                } else if (works) {
+                    node.SetRule(tensor % 2, SomeRule(input));
+                }
                 break;
             case 6:
                 only_strangers = false;
@@ -265,7 +300,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                 break;
         }
         if (only_strangers) MUST(node.failure().code == Code::kNone);
-        // at most what all workers send, twice as wide, and what came early
+        // at most what all workers send, twice as wide, and what came early; parameters are not counted here
         MUST(seam.held_bytes() <= size_t{64 << 20} + 4 * kWorld * kTensors * (kTensorBytes + kPacket));
     }
     return 0;

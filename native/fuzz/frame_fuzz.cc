@@ -40,7 +40,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::memset(payload + 22, 0, 2);  // reserved
     MUST(std::memcmp(payload, back, Hello::kBytes) == 0);
     EncodeDefinition(DecodeDefinition(payload), back);
-    std::memset(payload + 14, 0, 2);  // reserved
+    payload[15] = 0;  // reserved
     MUST(std::memcmp(payload, back, Definition::kBytes) == 0);
+
+    Rule rule, same;
+    if (const char* why = DecodeRule(payload, &rule)) {
+        MUST(std::strlen(why) > 1 && rule == Rule{});
+    } else {
+        MUST(WhyNot(rule) == nullptr);
+        EncodeRule(rule, back);
+        MUST(DecodeRule(back, &same) == nullptr && rule == same);
+    }
     return 0;
 }

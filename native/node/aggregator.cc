@@ -4,33 +4,10 @@
 #include <cstring>
 #include <utility>
 
-#include "digest/crc32c.h"
-
 namespace gradlane {
 
 namespace {
 constexpr size_t kKeptBytes = 32u << 20;  // of free buffers: what a burst needed is not given back at once
-}
-
-Definition AsDefinition(const Spec& spec) {
-    Definition define;
-    define.bytes = spec.bytes;
-    define.dtype = static_cast<uint8_t>(spec.dtype);
-    define.op = static_cast<uint8_t>(spec.op);
-    define.whole = spec.whole;
-    define.urgent_first = spec.urgent_first;
-    define.lane = spec.lane;
-    define.priority = spec.priority;
-    define.from = spec.from;
-    define.to = spec.to;
-    define.at = spec.at;
-    return define;
-}
-
-uint32_t OnlyIteration(const Spec& spec) {
-    uint8_t bytes[Definition::kBytes];
-    EncodeDefinition(AsDefinition(spec), bytes);
-    return Crc32c(bytes, sizeof bytes);
 }
 
 Aggregator::Aggregator(uint32_t server, uint32_t world, int32_t local, Order order, uint32_t packet_bytes, Outbox* outbox)
@@ -41,9 +18,11 @@ Aggregator::Aggregator(uint32_t server, uint32_t world, int32_t local, Order ord
       outbox_(outbox),
       words_((world + 63) / 64),
       packets_(packet_bytes, kKeptBytes / packet_bytes),
-      wide_(packet_bytes * 2, kKeptBytes / packet_bytes / 2) {}
+      wide_(packet_bytes * 2, kKeptBytes / packet_bytes / 2),
+      updates_(server, world, local, order, &packets_, outbox) {}
 
 void Aggregator::Define(uint32_t tensor, const Spec& spec, std::shared_ptr<const Layout> layout) {
+    if (spec.update != RuleKind::kNone) return updates_.Define(tensor, spec, std::move(layout));
     Sum sum;
     sum.spec = spec;
     sum.layout = std::move(layout);
@@ -69,10 +48,7 @@ void Aggregator::Define(uint32_t tensor, const Spec& spec, std::shared_ptr<const
 
 int64_t Aggregator::Admit(const Header& header, uint32_t sender, const char** why) const {
     const auto found = sums_.find(header.tensor);
-    if (found == sums_.end()) {
-        *why = "a tensor that nobody registered";
-        return -1;
-    }
+    if (found == sums_.end()) return updates_.Admit(header, sender, why);
     const Sum& sum = found->second;
     if (sum.spec.from != kAll && static_cast<uint32_t>(sum.spec.from) != sender) {
         *why = "a contribution from a worker that has none to make";
@@ -104,8 +80,10 @@ bool Aggregator::IsComplete(const Sum& sum, const Slot& slot) const {
            (!sum.delivers || sum.into != nullptr);
 }
 
-void Aggregator::Arrive(uint32_t tensor, uint32_t place, uint32_t sender, BufferRef payload) {
-    Sum& sum = sums_.at(tensor);
+void Aggregator::Arrive(uint32_t tensor, uint32_t place, uint32_t sender, BufferRef payload, uint16_t flags) {
+    const auto found = sums_.find(tensor);
+    if (found == sums_.end()) return updates_.Arrive(tensor, place, sender, std::move(payload), flags);
+    Sum& sum = found->second;
     Slot& slot = sum.slots[place];
     sum.seen[place * words_ + sender / 64] |= uint64_t{1} << (sender % 64);
     if (!sum.in_order.empty()) {
@@ -135,8 +113,10 @@ void Aggregator::Add(Sum& sum, uint32_t place, BufferRef payload) {
     }
 }
 
-void Aggregator::ArriveLocally(uint32_t tensor, uint32_t iteration, const uint8_t* from, uint8_t* into) {
-    Sum& sum = sums_.at(tensor);
+void Aggregator::ArriveLocally(uint32_t tensor, uint32_t iteration, const uint8_t* from, uint8_t* into, uint16_t flags) {
+    const auto found = sums_.find(tensor);
+    if (found == sums_.end()) return updates_.ArriveLocally(tensor, from, into, flags);
+    Sum& sum = found->second;
     sum.local_iteration = iteration;
     sum.from = from;
     sum.into = into;
@@ -149,7 +129,7 @@ bool Aggregator::IsWaiting() const {
             if (slot.arrived != 0) return true;
         }
     }
-    return false;
+    return updates_.IsWaiting();
 }
 
 bool Aggregator::Work(uint64_t bytes) {
@@ -178,9 +158,9 @@ bool Aggregator::Work(uint64_t bytes) {
             first->second.pop_front();
             if (first->second.empty()) work_.erase(first);
         }
-        if (bytes == 0) break;
+        if (bytes == 0) return !work_.empty() || updates_.has_work();
     }
-    return !work_.empty();
+    return updates_.Work(bytes);
 }
 
 BufferRef Aggregator::AddInRankOrder(Sum& sum, uint32_t place) {

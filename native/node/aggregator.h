@@ -7,6 +7,8 @@
 // Memory is bounded by what is in flight: a packet has a buffer from its first contribution until its sum has
 // left, and a worker sends the next iteration's only after it has received this one's sum.
 //
+// A tensor that is updated rather than summed is passed on to `Updates`, which the sums know nothing of.
+//
 // Owned by one node, called under its lock.
 
 #pragma once
@@ -20,59 +22,31 @@
 
 #include "node/buffer.h"
 #include "node/layout.h"
+#include "node/outbox.h"
+#include "node/spec.h"
+#include "node/updates.h"
 #include "reduce/reduce.h"
 #include "wire/frame.h"
 
 namespace gradlane {
 
-// What a tensor is to everybody: the same on all workers and servers.
-struct Spec {
-    uint64_t bytes = 0;
-    DType dtype = DType::kF32;
-    Op op = Op::kSum;
-    int32_t from = kAll;        // kAll: every worker contributes; else this one alone (broadcast, all-gather)
-    int32_t to = kAll;          // kAll: every worker gets the result; else this one alone (reduce, reduce-scatter)
-    int32_t at = kDealt;        // kDealt: packets are dealt to all servers; else this one has them all
-    bool whole = false;         // a server returns what it has of the tensor at once, not packet by packet
-    bool urgent_first = false;  // packets are ordered by priority, not by arrival
-    bool once = false;          // one iteration and no more
-    uint32_t priority = 0;
-    uint16_t lane = 0;
-    bool operator==(const Spec&) const = default;
-};
-
-Definition AsDefinition(const Spec& spec);
-
-// The iteration of a tensor that is defined once: a digest of its definition, so that processes which mean different
-// things by one id find out with the first packet.
-uint32_t OnlyIteration(const Spec& spec);
-
-enum class Order : uint8_t { kArrival, kRank };  // of additions; rank order gives the same bits whatever the schedule
-
 class Aggregator {
   public:
-    // Where sums go. Called from within the aggregator's methods.
-    class Outbox {
-      public:
-        virtual ~Outbox() = default;
-        // The sum of one packet, for every receiving worker in another process.
-        virtual void Return(uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout, uint32_t place,
-                            uint32_t iteration, BufferRef sum) = 0;
-        // `packets` more sums are in the memory of the worker in this process.
-        virtual void Delivered(uint32_t tensor, uint32_t packets) = 0;
-        // `packets` more were read from the memory of the worker in this process, which gets no sum of them.
-        virtual void Consumed(uint32_t tensor, uint32_t packets) = 0;
-        // Every packet of a tensor that was defined `once` has been summed; Forget() it, though not from in here.
-        virtual void Over(uint32_t tensor) = 0;
-    };
-
     // local: the rank of the worker in this process, or -1.
     Aggregator(uint32_t server, uint32_t world, int32_t local, Order order, uint32_t packet_bytes, Outbox* outbox);
 
     void Define(uint32_t tensor, const Spec& spec, std::shared_ptr<const Layout> layout);
-    void Forget(uint32_t tensor) { sums_.erase(tensor); }
-    bool Has(uint32_t tensor) const { return sums_.count(tensor) != 0; }
-    uint16_t LaneOf(uint32_t tensor) const { return sums_.at(tensor).spec.lane; }
+    void Forget(uint32_t tensor) {
+        if (sums_.erase(tensor) == 0) updates_.Forget(tensor);
+    }
+    bool Has(uint32_t tensor) const { return sums_.count(tensor) != 0 || updates_.Has(tensor); }
+    uint16_t LaneOf(uint32_t tensor) const {
+        const auto found = sums_.find(tensor);
+        return found == sums_.end() ? kUpdateLane : found->second.spec.lane;
+    }
+
+    // What `rank` has in force for the tensors of `group` from its next push on.
+    void SetRule(uint32_t group, uint32_t rank, const Rule& rule) { updates_.SetRule(group, rank, rule); }
 
     // Whether a push from `sender` is one that this server waits for: its place, or why not: kDisagrees where the
     // sender has another idea of the tensor, else -1.
@@ -84,19 +58,18 @@ class Aggregator {
     // A buffer to receive an admitted push into.
     BufferRef Take() { return packets_.Take(); }
 
-    // An admitted push has been received and its checksum holds. No fault is possible any more.
-    void Arrive(uint32_t tensor, uint32_t place, uint32_t sender, BufferRef payload);
+    // An admitted push has been received and its checksum holds. flags: of a tensor that is updated.
+    void Arrive(uint32_t tensor, uint32_t place, uint32_t sender, BufferRef payload, uint16_t flags = 0);
 
     // The worker in this process hands over its part of `iteration`. from: its contribution, the whole tensor.
     // into: where the sum shall go (may be `from`). Both must stay until everything is Delivered.
-    void ArriveLocally(uint32_t tensor, uint32_t iteration, const uint8_t* from, uint8_t* into);
+    void ArriveLocally(uint32_t tensor, uint32_t iteration, const uint8_t* from, uint8_t* into, uint16_t flags = 0);
 
-    // Whether a sum that somebody has contributed to lacks somebody else's part.
+    // Whether a sum, or an answer, that somebody has contributed to lacks somebody else's part.
     bool IsWaiting() const;
 
     // Works off what was handed over locally, about `bytes` of it, most urgent first. False when nothing is left.
     bool Work(uint64_t bytes);
-    bool has_work() const { return !work_.empty(); }
 
     // Bytes of packet buffers in use now, and the most there ever were.
     size_t held_bytes() const { return packets_.taken_bytes() + wide_.taken_bytes(); }
@@ -145,6 +118,7 @@ class Aggregator {
     BufferPool packets_, wide_;
     std::unordered_map<uint32_t, Sum> sums_;
     std::map<uint32_t, std::deque<LocalRun>> work_;
+    Updates updates_;  // after the pool that its buffers are of
 };
 
 }  // namespace gradlane

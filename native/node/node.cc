@@ -53,6 +53,9 @@ Spec AsSpec(const Definition& define) {
     spec.from = define.from;
     spec.to = define.to;
     spec.at = define.at;
+    spec.update = static_cast<RuleKind>(define.update);
+    spec.staleness = define.staleness;
+    spec.group = define.group;
     return spec;
 }
 
@@ -120,7 +123,7 @@ Node::Node(NodeOptions options, Fd listener)
     if (options_.server >= 0) {
         aggregator_ = std::make_unique<Aggregator>(static_cast<uint32_t>(options_.server), job.world, options_.rank,
                                                    options_.order, options_.packet_bytes,
-                                                   static_cast<Aggregator::Outbox*>(this));
+                                                   static_cast<Outbox*>(this));
         port_ = PortOf(listener_);
     }
     ticked_ns_ = now_ns_ = Now();
@@ -182,12 +185,16 @@ void Node::Define(uint32_t tensor, const Spec& spec, const void* from, void* int
     Submit({Command::Kind::kDefine, tensor, spec, static_cast<const uint8_t*>(from), static_cast<uint8_t*>(into), false, 0, {}});
 }
 
-void Node::Push(uint32_t tensor, bool notify, bool notify_sent) {
+void Node::Push(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags) {
     {
         std::lock_guard guard(done_mutex_);
         open_.insert(tensor);
     }
-    Submit({Command::Kind::kPush, tensor, {}, nullptr, nullptr, notify, 0, {}, notify_sent});
+    Submit({Command::Kind::kPush, tensor, {}, nullptr, nullptr, notify, 0, {}, notify_sent, flags, {}});
+}
+
+void Node::SetRule(uint32_t group, const Rule& rule) {
+    Submit({Command::Kind::kRule, group, {}, nullptr, nullptr, false, 0, {}, false, 0, rule});
 }
 
 void Node::Start(uint32_t tensor, const Spec& spec, const void* from, void* into, bool notify) {
@@ -283,14 +290,14 @@ void Node::Execute(Command& command) {
     switch (command.kind) {
         case Command::Kind::kDial: DoDial(command.tensor, command.text, command.port); break;
         case Command::Kind::kDefine: DoDefine(command.tensor, command.spec, command.from, command.into); break;
-        case Command::Kind::kPush: DoPush(command.tensor, command.notify, command.notify_sent); break;
+        case Command::Kind::kPush: DoPush(command.tensor, command.notify, command.notify_sent, command.flags); break;
         case Command::Kind::kStart:
-            if (DoDefine(command.tensor, command.spec, command.from, command.into)) DoPush(command.tensor, command.notify, false);
+            if (DoDefine(command.tensor, command.spec, command.from, command.into)) DoPush(command.tensor, command.notify, false, 0);
             break;
         case Command::Kind::kForget: {
             for (auto each = tensors_.begin(); each != tensors_.end();) {
                 if (each->first < command.tensor) {
-                    defined_bytes_ -= each->second.spec.bytes;
+                    defined_bytes_ -= Footprint(each->second.spec, aggregator_ != nullptr);
                     if (aggregator_) aggregator_->Forget(each->first);
                     each = tensors_.erase(each);
                 } else {
@@ -306,6 +313,7 @@ void Node::Execute(Command& command) {
             }
             break;
         }
+        case Command::Kind::kRule: DoSetRule(command.tensor, command.rule); break;
         case Command::Kind::kAbort: Fail({Code::kAborted, options_.rank, options_.server, command.text}); break;
     }
 }
@@ -366,20 +374,25 @@ std::shared_ptr<const Layout> Node::Cut(uint32_t tensor, const Spec& spec) {
 
 bool Node::DoDefine(uint32_t tensor, const Spec& spec, const uint8_t* from, uint8_t* into) {
     if (failed_) return false;
-    if (tensor != next_tensor_ || spec.bytes % ElementBytes(spec.dtype) != 0 || spec.lane >= options_.membership.lanes ||
+    if (const char* why = WhyNot(spec)) {
+        Fail({Code::kProtocol, options_.rank, options_.server, "tensor " + std::to_string(tensor) + ": " + why});
+        return false;
+    }
+    if (tensor != next_tensor_ || spec.lane >= options_.membership.lanes ||
         spec.at >= static_cast<int64_t>(options_.membership.servers)) {
         Fail({Code::kProtocol, options_.rank, options_.server, "tensor " + std::to_string(tensor) + ": not a definition that can be used"});
         return false;
     }
-    if (spec.bytes > options_.max_bytes - defined_bytes_ || tensors_.size() >= options_.max_tensors) {
+    const uint64_t footprint = Footprint(spec, aggregator_ != nullptr);
+    if (footprint > options_.max_bytes - defined_bytes_ || tensors_.size() >= options_.max_tensors) {
         Fail({Code::kFull, options_.rank, options_.server,
-              "tensor " + std::to_string(tensor) + " of " + std::to_string(spec.bytes) + " bytes: " +
+              "tensor " + std::to_string(tensor) + " takes " + std::to_string(footprint) + " bytes: " +
                   std::to_string(defined_bytes_) + " bytes are registered and " + std::to_string(options_.max_bytes) +
                   " allowed"});
         return false;
     }
     ++next_tensor_;
-    defined_bytes_ += spec.bytes;
+    defined_bytes_ += footprint;
     Tensor state;
     state.spec = spec;
     state.layout = Cut(tensor, spec);
@@ -393,7 +406,12 @@ bool Node::DoDefine(uint32_t tensor, const Spec& spec, const uint8_t* from, uint
     if (aggregator_) {
         const bool mine = !state.layout->by_server[static_cast<size_t>(options_.server)].empty();
         // one that is defined once is forgotten when its last packet is summed: with none here, it never would be
-        if (mine || !spec.once) aggregator_->Define(tensor, spec, state.layout);
+        try {
+            if (mine || !spec.once) aggregator_->Define(tensor, spec, state.layout);
+        } catch (const std::bad_alloc&) {
+            Fail({Code::kFull, options_.rank, options_.server, "tensor " + std::to_string(tensor) + ": no memory for " + std::to_string(footprint) + " bytes"});
+            return false;
+        }
     }
     tensors_.insert_or_assign(tensor, std::move(state));
     if (options_.tell_tables && options_.rank >= 0) {
@@ -410,7 +428,30 @@ bool Node::DoDefine(uint32_t tensor, const Spec& spec, const uint8_t* from, uint
     return true;
 }
 
-void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent) {
+void Node::DoSetRule(uint32_t group, const Rule& rule) {
+    if (failed_) return;
+    uint8_t payload[kRuleBytes];
+    EncodeRule(rule, payload);
+    Rule said;  // as everybody else reads it: without numbers that its kind does not have
+    const char* why = group < kMaxGroups ? DecodeRule(payload, &said) : "more groups than there can be";
+    for (const auto& [tensor, state] : tensors_) {
+        if (state.under_way && state.spec.update != RuleKind::kNone && state.spec.group == group) why = "its tensors are under way";
+    }
+    if (why != nullptr) {
+        Fail({Code::kProtocol, options_.rank, -1, "the rule of group " + std::to_string(group) + ": " + why});
+        return;
+    }
+    rules_[group] = said;
+    if (aggregator_) aggregator_->SetRule(group, static_cast<uint32_t>(options_.rank), said);
+    for (const auto& lanes : to_server_) {
+        Connection* connection = lanes[kUpdateLane];
+        if (connection == nullptr) continue;
+        connection->QueueControl(ControlFrame(FrameType::kRule, connection->sender, group, payload, sizeof payload));
+        Touch(*connection);
+    }
+}
+
+void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags) {
     if (failed_) return;
     const auto found = tensors_.find(tensor);
     if (found == tensors_.end() || found->second.under_way) {
@@ -423,6 +464,19 @@ void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent) {
     if (left_ns_ != 0 && state.spec.from == kAll && state.spec.to == kAll) {
         Fail({Code::kLeft, left_rank_, left_server_, left_name_ + " has left the job, and tensor " + std::to_string(tensor) + " was handed over"});
         return;
+    }
+    if ((flags & ~kUpdateFlags) != 0 || (flags != 0 && state.spec.update == RuleKind::kNone) ||
+        (PartOf(flags) != Part::kSteps && static_cast<uint32_t>(PartOf(flags)) > StatesOf(state.spec.update)) ||
+        (PartOf(flags) != Part::kParameters && state.pushes == 0)) {
+        Fail({Code::kProtocol, options_.rank, -1, "tensor " + std::to_string(tensor) + " was handed over for what it does not have"});
+        return;
+    }
+    if (state.spec.update != RuleKind::kNone && state.pushes != 0 && (flags & (kFlagQuiet | kFlagPlace)) == 0) {
+        const auto rule = rules_.find(state.spec.group);
+        if (rule == rules_.end() || rule->second.kind != state.spec.update) {
+            Fail({Code::kProtocol, options_.rank, -1, "tensor " + std::to_string(tensor) + " was handed over, and its group has no rule of its kind"});
+            return;
+        }
     }
     state.under_way = true;
     state.notify = notify;
@@ -446,6 +500,7 @@ void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent) {
         Run run;
         run.type = FrameType::kPush;
         run.tensor = tensor;
+        run.flags = flags;
         run.iteration = state.iteration;
         run.priority = state.spec.priority;
         run.memory = state.from;
@@ -456,7 +511,7 @@ void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent) {
         connection->Queue(RankInQueue(state.spec), std::move(run));
         Touch(*connection);
     }
-    if (aggregator_ && aggregator_->Has(tensor)) aggregator_->ArriveLocally(tensor, state.iteration, state.from, state.into);
+    if (aggregator_ && aggregator_->Has(tensor)) aggregator_->ArriveLocally(tensor, state.iteration, state.from, state.into, flags);
     Settle(tensor, state);
     TakeEarly(tensor);
     if (state.receives && !state.contributes) ResumeParked(tensor);  // the others need not wait for this one to send
@@ -472,7 +527,7 @@ void Node::Settle(uint32_t tensor, Tensor& state) {
     if (!state.under_way || state.unsent != 0 || state.unreceived != 0) return;
     state.under_way = false;
     if (state.spec.once) {
-        defined_bytes_ -= state.spec.bytes;
+        defined_bytes_ -= Footprint(state.spec, aggregator_ != nullptr);
         over_.push_back(tensor);
     }
     std::lock_guard guard(done_mutex_);
@@ -496,21 +551,31 @@ void Node::Return(uint32_t tensor, const Spec& spec, const std::shared_ptr<const
     for (uint32_t rank = 0; rank < to_worker_.size(); ++rank) {
         const auto signed_rank = static_cast<int32_t>(rank);
         if (signed_rank == options_.rank || (spec.to != kAll ? spec.to != signed_rank : spec.from == signed_rank)) continue;
-        Connection* connection = to_worker_[rank][spec.lane];
-        if (connection == nullptr) continue;  // it is lost, and the node has failed of it
-        Run run;
-        run.type = FrameType::kResult;
-        run.tensor = tensor;
-        run.iteration = iteration;
-        run.priority = spec.priority;
-        run.layout = layout;
-        run.server = static_cast<uint32_t>(options_.server);
-        run.next = place;
-        run.end = place + 1;
-        run.buffer = sum;
-        connection->Queue(RankInQueue(spec), std::move(run));
-        Touch(*connection);
+        QueueResult(rank, tensor, spec, layout, place, iteration, sum);
     }
+}
+
+void Node::ReturnTo(uint32_t rank, uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout, uint32_t place,
+                    uint32_t iteration, BufferRef parameters) {
+    QueueResult(rank, tensor, spec, layout, place, iteration, std::move(parameters));
+}
+
+void Node::QueueResult(uint32_t rank, uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout, uint32_t place,
+                       uint32_t iteration, BufferRef result) {
+    Connection* connection = to_worker_[rank][spec.lane];
+    if (connection == nullptr) return;  // it is lost, and the node has failed of it
+    Run run;
+    run.type = FrameType::kResult;
+    run.tensor = tensor;
+    run.iteration = iteration;
+    run.priority = spec.priority;
+    run.layout = layout;
+    run.server = static_cast<uint32_t>(options_.server);
+    run.next = place;
+    run.end = place + 1;
+    run.buffer = std::move(result);
+    connection->Queue(RankInQueue(spec), std::move(run));
+    Touch(*connection);
 }
 
 void Node::Delivered(uint32_t tensor, uint32_t packets) {
@@ -547,6 +612,11 @@ Connection::Sink Node::OnHeader(Connection& connection, const Header& header) {
         case FrameType::kDefine:
         case FrameType::kForget:
             if (connection.dialled() || options_.rank >= 0) return Connection::Sink::Fault(Code::kProtocol, "a table that nobody asked for");
+            return Connection::Sink::Take(connection.control_payload());
+        case FrameType::kRule:
+            if (connection.dialled() || connection.lane != kUpdateLane || header.tensor >= kMaxGroups) {
+                return Connection::Sink::Fault(Code::kProtocol, "a rule that cannot be here");
+            }
             return Connection::Sink::Take(connection.control_payload());
         case FrameType::kPing:
         case FrameType::kAbort:
@@ -669,7 +739,7 @@ bool Node::OnEarly(Early early) {
         return false;
     }
     if (is_push) {
-        aggregator_->Arrive(header.tensor, static_cast<uint32_t>(place), early.peer, std::move(early.payload));
+        aggregator_->Arrive(header.tensor, static_cast<uint32_t>(place), early.peer, std::move(early.payload), header.flags);
         return true;
     }
     Tensor& state = tensors_.at(header.tensor);
@@ -692,7 +762,8 @@ bool Node::OnFrame(Connection& connection, const Header& header) {
                 Lose(connection, Code::kProtocol, "a packet of a tensor that is over");
                 return false;
             }
-            aggregator_->Arrive(header.tensor, connection.place, connection.peer, std::move(connection.receiving));
+            aggregator_->Arrive(header.tensor, connection.place, connection.peer, std::move(connection.receiving),
+                                header.flags);
             return true;
         case FrameType::kResult: {
             const auto found = tensors_.find(header.tensor);
@@ -703,13 +774,14 @@ bool Node::OnFrame(Connection& connection, const Header& header) {
             return true;
         }
         case FrameType::kDefine: return OnDefineFrame(connection, header);
+        case FrameType::kRule: return OnRuleFrame(connection, header);
         case FrameType::kForget:
             for (auto each = told_.begin(); each != told_.end();) {
                 if (each->first >= header.tensor) {
                     ++each;
                     continue;
                 }
-                defined_bytes_ -= each->second.bytes;
+                defined_bytes_ -= Footprint(AsSpec(each->second), true);
                 aggregator_->Forget(each->first);
                 tensors_.erase(each->first);
                 dealer_ = Dealer(options_.membership.servers);
@@ -821,7 +893,7 @@ bool Node::OnDefineFrame(Connection& connection, const Header& header) {
     } else if (header.tensor < next_tensor_) {
         return true;  // over already: this rank's word comes late
     } else if (!IsValidDType(define.dtype) || !IsValidOp(define.op) || define.from < kAll || define.to < kAll || define.at < kDealt ||
-               define.from >= static_cast<int64_t>(options_.membership.world) ||
+               !IsValidRuleKind(define.update) || define.from >= static_cast<int64_t>(options_.membership.world) ||
                define.to >= static_cast<int64_t>(options_.membership.world)) {
         difference = "tensor " + std::to_string(header.tensor) + ": a definition that cannot be";
     }
@@ -831,6 +903,16 @@ bool Node::OnDefineFrame(Connection& connection, const Header& header) {
     }
     if (!DoDefine(header.tensor, AsSpec(define), nullptr, nullptr)) return false;
     told_.emplace(header.tensor, define);
+    return true;
+}
+
+bool Node::OnRuleFrame(Connection& connection, const Header& header) {
+    Rule rule;
+    if (const char* why = DecodeRule(connection.control_payload(), &rule)) {
+        Lose(connection, Code::kProtocol, why);
+        return false;
+    }
+    aggregator_->SetRule(header.tensor, connection.peer, rule);
     return true;
 }
 

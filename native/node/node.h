@@ -71,7 +71,7 @@ struct NodeStats {
     uint64_t wakeups = 0;
 };
 
-class Node : private Connection::Owner, private Aggregator::Outbox {
+class Node : private Connection::Owner, private Outbox {
   public:
     // Starts listening (where there is a server) and the I/O thread. Null, and why, if the options or the system
     // do not allow it.
@@ -90,8 +90,12 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
     // null where the spec makes no use of it), to stay until Forget or, for `once`, until it is done.
     void Define(uint32_t tensor, const Spec& spec, const void* from, void* into);
     // The worker's part of the next iteration of `tensor` is in memory. notify: let Take() tell its end; notify_sent:
-    // and, before that, that all of it has been handed to the kernel.
-    void Push(uint32_t tensor, bool notify, bool notify_sent = false);
+    // and, before that, that all of it has been handed to the kernel. flags: of a tensor that is updated: kFlagQuiet or
+    // kFlagPlace with FlagsOf(a part), where there is no gradient in this iteration.
+    void Push(uint32_t tensor, bool notify, bool notify_sent = false, uint16_t flags = 0);
+    // How this worker's gradients of a group's tensors shall update them, from the next push on. The first push of such a
+    // tensor needs none: it brings the parameters' first values, of which rank 0's count. None of the group may be under way.
+    void SetRule(uint32_t group, const Rule& rule);
     // Both at once, for a tensor that is defined once.
     void Start(uint32_t tensor, const Spec& spec, const void* from, void* into, bool notify);
     // Everything below this id is over; none of it may be under way.
@@ -133,7 +137,7 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
         std::vector<uint64_t> received;       // a bit a packet, in the order of Layout::first
     };
     struct Command {
-        enum class Kind : uint8_t { kDial, kDefine, kPush, kStart, kForget, kAbort } kind;
+        enum class Kind : uint8_t { kDial, kDefine, kPush, kStart, kForget, kAbort, kRule } kind;
         uint32_t tensor = 0;
         Spec spec;
         const uint8_t* from = nullptr;
@@ -142,6 +146,8 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
         uint16_t port = 0;
         std::string text;
         bool notify_sent = false;
+        uint16_t flags = 0;
+        Rule rule{};
     };
 
     // A frame that was ahead of this process.
@@ -157,19 +163,25 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
     Connection::Sink OnHeader(Connection& connection, const Header& header) override;
     bool OnFrame(Connection& connection, const Header& header) override;
     void OnSent(Connection& connection, uint32_t tensor) override;
-    // Aggregator::Outbox
+    // Outbox
     void Return(uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout, uint32_t place,
                 uint32_t iteration, BufferRef sum) override;
+    void ReturnTo(uint32_t rank, uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout, uint32_t place,
+                  uint32_t iteration, BufferRef parameters) override;
     void Delivered(uint32_t tensor, uint32_t packets) override;
     void Consumed(uint32_t tensor, uint32_t packets) override;
     void Over(uint32_t tensor) override { summed_.push_back(tensor); }
+    void Disagree(uint32_t rank, const std::string& text) override { Fail({Code::kMismatch, static_cast<int32_t>(rank), -1, text}); }
 
     void Submit(Command command);
     void RunCommands(bool inline_call);
     void Execute(Command& command);
     void DoDial(uint32_t server, const std::string& address, uint16_t port);
     bool DoDefine(uint32_t tensor, const Spec& spec, const uint8_t* from, uint8_t* into);
-    void DoPush(uint32_t tensor, bool notify, bool notify_sent);
+    void DoPush(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags);
+    void DoSetRule(uint32_t group, const Rule& rule);
+    void QueueResult(uint32_t rank, uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout,
+                     uint32_t place, uint32_t iteration, BufferRef result);
     std::shared_ptr<const Layout> Cut(uint32_t tensor, const Spec& spec);
     void Settle(uint32_t tensor, Tensor& state);
     void SweepOver();
@@ -201,6 +213,7 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
     bool OnGreeting(Connection& connection, const Header& header);
     void OnGoodbye(Connection& connection);
     bool OnDefineFrame(Connection& connection, const Header& header);
+    bool OnRuleFrame(Connection& connection, const Header& header);
     bool Opened(Connection& connection);
     void Lose(Connection& connection, Code code, const std::string& why);
     void Tell(Connection& connection, const Failure& failure);
@@ -225,6 +238,7 @@ class Node : private Connection::Owner, private Aggregator::Outbox {
     Dealer dealer_;
     uint32_t next_tensor_ = 0;  // ids below this have been defined
     uint64_t defined_bytes_ = 0;
+    std::unordered_map<uint32_t, Rule> rules_;  // of this worker, by group
     std::unordered_map<uint32_t, Definition> told_;  // a server without a worker: as the first worker defined it
     // defined once: done for the worker here, and summed by the server here; swept when nobody uses their state
     std::vector<uint32_t> over_, summed_;

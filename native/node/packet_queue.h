@@ -21,6 +21,7 @@ namespace gradlane {
 // result from the packet's buffer.
 struct Run {
     FrameType type = FrameType::kPush;
+    uint16_t flags = 0;
     uint32_t tensor = 0, iteration = 0, priority = 0;
     const uint8_t* memory = nullptr;  // of the whole tensor (push)
     std::shared_ptr<const Layout> layout;
@@ -49,6 +50,7 @@ class PacketQueue {
         const Piece& piece = run.layout->by_server[run.server][run.next];
         Packet packet;
         packet.header.type = run.type;
+        packet.header.flags = run.flags;
         packet.header.tensor = run.tensor;
         packet.header.offset = piece.offset;
         packet.header.length = piece.length;

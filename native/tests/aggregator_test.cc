@@ -71,7 +71,7 @@ Bytes Expected(const Spec& spec, uint32_t world, uint32_t iteration) {
     return bytes;
 }
 
-struct Collected : Aggregator::Outbox {
+struct Collected : Outbox {
     struct Result {
         Piece piece;
         uint32_t iteration;
@@ -85,6 +85,8 @@ struct Collected : Aggregator::Outbox {
                 BufferRef sum) override {
         returned.push_back({layout->by_server[0][place], iteration, std::move(sum)});
     }
+    void ReturnTo(uint32_t, uint32_t, const Spec&, const std::shared_ptr<const Layout>&, uint32_t, uint32_t, BufferRef) override {}
+    void Disagree(uint32_t, const std::string&) override {}
     void Delivered(uint32_t, uint32_t packets) override { delivered += packets; }
     void Consumed(uint32_t, uint32_t packets) override { consumed += packets; }
     void Over(uint32_t tensor) override { over.push_back(tensor); }

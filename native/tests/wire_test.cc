@@ -272,4 +272,49 @@ TEST(AReasonIsReadBackWithNothingUnprintable) {
     CHECK(frame.payload.size() <= kMaxControlBytes);
 }
 
+TEST(ARuleIsReadBackAsItWasWritten) {
+    Rule rule;
+    rule.kind = RuleKind::kMomentum;
+    rule.nesterov = true;
+    rule.lr = 0.1;
+    rule.weight_decay = 0.01;
+    rule.momentum = 0.9;
+    uint8_t bytes[kRuleBytes];
+    EncodeRule(rule, bytes);
+    CHECK_EQ(Hex(bytes, sizeof bytes),
+             "02010000000000009a9999999999b93f7b14ae47e17a843fcdccccccccccec3f00000000000000000000000000000000");
+    Rule read;
+    CHECK(DecodeRule(bytes, &read) == nullptr);
+    CHECK(read == rule);
+    rule = {};
+    rule.kind = RuleKind::kAdamW;
+    rule.maximize = true;
+    rule.lr = 0.001;
+    rule.beta1 = 0.5;
+    rule.beta2 = 0.75;
+    rule.epsilon = 1;
+    EncodeRule(rule, bytes);
+    CHECK_EQ(Hex(bytes, sizeof bytes),
+             "0402000000000000fca9f1d24d62503f0000000000000000000000000000e03f000000000000e83f000000000000f03f");
+    CHECK(DecodeRule(bytes, &read) == nullptr);
+    CHECK(read == rule);
+}
+
+TEST(ARuleThatNoOptimizerHasIsNotRead) {
+    Rule rule;
+    rule.kind = RuleKind::kSgd;
+    rule.lr = 1;
+    uint8_t bytes[kRuleBytes];
+    EncodeRule(rule, bytes);
+    Rule read;
+    bytes[15] = 0xFF;  // a negative one, and a large one
+    CHECK(DecodeRule(bytes, &read) != nullptr);
+    EncodeRule(rule, bytes);
+    for (const int kind : {0, 5, 255}) {
+        bytes[0] = static_cast<uint8_t>(kind);
+        CHECK(DecodeRule(bytes, &read) != nullptr);
+    }
+    CHECK(read == Rule{});
+}
+
 int main(int argc, char** argv) { return gradlane::testing::RunTests(argc, argv); }

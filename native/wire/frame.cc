@@ -1,6 +1,8 @@
 #include "wire/frame.h"
 
+#include <bit>
 #include <cstring>
+#include <iterator>
 
 #include "digest/crc32c.h"
 
@@ -22,9 +24,10 @@ T Get(const uint8_t* from) {
 }
 
 constexpr size_t kCrcAt = 36;
+constexpr uint8_t kNesterov = 1, kMaximize = 2;
 
 bool IsKnown(uint8_t type) {
-    return type >= static_cast<uint8_t>(FrameType::kHello) && type <= static_cast<uint8_t>(FrameType::kGoodbye);
+    return type >= static_cast<uint8_t>(FrameType::kHello) && type <= static_cast<uint8_t>(FrameType::kRule);
 }
 
 }  // namespace
@@ -118,11 +121,14 @@ void EncodeDefinition(const Definition& define, uint8_t* into) {
     Put(into + 10, define.whole);
     Put(into + 11, define.urgent_first);
     Put(into + 12, define.lane);
-    Put<uint16_t>(into + 14, 0);
+    Put(into + 14, define.update);
+    Put<uint8_t>(into + 15, 0);
     Put(into + 16, define.priority);
     Put(into + 20, define.from);
     Put(into + 24, define.to);
     Put(into + 28, define.at);
+    Put(into + 32, define.staleness);
+    Put(into + 36, define.group);
 }
 
 Definition DecodeDefinition(const uint8_t* from) {
@@ -137,7 +143,44 @@ Definition DecodeDefinition(const uint8_t* from) {
     define.from = Get<int32_t>(from + 20);
     define.to = Get<int32_t>(from + 24);
     define.at = Get<int32_t>(from + 28);
+    define.update = from[14];
+    define.staleness = Get<uint32_t>(from + 32);
+    define.group = Get<uint32_t>(from + 36);
     return define;
+}
+
+void EncodeRule(const Rule& rule, uint8_t* into) {
+    const bool is_adam = rule.kind == RuleKind::kAdam || rule.kind == RuleKind::kAdamW;
+    Put(into, static_cast<uint8_t>(rule.kind));
+    Put<uint8_t>(into + 1, static_cast<uint8_t>((rule.nesterov ? kNesterov : 0) | (rule.maximize ? kMaximize : 0)));
+    Put<uint16_t>(into + 2, 0);
+    Put<uint32_t>(into + 4, 0);
+    const double numbers[] = {rule.lr, rule.weight_decay, is_adam ? rule.beta1 : rule.momentum, is_adam ? rule.beta2 : rule.dampening,
+                              is_adam ? rule.epsilon : 0};
+    for (size_t i = 0; i < std::size(numbers); ++i) Put(into + 8 + 8 * i, std::bit_cast<uint64_t>(numbers[i]));
+}
+
+const char* DecodeRule(const uint8_t* from, Rule* rule) {
+    if (!IsValidRuleKind(from[0])) return "a rule that is not known";
+    Rule said;
+    said.kind = static_cast<RuleKind>(from[0]);
+    said.nesterov = (from[1] & kNesterov) != 0;
+    said.maximize = (from[1] & kMaximize) != 0;
+    double numbers[5];
+    for (size_t i = 0; i < std::size(numbers); ++i) numbers[i] = std::bit_cast<double>(Get<uint64_t>(from + 8 + 8 * i));
+    said.lr = numbers[0];
+    said.weight_decay = numbers[1];
+    if (said.kind == RuleKind::kAdam || said.kind == RuleKind::kAdamW) {
+        said.beta1 = numbers[2];
+        said.beta2 = numbers[3];
+        said.epsilon = numbers[4];
+    } else {
+        said.momentum = numbers[2];
+        said.dampening = numbers[3];
+    }
+    if (const char* why = WhyNot(said)) return why;
+    *rule = said;
+    return nullptr;
 }
 
 std::optional<uint32_t> ControlBytes(FrameType type) {
@@ -146,6 +189,7 @@ std::optional<uint32_t> ControlBytes(FrameType type) {
         case FrameType::kChallenge: return kChallengeBytes;
         case FrameType::kProof: return kProofBytes;
         case FrameType::kDefine: return Definition::kBytes;
+        case FrameType::kRule: return kRuleBytes;
         case FrameType::kWelcome:
         case FrameType::kForget:
         case FrameType::kPing:

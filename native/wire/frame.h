@@ -12,6 +12,8 @@
 #include <optional>
 #include <span>
 
+#include "update/rule.h"
+
 namespace gradlane {
 
 inline constexpr size_t kHeaderBytes = 40;
@@ -33,9 +35,17 @@ enum class FrameType : uint8_t {
     kPing = 10,      // either: I am alive
     kAbort = 11,     // either: the job is over, and why
     kGoodbye = 12,   // either: I leave in order, nothing more will follow
+    kRule = 13,      // worker: how the gradients that it pushes from now on update a group of tensors
 };
 
 inline constexpr uint16_t kFlagChecksum = 1;  // payload_crc holds the CRC32C of the payload
+// Of a push of a tensor that is updated: it brings no gradient; it brings what shall stand in a part; and which part is
+// brought, and returned, where there is no gradient.
+inline constexpr uint16_t kFlagQuiet = 2, kFlagPlace = 4;
+enum class Part : uint8_t { kParameters = 0, kFirst = 1, kSecond = 2, kSteps = 3 };
+constexpr uint16_t FlagsOf(Part part) { return static_cast<uint16_t>(static_cast<uint16_t>(part) << 3); }
+constexpr Part PartOf(uint16_t flags) { return static_cast<Part>(flags >> 3 & 3); }
+inline constexpr uint16_t kUpdateFlags = kFlagQuiet | kFlagPlace | FlagsOf(Part::kSteps);
 
 struct Header {
     FrameType type = FrameType::kPing;
@@ -82,17 +92,24 @@ void EncodeHello(const Hello& hello, uint8_t* into);
 Hello DecodeHello(const uint8_t* from);
 
 struct Definition {
-    static constexpr size_t kBytes = 32;
+    static constexpr size_t kBytes = 40;
     uint64_t bytes = 0;
     uint8_t dtype = 0, op = 0;
     uint8_t whole = 0, urgent_first = 0;
     uint16_t lane = 0;
+    uint8_t update = 0;
     uint32_t priority = 0;
     int32_t from = -1, to = -1, at = -1;
+    uint32_t staleness = 0, group = 0;
     bool operator==(const Definition&) const = default;
 };
 void EncodeDefinition(const Definition& define, uint8_t* into);
 Definition DecodeDefinition(const uint8_t* from);
+
+inline constexpr size_t kRuleBytes = 48;
+void EncodeRule(const Rule& rule, uint8_t* into);
+// Null, and `rule` as it said; or what is wrong with it.
+const char* DecodeRule(const uint8_t* from, Rule* rule);
 
 inline constexpr size_t kChallengeBytes = sizeof(Nonce) + sizeof(Digest);
 inline constexpr size_t kProofBytes = sizeof(Digest);

@@ -18,15 +18,20 @@ from gradlane.core.timeline import Timeline
 from gradlane.errors import GradlaneError
 
 if TYPE_CHECKING:
+    from gradlane.live import ServedSession as ServedSession
     from gradlane.live import Session as Session
     from gradlane.live import attach as attach
+    from gradlane.live import attach_to_servers as attach_to_servers
 
 __version__ = "0.1.0"
-__all__ = ["GradlaneError", "Network", "Plan", "Profile", "Session", "Timeline", "__version__", "attach", "policies"]
+__all__ = [
+    "GradlaneError", "Network", "Plan", "Profile", "ServedSession", "Session", "Timeline", "__version__", "attach",
+    "attach_to_servers", "policies",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("attach", "Session"):
+    if name in ("attach", "attach_to_servers", "ServedSession", "Session"):
         from gradlane import live
 
         return getattr(live, name)

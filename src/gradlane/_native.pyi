@@ -19,8 +19,26 @@ class Node:
         urgent_first: bool = False,
         priority: int = 0,
         lane: int = 0,
+        update: int = 0,
+        staleness: int = 0,
+        group: int = 0,
     ) -> None: ...
-    def push(self, tensor: int, notify: bool = True, notify_sent: bool = False) -> None: ...
+    def push(self, tensor: int, notify: bool = True, notify_sent: bool = False, flags: int = 0) -> None: ...
+    def set_rule(
+        self,
+        group: int,
+        kind: int,
+        *,
+        lr: float,
+        weight_decay: float = 0,
+        momentum: float = 0,
+        dampening: float = 0,
+        beta1: float = 0,
+        beta2: float = 0,
+        epsilon: float = 0,
+        nesterov: bool = False,
+        maximize: bool = False,
+    ) -> None: ...
     def start(
         self,
         tensor: int,

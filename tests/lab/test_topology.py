@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gradlane import lab
+from gradlane import lab, zoo
 from gradlane.core.cluster import Cluster, Host, Link, Server, Step, Worker
+from gradlane.errors import InputError
 from gradlane.lab import Flow, HostSpec, JobSpec, LabSpec
+from gradlane.lab.files import write_spec
 from gradlane.lab.gauges import Sample, read_samples
 from gradlane.lab.spec import type_of_service
 from tests.lab.test_lab import HERE, PAYLOAD_SHARE, python
@@ -67,6 +71,43 @@ def test_servers_that_outlive_the_ranks_are_ended_with_them() -> None:
     assert lab.execute(LabSpec(2, jobs=(job,)), timeout=LIMIT_SECONDS).exit_code == 0
 
 
+@pytest.mark.parametrize("way", ["success", "failure", "interrupt", "kill"])
+def test_ranks_and_servers_leave_nothing_however_the_lab_ends(held, way: str, tmp_path: Path) -> None:
+    interfaces = socket.if_nameindex()
+    begin, forever = held.command[-1].split("; wait")[0], held.command[-1]
+    then = {"success": "exit 0", "failure": "exit 5"}.get(way, "wait; sleep 600")
+    job = JobSpec((0, 1), (1, 2), ("sh", "-c", f"{begin}; {then}"), ("sh", "-c", forever))
+    write_spec(tmp_path / "lab.json", LabSpec(3, 10**9, jobs=(job,)))
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "gradlane", "lab", "--file", str(tmp_path / "lab.json")],
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    held.wait_for(4)
+    if way == "interrupt":
+        launcher.send_signal(signal.SIGINT)
+    elif way == "kill":
+        launcher.kill()
+    held.wait_for_end()
+    assert launcher.wait(LIMIT_SECONDS) == {"success": 0, "failure": 5, "interrupt": 130, "kill": -9}[way]
+    assert socket.if_nameindex() == interfaces
+
+
+def test_an_emulated_job_learns_through_servers_what_it_has_to() -> None:
+    pytest.importorskip("torch")
+    job = JobSpec((0, 1), (2,), (sys.executable, str(HERE / "emulated_job.py"), "resnet18", "p3", "8"))
+    lines = run_spec(LabSpec(3, 10**10, jobs=(job,), scale=0.02), str(HERE / "emulated_job.py"))
+    report = json.loads(lines[-1])
+    profile = zoo.profile("resnet18").scaled(0.02)
+    # sums of gradients are exact, and so are the parameters: -lr times the mean of the ranks' coefficients, each step
+    expected = sum(
+        -0.5 * sum(((7 * rank + 11 * step + 13 * tensor) % 61 - 30) / 64 for rank in range(2) for step in range(8)) / 2
+        * (entry.spec.size_bytes // 4)
+        for tensor, entry in enumerate(profile.tensors)
+    )  # fmt: skip
+    assert report["total"] == expected
+    assert report["step_ms"] > 0.95 * report["compute_ms"]
+
+
 def test_jobs_share_hosts_without_meeting(tmp_path: Path) -> None:
     command = write_environment(tmp_path)
     jobs = (
@@ -99,10 +140,10 @@ def test_the_failing_job_is_named() -> None:
 
 
 def goodput(spec: LabSpec) -> list[float]:
-    """What ranks 0 and 1 received of one another at once, in Mbit/s of the link; the best of three runs, since the
+    """What ranks 0 and 1 received of one another at once, in Mbit/s of the link; the best of two runs, since the
     machine may be busy with other tests."""
     best = [0.0, 0.0]
-    for _ in range(3):
+    for _ in range(2):
         done = run_spec(spec, str(HERE / "goodput.py"), "1")
         got = [int(line.removeprefix("[1] ")) / PAYLOAD_SHARE / 1e6 for line in sorted(done, key=lambda line: line[0] == "[")]
         best = [max(before, now) for before, now in zip(best, got, strict=True)]
@@ -181,6 +222,12 @@ def test_samples_tell_what_waits_and_what_has_passed(tmp_path: Path) -> None:
     assert 9e6 < samples[-1].up[0].passed_bytes < 25e6
     assert abs(samples[-1].up[0].passed_bytes - samples[-1].down[1].passed_bytes) < 500_000
     assert max(sample.up[0].queued_bytes for sample in samples) > 10_000
+
+
+def test_samples_that_cannot_be_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    for spec, path in ((LabSpec(1), tmp_path / "samples"), (LabSpec(1, 10**9), tmp_path / "no" / "samples")):
+        with pytest.raises(InputError, match=r"lab samples: got .* expected"):
+            lab.run(spec, ["true"], samples=path)
 
 
 def test_other_traffic_takes_its_rate_and_no_more(tmp_path: Path) -> None:

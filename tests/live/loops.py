@@ -158,7 +158,7 @@ def log_lines() -> Iterator[list[str]]:
 def compare(rank: int, world: int, name: str) -> dict[str, Any]:
     """Run the loop under DDP, then under gradlane on a slow network and on a fast one."""
     case = LOOPS[name]
-    reference = _under_ddp(case, rank)
+    reference = under_ddp(case, rank)
     outcome: dict[str, Any] = {}
     for policy, network in (("bytescheduler", slow_network), ("p3", contextlib.nullcontext), ("blocks", slow_network)):
         with network(), counting_deferred_updates() as deferred, log_lines() as lines:
@@ -170,7 +170,7 @@ def compare(rank: int, world: int, name: str) -> dict[str, Any]:
 def compare_over_servers(rank: int, world: int, name: str) -> dict[str, list[str]]:
     """Run the loop under DDP, then over servers, where the network is slow and where it is fast."""
     case = LOOPS[name]
-    reference = _under_ddp(case, rank)
+    reference = under_ddp(case, rank)
     found = {}
     for policy, network in (("bytescheduler", slow_network), ("mercury", contextlib.nullcontext)):
         chosen = gradlane.policies.get(policy, **POLICIES.get(policy, {}))
@@ -179,7 +179,7 @@ def compare_over_servers(rank: int, world: int, name: str) -> dict[str, list[str
     return found
 
 
-def _under_ddp(case: Loop, rank: int) -> dict[str, torch.Tensor]:
+def under_ddp(case: Loop, rank: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(7)
     model = case.model()
     optimizer = case.optimizer(model)
@@ -188,7 +188,7 @@ def _under_ddp(case: Loop, rank: int) -> dict[str, torch.Tensor]:
         call = DistributedDataParallel(model, **case.ddp)
         job = Job(rank, model, call, optimizer, call.no_sync, torch.Generator().manual_seed(1000 + rank), None)
         case.run(job)
-    return {**_bits(model, optimizer), **job.seen}
+    return {**bits(model, optimizer), **job.seen}
 
 
 def _under_gradlane(case: Loop, rank: int, world: int, policy: Any, **options: Any) -> dict[str, torch.Tensor]:
@@ -214,15 +214,16 @@ def _under_gradlane(case: Loop, rank: int, world: int, policy: Any, **options: A
         case.run(job)
         session.flush()
         assert session.settled
-        return {**_bits(model, optimizer), **job.seen}
+        return {**bits(model, optimizer), **job.seen}
 
 
-def _bits(model: nn.Module, optimizer: Any) -> dict[str, torch.Tensor]:
-    bits = {}
+def bits(model: nn.Module, optimizer: Any) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer, by optimizer, and every state tensor; where there is no optimizer, the parameters."""
+    found = {}
     for index, one in enumerate(optimizer if isinstance(optimizer, list) else [optimizer]):
         if isinstance(one, torch.optim.Optimizer):
-            bits.update({f"{index}/{name}": value for name, value in bits_of(model, one).items()})
-    return bits or {name: value.detach().clone() for name, value in model.named_parameters()}
+            found.update({f"{index}/{name}": value for name, value in bits_of(model, one).items()})
+    return found or {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
 # -- hyper-parameters that change ----------------------------------------------------------------------------
@@ -1005,13 +1006,13 @@ def attach_to_some_ranks(rank: int, world: int) -> str:
 def train_in_a_group_of_all_ranks(rank: int, world: int) -> list[str]:
     case = Loop(LOOPS["buffers_and_accumulation"].run, Convolutions, adam, {}, {}, True, "")
     case.attach["process_group"] = dist.new_group(list(range(world)))
-    return differences(_under_ddp(case, rank), _under_gradlane(case, rank, world, gradlane.policies.get("blocks")))
+    return differences(under_ddp(case, rank), _under_gradlane(case, rank, world, gradlane.policies.get("blocks")))
 
 
 def train_alike(rank: int, world: int, policy: str, **options: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """State after some steps under DDP and under gradlane, for more ranks than two, where roundings differ."""
     case = Loop(LOOPS["accumulation_with_no_sync"].run, Mlp, momentum, {}, options, True, "")
-    reference = _under_ddp(case, rank)
+    reference = under_ddp(case, rank)
     with slow_network():
         return reference, _under_gradlane(case, rank, world, gradlane.policies.get(policy, **POLICIES[policy]))
 

@@ -82,12 +82,15 @@ def soak(rank: int, world: int, warm_up: int, iterations: int) -> dict[str, Any]
             _step(model, optimizer, generator)
         session.flush()
         session._exchange.collective(lambda: torch.distributed.barrier())  # the other rank has its sums too
-        held = session._exchange._backend._node.stats()["held_bytes"]
+        backend = session._exchange._backend
+        stats = backend._node.stats()
         return {
             "before": before,
             "after": census(),
             "grown_bytes": _resident_bytes() - resident,
-            "held_bytes": held,
+            "held_bytes": stats["held_bytes"],
+            "most_held_bytes": stats["most_held_bytes"],
+            "announced_bytes": backend.most_held_bytes(session._exchange._buffers),
         }
 
 

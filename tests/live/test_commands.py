@@ -56,6 +56,40 @@ def test_compare_in_a_lab_as_make_run_does(tmp_path: Path) -> None:
     check_comparison(tmp_path, ["p3"])
 
 
+def test_compare_of_a_model_puts_the_simulator_beside_each_arm_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    reason = lab.supported()
+    if reason is not None:
+        pytest.skip(reason)
+    options = ["resnet18", "--link", "10gbit", "--scale", "0.02", "--rounds", 1, "--steps", 1, "--backend", "all-reduce,server"]
+    chosen = ["--policies", "blocks,mercury", "--out", tmp_path]
+    done = gradlane("compare", *options, *chosen)
+    assert "trial 1 of 1: resnet18 on 2 hosts, links of 10 Gbit/s, x 0.02\n" in done.stderr
+    cells = json.loads((tmp_path / "sweep.json").read_bytes())["body"]["cells"]
+    assert [cell["arm"] for cell in cells] == ["torch-ddp", "blocks", "blocks@server", "mercury@server"]
+    for cell in cells:
+        assert cell["equal_to_ddp"]
+        assert cell["bound_ns"] <= cell["predicted_ns"]
+        assert len(cell["step_ns"]) == 1
+    assert "simulator: error" in done.stdout
+    again = gradlane("compare", *options, *chosen, "--json")
+    assert "from before" in again.stderr
+    assert json.loads(again.stdout)["body"]["cells"] == cells
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--hosts", "2,4"], "expected a MODEL with them"),
+        (["--servers", 1], "expected a MODEL, --backend server and emulated hosts"),
+        (["--backend", "nccl"], "expected all-reduce or server"),
+        (["--policies", "mercury"], "got mercury, which all-reduce cannot carry"),
+        (["vgg77"], "vgg77"),
+    ],
+)
+def test_compare_refuses_what_it_cannot_compare(options: list[object], text: str) -> None:
+    assert text in " ".join(gradlane("compare", *options, expect=2).stderr.split())
+
+
 def test_an_unknown_policy_is_refused_before_anything_starts() -> None:
     assert "expected one of wfbp" in gradlane("compare", "--policies", "fastest", expect=2).stderr
 

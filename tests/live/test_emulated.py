@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
 from gradlane.lab import emulated
+from gradlane.lab import spec as lab_spec
+from gradlane.live import servers
 from gradlane.live.device import Device, ThreadClock
 from gradlane.live.emulated import coefficient
 from tests.live import emulation
@@ -193,6 +196,18 @@ def test_names_that_torch_cannot_have_are_refused(name: str) -> None:
         emulated(profile_of([(name, 1, 1, 0), ("weight", 1, 2, 0)], [1], 3))
 
 
+def test_a_copy_of_a_model_is_one_of_its_own() -> None:
+    model = emulated(SMALL, rank=0)
+    model().backward()
+    other = copy.deepcopy(model)
+    other().backward()
+    gradients = [[float(param.grad[0]) for param in each.parameters()] for each in (model, other)]
+    places = [[spec.name for spec in SMALL.specs].index(name) for name, _ in model.named_parameters()]
+    assert gradients[0] == [coefficient(0, 0, tensor) for tensor in places]
+    # torch copies a parameter without its gradient
+    assert gradients[1] == [coefficient(0, 1, tensor) for tensor in places]
+
+
 def test_the_real_clock_tells_waiting_from_computing() -> None:
     clock = ThreadClock()
     clock.sleep_until(clock.now_ns() + 1)
@@ -215,6 +230,10 @@ def test_real_steps_take_at_least_the_profiles_time() -> None:
     for _ in range(5):
         model().backward()
     assert 5 * 20_000_000 <= clock.now_ns() - began < 5_000_000_000
+
+
+def test_a_labs_ports_know_the_marks_of_the_transport() -> None:
+    assert lab_spec.DSCP == servers.DSCP
 
 
 def test_under_gradlane_and_ddp_two_ranks_learn_the_same_bits() -> None:

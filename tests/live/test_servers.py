@@ -52,6 +52,7 @@ def test_two_hundred_iterations_leave_memory_threads_and_descriptors_as_they_wer
         assert all(soak["after"][what] <= count for what, count in soak["before"].items()), soak
         assert soak["grown_bytes"] < 2**20
         assert soak["held_bytes"] == 0
+        assert 0 < soak["most_held_bytes"] <= soak["announced_bytes"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradlane._native import crc32c, encode_header
-from gradlane.transport import Node, NodeOptions
+from gradlane.errors import CommunicationError
+from gradlane.transport import Node, NodeOptions, Sgd
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "wire.json").read_text())
 
@@ -44,7 +45,7 @@ def test_golden_headers(name):
 
 
 @given(
-    type=st.integers(1, 12),
+    type=st.integers(1, 13),
     flags=st.integers(0, 2**16 - 1),
     tensor=st.integers(0, 2**32 - 1),
     offset=st.integers(0, 2**64 - 1),
@@ -63,7 +64,8 @@ def test_the_checksum_is_crc32c(data):
     assert crc32c(data) == crc(data)
 
 
-HELLO, CHALLENGE, PROOF, WELCOME, REJECT, PUSH, RESULT, PING, GOODBYE = 1, 2, 3, 4, 5, 8, 9, 10, 12
+HELLO, CHALLENGE, PROOF, WELCOME, REJECT, PUSH, RESULT, PING, GOODBYE, RULE = 1, 2, 3, 4, 5, 8, 9, 10, 12, 13
+CHECKSUM, QUIET = 1, 2
 SECRET = b"a secret of this job"
 PATIENCE_S = 20
 
@@ -74,9 +76,9 @@ class Worker:
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
 
-    def say(self, type, payload=b"", **fields):
+    def say(self, type, payload=b"", flags=CHECKSUM, **fields):
         named = dict.fromkeys(["tensor", "offset", "iteration", "priority"], 0) | fields
-        self.socket.sendall(header(type, 1, length=len(payload), sender=1, payload_crc=crc(payload), **named) + payload)
+        self.socket.sendall(header(type, flags, length=len(payload), sender=1, payload_crc=crc(payload), **named) + payload)
 
     def hear(self):
         """The next frame that is no PING: its type, tensor, offset, iteration and payload."""
@@ -137,6 +139,67 @@ def test_a_worker_written_from_the_document_joins_and_sums():
         other.say(GOODBYE)
         node.close()
         assert other.hear()[0] == GOODBYE
+
+
+def rule(kind, flags, lr, decay, first, second, epsilon):
+    return struct.pack("<BBHIddddd", kind, flags, 0, 0, lr, decay, first, second, epsilon)
+
+
+def test_a_worker_written_from_the_document_trains_with_servers_that_update():
+    options = NodeOptions(world=2, servers=1, rank=0, server=0, job=42, generation=3, secret=SECRET, packet_bytes=64)
+    ours = np.arange(8, dtype=np.float32)
+    sgd = Sgd(lr=0.5, momentum=0.5, nesterov=True)
+    with Node(options) as node, Worker(node.port) as other:
+        assert other.greet(SECRET)[0] == WELCOME
+        node.join(PATIENCE_S)
+        node.define_updated(0, ours.ctypes.data, ours.nbytes, sgd, staleness=0, group=7)
+        node.push(0)
+        other.say(PUSH, np.full(8, 9, np.float32).tobytes())
+        first = np.arange(8, dtype=np.float32)
+        assert other.hear() == (RESULT, 0, 0, 0, first.tobytes())
+        node.wait(0, PATIENCE_S)
+        assert (ours == first).all()
+        node.set_rule(7, sgd)
+        other.say(RULE, rule(2, 1, 0.5, 0, 0.5, 0, 0), tensor=7)
+        ours[:] = 1
+        node.push(0)
+        other.say(PUSH, np.full(8, 3, np.float32).tobytes(), iteration=1)
+        second = first - 0.5 * (4 + 0.5 * 4)
+        assert other.hear() == (RESULT, 0, 0, 1, second.tobytes())
+        node.wait(0, PATIENCE_S)
+        assert (ours == second).all()
+        node.push(0, quiet=True)
+        other.say(PUSH, bytes(32), flags=CHECKSUM | QUIET, iteration=2)
+        assert other.hear() == (RESULT, 0, 0, 2, second.tobytes())
+        other.say(GOODBYE)
+        node.close()
+        assert other.hear()[0] == GOODBYE
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        rule(0, 0, 0.1, 0, 0, 0, 0),
+        rule(5, 0, 0.1, 0, 0, 0, 0),
+        rule(1, 0, -0.1, 0, 0, 0, 0),
+        rule(1, 0, float("nan"), 0, 0, 0, 0),
+        rule(1, 0, 0.1, 0, 0.9, 0, 0),
+        rule(2, 0, 0.1, 0, 0, 0, 0),
+        rule(2, 1, 0.1, 0, 0.9, 0.5, 0),
+        rule(3, 0, 0.1, float("inf"), 0.9, 0.9, 0),
+        rule(4, 0, 0.1, 0, 0.9, 1.0, 1e-8),
+        rule(4, 0, 0.1, 0, 0.9, 0.9, -1e-8),
+    ],
+    ids=lambda said: said.hex()[:2],
+)
+def test_a_rule_that_the_document_does_not_allow_ends_the_connection(said):
+    options = NodeOptions(world=2, servers=1, rank=0, server=0, job=42, generation=3, secret=SECRET, linger_s=0.1)
+    with Node(options) as node, Worker(node.port) as other:
+        assert other.greet(SECRET)[0] == WELCOME
+        node.join(PATIENCE_S)
+        other.say(RULE, said, tensor=7)
+        with pytest.raises(CommunicationError, match="rank 1 at 127"):
+            node.take(PATIENCE_S)
 
 
 def test_whoever_proves_another_secret_is_rejected():

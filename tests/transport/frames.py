@@ -6,7 +6,7 @@ import struct
 
 from gradlane import _native
 
-HELLO, CHALLENGE, PROOF, WELCOME, REJECT, DEFINE, FORGET, PUSH, RESULT, PING, ABORT, GOODBYE = range(1, 13)
+HELLO, CHALLENGE, PROOF, WELCOME, REJECT, DEFINE, FORGET, PUSH, RESULT, PING, ABORT, GOODBYE, RULE = range(1, 14)
 HEADER_BYTES = 40
 CHECKSUM = 1
 
@@ -45,4 +45,4 @@ def hello(rank: int = 1, world: int = 2, server: int = 0, servers: int = 1, nonc
 
 
 def define(size_bytes: int, dtype: int = 0) -> bytes:
-    return struct.pack("<QBBBBHHIiii", size_bytes, dtype, 0, 0, 0, 0, 0, 0, -1, -1, -1)
+    return struct.pack("<QBBBBHBBIiiiII", size_bytes, dtype, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, 0, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import time
 from pathlib import Path
@@ -119,14 +121,18 @@ def test_a_server_off_loopback_needs_a_secret(address: str) -> None:
         Node(NodeOptions(world=1, servers=1, rank=0, server=0, address=address))
 
 
-def listening(port: int) -> list[str]:
-    """The addresses on which something listens at `port`, as the kernel writes them."""
+def listening(port: int, pid: int | None = None) -> list[str]:
+    """The addresses on which this process, or `pid`, listens at `port`, as the kernel writes them."""
+    own = set()
+    for fd in Path(f"/proc/{pid or 'self'}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            own.add(os.readlink(fd))
     found = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             words = line.split()
             address, hex_port = words[1].rsplit(":", 1)
-            if words[3] == "0A" and int(hex_port, 16) == port:
+            if words[3] == "0A" and int(hex_port, 16) == port and f"socket:[{words[9]}]" in own:
                 found.append(address)
     return found
 
@@ -150,7 +156,7 @@ def _has_ipv6() -> bool:
 @pytest.mark.skipif(not _has_ipv6(), reason="this host has no IPv6 loopback")
 def test_a_job_over_ipv6_sums_and_listens_on_ipv6_alone() -> None:
     with job(each_with_a_server(2, address="::1")) as running:
-        assert listening(running[0].port) == ["00000000000000000000000001000000"]
+        assert listening(running[0].port, running[0].pid) == ["00000000000000000000000001000000"]
         assert [outcome.value for outcome in running.all("iterate", 3)] == [3, 3]
 
 

@@ -12,7 +12,7 @@ from gradlane.core.cluster import Link, Step
 from gradlane.errors import FormatError, InputError
 from gradlane.lab import Flow, HostSpec, JobSpec, LabSpec
 from gradlane.lab.files import read_spec, write_spec
-from gradlane.lab.spec import type_of_service
+from gradlane.lab.spec import class_of, type_of_service
 
 MBIT = 125_000
 
@@ -81,9 +81,14 @@ def test_flows_and_jobs_that_cannot_be_are_refused() -> None:
             make()
 
 
-def test_classes_are_class_selectors() -> None:
-    # RFC 2474: CS7 is DSCP 56, whose byte is 224; unmarked traffic is CS0
-    assert [type_of_service(network_class) for network_class in range(8)] == [224, 192, 160, 128, 96, 64, 32, 0]
+def test_marks_are_of_their_class_on_switches_of_any_number_of_classes() -> None:
+    # RFC 2597 and 3246: EF is DSCP 46, AF41, AF31, AF21 and AF11 are 34, 26, 18 and 10
+    assert [type_of_service(network_class) for network_class in range(6)] == [184, 136, 104, 72, 40, 0]
+    for classes in range(1, 9):
+        # unmarked traffic is of the last class, however many there are
+        expected = [min(network_class, classes - 1) for network_class in range(5)] + [classes - 1] * 3
+        assert [class_of(type_of_service(network_class) >> 5, classes) for network_class in range(8)] == expected
+    assert [class_of(precedence, 3) for precedence in range(8)] == [2, 2, 2, 2, 1, 0, 0, 0]
 
 
 def spec_of(tmp_path: Path, *options: str) -> LabSpec:

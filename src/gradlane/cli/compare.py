@@ -1,4 +1,4 @@
-"""`gradlane compare`: the main job. A real network on real images, under torch DDP and under every policy."""
+"""`gradlane compare`: the main job. A real network on real images, or emulated devices, under torch DDP and every policy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shlex
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,19 @@ import msgspec
 from rich.console import Console
 
 from gradlane import policies
+from gradlane.cli.cases import parse_counts, read_profile
 from gradlane.cli.jobs import fail, rate_or_none, run_on_ranks
+from gradlane.cli.trials import Trial, run_all
 from gradlane.core import files
+from gradlane.core.arms import ArmSpec
+from gradlane.core.checking import need
+from gradlane.core.executors import EXECUTORS
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError
 from gradlane.report.perfetto import chrome_trace
+from gradlane.report.sweep import Sweep, render_sweep
 from gradlane.report.table import Comparison, Result, render
 from gradlane.tune import catalog
 
@@ -30,60 +37,110 @@ BASELINE, ALONE = "torch-ddp", "no-communication"
 
 
 @click.command()
-@click.option("--hosts", default=2, show_default=True, help="Worker processes, each on an emulated host of its own.")
-@click.option("--link", default="200mbit", show_default=True, help="Rate of each host's link, each way; 'none' for no limit.")
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.option("--hosts", default="2", show_default=True, metavar="N,...", help="Workers, each on an emulated host of its own.")
+@click.option(
+    "--link", default="200mbit", show_default=True, metavar="RATE,...", help="Of each host, each way; 'none': no limit."
+)
 @click.option("--loopback", is_flag=True, help="No emulated hosts and links: bare loopback.")
-@click.option("--policies", "chosen", metavar="NAME,...", help="The policies to try. Default: all that all-reduce carries.")
+@click.option("--policies", "chosen", metavar="NAME,...", help="The policies to try. Default: all that the backend carries.")
+@click.option("--backend", "backends", default="all-reduce", show_default=True, metavar="NAME,...", help="all-reduce, server.")
 @click.option("--rounds", default=3, show_default=True, help="Turns that each policy gets.")
 @click.option("--steps", default=4, show_default=True, help="Measured steps a turn.")
 @click.option(
     "--batch-size", default=0, help="Images a step and worker. Default: so many that computing takes as long as communicating."
 )
+@click.option("--servers", default=0, help="With MODEL and --backend server: on so many hosts of their own.")
+@click.option("--scale", default=1.0, show_default=True, help="With MODEL: of tensors and links alike, which keeps all times.")
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds after which a sum that does not end is an error.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Leave the table, plans and timelines here.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Leave tables, plans and timelines here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
-def command(
-    hosts: int,
-    link: str,
-    loopback: bool,
-    chosen: str | None,
-    rounds: int,
-    steps: int,
-    batch_size: int,
-    timeout: float,
-    out: Path | None,
-    as_json: bool,
-) -> None:
-    """Train a network on images of digits, in turns under torch DDP and under each policy, and compare.
+def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out: Path | None, **options: Any) -> None:
+    """Train in turns under torch DDP and under each policy, and compare.
 
-    The workers are joined by links of the given rate, each on an emulated host (no root needed). Steps are
-    timed from start to start; the parameters after the last step are compared with DDP's bit for bit.
+    Without MODEL it is a network on images of digits, and the parameters after the last step are compared with DDP's
+    bit for bit. MODEL is a profile's file or a name of `gradlane zoo`: an emulated device with its tensors and times, on
+    every number of hosts and every link given, one run after another; beside each step time stands what the simulator
+    says from what the run itself has measured, and the time that no schedule can beat. With --out a sweep that was
+    ended goes on where it was.
+
+    The workers are joined by links of the given rate, each on an emulated host (no root needed). Steps are timed from
+    start to start.
+
+    \b
+    gradlane compare
+    gradlane compare vgg16 resnet50 --hosts 2,4 --link 1gbit,10gbit --scale 0.05 --backend all-reduce,server
     """
-    names = tuple(chosen.split(",")) if chosen else catalog.names("all-reduce")
-    for name in names:
-        catalog.get(name)
-    if hosts < 2 or rounds < 1 or steps < 1 or batch_size < 0:
+    as_json, rounds, steps = options.pop("as_json"), options["rounds"], options["steps"]
+    chosen, batch_size = options.pop("chosen"), options["batch_size"]
+    arms = _arms(options.pop("backends").split(","), chosen.split(",") if chosen else None)
+    counts = parse_counts("--hosts", (hosts,), "2")
+    rates = [None if loopback else rate_or_none(each) for each in link.split(",")]
+    if min(counts) < 2 or rounds < 1 or steps < 1 or batch_size < 0:
         raise InputError("compare: expected at least 2 hosts, 1 round and 1 step")
-    link_bits = None if loopback else rate_or_none(link)
+    servers, scale = options["servers"], options.pop("scale")
+    if servers and (not models or loopback or all(arm.backend != "server" for arm in arms)):
+        raise InputError("compare --servers: expected a MODEL, --backend server and emulated hosts")
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
         folder = out or Path(scratch)
+        if models:
+            profiles = [read_profile(model) for model in models]
+            trials = [
+                Trial(profile, count, rate, scale, loopback, arms, **options)
+                for profile in profiles for count in counts for rate in rates
+            ]  # fmt: skip
+            sweep = Sweep(_command(), _machine(), run_all(trials, folder, _say))
+            (folder / "sweep.json").write_bytes(sweep.to_json())
+            if as_json:
+                click.echo(sweep.to_json())
+            else:
+                render_sweep(sweep, Console())
+            return
+        if len(counts) > 1 or len(rates) > 1 or scale != 1:
+            raise InputError("compare: got several hosts or links, or a scale, expected a MODEL with them")
         folder.mkdir(parents=True, exist_ok=True)
-        config = {"out": str(folder), "policies": names, "rounds": rounds, "steps": steps, "batch_size": batch_size}
+        timeout_s = options.pop("timeout")
         path = Path(scratch, "config.json")
-        path.write_bytes(msgspec.json.encode({**config, "timeout_s": timeout}))
-        exit_code = run_on_ranks("gradlane.live.comparison", [str(path)], hosts, link_bits, loopback)
+        path.write_bytes(msgspec.json.encode({"out": str(folder), "arms": arms, "timeout_s": timeout_s, **options}))
+        exit_code = run_on_ranks("gradlane.live.comparison", [str(path)], counts[0], rates[0], loopback)
         if exit_code:
             fail("the comparison", exit_code)
         first = msgspec.json.decode((folder / "rank-0.json").read_bytes())
-        comparison = _comparison(first, hosts, link_bits)
+        comparison = _comparison(first, counts[0], rates[0])
         (folder / "comparison.json").write_bytes(comparison.to_json())
-        (folder / "timeline.json").write_bytes(_trace(folder, names, hosts))
+        (folder / "timeline.json").write_bytes(_trace(folder, [arm.name for arm in arms], counts[0]))
     if as_json:
         click.echo(comparison.to_json())
         return
     render(comparison, Console())
     if out is not None:
         click.echo(f"{out}/comparison.json has the same; {out}/timeline.json opens in ui.perfetto.dev, ranks side by side")
+
+
+def _arms(backends: list[str], chosen: list[str] | None) -> list[ArmSpec]:
+    """Each policy over each backend that carries it."""
+    arms = []
+    for backend in backends:
+        need(backend in EXECUTORS, "--backend", backend, "all-reduce or server, or both with a comma")
+        carried = catalog.names(EXECUTORS[backend])  # type: ignore[index]
+        arms += [ArmSpec(name, backend) for name in chosen or carried if name in carried]  # type: ignore[arg-type]
+    for name in chosen or ():
+        catalog.get(name)
+        if all(arm.policy != name for arm in arms):
+            raise InputError(f"--policies: got {name}, which {' and '.join(backends)} cannot carry; see gradlane policies")
+    return arms
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _command() -> str:
+    return shlex.join(["gradlane", *sys.argv[1:]])
+
+
+def _machine() -> str:
+    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}"
 
 
 def _comparison(first: dict[str, Any], hosts: int, link_bits: int | None) -> Comparison:
@@ -109,8 +166,8 @@ def _comparison(first: dict[str, Any], hosts: int, link_bits: int | None) -> Com
             )
         )
     return Comparison(
-        command=shlex.join(["gradlane", *sys.argv[1:]]),
-        machine=f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
+        command=_command(),
+        machine=_machine(),
         hosts=hosts,
         link_bits_per_second=link_bits,
         model=first["model"],
@@ -124,7 +181,7 @@ def _comparison(first: dict[str, Any], hosts: int, link_bits: int | None) -> Com
     )
 
 
-def _trace(folder: Path, names: tuple[str, ...], hosts: int) -> bytes:
+def _trace(folder: Path, names: Sequence[str], hosts: int) -> bytes:
     timelines, plans, labels = [], [], []
     for name in names:
         for rank in range(hosts):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -24,19 +25,33 @@ def torchrun_here(processes: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), *rendezvous]
 
 
+def python_module(module: str, arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", module, *arguments]
+
+
+def run_on_loopback(arguments: Sequence[str], ranks: int, environment: Mapping[str, str] | None = None) -> int:
+    """Run `python ARGUMENTS` as ranks side by side on bare loopback; returns the exit code."""
+    command = [*torchrun_here(ranks), *arguments]
+    return subprocess.run(command, env={**os.environ, **(environment or {})}, check=False).returncode
+
+
+def run_on_lab(spec: lab.LabSpec, command: Sequence[str]) -> int:
+    """Run `command` on the hosts of `spec`; returns the exit code. Raises `LabError` where no lab can be made."""
+    reason = lab.supported()
+    if reason is not None:
+        raise LabError(f"no lab can be made here: {reason}; --loopback runs the same without emulated links")
+    return lab.run(spec, list(command))
+
+
 def run_on_ranks(module: str, arguments: Sequence[str], hosts: int, link_bits_per_second: int | None, loopback: bool) -> int:
     """Run `python -m module arguments` as `hosts` ranks and return the exit code.
 
     Raises `LabError` where no lab can be made; with `loopback` none is.
     """
+    command = python_module(module, arguments)
     if loopback:
-        command = [*torchrun_here(hosts), "-m", module, *arguments]
-        return subprocess.run(command, check=False).returncode
-    reason = lab.supported()
-    if reason is not None:
-        raise LabError(f"no lab can be made here: {reason}; --loopback runs the same without emulated links")
-    spec = lab.LabSpec(hosts=hosts, link_bits_per_second=link_bits_per_second)
-    return lab.run(spec, [sys.executable, "-m", module, *arguments])
+        return run_on_loopback(command[1:], hosts)
+    return run_on_lab(lab.LabSpec(hosts=hosts, link_bits_per_second=link_bits_per_second), command)
 
 
 def fail(what: str, exit_code: int) -> None:

@@ -50,7 +50,8 @@ examples:
 """
 
 
-_DEFAULT_PORT = 29400  # of torchrun's --rdzv-endpoint where it names a host alone
+# torchrun's: of --rdzv-endpoint where it names a host alone, of --master-port where it is not given
+_DEFAULT_PORT, _MASTER_PORT = 29400, 29500
 
 
 class _Parser(argparse.ArgumentParser):
@@ -139,11 +140,13 @@ def _servers_beside(given: argparse.Namespace) -> Iterator[None]:
 
 def _servers_store(given: argparse.Namespace) -> str:
     """Where servers and job meet: the rendezvous. torchrun is told the port where it would choose one by itself."""
-    if given.standalone or (given.rdzv_endpoint and given.rdzv_endpoint.endswith(":0")):
+    names_none = given.rdzv_backend == "static" and not given.rdzv_endpoint and given.master_port is None
+    is_alone = str(given.nnodes).rpartition(":")[2] == "1"
+    if given.standalone or (names_none and is_alone) or str(given.rdzv_endpoint).endswith(":0"):
         with socket.create_server(("127.0.0.1", 0)) as free:
             given.rdzv_endpoint = f"127.0.0.1:{free.getsockname()[1]}"
         given.standalone, given.rdzv_backend = False, "c10d"
-    endpoint = given.rdzv_endpoint or f"{given.master_addr}:{given.master_port}"
+    endpoint = given.rdzv_endpoint or f"{given.master_addr}:{given.master_port or _MASTER_PORT}"
     return endpoint if ":" in endpoint else f"{endpoint}:{_DEFAULT_PORT}"
 
 

@@ -8,6 +8,7 @@ which the forward pass runs them.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import msgspec
 
@@ -114,6 +115,27 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def compute_ns(self) -> int:
         """Forward, backward and update together: the iteration time if the network were free."""
         return self.forward_ns + self.backward_ns + sum(layer.update_ns for layer in self.layers)
+
+    def stretched(self, factor: float) -> Profile:
+        """The same with every time `factor` times as long."""
+
+        def at(time_ns: int) -> int:
+            return round(time_ns * factor)
+
+        tensors = tuple(msgspec.structs.replace(tensor, ready_ns=at(tensor.ready_ns)) for tensor in self.tensors)
+        layers = tuple(Layer(each.name, at(each.forward_ns), at(each.update_ns)) for each in self.layers)
+        return msgspec.structs.replace(self, tensors=tensors, layers=layers, backward_ns=at(self.backward_ns))
+
+    def in_order_of(self, specs: Sequence[TensorSpec]) -> Profile:
+        """The same with its tensors in the order of `specs`, which are all of them; readiness made monotone."""
+        by_name = {tensor.spec.name: tensor for tensor in self.tensors}
+        latest = 0
+        tensors = []
+        for spec in specs:
+            seen = by_name[spec.name]
+            latest = max(latest, seen.ready_ns)
+            tensors.append(msgspec.structs.replace(seen, ready_ns=latest))
+        return msgspec.structs.replace(self, tensors=tuple(tensors))
 
     def scaled(self, scale: float) -> Profile:
         """The same times with `scale` of the bytes, each tensor rounded to whole elements, one at least.

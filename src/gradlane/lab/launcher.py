@@ -70,6 +70,11 @@ def execute(
             _check_command(job.server_command, environment)
     if samples is not None and not spec.is_shaped:
         raise InputError("lab samples: got links that are not shaped, expected a rate: what is sampled is the shaping")
+    if samples is not None:
+        try:
+            Path(samples).write_bytes(b"")
+        except OSError as error:
+            raise InputError(f"lab samples: got {str(samples)!r}, expected a file that can be written ({error})") from error
     outcome = _in_lab(spec, command, environment, timeout, grace, announce, samples)
     assert outcome is not None  # a report without an outcome says why, and has been raised
     return outcome

@@ -17,7 +17,7 @@ from typing import Any
 from gradlane.errors import LabError
 from gradlane.lab import kernel
 from gradlane.lab.kernel import refused
-from gradlane.lab.spec import LabSpec, type_of_service
+from gradlane.lab.spec import LabSpec, class_of
 
 _HTB, _LINK_CLASS, _LEAF = 0x1_0000, 0x1_0001, 0x2_0000
 _FIRST_CLASS = 0x1_0010
@@ -72,14 +72,14 @@ def shape(where: Any, index: int, bytes_per_second: int, spec: LabSpec, name: st
         unmarked = _LINK_CLASS if spec.network_classes == 1 else _FIRST_CLASS + spec.network_classes - 1
         where.tc("add", "htb", index, _HTB, default=unmarked & 0xFFFF)
     _set("add", where, index, bytes_per_second, spec, name)
-    for place in range(spec.network_classes - 1):
-        with step(f"a filter on DSCP on {name} (RTM_NEWTFILTER, kind u32)"):
-            precedence = type_of_service(place)
-            # the first 16 bits of the IP header end in the type of service
-            key = f"0x{precedence:04x}/0x00e0+0"
-            where.tc(
-                "add-filter", "u32", index, parent=_HTB, prio=place + 1, protocol=_IPV4, target=_FIRST_CLASS + place, keys=[key]
-            )
+    for precedence in range(1, 8):
+        place = class_of(precedence, spec.network_classes)
+        if place < spec.network_classes - 1:
+            with step(f"a filter on DSCP on {name} (RTM_NEWTFILTER, kind u32)"):
+                # the first 16 bits of the IP header end in the type of service, which begins with the precedence
+                keys = [f"0x{precedence << 5:04x}/0x00e0+0"]
+                to = {"parent": _HTB, "protocol": _IPV4, "target": _FIRST_CLASS + place}
+                where.tc("add-filter", "u32", index, prio=precedence, keys=keys, **to)
 
 
 def change(where: Any, index: int, bytes_per_second: int, spec: LabSpec, name: str) -> None:

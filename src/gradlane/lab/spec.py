@@ -17,6 +17,8 @@ from gradlane.errors import InputError
 
 MOST_HOSTS = 64
 MOST_JOBS = 16
+DSCP = (46, 34, 26, 18, 10, 0, 0, 0)
+"""How gradlane's transport marks what it sends, by class (`gradlane.live.servers.DSCP`)."""
 
 _FASTEST_LINK = 100 * 10**9
 _SLOWEST_LINK = 10**6
@@ -197,8 +199,10 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 def type_of_service(network_class: int) -> int:
-    """The byte for IP_TOS that puts a packet into a class, 0 the most urgent: class selectors CS7, CS6, ... (RFC 2474).
+    """The byte for IP_TOS that puts a packet into a class, 0 the most urgent: EF, AF41, AF31, AF21, AF11, unmarked."""
+    return DSCP[network_class] << 2
 
-    Traffic that is not marked is CS0, and so in the least urgent class.
-    """
-    return (NETWORK_CLASSES - 1 - network_class) << 5
+
+def class_of(precedence: int, network_classes: int) -> int:
+    """The class of packets whose DSCP begins with these three bits; what is not marked is of the last one."""
+    return network_classes - 1 if precedence == 0 else min(max(5 - precedence, 0), network_classes - 1)

@@ -1,6 +1,7 @@
 """The live driver: a running PyTorch job with its gradients scheduled. The only package that imports torch."""
 
 from gradlane.live.attachment import attach
+from gradlane.live.served import ServedSession, attach_to_servers
 from gradlane.live.session import Session
 
-__all__ = ["Session", "attach"]
+__all__ = ["ServedSession", "Session", "attach", "attach_to_servers"]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import logging
-import os
-import sys
-import weakref
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -25,14 +21,16 @@ from gradlane.core.executors import EXECUTORS, BackendName
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
-from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
+from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.tuned import Tuned
 from gradlane.errors import InputError, PlanError, UnsupportedError
 from gradlane.live import agree
+from gradlane.live.admission import Optimizers, as_list, copy_from_rank_0, trained_parameters
 from gradlane.live.allreduce import AllReduce
 from gradlane.live.backend import Backend, refuse_what_cannot_be_done
 from gradlane.live.buffers import BufferSync
 from gradlane.live.deferral import why_it_needs_the_barrier
+from gradlane.live.ending import forget, keep
 from gradlane.live.peers import Peers
 from gradlane.live.planning import Planner, check_fits
 from gradlane.live.servers import Servers
@@ -46,7 +44,6 @@ from gradlane.tune.tuning import TuneOptions
 log = logging.getLogger("gradlane")
 
 _attachments = itertools.count()
-_sessions: weakref.WeakKeyDictionary[torch.nn.Module, Session] = weakref.WeakKeyDictionary()
 
 
 SummationOrder = Literal["arrival", "rank"]
@@ -77,13 +74,15 @@ class Overrides(msgspec.Struct, frozen=True):
 _overrides = Overrides()
 
 
+def overrides() -> Overrides:
+    """What every `attach` in this process obeys."""
+    return _overrides
+
+
 def override(overrides: Overrides) -> None:
     """Every later `attach` in this process obeys `overrides`."""
     global _overrides
     _overrides = overrides
-
-
-Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
 def attach(
@@ -152,9 +151,9 @@ def attach(
     need(profile_iterations >= 1, "profile_iterations", profile_iterations, "1 or more")
     need(timeout > 0, "timeout", timeout, "seconds, more than 0")
     need(order in ("planned", "coordinator"), "order", order, "'planned' or 'coordinator'")
-    _check_backend(backend, packet_bytes, summation_order, servers, order)
-    optimizers = _as_list(optimizer)
-    params = _trained_parameters(model)
+    check_backend(backend, packet_bytes, summation_order, servers, order)
+    optimizers = as_list(optimizer)
+    params = trained_parameters(model)
     specs = tuple(_spec(name, param) for name, param in params)
     chosen = catalog.get(policy or policies.DEFAULT) if policy is None or isinstance(policy, str) else policy
     if isinstance(chosen, Plan):
@@ -219,7 +218,7 @@ def attach(
             servers_store=_overrides.servers_store,
         )
     buffers = [buffer for buffer in model.buffers() if buffer.numel() > 0]
-    _copy_from_rank_0([param for param in model.parameters() if param.numel() > 0] + buffers, process_group)
+    copy_from_rank_0([param for param in model.parameters() if param.numel() > 0] + buffers, process_group)
     guess = _unmeasured_profile(type(model).__name__, str(device), specs)
     first_plan = policies.get("ddp").plan(guess, Network.line(world, 0, 10**9))
     first_plan = first_plan.with_sequence(tuple(range(len(first_plan.messages))))
@@ -242,17 +241,15 @@ def attach(
         peers=partial(Peers, store, rank, world, timeout),
         buffers=BufferSync(buffers, process_group, rank, timeout) if broadcast_buffers and buffers else None,
     )
-    _sessions[model] = session
-    session.on_close(before=_leave_files, after=_forget)
-    _tell_others_on_a_crash()
-    atexit.register(_close_at_exit, weakref.ref(session))
+    keep(session)
+    session.on_close(before=_leave_files, after=forget)
     return session
 
 
 # -- what is refused, and why ----------------------------------------------------------------------------
 
 
-def _check_backend(backend: str, packet_bytes: int | None, summation_order: str | None, servers: int, order: str) -> None:
+def check_backend(backend: str, packet_bytes: int | None, summation_order: str | None, servers: int, order: str) -> None:
     need(backend in EXECUTORS, "backend", backend, "'all-reduce' or 'server'")
     if backend != "server":
         need(packet_bytes is None, "packet_bytes", packet_bytes, "none: packets are of backend='server'")
@@ -265,53 +262,6 @@ def _check_backend(backend: str, packet_bytes: int | None, summation_order: str 
     if packet_bytes is not None:
         need_int("packet_bytes", packet_bytes, 64, 512 << 10)
         need(packet_bytes % 64 == 0, "packet_bytes", packet_bytes, "a multiple of 64")
-
-
-def _as_list(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
-    optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-    for one in optimizers:
-        if not isinstance(one, torch.optim.Optimizer):
-            raise InputError(
-                f"optimizer: got a {type(one).__name__}, expected a torch.optim.Optimizer or several of them "
-                "(unwrap Accelerate's and Lightning's: their .optimizer)"
-            )
-    return optimizers
-
-
-def _trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """Parameters that get gradients, last registered first: about the order in which they become ready."""
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise UnsupportedError(
-            "the model is wrapped in DistributedDataParallel, which sums its gradients already: pass .module"
-        )
-    session = _sessions.get(model)
-    if session is not None and not session.closed:
-        raise UnsupportedError("gradlane is attached to this model already: close() that session first")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise UnsupportedError("the model is a ScriptModule, which takes no hooks: script parts of a model instead")
-    for name, module in model.named_modules():
-        if getattr(module, "sparse", False) and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
-            raise UnsupportedError(f"{name} has sparse gradients, which cannot be summed in place: use sparse=False")
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if torch.nn.parameter.is_lazy(tensor):
-            raise UnsupportedError(f"{name} is uninitialised (a lazy module): run one forward pass before attach")
-    params = [(name, param) for name, param in model.named_parameters() if param.requires_grad and param.numel() > 0]
-    if not params:
-        raise UnsupportedError("the model has no parameter with requires_grad=True")
-    for name, param in params:
-        if type(param).__name__ == "DTensor" or not isinstance(param, torch.nn.Parameter):
-            raise UnsupportedError(
-                f"{name} is a {type(param).__name__}: sharded models (FSDP, tensor parallel) are not supported"
-            )
-        if str(param.dtype).removeprefix("torch.") not in DTYPE_BYTES:
-            raise UnsupportedError(f"{name} is of {param.dtype}, expected one of {', '.join(DTYPE_BYTES)}")
-        if param.device != params[0][1].device:
-            raise UnsupportedError(
-                f"{name} is on {param.device}, others on {params[0][1].device}: one device a rank is supported"
-            )
-        if hasattr(param, "_in_backward_optimizers"):
-            raise UnsupportedError(f"{name} is updated inside the backward pass, before its gradient could be summed")
-    return params[::-1]
 
 
 def _spec(name: str, param: torch.nn.Parameter) -> TensorSpec:
@@ -335,18 +285,6 @@ def _may_cross(optimizers: Sequence[torch.optim.Optimizer], cross_barrier: bool 
 # -- starting alike -----------------------------------------------------------------------------------------
 
 
-def _copy_from_rank_0(tensors: Sequence[torch.Tensor], group: Any) -> None:
-    """Parameters and buffers become rank 0's, as DDP does at construction; a broadcast a dtype."""
-    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
-    for of_dtype in by_dtype.values():
-        flat = torch.cat([tensor.reshape(-1) for tensor in of_dtype])
-        dist.broadcast(flat, group_src=0, group=group)
-        for tensor, values in zip(of_dtype, torch.split(flat, [tensor.numel() for tensor in of_dtype]), strict=True):
-            tensor.copy_(values.view(tensor.shape))
-
-
 def _unmeasured_profile(model: str, device: str, specs: Sequence[TensorSpec]) -> Profile:
     tensors = tuple(TensorProfile(spec, 0, 0) for spec in specs)
     return Profile(model, device, tensors, (Layer("all", 0),), 0, "unmeasured")
@@ -364,45 +302,3 @@ def _leave_files(session: Session) -> None:
         _overrides.profile.mkdir(parents=True, exist_ok=True)
         files.write(_overrides.profile / "profile.json", session.profile())
         files.write(_overrides.profile / "network.json", session.network)
-
-
-def _forget(session: Session) -> None:
-    """A session holds its model, which must not be held for good; one that failed decides how the process ends."""
-    if not session.failed:
-        _sessions.pop(session.model, None)
-
-
-def _close_at_exit(reference: weakref.ref[Session]) -> None:
-    session = reference()
-    if session is not None:
-        session.close()
-
-
-def _end_at_once(code: int) -> None:
-    """The last thing of a process that failed: end without finalising the interpreter.
-
-    Sums are stuck in torch.distributed. As the other ranks end, its threads report that to Python, and a
-    process whose interpreter is finalised just then is aborted (SIGABRT, in place of the exit code).
-    """
-    atexit.unregister(_end_at_once)
-    atexit._run_exitfuncs()  # everybody else's
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _tell_others_on_a_crash() -> None:
-    """An exception that ends this process is told to the other ranks, in its own words, before it is printed."""
-    before = sys.excepthook
-    if getattr(before, "_of_gradlane", False):
-        return
-
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        for session in list(_sessions.values()):
-            session.abort(error)
-        before(kind, error, trace)
-        if any(session.failed for session in _sessions.values()):
-            atexit.register(_end_at_once, 130 if issubclass(kind, KeyboardInterrupt) else 1)
-
-    hook._of_gradlane = True  # type: ignore[attr-defined]
-    sys.excepthook = hook

@@ -1,5 +1,7 @@
-"""The worker of `gradlane compare`: one rank that trains the same network under torch DDP and under every
+"""The worker of `gradlane compare`: one rank that trains the same model under torch DDP and under every
 policy, in turns, and leaves what it measured as files for the parent to read.
+
+The model is the demonstration's network on real images, or an emulated device with a profile's times.
 
 All arms live side by side and take turns of a few steps, so that a noisy machine disturbs them alike. A
 step is timed from its start to the start of the next, so that what a policy leaves for the next forward
@@ -15,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -23,27 +25,35 @@ import torch.distributed as dist
 from torch import nn
 
 from gradlane.core import files
+from gradlane.core.arms import ALONE, BASELINE, ArmSpec
+from gradlane.core.network import Network
+from gradlane.core.profile import Profile
 from gradlane.live.attachment import attach
 from gradlane.live.demo import Digits, DigitsNet
+from gradlane.live.emulated import Emulated
 from gradlane.live.probe import sweep
 from gradlane.live.session import Session
 from gradlane.tune import catalog
 from gradlane.tune.fit import fit_network
 
-BASELINE = "torch-ddp"
-ALONE = "no-communication"
 WARM_UP_STEPS = 6  # counting, measuring, and one step under the final plan
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the parent asks for. batch_size 0: choose it so that computing takes as long as communicating."""
+    """What the parent asks for.
+
+    profile: a file; the model is an emulated device with its times. Without one it is the demonstration's network, with
+    batch_size 0 at the batch for which computing takes as long as communicating.
+    """
 
     out: str
-    policies: tuple[str, ...]
+    arms: tuple[ArmSpec, ...]
     rounds: int
     steps: int
     batch_size: int
     timeout_s: float
+    servers: int = 0
+    profile: str = ""
 
 
 class ArmOutcome(msgspec.Struct, frozen=True):
@@ -67,39 +77,66 @@ class Outcome(msgspec.Struct, frozen=True):
     arms: dict[str, ArmOutcome]
 
 
+class Workload(Protocol):
+    """A model, and the loss of its next step when it is called through `call`."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    def loss(self, call: nn.Module) -> torch.Tensor: ...
+
+
+class _Demonstration:
+    def __init__(self, batch_size: int) -> None:
+        torch.manual_seed(0)
+        self.model = DigitsNet()
+        self._data = Digits(dist.get_rank(), dist.get_world_size(), batch_size)
+
+    def loss(self, call: nn.Module) -> torch.Tensor:
+        images, labels = self._data.batch()
+        return nn.functional.cross_entropy(call(images), labels)
+
+
+class _Device:
+    def __init__(self, profile: Profile) -> None:
+        self.model = Emulated(profile)
+
+    def loss(self, call: nn.Module) -> torch.Tensor:
+        total: torch.Tensor = call()
+        return total
+
+
 class _Arm:
     """One model with its optimizer, its data and its way of summing gradients."""
 
-    def __init__(self, name: str, config: Config, batch_size: int, network: Any) -> None:
-        self.name = name
-        rank, world = dist.get_rank(), dist.get_world_size()
-        torch.manual_seed(0)
-        self.model = DigitsNet()
+    def __init__(self, name: str, spec: ArmSpec | None, config: Config, load: Workload, network: Network | None) -> None:
+        self.name, self.spec, self.load = name, spec, load
+        self.model = load.model
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
-        self.data = Digits(rank, world, batch_size)
         self.call: nn.Module = self.model
         self.session: Session | None = None
-        if name == BASELINE:
+        if spec is not None:
+            servers = config.servers if spec.backend == "server" else 0
+            options: dict[str, Any] = {"backend": spec.backend, "servers": servers, "network": network}
+            self.session = attach(self.model, self.optimizer, spec.policy, timeout=config.timeout_s, **options)
+        elif name == BASELINE:
             self.call = nn.parallel.DistributedDataParallel(self.model)
-        elif name != ALONE:
-            self.session = attach(self.model, self.optimizer, name, network=network, timeout=config.timeout_s)
         self.step_ns: list[int] = []
-        self.loss = float("nan")
+        self.last_loss = float("nan")
 
     def turn(self, steps: int, count: bool) -> None:
         dist.barrier()
         marks = []
         for _ in range(steps + 1):
             marks.append(time.perf_counter_ns())
-            images, labels = self.data.batch()
             self.optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(self.call(images), labels)
+            loss = self.load.loss(self.call)
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
         marks.append(time.perf_counter_ns())
         if self.session is not None:
             self.session.flush()
-        self.loss = float(loss.detach())
+        self.last_loss = float(loss.detach())
         if count:
             self.step_ns += [end - start for start, end in itertools.pairwise(marks[1:])]
 
@@ -111,13 +148,26 @@ class _Arm:
 def compare(config: Config, say: Callable[[str], None]) -> Outcome:
     """Run all arms and return this rank's outcome; `say` hears of progress on rank 0."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    size_bytes = sum(param.numel() * param.element_size() for param in DigitsNet().parameters())
+    profile = files.read(config.profile, Profile) if config.profile else None
+    model = Emulated(profile) if profile is not None else DigitsNet()
+    size_bytes = sum(param.numel() * param.element_size() for param in model.parameters())
     group = dist.new_group()
-    network = fit_network(sweep(group, torch.device("cpu"), budget_s=3.0), workers=world, source="measured by compare")
-    communicate_ns = network.cost_ns(size_bytes)
-    batch_size = config.batch_size or _batch_size_for(communicate_ns)
-    say(f"all-reduce of the {size_bytes / 2**20:.1f} MiB of gradients: {communicate_ns / 1e6:.0f} ms; batch size {batch_size}")
-    arms = [_Arm(name, config, batch_size, network) for name in (BASELINE, ALONE, *config.policies)]
+    samples = sweep(group, torch.device("cpu"), budget_s=3.0)
+    networks = {"all-reduce": fit_network(samples, workers=world, source="measured by compare")}
+    communicate_ns = networks["all-reduce"].cost_ns(size_bytes)
+    batch_size = 0
+    described = repr(model)
+    if profile is None:
+        batch_size = config.batch_size or _batch_size_for(communicate_ns)
+        described = f"{type(model).__name__} on digits at batch {batch_size}"
+    say(f"{described}\nall-reduce of the {size_bytes / 2**20:.1f} MiB of gradients: {communicate_ns / 1e6:.0f} ms")
+    arms: list[_Arm] = []
+    for spec in (None, None, *config.arms):
+        name = spec.name if spec is not None else (BASELINE, ALONE)[len(arms)]
+        load: Workload = _Device(profile) if profile is not None else _Demonstration(batch_size)
+        arms.append(_Arm(name, spec, config, load, networks.get(spec.backend) if spec is not None else None))
+        if spec is not None and arms[-1].session is not None:
+            networks[spec.backend] = arms[-1].session.network  # measured by the first of its backend
     total = (config.rounds + 1) * len(arms)
     for turn in range(config.rounds + 1):
         for place, arm in enumerate(arms):
@@ -126,7 +176,7 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
             each_ms = (time.perf_counter() - began) / ((WARM_UP_STEPS if turn == 0 else config.steps) + 1) * 1e3
             say(
                 f"[{turn * len(arms) + place + 1:3d}/{total}] {'warm-up' if turn == 0 else f'round {turn}'} "
-                f"{arm.name:16s} {each_ms:7.1f} ms a step, loss {arm.loss:.3f}"
+                f"{arm.name:16s} {each_ms:7.1f} ms a step" + (f", loss {arm.last_loss:.3f}" if profile is None else "")
             )
     reference = arms[0].bits()
     out = Path(config.out)
@@ -140,10 +190,10 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
             files.write(out / f"profile-rank{rank}.json", arm.session.profile())
             messages = len(arm.session.plan.messages)
             arm.session.close()
-        outcomes[arm.name] = ArmOutcome(tuple(arm.step_ns), arm.loss, equal, messages)
-    files.write(out / f"network-rank{rank}.json", network)
-    described = f"{type(arms[0].model).__name__} on digits at batch {batch_size}"
-    return Outcome(rank, described, size_bytes, batch_size, communicate_ns, network.source, outcomes)
+        outcomes[arm.name] = ArmOutcome(tuple(arm.step_ns), arm.last_loss, equal, messages)
+    for backend, network in networks.items():
+        files.write(out / f"network-{backend}-rank{rank}.json", network)
+    return Outcome(rank, described, size_bytes, batch_size, communicate_ns, networks["all-reduce"].source, outcomes)
 
 
 def _batch_size_for(communicate_ns: int) -> int:
@@ -177,8 +227,8 @@ def main(path: str) -> None:
         if rank == 0:
             print(text, file=sys.stderr, flush=True)
 
-    for name in config.policies:
-        catalog.get(name)
+    for arm in config.arms:
+        catalog.get(arm.policy)
     outcome = compare(config, say)
     Path(config.out, f"rank-{rank}.json").write_bytes(msgspec.json.encode(outcome))
     dist.barrier()

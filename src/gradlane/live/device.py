@@ -57,6 +57,9 @@ class ThreadClock:
     def __init__(self) -> None:
         self._own = threading.local()
 
+    def __reduce__(self) -> tuple[type[ThreadClock], tuple[()]]:
+        return ThreadClock, ()  # the copy of a model has a clock of its own
+
     def now_ns(self) -> int:
         return time.monotonic_ns()
 

@@ -81,7 +81,8 @@ class Emulated(nn.Module):
         ]
         self._seen_changes = [self._changes(tensors) for tensors in self._layers]
 
-    def extra_repr(self) -> str:
+    def __repr__(self) -> str:
+        """One line for what torch would print as a tree of empty modules."""
         profile = self.profile
         scaled = "" if self.scale == 1 else f" (sizes x {self.scale:g}: true on links of {self.scale:g} of the rate)"
         size, forward_ns = format_bytes(profile.size_bytes), self._took(profile.forward_ns)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 
@@ -92,7 +91,7 @@ class Planner:
         if not self._needs_sequence or plan.sequence is not None:
             return plan
         if plan.tensors != profile.specs:  # a given plan, on its own tensor order
-            profile = _in_order_of(plan, profile)
+            profile = profile.in_order_of(plan.tensors)
         return planned_ahead(plan, profile, self.network)
 
     @staticmethod
@@ -122,15 +121,3 @@ def check_fits(plan: Plan, specs: Sequence[TensorSpec]) -> None:
     by_name = {spec.name: spec for spec in specs}
     in_order = [by_name.pop(spec.name) for spec in plan.tensors if spec.name in by_name]
     check_plan(plan, (*in_order, *by_name.values()))
-
-
-def _in_order_of(plan: Plan, profile: Profile) -> Profile:
-    """`profile` with its tensors in the plan's order; readiness made monotone where the plan disagrees."""
-    by_name = {tensor.spec.name: tensor for tensor in profile.tensors}
-    latest = 0
-    tensors = []
-    for spec in plan.tensors:
-        seen = by_name[spec.name]
-        latest = max(latest, seen.ready_ns)
-        tensors.append(msgspec.structs.replace(seen, ready_ns=latest))
-    return msgspec.structs.replace(profile, tensors=tuple(tensors))

@@ -15,6 +15,7 @@ reported as that of every message under way: who is to blame, the control channe
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -34,10 +35,14 @@ from gradlane.live.probe import sweep
 from gradlane.live.serving import meet_servers
 from gradlane.transport import Lane, Node, NodeOptions
 from gradlane.transport.formation import form
+from gradlane.units import format_bytes
+
+log = logging.getLogger("gradlane")
 
 DSCP = (46, 34, 26, 18, 10, 0, 0, 0)
 """How a lane's packets are marked, by its network priority: EF, AF41, AF31, AF21, AF11, best effort."""
 _FOR_EVER_S = 10**6.0
+_STREAM = 4  # messages under way at once where the network is measured
 
 
 class Servers:
@@ -145,13 +150,29 @@ class Servers:
         return self._control
 
     def measure(self) -> list[tuple[int, int]]:
-        return sweep(self._control, torch.device("cpu"), all_reduce=self._sum)
+        """As `Backend.measure`, of messages in a stream: what comes back of one passes what goes of the next.
 
-    def _sum(self, data: torch.Tensor) -> None:
-        tensor, self._next = self._next, self._next + 1
-        self._node.define(tensor, data.data_ptr(), data.numel() * data.element_size(), _dtype(data))
-        self._node.push(tensor, notify=False)
-        self._node.wait(tensor, self._timeout_s)
+        A message alone cannot hide its way back, and would make the links look slower than they are.
+        """
+        beside: list[torch.Tensor] = []
+
+        def sum_a_stream(data: torch.Tensor) -> None:
+            if not beside or beside[0].shape != data.shape:
+                beside[:] = [torch.zeros_like(data) for _ in range(_STREAM - 1)]
+            self._sum([data, *beside])
+
+        samples = sweep(self._control, torch.device("cpu"), all_reduce=sum_a_stream)
+        return [(size_bytes, duration_ns // _STREAM) for size_bytes, duration_ns in samples]
+
+    def _sum(self, parts: Sequence[torch.Tensor]) -> None:
+        tensors = range(self._next, self._next + len(parts))
+        self._next = tensors.stop
+        for tensor, part in zip(tensors, parts, strict=True):
+            self._node.define(tensor, part.data_ptr(), part.numel() * part.element_size(), _dtype(part))
+        for tensor in tensors:
+            self._node.push(tensor, notify=False)
+        for tensor in tensors:
+            self._node.wait(tensor, self._timeout_s)
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
         """Make each message of `plan` a tensor of the node; a plan with other lanes has new connections made."""
@@ -160,6 +181,8 @@ class Servers:
         if lanes != self._lanes:
             self._shut()
             self._open(lanes)
+        if self._options.rank == 0:
+            log.info("gradlane: each server holds at most %s of packets at once", format_bytes(self.most_held_bytes(buffers)))
         self._first = self._next
         self._node.forget_below(self._first)
         for message, buffer in zip(plan.messages, buffers, strict=True):
@@ -174,6 +197,20 @@ class Servers:
                 lane=message.lane,
             )
             self._next += 1
+
+    def most_held_bytes(self, buffers: Sequence[MessageBuffer]) -> int:
+        """What a server may hold at once of messages in `buffers`: a packet of every place that it has, in order of arrival;
+        one of every worker, in rank order; twice that where halves of more than two workers are added in float32.
+
+        Beside that at most 64 MiB of what came before its time.
+        """
+        options = self._options
+        packets = 0
+        for buffer in buffers:
+            each = -(-buffer.tensor.numel() * buffer.tensor.element_size() // options.packet_bytes)
+            is_wide = options.world > 2 and buffer.tensor.element_size() == 2
+            packets += (-(-each // options.servers) + 1) * (1 + is_wide)
+        return packets * options.packet_bytes * (options.world if options.rank_order else 1)
 
     def begin(self, expected: list[list[int]]) -> None:
         """No order is agreed upon: nothing to do."""

@@ -26,6 +26,7 @@ from gradlane.errors import (
     PeerFailed,
     PeerStalled,
 )
+from gradlane.transport.rules import PARTS, Part, Rule
 
 ALL = -1
 """`sender`: every worker contributes. `receiver`: every worker gets the result."""
@@ -37,6 +38,7 @@ OPS = {"sum": 0, "min": 1, "max": 2, "product": 3}
 
 _DIED, _STALLED, _ABORTED, _LEFT, _MISMATCH, _AUTH, _DUPLICATE, _CORRUPT = 1, 2, 3, 4, 5, 6, 7, 8
 _FULL = 11
+_QUIET, _PLACE, _PART_AT = 2, 4, 3  # flags of a push
 
 
 @dataclass(frozen=True)
@@ -187,12 +189,62 @@ class Node:
             lane=lane,
         )
 
-    def push(self, tensor: int, notify: bool = True, notify_sent: bool = False) -> None:
+    def define_updated(
+        self, tensor: int, address: int, size_bytes: int, rule: Rule, *, staleness: int, group: int, priority: int = 0
+    ) -> None:
+        """Register a float32 tensor whose parameters servers keep. Its memory takes gradients there and parameters back.
+
+        The first push brings the parameters' first values, and rank 0's are taken; each later one brings a gradient,
+        and ends with parameters in its place. `rule` says what servers have to keep; the numbers are `set_rule`'s, for
+        the whole `group`. staleness: 0 sums an iteration's gradients and updates once; k updates by each gradient as it
+        comes, and ends a push when every worker has made the push k before it; `UNBOUNDED` waits for nobody. Packets
+        go by priority (0 first). A server without the memory fails with `CapacityError`.
+        """
+        self._native.define(
+            tensor,
+            address,
+            address,
+            size_bytes,
+            DTYPES["float32"],
+            urgent_first=True,
+            priority=priority,
+            update=rule.kind,
+            staleness=staleness,
+            group=group,
+        )
+
+    def set_rule(self, group: int, rule: Rule) -> None:
+        """How this worker's gradients update the tensors of `group` from its next push on; none may be under way.
+
+        With staleness 0 all workers must have the same rule in an iteration, or all fail with `MismatchError`.
+        Raises `InputError` for numbers that no optimizer has.
+        """
+        try:
+            self._native.set_rule(group, rule.kind, **rule.numbers())
+        except ValueError as error:
+            raise InputError(f"{rule}: {error}") from None
+
+    def push(self, tensor: int, notify: bool = True, notify_sent: bool = False, quiet: bool = False) -> None:
         """This worker's part of the next iteration of `tensor` is in its memory, which is not to be touched now.
 
         `take` tells its end, with `notify`, and before that, with `notify_sent`, that the kernel has all of it.
+        quiet: of a tensor that servers update: there is no gradient this time, only parameters to come.
         """
-        self._native.push(tensor, notify, notify_sent)
+        self._native.push(tensor, notify, notify_sent, _QUIET if quiet else 0)
+
+    def fetch(self, tensor: int, part: Part) -> None:
+        """A push without a gradient, of a tensor that servers update, that ends with `part` in its memory, as float32.
+
+        It counts as an iteration, as any push does. Of "steps" every element is the count.
+        """
+        self._native.push(tensor, False, False, _QUIET | PARTS[part] << _PART_AT)
+
+    def place(self, tensor: int, part: Part) -> None:
+        """A push without a gradient: what rank 0 has in the tensor's memory becomes its `part`; what others have, nothing.
+
+        It ends with `part` in the memory: rank 0's, if its push came before.
+        """
+        self._native.push(tensor, False, False, _PLACE | PARTS[part] << _PART_AT)
 
     def start(
         self,

@@ -1,0 +1,45 @@
+#include "node/spec.h"
+
+#include "digest/crc32c.h"
+
+namespace gradlane {
+
+Definition AsDefinition(const Spec& spec) {
+    Definition define;
+    define.bytes = spec.bytes;
+    define.dtype = static_cast<uint8_t>(spec.dtype);
+    define.op = static_cast<uint8_t>(spec.op);
+    define.whole = spec.whole;
+    define.urgent_first = spec.urgent_first;
+    define.update = static_cast<uint8_t>(spec.update);
+    define.lane = spec.lane;
+    define.priority = spec.priority;
+    define.from = spec.from;
+    define.to = spec.to;
+    define.at = spec.at;
+    define.staleness = spec.staleness;
+    define.group = spec.group;
+    return define;
+}
+
+uint32_t OnlyIteration(const Spec& spec) {
+    uint8_t bytes[Definition::kBytes];
+    EncodeDefinition(AsDefinition(spec), bytes);
+    return Crc32c(bytes, sizeof bytes);
+}
+
+uint64_t Footprint(const Spec& spec, bool serves) {
+    const uint64_t arrays = 1 + (serves && spec.update != RuleKind::kNone ? 1 + StatesOf(spec.update) : 0);
+    return spec.bytes > UINT64_MAX / arrays ? UINT64_MAX : spec.bytes * arrays;
+}
+
+const char* WhyNot(const Spec& spec) {
+    if (spec.bytes % ElementBytes(spec.dtype) != 0) return "a part of an element";
+    if (spec.update == RuleKind::kNone) return nullptr;
+    if (spec.dtype != DType::kF32 || spec.op != Op::kSum) return "only sums of f32 can be updated";
+    if (spec.from != kAll || spec.to != kAll || spec.once || spec.whole) return "an update is of all workers, for all, packet by packet";
+    if (spec.lane != kUpdateLane || spec.group >= kMaxGroups) return "a lane or a group that updates do not have";
+    return nullptr;
+}
+
+}  // namespace gradlane

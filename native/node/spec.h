@@ -1,0 +1,51 @@
+// Spec: what a tensor is to everybody, the same on all workers and servers. A value; any thread.
+
+#pragma once
+
+#include <cstdint>
+
+#include "node/layout.h"
+#include "reduce/reduce.h"
+#include "update/rule.h"
+#include "wire/frame.h"
+
+namespace gradlane {
+
+inline constexpr uint32_t kUnbounded = UINT32_MAX;  // of Spec::staleness
+inline constexpr uint16_t kUpdateLane = 0;          // rules and what they govern travel on one connection, in order
+inline constexpr uint32_t kMaxGroups = 1024;
+
+struct Spec {
+    uint64_t bytes = 0;
+    DType dtype = DType::kF32;
+    Op op = Op::kSum;
+    int32_t from = kAll;        // kAll: every worker contributes; else this one alone (broadcast, all-gather)
+    int32_t to = kAll;          // kAll: every worker gets the result; else this one alone (reduce, reduce-scatter)
+    int32_t at = kDealt;        // kDealt: packets are dealt to all servers; else this one has them all
+    bool whole = false;         // a server returns what it has of the tensor at once, not packet by packet
+    bool urgent_first = false;  // packets are ordered by priority, not by arrival
+    bool once = false;          // one iteration and no more
+    uint32_t priority = 0;
+    uint16_t lane = 0;
+    RuleKind update = RuleKind::kNone;  // else servers keep the parameters, and return them for gradients
+    uint32_t staleness = 0;             // of an update: how many iterations a worker may be ahead, or kUnbounded
+    uint32_t group = 0;                 // of an update: whose rule governs it
+    bool operator==(const Spec&) const = default;
+};
+
+Definition AsDefinition(const Spec& spec);
+
+// The iteration of a tensor that is defined once: a digest of its definition, so that processes which mean different
+// things by one id find out with the first packet.
+uint32_t OnlyIteration(const Spec& spec);
+
+// Bytes that a process commits to with this tensor: a server that updates it, whatever its share, counts the parameters
+// and each state.
+uint64_t Footprint(const Spec& spec, bool serves);
+
+// Null, or why no process can use this definition.
+const char* WhyNot(const Spec& spec);
+
+enum class Order : uint8_t { kArrival, kRank };  // of additions; rank order gives the same bits whatever the schedule
+
+}  // namespace gradlane

@@ -1,0 +1,115 @@
+// Updates: the parameters that one server keeps, and what gradients do to them: gradients in, parameters out. It knows
+// no socket, thread or clock.
+//
+// Each packet is by itself. What a worker pushes first is the parameters' first values: rank 0's are taken, and nobody
+// is answered before they are there. A push after that is a gradient, or quiet, or places or fetches a part of what is
+// kept; it is answered with that part, else with parameters, and a worker pushes again only after it has been answered. With staleness k a worker that has pushed iteration i is answered when
+// every worker has pushed i - k; so no worker ever computes with parameters that lack a gradient of another from more
+// than k iterations before. With k = 0 an iteration's gradients are summed and make one update; otherwise each makes
+// one when it comes.
+//
+// Memory: parameters and states from Define() on, and packets that are in flight.
+//
+// Owned by one aggregator, called under the node's lock.
+
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "node/buffer.h"
+#include "node/layout.h"
+#include "node/outbox.h"
+#include "node/spec.h"
+#include "update/rule.h"
+#include "wire/frame.h"
+
+namespace gradlane {
+
+class Updates {
+  public:
+    // local: the rank of the worker in this process, or -1.
+    Updates(uint32_t server, uint32_t world, int32_t local, Order order, BufferPool* packets, Outbox* outbox)
+        : server_(server), world_(world), local_(local), order_(order), words_((world + 63) / 64), packets_(*packets), outbox_(outbox) {}
+
+    // Throws std::bad_alloc where the memory is not to be had.
+    void Define(uint32_t tensor, const Spec& spec, std::shared_ptr<const Layout> layout);
+    void Forget(uint32_t tensor) { kept_.erase(tensor); }
+    bool Has(uint32_t tensor) const { return kept_.count(tensor) != 0; }
+
+    // What `rank` has in force for the tensors of `group` from its next push on; none of them is under way there.
+    void SetRule(uint32_t group, uint32_t rank, const Rule& rule) { rules_[Key(group, rank)] = rule; }
+
+    // Whether a push from `sender` is one that may come now: its place, or -1 and why not.
+    int64_t Admit(const Header& header, uint32_t sender, const char** why) const;
+    // An admitted push has been received, with the flags of its header.
+    void Arrive(uint32_t tensor, uint32_t place, uint32_t sender, BufferRef payload, uint16_t flags);
+
+    // The worker in this process hands over a gradient of the whole tensor; parameters go to `into` (may be `from`).
+    // Both must stay until everything is Delivered.
+    void ArriveLocally(uint32_t tensor, const uint8_t* from, uint8_t* into, uint16_t flags);
+    // Works off what was handed over locally, about `bytes` of it, most urgent first. False when nothing is left.
+    bool Work(uint64_t bytes);
+    bool has_work() const { return !work_.empty(); }
+
+    // Whether somebody waits for an answer.
+    bool IsWaiting() const;
+
+  private:
+    struct Slot {
+        uint64_t least = 0;  // pushes that every worker has made
+        uint64_t steps = 0;  // updates that were made
+        BufferRef sum;       // staleness 0: of this iteration's gradients
+        uint32_t arrived = 0;               // staleness 0: pushes of this iteration
+        uint32_t gradients = 0, leader = 0;  // of those, ones with a gradient, and who brought the first
+    };
+    struct Kept {
+        Spec spec;
+        std::shared_ptr<const Layout> layout;
+        const uint8_t* from = nullptr;
+        uint8_t* into = nullptr;
+        uint16_t flags = 0;
+        size_t values = 0;             // of this server's packets together
+        std::vector<size_t> first;     // by place: its first value
+        std::vector<float> memory;     // parameters, then each state
+        std::vector<Slot> slots;
+        std::vector<uint64_t> pushes;  // by place and worker
+        std::vector<uint64_t> unanswered;  // a bit a place and worker
+        std::vector<Part> asked;           // by place and worker: what the answer shall be
+        std::vector<BufferRef> in_order;   // staleness 0 in rank order: a gradient a place and worker
+    };
+    struct LocalRun {
+        uint32_t tensor, next;
+    };
+
+    static uint64_t Key(uint32_t group, uint32_t rank) { return uint64_t{group} << 32 | rank; }
+    const Rule& RuleOf(const Kept& kept, uint32_t rank) const { return rules_.at(Key(kept.spec.group, rank)); }
+    const std::vector<Piece>& Pieces(const Kept& kept) const { return kept.layout->by_server[server_]; }
+    static float* State(Kept& kept, uint32_t place, uint32_t which) { return kept.memory.data() + kept.values * which + kept.first[place]; }
+
+    // gradient: where it lies; payload: the buffer that it lies in, if it is one.
+    void Take(uint32_t tensor, Kept& kept, uint32_t place, uint32_t sender, const uint8_t* gradient, BufferRef payload, uint16_t flags);
+    bool Gather(uint32_t tensor, Kept& kept, uint32_t place, uint32_t sender, const uint8_t* gradient, BufferRef payload, bool quiet);
+    void Step(Kept& kept, uint32_t place, const Rule& rule, const uint8_t* gradient);
+    void StepBySum(Kept& kept, uint32_t place);
+    void Place(Kept& kept, uint32_t place, Part part, const uint8_t* values);
+    void Read(Kept& kept, uint32_t place, Part part, uint8_t* into);
+    void Answer(uint32_t tensor, Kept& kept, uint32_t place);
+
+    const uint32_t server_, world_;
+    const int32_t local_;
+    const Order order_;
+    const size_t words_;  // of 64 workers each
+    BufferPool& packets_;
+    Outbox* const outbox_;
+    std::unordered_map<uint32_t, Kept> kept_;
+    std::unordered_map<uint64_t, Rule> rules_;
+    std::map<uint32_t, std::deque<LocalRun>> work_;
+    bool broken_ = false;  // workers disagree: nothing is updated any more
+};
+
+}  // namespace gradlane

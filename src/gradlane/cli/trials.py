@@ -1,0 +1,130 @@
+"""Trials: emulated devices on emulated hosts under all arms, one run a model, number of hosts and link."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gradlane import lab
+from gradlane.cli.jobs import fail, python_module, run_on_lab, run_on_loopback
+from gradlane.core import files
+from gradlane.core.arms import ALONE, BASELINE, ArmSpec
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
+from gradlane.policies import get
+from gradlane.report.sweep import Cell
+from gradlane.study.prediction import predict
+from gradlane.units import format_rate
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run. Rates and tensors are those that are meant; `scale` makes both smaller where they run."""
+
+    profile: Profile
+    hosts: int
+    link_bits_per_second: int | None
+    scale: float
+    loopback: bool
+    arms: Sequence[ArmSpec]
+    rounds: int
+    steps: int
+    batch_size: int
+    servers: int
+    timeout: float
+
+    @property
+    def key(self) -> str:
+        """Of its folder: equal trials are the same run."""
+        return f"{self.profile.model}-{hashlib.sha256(repr(self).encode()).hexdigest()[:12]}"
+
+    def __str__(self) -> str:
+        rate = "loopback" if self.loopback else "links as they are"
+        if self.link_bits_per_second is not None:
+            rate = f"links of {format_rate(self.link_bits_per_second // 8)}"
+        return f"{self.profile.model} on {self.hosts} hosts, {rate}" + (f", x {self.scale:g}" if self.scale != 1 else "")
+
+
+def run_all(trials: Sequence[Trial], folder: Path, say: Callable[[str], None]) -> tuple[Cell, ...]:
+    """The cells of all trials, in order; those whose outcome is in `folder` already are not run again."""
+    cells: list[Cell] = []
+    for place, trial in enumerate(trials):
+        own = folder / trial.key
+        done = own / "rank-0.json"
+        say(f"trial {place + 1} of {len(trials)}: {trial}" + (", from before" if done.exists() else ""))
+        if not done.exists():
+            _run(trial, own)
+        cells += _cells(trial, own)
+    return tuple(cells)
+
+
+def _run(trial: Trial, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write(folder / "given.json", trial.profile)
+    config: dict[str, Any] = {
+        "out": str(folder), "arms": trial.arms, "rounds": trial.rounds, "steps": trial.steps, "batch_size": 0,
+        "timeout_s": trial.timeout, "servers": trial.servers, "profile": str(folder / "given.json"),
+    }  # fmt: skip
+    path = folder / "config.json"
+    path.write_bytes(msgspec.json.encode(config))
+    command = python_module("gradlane.live.comparison", [str(path)])
+    if trial.loopback:
+        exit_code = run_on_loopback(command[1:], trial.hosts, {"GRADLANE_LAB_SCALE": str(trial.scale)})
+    else:
+        workers, servers = range(trial.hosts), range(trial.hosts, trial.hosts + trial.servers)
+        spec = lab.LabSpec(
+            hosts=trial.hosts + trial.servers,
+            link_bits_per_second=trial.link_bits_per_second,
+            jobs=(lab.JobSpec(tuple(workers), tuple(servers)),),
+            scale=trial.scale,
+        )
+        exit_code = run_on_lab(spec, command)
+    if exit_code:
+        fail(f"the trial of {trial}", exit_code)
+
+
+def _cells(trial: Trial, folder: Path) -> list[Cell]:
+    """What the run measured, and what the simulator says of the same plans on the profile and networks of that run."""
+    outcome = msgspec.json.decode((folder / "rank-0.json").read_bytes())
+    measured = outcome["arms"]
+    alone_ns = round(statistics.median(measured[ALONE]["step_ns"]))
+    specs = {arm.name: arm for arm in trial.arms}
+    profile = _as_measured(files.read(folder / "given.json", Profile).scaled(trial.scale), alone_ns)
+    cells = []
+    for name, arm in measured.items():
+        if name == ALONE:
+            continue
+        spec = specs.get(name, ArmSpec("ddp"))
+        network = files.read(folder / f"network-{spec.backend}-rank0.json", Network)
+        plan = get("ddp").plan(profile, network) if name == BASELINE else files.read(folder / f"plan-{name}-rank0.json", Plan)
+        predicted = predict(plan, profile, network, spec.backend, trial.servers)
+        cells.append(
+            Cell(
+                model=trial.profile.model,
+                hosts=trial.hosts,
+                servers=trial.servers if spec.backend == "server" else 0,
+                link_bits_per_second=trial.link_bits_per_second,
+                scale=trial.scale,
+                arm=name,
+                step_ns=tuple(arm["step_ns"]),
+                compute_ns=alone_ns,
+                predicted_ns=predicted.iteration_ns,
+                bound_ns=predicted.bound_ns,
+                network=f"{network.startup_ns} ns + {network.bytes_per_second} B/s",
+                equal_to_ddp=arm["equal_to_ddp"],
+            )
+        )
+    return cells
+
+
+def _as_measured(profile: Profile, alone_ns: int) -> Profile:
+    """The device's profile with all times stretched to what a step without communication took."""
+    stretch = alone_ns / profile.compute_ns
+    return profile.stretched(stretch)

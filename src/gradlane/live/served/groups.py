@@ -1,0 +1,90 @@
+"""Groups: the parameter groups of a job's optimizers, as rules that servers know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gradlane.errors import InputError, UnsupportedError
+from gradlane.transport import Adam, Rule, Sgd
+
+_REFUSED = {"amsgrad": "keeps a third state", "capturable": "is for devices", "differentiable": "needs the update's graph here"}
+_KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+
+
+class Groups:
+    """The groups of `optimizers`, numbered through; `params` are the trained ones with their names.
+
+    Raises `UnsupportedError` for an optimizer or an option that servers do not know, and where optimizers and model do not
+    have the same parameters.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], params: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+        if not optimizers:
+            raise InputError("optimizer: got none, expected the optimizer whose update the servers shall do")
+        self._groups: list[tuple[torch.optim.Optimizer, dict[str, Any]]] = []
+        self._group_of: dict[int, int] = {}
+        trained = {id(param): name for name, param in params}
+        for optimizer in optimizers:
+            _refuse_what_servers_do_not_know(optimizer)
+            for group in optimizer.param_groups:
+                for param in group["params"]:
+                    if id(param) in trained:
+                        self._group_of[id(param)] = len(self._groups)
+                    elif param.requires_grad and param.numel() > 0:
+                        raise UnsupportedError(
+                            f"{type(optimizer).__name__} has a parameter of shape {tuple(param.shape)} that is not the "
+                            "model's: servers update the model's parameters; give the others an optimizer of their own"
+                        )
+                self._groups.append((optimizer, group))
+        missing = [name for name, param in params if id(param) not in self._group_of]
+        if missing:
+            raise UnsupportedError(f"{missing[0]} is trained and in no optimizer: freeze it, or give it to one")
+
+    def of(self, param: torch.nn.Parameter) -> int:
+        """The number of the group that `param` is in."""
+        return self._group_of[id(param)]
+
+    def states_of(self, param: torch.nn.Parameter) -> Any:
+        """The state of the optimizer that `param` is in: a dictionary by parameter."""
+        return self._groups[self._group_of[id(param)]][0].state
+
+    def rules(self) -> list[Rule]:
+        """Each group's numbers as they are now: a scheduler changes them."""
+        return [_rule(optimizer, group) for optimizer, group in self._groups]
+
+
+def _refuse_what_servers_do_not_know(optimizer: torch.optim.Optimizer) -> None:
+    name = type(optimizer).__name__
+    if type(optimizer) not in _KNOWN:
+        raise UnsupportedError(
+            f"servers do not know {name}, expected torch.optim.SGD, Adam or AdamW; gradlane.attach(model, optimizer, "
+            "backend='server') updates on the workers, with any optimizer"
+        )
+    for group in optimizer.param_groups:
+        for option, why in _REFUSED.items():
+            if group.get(option):
+                raise UnsupportedError(f"{name} with {option}=True {why}: servers do not know it")
+
+
+def _rule(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule:
+    if isinstance(optimizer, torch.optim.SGD):
+        return Sgd(
+            lr=float(group["lr"]),
+            momentum=float(group["momentum"]),
+            dampening=float(group["dampening"]),
+            weight_decay=float(group["weight_decay"]),
+            nesterov=bool(group["nesterov"]),
+            maximize=bool(group["maximize"]),
+        )
+    first, second = group["betas"]
+    return Adam(
+        lr=float(group["lr"]),
+        betas=(float(first), float(second)),
+        eps=float(group["eps"]),
+        weight_decay=float(group["weight_decay"]),
+        decoupled=bool(group["decoupled_weight_decay"]),
+        maximize=bool(group["maximize"]),
+    )

@@ -1,0 +1,401 @@
+"""ServedSession: a model whose parameters are on servers, on one rank. Everything here runs on the training thread.
+
+An iteration, in the order in which things happen:
+
+    forward     a parameter whose new value has not come is waited for when it is first used (`live/pending.py`)
+    backward    `_begin` tells the servers numbers that have changed; `_gradient_ready` sends each gradient, `_end` says which
+                parameters had none
+    step        takes over what has come back, and guards the rest; the optimizer itself finds no gradient
+
+A gradient has left when `backward()` returns, so what a script does to gradients or numbers between that and `step()`
+would come too late. It is found out and refused, as is a parameter that the script writes to: the servers' is another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from gradlane.errors import JobError, PeerFailed, UnsupportedError
+from gradlane.live import pending
+from gradlane.live.hooks import Hook, ModuleHook, inside_a_backward_pass, is_compiled, parameters_of_scripts, tensors_in
+from gradlane.live.served.broadcasts import Broadcasts
+from gradlane.live.served.groups import Groups
+from gradlane.live.served.states import fetched_states
+from gradlane.live.served.values import Sent, Values
+
+
+class ServedSession:
+    """Made by `gradlane.attach_to_servers`; `close()` (or leaving a `with` block) detaches it.
+
+    Useful to a training script: `no_sync()`, `flush()`, `iteration`, `close()`.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        params: Sequence[tuple[str, torch.nn.Parameter]],
+        optimizers: Sequence[torch.optim.Optimizer],
+        groups: Groups,
+        values: Values,
+        *,
+        rank: int,
+        scale: float,
+        staleness: int | None,
+        buffers: Broadcasts | None,
+        after_close: Callable[[ServedSession], None],
+    ) -> None:
+        self.model, self.rank, self.staleness = model, rank, staleness
+        self._names = [name for name, _ in params]
+        self._params = [param for _, param in params]
+        self._tensor_of = {id(param): tensor for tensor, param in enumerate(self._params)}
+        self._groups, self._values = groups, values
+        self._scale, self._buffers, self._after_close = scale, buffers, after_close
+        self._iteration = -1
+        self._in_backward = self._closed = False
+        self._sync = True
+        self._failure: JobError | None = None
+        self._fired = [0] * len(params)
+        self._expected = [1] * len(params)
+        self._sent: list[Sent | None] = [None] * len(params)
+        self._is_sent = [False] * len(params)
+        self._rules = groups.rules()
+        self._unstepped: set[int] = set()  # sent, and not yet called for by step()
+        self._awaited: set[int] = set()  # called for by step(), and not yet taken over
+        self._hidden: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        self._compiled_parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._unguarded = {self._tensor_of[id(param)] for param in parameters_of_scripts(model) if id(param) in self._tensor_of}
+        self._versions = [param._version for param in self._params]
+        self._optimizers = list(optimizers)
+        self._has_states = True  # the optimizers have what the servers have
+        self._handles = self._attach_hooks()
+
+    def _attach_hooks(self) -> list[Any]:
+        handles: list[Any] = [
+            param.register_post_accumulate_grad_hook(self._gradient_ready)  # type: ignore[no-untyped-call]
+            for param in self._params
+        ]
+        handles.append(self.model.register_forward_pre_hook(ModuleHook(self._before_forward)))
+        handles.append(self.model.register_forward_hook(ModuleHook(self._after_forward)))
+        handles.append(self.model.register_state_dict_pre_hook(Hook(self._flush_for_state_dict)))  # type: ignore[no-untyped-call]
+        for optimizer in self._optimizers:
+            handles.append(optimizer.register_step_pre_hook(self._before_step))
+            handles.append(optimizer.register_step_post_hook(self._after_step))
+            handles.append(optimizer.register_state_dict_pre_hook(Hook(self._before_state_dict)))
+            handles.append(optimizer.register_load_state_dict_pre_hook(Hook(self._refuse_load_state_dict)))
+        return handles
+
+    # -- forward ---------------------------------------------------------------------------------------
+
+    def _before_forward(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
+        self.check()
+        if inside_a_backward_pass():
+            return  # a checkpoint runs the whole model again
+        trains = torch.is_grad_enabled() and module.training
+        if self._in_backward and trains:
+            self._fail(JobError, "the backward pass was left unfinished (an exception that the script caught?)")
+        if compiling or is_compiled(self.model):
+            self.flush()
+        else:
+            for part in self.model.modules():
+                if part is not self.model and part not in self._compiled_parts and is_compiled(part):
+                    self._compiled_parts.add(part)
+                    self._handles.append(part.register_forward_pre_hook(ModuleHook(self._before_compiled)))
+        if self._buffers is not None:
+            self._buffers.apply()
+
+    def _before_compiled(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
+        """Compiled code reads its parameters past every guard."""
+        for param in module.parameters():
+            if id(param) in self._tensor_of:
+                self._make_current(self._tensor_of[id(param)])
+
+    def _after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
+        if not torch.is_grad_enabled() or inside_a_backward_pass() or not self._sync:
+            return
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(self._output_gradient_ready)  # type: ignore[no-untyped-call]
+        if self._buffers is not None and module.training:
+            self._buffers.send()
+
+    # -- backward --------------------------------------------------------------------------------------
+
+    def _output_gradient_ready(self, _: torch.Tensor) -> None:
+        if self._sync and not self._in_backward:
+            self._begin()
+
+    def _begin(self) -> None:
+        self.check()
+        if any(self._is_sent[tensor] for tensor in self._unstepped):
+            self._fail(
+                UnsupportedError,
+                "a backward pass begins, and step() was not called after the last one, whose gradients are on the servers. To "
+                "accumulate, run all passes but the last inside session.no_sync(); a step cannot be left out (GradScaler)",
+            )
+        self.flush()
+        self._wait_for_unstepped()
+        self._rules = self._groups.rules()
+        self._values.govern(self._rules)
+        self._iteration += 1
+        self._in_backward = True
+        if self._has_states:
+            self._has_states = False
+            for param in self._params:
+                self._groups.states_of(param).pop(param, None)
+        self._fired = [0] * len(self._params)
+        self._is_sent = [False] * len(self._params)
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    def _gradient_ready(self, param: torch.nn.Parameter) -> None:
+        """Hook: autograd has accumulated into `param.grad`, once or as often as checkpoints replay its layer."""
+        if not self._sync:
+            return
+        if not self._in_backward:
+            self._begin()
+        tensor = self._tensor_of[id(param)]
+        self._fired[tensor] += 1
+        if self._iteration == 0 or self._fired[tensor] < self._expected[tensor]:
+            return  # in iteration 0 nobody knows how often it will fire
+        if self._fired[tensor] > self._expected[tensor]:
+            self._fail(
+                JobError,
+                f"the gradient of {self._names[tensor]} arrived {self._fired[tensor]} times in one backward pass, expected "
+                f"{self._expected[tensor]}; use checkpoint(use_reentrant=False), and one backward pass a step",
+            )
+        self._send(tensor)
+
+    def _send(self, tensor: int) -> None:
+        gradient = self._params[tensor].grad
+        assert gradient is not None
+        torch.mul(gradient.detach(), self._scale, out=self._values.slots[tensor])
+        self._sent[tensor] = Sent(gradient)
+        self._is_sent[tensor] = True
+        self._unstepped.add(tensor)
+        self._values.send(tensor)
+
+    def _end(self) -> None:
+        """The backward pass is over. What it did not produce contributes what stands in `.grad`, as it would to `step()`."""
+        if self._iteration == 0:
+            self._expected = [max(1, fired) for fired in self._fired]
+        for tensor, param in enumerate(self._params):
+            if self._is_sent[tensor]:
+                continue
+            if param.grad is not None and any(self._fired):
+                self._send(tensor)
+            else:
+                self._unstepped.add(tensor)
+                self._values.send_none(tensor)
+        self._in_backward = False
+
+    # -- step ------------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.check()
+        if len(args) > 1 or kwargs.get("closure") is not None:
+            self._fail(UnsupportedError, "optimizer.step(closure) with the update on the servers: call step() without")
+        if self._groups.rules() != self._rules:
+            self._fail(
+                UnsupportedError,
+                "the learning rate, or another number of the optimizer, changed between backward() and step(), when the "
+                "gradients had left: change it after step() or before backward()",
+            )
+        tensors = []
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                tensor = self._tensor_of.get(id(param))
+                if tensor is None:
+                    continue
+                self._check_gradient(tensor, param)
+                if param.grad is not None:
+                    self._hidden.append((param, param.grad))
+                    param.grad = None
+                self._sent[tensor] = None
+                tensors.append(tensor)
+        self._unstepped.difference_update(tensors)
+        self._awaited.update(tensors)
+        for tensor in tensors:
+            if tensor in self._unguarded:
+                self._values.wait_for(tensor)
+        self._take_over(tensor for tensor in tensors if self._values.has_arrived(tensor))
+
+    def _check_gradient(self, tensor: int, param: torch.nn.Parameter) -> None:
+        if tensor not in self._unstepped:
+            self._fail(
+                UnsupportedError,
+                f"step() without a backward pass before it: the update of {self._names[tensor]} is done where its gradient "
+                "arrives, once",
+            )
+        sent = self._sent[tensor]
+        if sent is not None and not sent.stands_in(param):
+            self._fail(
+                UnsupportedError,
+                f"the gradient of {self._names[tensor]} was changed between backward() and step() (clip_grad_norm_, "
+                "GradScaler, zero_grad?), when it had left for the servers; update on the workers (gradlane.attach) to do that",
+            )
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for param, gradient in self._hidden:
+            param.grad = gradient
+        self._hidden.clear()
+        for tensor in self._awaited:
+            pending.watch(self._params[tensor], tensor, self._make_current)
+
+    # -- values ----------------------------------------------------------------------------------------
+
+    def _make_current(self, tensor: int) -> None:
+        """Wait for the new value of `tensor`, and take over all that have come."""
+        if tensor not in self._awaited:
+            return
+        self.check()
+        self._values.wait_for(tensor)
+        self._take_over([each for each in self._awaited if self._values.has_arrived(each)])
+
+    def _take_over(self, tensors: Iterable[int]) -> None:
+        tensors = list(tensors)
+        if not tensors:
+            return
+        for tensor in tensors:
+            self._awaited.discard(tensor)
+            pending.unwatch(self._params[tensor])
+            if self._params[tensor]._version != self._versions[tensor]:
+                self._fail(
+                    UnsupportedError,
+                    f"the script wrote to {self._names[tensor]}, and its value is the servers': close() the session, change "
+                    "it, and attach again",
+                )
+        self._copy(tensors)
+
+    def _copy(self, tensors: Iterable[int]) -> None:
+        tensors = list(tensors)
+        with torch.inference_mode(False), torch.no_grad():
+            torch._foreach_copy_(
+                [self._params[tensor] for tensor in tensors], [self._values.slots[tensor] for tensor in tensors]
+            )
+        for tensor in tensors:
+            self._versions[tensor] = self._params[tensor]._version
+
+    def _flush_for_state_dict(self, *_: Any, **__: Any) -> None:
+        self.flush()
+
+    def _before_state_dict(self, *_: Any, **__: Any) -> None:
+        if not self._has_states:
+            raise UnsupportedError(
+                "optimizer.state_dict() while the update is on the servers, which have the state: let every rank call "
+                "session.fetch_optimizer_state() before"
+            )
+
+    def _refuse_load_state_dict(self, *_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(
+            "optimizer.load_state_dict() while the update is on the servers, which have it: load it before attaching, or "
+            "close() the session, load, and attach again"
+        )
+
+    def _wait_for_unstepped(self) -> None:
+        for tensor in self._unstepped:
+            self._values.wait_for(tensor)
+        self._unstepped.clear()
+
+    # -- what a training script calls ------------------------------------------------------------------------
+
+    @property
+    def iteration(self) -> int:
+        """How many backward passes have sent gradients, less one; -1 before the first."""
+        return self._iteration
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def failed(self) -> bool:
+        """Whether this job has failed, here or on another rank: nothing can be trained any more."""
+        return self._failure is not None or self._values.failure() is not None
+
+    def check(self) -> None:
+        """Raise the failure of this job, if there is one."""
+        if self._failure is not None:
+            raise self._failure
+        self._values.check()
+
+    def flush(self) -> None:
+        """Wait for every parameter that `step()` has called for: the model is as after the last step."""
+        self.check()
+        while self._awaited and not self._in_backward:
+            self._make_current(next(iter(self._awaited)))
+
+    def fetch_optimizer_state(self) -> None:
+        """Put the servers' state into this rank's optimizers, where it stays until the next backward pass.
+
+        For checkpoints, between `step()` and the next backward pass. Every rank must call it at the same iteration, unless
+        staleness is None.
+        """
+        self.flush()
+        self._wait_for_unstepped()
+        for param, state in zip(self._params, fetched_states(self._values), strict=True):
+            if state:
+                self._groups.states_of(param)[param] = state
+        self._has_states = True
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside accumulate locally, as DDP's `no_sync`; forward belongs inside too."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def close(self) -> None:
+        """Wait until every rank has come here, take over what the servers have, and detach.
+
+        All ranks then have the same parameters, with every gradient in them, and the optimizers' state. A rank that is ahead
+        waits for as long as the others train.
+        """
+        if self._closed:
+            return
+        try:
+            if not self.failed and not self._in_backward:
+                self.flush()
+                if self._buffers is not None:
+                    self._buffers.close()
+                self._wait_for_unstepped()
+                self._values.meet()
+                if self.staleness != 0:
+                    self._values.fetch("parameters")
+                    self._copy(range(len(self._params)))
+                self.fetch_optimizer_state()
+                self._values.meet()
+        finally:
+            self._closed = True
+            for handle in self._handles:
+                handle.remove()
+            for param in self._params:
+                pending.unwatch(param)
+            self._values.close()
+            self._after_close(self)
+
+    def abort(self, error: BaseException) -> None:
+        """Tell the other ranks that this one fails with `error`; they raise `PeerFailed` with its text."""
+        text = f"rank {self.rank} failed: {type(error).__name__}: {error}"
+        if self._failure is None:
+            self._failure = error if isinstance(error, JobError) else PeerFailed(text, self.rank)
+        self._values.abort(text)
+
+    def __enter__(self) -> ServedSession:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self.abort(error)
+        self.close()
+
+    def _fail(self, kind: type[JobError] | type[UnsupportedError], text: str) -> NoReturn:
+        """Raise `text` here; the other ranks are told."""
+        error = kind(f"rank {self.rank}, iteration {self._iteration}: {text}")
+        self.abort(error)
+        raise error

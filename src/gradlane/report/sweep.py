@@ -1,0 +1,112 @@
+"""What a sweep of `gradlane compare` measured: cells, their file and their tables."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gradlane.core.arms import BASELINE
+from gradlane.units import format_rate
+
+FORMAT = "gradlane.sweep"
+VERSION = 1
+
+
+class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An arm on a model, a number of hosts and a link.
+
+    step_ns: each measured step on rank 0. compute_ns: of a step without communication. predicted_ns, bound_ns: what the
+    simulator says of this arm's plan, and what no schedule can beat there. network: as the run measured it.
+    """
+
+    model: str
+    hosts: int
+    servers: int
+    link_bits_per_second: int | None
+    scale: float
+    arm: str
+    step_ns: tuple[int, ...]
+    compute_ns: int
+    predicted_ns: int
+    bound_ns: int
+    network: str = ""
+    equal_to_ddp: bool | None = None
+
+    @property
+    def median_ns(self) -> int:
+        return round(statistics.median(self.step_ns))
+
+    @property
+    def error(self) -> float:
+        """Of the prediction: above 0 where the simulator was too slow."""
+        return self.predicted_ns / self.median_ns - 1
+
+    def quantile_ns(self, part: float) -> float:
+        return float(np.quantile(self.step_ns, part))
+
+
+class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All cells of one command; those of a trial follow one another, torch DDP first."""
+
+    command: str
+    machine: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def trials(self) -> list[tuple[Cell, ...]]:
+        key = lambda cell: (cell.model, cell.hosts, cell.link_bits_per_second, cell.scale)  # noqa: E731
+        return [tuple(cells) for _, cells in itertools.groupby(self.cells, key)]
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode({"format": FORMAT, "version": VERSION, "body": self})
+
+
+def render_sweep(sweep: Sweep, console: Console) -> None:
+    """Print a table a trial, and how true the simulator was."""
+    for cells in sweep.trials:
+        _render_trial(cells, console)
+    own = [cell for cell in sweep.cells if cell.arm != BASELINE]
+    if own:
+        errors = [abs(cell.error) for cell in own]
+        kept = sum(_best(cells, True).median_ns <= 1.03 * _best(cells, False).median_ns for cells in sweep.trials)
+        console.print(
+            f"simulator: error {np.median(errors):.1%} (median), {np.quantile(errors, 0.9):.1%} (9 of 10 are below) over "
+            f"{len(own)} cells; what it calls best is within 3 % of the best measured in {kept} of {len(sweep.trials)} trials"
+        )
+    console.print(Text(f"on {sweep.machine}"))
+
+
+def _render_trial(cells: tuple[Cell, ...], console: Console) -> None:
+    first = cells[0]
+    link = (
+        "links as they are" if first.link_bits_per_second is None else f"{format_rate(first.link_bits_per_second // 8)} links"
+    )
+    scale = f", tensors and links x {first.scale:g}" if first.scale != 1 else ""
+    title = f"{first.model}, {first.hosts} hosts, {link}{scale}; computing alone takes {first.compute_ns / 1e6:.1f} ms"
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("policy", no_wrap=True)
+    for heading in ("step ms", "p10", "p90", "x DDP", "simulated", "error", "bound"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    baseline = next((cell for cell in cells if cell.arm == BASELINE), None)
+    best = min(cells, key=lambda cell: cell.median_ns)
+    for cell in cells:
+        ratio = "-" if baseline is None else f"{baseline.median_ns / cell.median_ns:.2f}{' *' if cell is best else ''}"
+        times = [cell.median_ns, cell.quantile_ns(0.1), cell.quantile_ns(0.9)]
+        row = [cell.arm, *(f"{each / 1e6:.1f}" for each in times), ratio]
+        row += [f"{cell.predicted_ns / 1e6:.1f}", f"{cell.error:+.1%}", f"{cell.bound_ns / 1e6:.1f}"]
+        table.add_row(*(Text(each) for each in row), style="bold green" if cell is best else None)
+    console.print(Text(title, style="italic"))
+    console.print(table)
+
+
+def _best(cells: tuple[Cell, ...], predicted: bool) -> Cell:
+    return min(
+        (cell for cell in cells if cell.arm != BASELINE or len(cells) == 1),
+        key=lambda cell: cell.predicted_ns if predicted else cell.median_ns,
+    )

@@ -1,0 +1,248 @@
+"""What ranks run with the update on the servers."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+import gradlane
+from gradlane.errors import GradlaneError, JobError, UnsupportedError
+from gradlane.live.attachment import Overrides, override
+from gradlane.live.demo import SIDE, Digits
+from tests.live.cases import differences
+from tests.live.loops import LOOPS, Job, Mlp, adam, bits, momentum, under_ddp
+
+
+def compare(rank: int, world: int, name: str, roughly: bool = False, **options: Any) -> list[str]:
+    """Run the loop under DDP and under servers that update, in step: what differs of parameters, buffers, the
+    optimizer's state and what the loop saw.
+
+    roughly: by more than rounding; so it always is under Adam.
+    """
+    case = LOOPS[name]
+    reference = under_ddp(case, rank)
+    torch.manual_seed(7 + rank)
+    model = case.model()
+    optimizer = case.optimizer(model)
+    buffers = {key: value for key, value in case.attach.items() if key == "broadcast_buffers"}
+    with (
+        warnings.catch_warnings(),
+        gradlane.attach_to_servers(model, optimizer, packet_bytes=1024, timeout=20, **buffers, **options) as session,
+    ):
+        warnings.simplefilter("ignore")
+        job = Job(rank, model, model, optimizer, session.no_sync, torch.Generator().manual_seed(1000 + rank), session)
+        case.run(job)
+    found = {**bits(model, optimizer), **job.seen}
+    rounds = roughly or _takes_roots(optimizer)
+    return _near(reference, found) if rounds else differences(reference, found)
+
+
+def _takes_roots(optimizer: Any) -> bool:
+    """Adam's square roots are rounded as IEEE 754 says, and torch's are not."""
+    return any(not isinstance(one, torch.optim.SGD) for one in (optimizer if isinstance(optimizer, list) else [optimizer]))
+
+
+def _near(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> list[str]:
+    missing = set(left) ^ set(right)
+    return sorted(
+        missing | {name for name in left if name in right and not torch.allclose(left[name], right[name], rtol=1e-4, atol=1e-5)}
+    )
+
+
+def _step(model: Any, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]) -> float:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def _store(name: str) -> Any:
+    return dist.distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
+
+
+def pace(rank: int, world: int, staleness: int, steps: int) -> list[int]:
+    """On rank 0: how many iterations it was ahead when parameters came, each time. Rank 1 begins none of its iterations before
+    rank 0 is as far ahead as it may be."""
+    model = Mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(rank)
+    store = _store(f"pace/{staleness}")
+    ahead = []
+    with gradlane.attach_to_servers(model, optimizer, staleness=staleness, packet_bytes=1024, timeout=20):
+        for step in range(steps):
+            if rank == 1:
+                store.wait([f"begun/{min(step + staleness, steps - 1)}"], timedelta(seconds=20))
+            x, y = model.batch(generator)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)  # with parameters that came for the step before
+            if rank == 0:
+                ahead.append(step - store.add("begun by rank 1", 0))
+                store.set(f"begun/{step}", "")
+            else:
+                store.add("begun by rank 1", 1)
+            loss.backward()
+            optimizer.step()
+    return ahead
+
+
+def one_after_the_other(rank: int, world: int, steps: int) -> tuple[float, float]:
+    """Loss on the digits before and after, unbounded: rank 1 begins when rank 0 has done all of its steps."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 32), nn.Tanh(), nn.Linear(32, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+    digits = Digits(rank, world, 32)
+    seen = digits.batch()
+    store = _store("one after the other")
+    before = float(F.cross_entropy(model(seen[0]), seen[1]))
+    with gradlane.attach_to_servers(model, optimizer, staleness=None, timeout=20) as session:
+        if rank == 1:
+            store.wait(["done"], timedelta(seconds=20))
+        for _ in range(steps if rank == 0 else 1):
+            _step(model, optimizer, digits.batch())
+        session.flush()
+        store.set("done", "")
+        return before, float(F.cross_entropy(model(seen[0]), seen[1]))
+
+
+def at_their_own_pace(rank: int, world: int, steps: int, staleness: int | None) -> tuple[float, float]:
+    """Loss on the digits at the beginning and at the end, where each rank has twice the work of the one before."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 32), nn.Tanh(), nn.Linear(32, 10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
+    digits = Digits(rank, world, 16 * 2**rank)
+    with gradlane.attach_to_servers(model, optimizer, staleness=staleness, packet_bytes=4096, timeout=20):
+        losses = [_step(model, optimizer, digits.batch()) for _ in range(steps)]
+    return sum(losses[:5]) / 5, sum(losses[-5:]) / 5
+
+
+def resumed(rank: int, world: int, with_adam: bool) -> list[str]:
+    """Six steps in one session, beside three, a checkpoint, and three more in another with a fresh model and optimizer: what
+    differs at the end."""
+
+    def fresh(seed: int) -> tuple[Any, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = Mlp()
+        return model, adam(model) if with_adam else momentum(model)
+
+    batches = [Mlp.batch(torch.Generator().manual_seed(10 * step + rank)) for step in range(6)]
+    whole = fresh(1)
+    with gradlane.attach_to_servers(*whole, timeout=20):
+        for batch in batches:
+            _step(*whole, batch)
+    first = fresh(1)
+    with gradlane.attach_to_servers(*first, timeout=20) as session:
+        for batch in batches[:3]:
+            _step(*first, batch)
+        session.fetch_optimizer_state()
+        saved = copy.deepcopy((first[0].state_dict(), first[1].state_dict()))
+        _step(*first, batches[0])  # which the checkpoint has no part in
+    second = fresh(2 + rank)
+    if rank == 0:  # the others need not read it
+        second[0].load_state_dict(saved[0])
+    second[1].load_state_dict(saved[1])
+    with gradlane.attach_to_servers(*second, timeout=20):
+        for batch in batches[3:]:
+            _step(*second, batch)
+    return differences(bits(*whole), bits(*second))
+
+
+def afterwards(rank: int, world: int, staleness: int | None, steps: int) -> dict[str, torch.Tensor]:
+    """Parameters and the optimizer's state when all have closed, where no two ranks made as many steps or at one time."""
+    model = Mlp()
+    optimizer = adam(model)
+    generator = torch.Generator().manual_seed(rank)
+    with gradlane.attach_to_servers(model, optimizer, staleness=staleness, timeout=20):
+        for _ in range(steps if staleness is not None else steps * (1 + rank)):
+            _step(model, optimizer, model.batch(generator))
+    return bits(model, optimizer)
+
+
+def refusal(rank: int, world: int, change: str) -> tuple[str, str]:
+    """What is raised when the script does `change`, between backward() and step() in iteration 2."""
+    model = Mlp()
+    optimizer = momentum(model)
+    generator = torch.Generator().manual_seed(rank)
+    group, weight = optimizer.param_groups[0], model.layers[1].weight
+    changes: dict[str, Callable[[], Any]] = {
+        "learning rate": lambda: group.update(lr=0.2),
+        "clipped": lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+        "dropped": lambda: optimizer.zero_grad(),
+        "two passes": lambda: F.cross_entropy(model(torch.ones(2, 12)), torch.zeros(2, dtype=torch.long)).backward(),
+        "two steps": optimizer.step,
+        "closure": lambda: optimizer.step(lambda: 0.0),
+        "state": optimizer.state_dict,
+        "load": lambda: optimizer.load_state_dict({}),
+        "written": lambda: weight.detach().zero_(),
+    }
+    try:
+        with gradlane.attach_to_servers(model, optimizer, timeout=20):
+            for step in range(5):
+                x, y = model.batch(generator)
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                if step == 2:
+                    changes[change]()
+                optimizer.step()
+    except (UnsupportedError, JobError) as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def attached(rank: int, world: int, how: str) -> tuple[str, str]:
+    """What attaching raises."""
+    model = Mlp(torch.float64) if how == "float64" else Mlp()
+    optimizer: Any = torch.optim.Adam(model.parameters(), amsgrad=how == "amsgrad")
+    options: dict[str, Any] = {}
+    if how == "RMSprop":
+        optimizer = torch.optim.RMSprop(model.parameters())
+    elif how == "no optimizer":
+        optimizer = None
+    elif how == "half of it":
+        optimizer = torch.optim.Adam(model.layers[:2].parameters())
+    elif how == "more than it":
+        optimizer.add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
+    elif how == "buffers":
+        options = {"staleness": None, "broadcast_buffers": True}
+    elif how == "order":
+        options = {"staleness": 2, "summation_order": "rank"}
+    elif how == "negative":
+        options = {"staleness": -1}
+    elif how == "ranks differ":
+        options = {"staleness": rank}
+    elif how == "launched policy":
+        override(Overrides(policy=gradlane.policies.get("p3")))
+    elif how == "launched backend":
+        override(Overrides(backend="all-reduce"))
+    try:
+        gradlane.attach_to_servers(model, optimizer, timeout=20, **options).close()
+    except GradlaneError as error:
+        return type(error).__name__, str(error)
+    finally:
+        override(Overrides())
+    return "nothing", ""
+
+
+def dies(rank: int, world: int) -> tuple[str, str]:
+    """What the others hear of when the last rank is gone in the middle of its training."""
+    model = Mlp()
+    optimizer = momentum(model)
+    generator = torch.Generator().manual_seed(rank)
+    try:
+        with gradlane.attach_to_servers(model, optimizer, staleness=None, timeout=20):
+            for step in range(10**6):
+                if rank == world - 1 and step == 20:
+                    os._exit(3)
+                _step(model, optimizer, model.batch(generator))
+    except JobError as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""

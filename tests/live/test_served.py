@@ -1,0 +1,224 @@
+"""The update on the servers: in step it is DDP's, otherwise nobody waits for more than the bound says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gradlane.transport import UNBOUNDED, Adam, Node, NodeOptions, Sgd
+from tests.live.cases import differences
+from tests.live.ranks import Ranks
+from tests.live.test_commands import ROOT, gradlane
+from tests.live.test_serving import Served
+
+PATIENCE_S = 20
+
+
+def bits_after(rule: Any, first: torch.Tensor, gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Parameters after a step by each gradient, on a server."""
+    memory = first.clone()
+    with Node(NodeOptions(world=1, servers=1, rank=0, server=0, packet_bytes=512)) as node:
+        node.define_updated(0, memory.data_ptr(), memory.numel() * 4, rule, staleness=UNBOUNDED, group=0)
+        node.push(0)
+        node.wait(0, PATIENCE_S)
+        node.set_rule(0, rule)
+        for gradient in gradients:
+            memory.copy_(gradient)
+            node.push(0)
+            node.wait(0, PATIENCE_S)
+    return memory
+
+
+def torchs(optimizer: Any, first: torch.Tensor, gradients: list[torch.Tensor], **numbers: Any) -> torch.Tensor:
+    param = torch.nn.Parameter(first.clone())
+    stepping = optimizer([param], **numbers)
+    for gradient in gradients:
+        param.grad = gradient.clone()
+        stepping.step()
+    return param.detach()
+
+
+def some_numbers() -> tuple[torch.Tensor, list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(1003, generator=generator), [torch.randn(1003, generator=generator) for _ in range(25)]
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {},
+        {"weight_decay": 0.01},
+        {"maximize": True, "weight_decay": 0.01},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01},
+        {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+        {"momentum": 0.9, "nesterov": True, "maximize": True},
+    ],
+    ids=str,
+)
+def test_sgd_on_a_server_gives_the_bits_of_torch(numbers):
+    first, gradients = some_numbers()
+    assert torch.equal(
+        bits_after(Sgd(lr=0.1, **numbers), first, gradients), torchs(torch.optim.SGD, first, gradients, lr=0.1, **numbers)
+    )
+
+
+@pytest.mark.parametrize("decoupled", [False, True], ids=["Adam", "AdamW"])
+@pytest.mark.parametrize(
+    "numbers",
+    [{"weight_decay": 0.0}, {"weight_decay": 0.05}, {"weight_decay": 0.05, "betas": (0.4, 0.8), "eps": 1e-4, "maximize": True}],
+    ids=str,
+)
+def test_adam_on_a_server_gives_the_numbers_of_torch_but_for_the_rounding_of_roots(decoupled, numbers):
+    first, gradients = some_numbers()
+    found = bits_after(Adam(lr=0.01, decoupled=decoupled, **numbers), first, gradients)
+    expected = torchs(torch.optim.AdamW if decoupled else torch.optim.Adam, first, gradients, lr=0.01, **numbers)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "step_lr",
+        "one_cycle_lr_changes_momentum_too",
+        "parameter_groups_with_rates_of_their_own",
+        "a_rate_that_is_a_tensor_changed_in_place",
+        "two_optimizers",
+        "accumulation_with_no_sync",
+        "zero_grad_in_place",
+        "zero_grad_between_forward_and_backward",
+        "hooks_on_gradients",
+        "evaluation_between_steps",
+        "averages_of_the_model",
+        "deep_copies_in_mid_flight",
+        "pickles_in_mid_flight",
+        "a_branch_left_out_by_all_ranks_in_turns",
+        "a_branch_left_out_by_one_rank_only",
+        "each_rank_in_a_branch_of_its_own",
+        "unused_parts_whose_gradients_are_kept",
+        "reentrant_checkpoints",
+        "frozen_parameters",
+        "parameters_frozen_in_mid_run",
+        "a_scripted_part",
+        "a_penalty_on_the_parameters",
+        "a_backward_pass_that_is_not_the_models",
+        "a_channels_last_model",
+        "buffers_left_to_each_rank",
+        "buffers_and_accumulation",
+        "parametrizations",
+    ],
+)
+def test_in_step_a_loop_gives_what_ddp_gives(two_ranks, name):
+    """Bit for bit under SGD."""
+    assert two_ranks.run("tests.live.served:compare", name=name) == [[], []]
+
+
+def test_gradients_that_are_never_zeroed_add_up_as_under_ddp_but_for_rounding(two_ranks):
+    found = two_ranks.run("tests.live.served:compare", name="gradients_never_zeroed", roughly=True)
+    assert found == [[], []]
+
+
+@pytest.mark.parametrize("with_adam", [False, True], ids=["momentum", "adam"])
+def test_a_job_goes_on_from_a_checkpoint_of_the_servers_state_bit_for_bit(two_ranks, with_adam):
+    assert two_ranks.run("tests.live.served:resumed", with_adam=with_adam) == [[], []]
+
+
+@pytest.mark.parametrize("staleness", [0, 2, None])
+def test_when_all_have_closed_all_have_the_same_with_every_gradient_in_it(two_ranks, staleness):
+    zero, one = two_ranks.run("tests.live.served:afterwards", staleness=staleness, steps=7)
+    assert differences(zero, one) == []
+    updates = {0: 7, 2: 14, None: 21}[staleness]
+    assert {int(value) for name, value in zero.items() if name.endswith("/step")} == {updates}
+
+
+@pytest.mark.parametrize("staleness", [1, 4])
+def test_a_rank_is_ahead_by_as_much_as_the_bound_and_never_by_more(two_ranks, staleness):
+    steps = 12
+    ahead, _ = two_ranks.run("tests.live.served:pace", staleness=staleness, steps=steps)
+    assert ahead == [min(step, staleness) for step in range(steps)]
+
+
+def test_without_a_bound_a_rank_trains_while_another_has_not_begun(two_ranks):
+    pytest.importorskip("sklearn")
+    (before, after), _ = two_ranks.run("tests.live.served:one_after_the_other", steps=60)
+    assert after < before / 2
+
+
+@pytest.mark.parametrize("staleness", [2, None])
+def test_ranks_of_different_speed_learn_the_digits(two_ranks, staleness):
+    pytest.importorskip("sklearn")
+    for first, last in two_ranks.run("tests.live.served:at_their_own_pace", steps=80, staleness=staleness):
+        assert last < first / 2
+
+
+REFUSALS = {
+    "learning rate": "changed between backward() and step()",
+    "clipped": "the gradient of layers.0.weight was changed between",
+    "dropped": "the gradient of layers.0.weight was changed between",
+    "two passes": "step() was not called after the last one",
+    "two steps": "step() without a backward pass before it",
+    "closure": "call step() without",
+    "state": "optimizer.state_dict() while the update is on the servers",
+    "load": "optimizer.load_state_dict() while the update is on the servers",
+    "written": "the script wrote to layers.1.weight",
+}
+
+
+@pytest.mark.parametrize("change", REFUSALS)
+def test_what_would_come_too_late_is_refused_and_all_ranks_hear_of_it(two_ranks, change):
+    outcomes = two_ranks.run("tests.live.served:refusal", change=change)
+    assert {kind for kind, _ in outcomes} <= {"UnsupportedError", "PeerFailed"}
+    assert any(kind == "UnsupportedError" for kind, _ in outcomes)
+    for _, text in outcomes:
+        assert REFUSALS[change] in text
+
+
+ATTACHED = {
+    "float64": ("UnsupportedError", "of torch.float64 on cpu"),
+    "amsgrad": ("UnsupportedError", "amsgrad=True"),
+    "RMSprop": ("UnsupportedError", "servers do not know RMSprop"),
+    "no optimizer": ("InputError", "got none"),
+    "half of it": ("UnsupportedError", "layers.2.weight is trained and in no optimizer"),
+    "more than it": ("UnsupportedError", "a parameter of shape (3,) that is not the model's"),
+    "buffers": ("InputError", "broadcast_buffers"),
+    "order": ("InputError", "summation_order"),
+    "negative": ("InputError", "staleness"),
+    "launched policy": ("InputError", "the launcher gave a policy"),
+    "launched backend": ("InputError", "backend: got 'all-reduce'"),
+    "ranks differ": ("MismatchError", "ranks disagree on options"),
+}
+
+
+@pytest.mark.parametrize("how", ATTACHED)
+def test_what_servers_cannot_train_is_refused_before_the_first_step(two_ranks, how):
+    kind, text = ATTACHED[how]
+    for found, said in two_ranks.run("tests.live.served:attached", how=how):
+        assert (found, text in said) == (kind, True), said
+
+
+def test_a_rank_that_dies_ends_the_training_of_all():
+    ranks = Ranks(3)
+    try:
+        outcomes = ranks.try_run("tests.live.served:dies")
+        assert outcomes[2] == (False, ("ProcessEnded", "exit code 3", ""))
+        for _, (kind, text) in outcomes[:2]:
+            assert kind == "PeerDied"
+            assert "2" in text
+    finally:
+        ranks.close()
+
+
+def test_servers_of_their_own_give_what_ddp_gives(tmp_path: Path):
+    name = "a_branch_left_out_by_one_rank_only"
+    served = Served(2, 2, tmp_path)
+    assert served.ranks.run("tests.live.served:compare", name=name, servers=2) == [[], []]
+    assert served.close() == [0, 0]
+
+
+def test_the_example_gives_its_output():
+    example = ROOT / "examples" / "asynchronous.py"
+    done = gradlane("launch", "--standalone", "--nproc", 2, "--backend", "server", "--servers", 1, example)
+    assert done.stdout.splitlines() == example.with_suffix(".out").read_text().splitlines()
