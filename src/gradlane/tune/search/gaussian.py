@@ -80,7 +80,7 @@ class GaussianProcess:
         expected = np.zeros(len(points)) if self._prior is None else self._prior(points)
         share = _share(expected, logs)
         level = float(np.median(logs - share * expected))
-        # so little is done at once that more threads than one make it slower, tenfold where they must share cores
+        # so little is done at once that more threads than one make it slower, most where they must share cores
         with threadpool_limits(1, user_api="blas"), warnings.catch_warnings():  # a length at its bound is as good as any
             warnings.simplefilter("ignore")
             self._regressor.fit(points, logs - share * expected - level)
