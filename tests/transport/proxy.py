@@ -28,7 +28,7 @@ class Proxy:
         """By direction: after how many bytes to end the connection, both ways, with a FIN."""
         self.bytes_per_second: float | None = None
         self.recorded: dict[str, bytearray] = {"up": bytearray(), "down": bytearray()}
-        """What was passed on, by direction."""
+        """What came to be passed on, by direction."""
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
 
@@ -88,8 +88,8 @@ class Proxy:
                     _end(target)
                     _end(source)
                     return
+                self.recorded[way] += data  # before it is sent: whoever has an answer to it may look
                 target.sendall(data)
-                self.recorded[way] += data
                 at += len(data)
                 if self.bytes_per_second is not None:
                     time.sleep(len(data) / self.bytes_per_second)
