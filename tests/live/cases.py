@@ -14,6 +14,7 @@ from gradlane.core.checks import check_timeline
 from gradlane.tune import catalog
 from tests.live.models import MODELS, OPTIMIZERS
 from tests.live.networks import counting_deferred_updates, slow_network
+from tests.live.streams import streams_on_the_host
 
 
 def bits_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -39,9 +40,10 @@ def differences(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -
 
 def train(model: nn.Module, call: Any, optimizer: torch.optim.Optimizer, batch: Any, steps: int, rank: int) -> list[float]:
     generator = torch.Generator().manual_seed(1000 + rank)
+    device = next(model.parameters()).device
     losses = []
     for _ in range(steps):
-        x, y = batch(generator)
+        x, y = (part.to(device) for part in batch(generator))
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(call(x), y)
         loss.backward()
@@ -50,9 +52,9 @@ def train(model: nn.Module, call: Any, optimizer: torch.optim.Optimizer, batch: 
     return losses
 
 
-def under_ddp(model: str, optimizer: str, steps: int, rank: int, **ddp: Any) -> dict[str, torch.Tensor]:
+def under_ddp(model: str, optimizer: str, steps: int, rank: int, device: str = "cpu", **ddp: Any) -> dict[str, torch.Tensor]:
     torch.manual_seed(7)
-    net = MODELS[model]()
+    net = MODELS[model]().to(device)
     opt = OPTIMIZERS[optimizer](net.parameters())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -62,14 +64,14 @@ def under_ddp(model: str, optimizer: str, steps: int, rank: int, **ddp: Any) -> 
 
 
 def equals_ddp(
-    rank: int, world: int, model: str, optimizer: str, policies: list[Any], steps: int = 30, **options: Any
+    rank: int, world: int, model: str, optimizer: str, policies: list[Any], steps: int = 30, device: str = "cpu", **options: Any
 ) -> dict[str, list[str]]:
     """For each policy the names that differ from DDP's after `steps` steps; also checks the timeline."""
-    reference = under_ddp(model, optimizer, steps, rank)
+    reference = under_ddp(model, optimizer, steps, rank, device)
     found = {}
     for policy in policies:
         torch.manual_seed(7 + rank)  # attach must make ranks equal to rank 0
-        net = MODELS[model]()
+        net = MODELS[model]().to(device)
         opt = OPTIMIZERS[optimizer](net.parameters())
         name, knobs = policy if isinstance(policy, (list, tuple)) else (policy, {})
         with gradlane.attach(net, opt, catalog.get(name, **knobs), timeout=30, **options) as session:
@@ -85,3 +87,9 @@ def equals_ddp_on_a_slow_network(rank: int, world: int, **case: Any) -> tuple[di
     """As `equals_ddp`, with sums that arrive after `step()`; and how many updates were deferred."""
     with slow_network(), counting_deferred_updates() as deferred:
         return equals_ddp(rank, world, **case), sum(deferred)
+
+
+def equals_ddp_with_streams(rank: int, world: int, eager: bool, **case: Any) -> dict[str, list[str]]:
+    """As `equals_ddp`, with the CPU taken for a device with streams."""
+    with streams_on_the_host(eager):
+        return equals_ddp(rank, world, **case)

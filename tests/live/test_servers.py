@@ -11,8 +11,7 @@ from gradlane import policies
 from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Plan
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from gradlane.errors import UnsupportedError
-from gradlane.live.servers import Servers, marks
+from gradlane.live.servers import marks
 from gradlane.transport import Lane as Mark
 from gradlane.transport import Node, NodeOptions
 from tests.live.cases import differences
@@ -107,8 +106,3 @@ def test_lanes_are_marked_where_a_plan_asks_for_classes():
     assert marks(_plan(0, 0)) == (Mark(0, 0), Mark(0, 0))
     assert marks(_plan(0, 1)) == (Mark(46, 6), Mark(34, 5))
     assert marks(_plan(2, 3, 4, 5, 7)) == (Mark(26, 4), Mark(18, 3), Mark(10, 2), Mark(0, 1), Mark(0, 0))
-
-
-def test_a_model_on_a_device_is_refused():
-    with pytest.raises(UnsupportedError, match="this model is on cuda: staging for devices is not built yet"):
-        Servers(torch.device("cuda"), None, None, 1.0, fingerprint=bytes(32), packet_bytes=64, rank_order=False)

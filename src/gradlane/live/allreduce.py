@@ -20,10 +20,11 @@ from gradlane.errors import JobError, OrderError
 from gradlane.live.arena import MessageBuffer
 from gradlane.live.backend import OnDone, OnSent, refuse_what_cannot_be_done
 from gradlane.live.probe import sweep
+from gradlane.live.streams import Event, Streams
 
 
 class AllReduce:
-    """Sums of message buffers. `stream_ordered` says when `start` reports the end.
+    """Sums of message buffers on `device`, which has `streams` unless it is the CPU.
 
     On the CPU a sum ends when its bytes have arrived, told by a thread of torch.distributed. On a device with
     streams it ends, for the host, as soon as it is queued: the device runs queued sums one after another
@@ -33,15 +34,17 @@ class AllReduce:
     needs_one_order = True
     tells_sends = False
 
-    def __init__(self, device: torch.device, group: dist.ProcessGroup | None, timeout_s: float) -> None:
-        self._device = device
+    def __init__(
+        self, device: torch.device, streams: Streams | None, group: dist.ProcessGroup | None, timeout_s: float
+    ) -> None:
+        self.control_device = device
         self._ranks = None if group is None else dist.get_process_group_ranks(group)
         self._timeout = timedelta(seconds=timeout_s)
         self._groups: list[Any] = []
         self._open(1)
-        self.stream_ordered = device.type != "cpu"
-        self._stream = torch.Stream(device) if self.stream_ordered else None
-        self._ends: dict[int, torch.Event] = {}
+        self._streams = streams
+        self._stream = None if streams is None else streams.open()
+        self._ends: dict[int, Event] = {}
         self._expected: list[list[int]] = []
         self._issued: list[int] = []
 
@@ -50,7 +53,7 @@ class AllReduce:
             self._groups.append(dist.new_group(self._ranks, timeout=self._timeout))
 
     def measure(self) -> list[tuple[int, int]]:
-        return sweep(self.control_group, self._device)
+        return sweep(self.control_group, self.control_device)
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
         """Take up a plan: a process group a lane (collective: every rank calls it alike)."""
@@ -73,10 +76,13 @@ class AllReduce:
     def expect(self, message: int) -> None:
         self._expected[self._lanes[message]].append(message)
 
-    def start(self, message: int, buffer: MessageBuffer, ready: list[torch.Event], on_done: OnDone, on_sent: OnSent) -> bool:
+    def mark(self) -> Event | None:
+        return None if self._streams is None else self._streams.mark()
+
+    def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
         """Begin the sum of `buffer` over all ranks, in place. True if it has ended for the host.
 
-        ready: on a device, the events after which the bytes are there. Raises `OrderError` if `message` is
+        ready: what `mark` gave when the bytes were there. Raises `OrderError` if `message` is
         not the next of the agreed order.
         """
         lane = self._lanes[message]
@@ -94,15 +100,15 @@ class AllReduce:
             assert work is not None
             work.get_future().add_done_callback(lambda future: self._ended(message, buffer, future, on_done))
             return False
-        with self._stream:
-            for event in ready:
-                self._stream.wait_event(event)
+
+        def queue() -> None:
             buffer.gather()
             work = dist.all_reduce(buffer.tensor, group=self._groups[lane], async_op=True)
             assert work is not None
             work.wait()  # this stream waits for the sum, the host does not
             buffer.scatter()
-            self._ends[message] = self._stream.record_event()
+
+        self._ends[message] = self._stream.run(queue, after=ready)
         return True
 
     @staticmethod
@@ -116,13 +122,13 @@ class AllReduce:
         on_done(message, None)
 
     def join(self, message: int) -> None:
-        """On a device: make the current stream wait for the sum of `message`."""
-        if self._stream is not None:
-            torch.accelerator.current_stream().wait_event(self._ends[message])
+        """On a device: the script's own stream goes on when the sum of `message` is there."""
+        if self._streams is not None:
+            self._streams.join(self._ends[message])
 
     def has_ended(self, message: int) -> bool:
-        """On a device: whether the sum of `message` is over, without waiting."""
-        return bool(self._ends[message].query())
+        """Whether the sum of `message`, which has ended for the host, is there."""
+        return self._streams is None or self._ends[message].query()
 
     def close(self, failure: JobError | None) -> None:
         """Give the process groups back, unless sums are stuck in them."""

@@ -35,6 +35,7 @@ from gradlane.live.peers import Peers
 from gradlane.live.planning import Planner, check_fits
 from gradlane.live.servers import Servers
 from gradlane.live.session import Session
+from gradlane.live.streams import streams_of
 from gradlane.live.tuner import digest, prepare
 from gradlane.transport import NodeOptions
 from gradlane.tune import catalog
@@ -112,8 +113,8 @@ def attach(
 
     policy: a name of `gradlane policies`, a Policy with its knobs, a Plan (from `gradlane plan`), or None
         for the default.
-    backend: what carries the messages. "all-reduce" is torch.distributed's; "server" is gradlane's own transport, for
-        tensors in CPU memory: it tells packets apart by what they are of, so that no order is planned ahead, and carries
+    backend: what carries the messages. "all-reduce" is torch.distributed's; "server" is gradlane's own transport, through
+        CPU memory: it tells packets apart by what they are of, so that no order is planned ahead, and carries
         the policies that choose each packet as it is sent or mark lanes.
     servers: of the server backend, how many there are in processes of their own (`gradlane launch --servers`,
         `gradlane server`); 0 for one in each rank's process.
@@ -204,10 +205,10 @@ def attach(
     device = params[0][1].device
     carrier: Backend
     if backend == "all-reduce":
-        carrier = AllReduce(device, process_group, timeout)
+        carrier = AllReduce(device, streams_of(device), process_group, timeout)
     else:
         carrier = Servers(
-            device,
+            streams_of(device),
             process_group,
             store,
             timeout,

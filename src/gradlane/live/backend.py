@@ -15,6 +15,7 @@ from gradlane.core.executors import EXECUTORS, BackendName, why_not
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError, PlanError
 from gradlane.live.arena import MessageBuffer
+from gradlane.live.streams import Event
 
 OnDone = Callable[[int, BaseException | None], None]
 """Called once for each message with None, or with what went wrong; on any thread."""
@@ -25,18 +26,20 @@ OnSent = Callable[[int], None]
 class Backend(Protocol):
     """What a session asks of whatever carries its messages.
 
-    stream_ordered: for the host a sum ends when it is queued on a device. needs_one_order: every rank must start
+    needs_one_order: every rank must start
     messages in one order, since what meets on the network is told apart by that alone. tells_sends: a message leaves
     its window when this rank's part has been sent; otherwise when its sum is there.
     """
 
-    stream_ordered: bool
     needs_one_order: bool
     tells_sends: bool
 
     @property
     def control_group(self) -> Any:
-        """A process group for what is exchanged between iterations."""
+        """A process group for what is exchanged between iterations, in tensors on `control_device`."""
+
+    @property
+    def control_device(self) -> torch.device: ...
 
     def measure(self) -> list[tuple[int, int]]:
         """(size_bytes, duration_ns) of single sums, the same on every rank (collective: all call it alike)."""
@@ -50,17 +53,20 @@ class Backend(Protocol):
     def expect(self, message: int) -> None:
         """`message` is the next of the agreed order."""
 
-    def start(self, message: int, buffer: MessageBuffer, ready: list[torch.Event], on_done: OnDone, on_sent: OnSent) -> bool:
-        """Begin the sum of `buffer` over all ranks, in place. True if it has ended for the host.
+    def mark(self) -> Event | None:
+        """On a device: the end of what has been queued so far; None on the CPU."""
 
-        ready: on a device, the events after which the bytes are there.
+    def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
+        """Begin the sum of `buffer` over all ranks, in place. True if it has ended for the host already.
+
+        ready: what `mark` gave when the bytes were there.
         """
 
     def join(self, message: int) -> None:
-        """On a device: make the current stream wait for the sum of `message`."""
+        """On a device: the script's own stream goes on when the sum of `message` is there. It has ended for the host."""
 
     def has_ended(self, message: int) -> bool:
-        """On a device: whether the sum of `message` is over, without waiting."""
+        """Whether the sum of `message`, which has ended for the host, is there: on a device it may still be queued."""
 
     def close(self, failure: JobError | None) -> None:
         """Give back what it holds; `failure`: what ended the job before its end."""

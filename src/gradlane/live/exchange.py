@@ -27,6 +27,7 @@ from gradlane.live.arena import Arena
 from gradlane.live.backend import Backend
 from gradlane.live.peers import Peers
 from gradlane.live.recorder import Recorder, now_ns
+from gradlane.live.streams import Event
 
 _VERDICT_S = 1.5  # how long a failed collective waits for the control channel to name the culprit
 _LEFT_S = 5.0  # how long sums may take after a peer has left in order
@@ -84,7 +85,7 @@ class Exchange:
                 self._parts_at_first[tensor] += 1
                 self._messages_of[tensor].append(index)
         self._parts = [0] * len(params)  # messages of each tensor that have not arrived
-        self._events: list[torch.Event | None] = [None] * len(params)
+        self._events: list[Event | None] = [None] * len(params)
         self._began_ns = [0] * len(plan.messages)
         self._chooses = coordinated and self.rank == 0
         self._dispatcher = Dispatcher(plan, follow=coordinated and self.rank != 0)
@@ -111,8 +112,7 @@ class Exchange:
 
     def ready(self, tensor: int) -> int:
         """Slot `tensor` holds this rank's gradient. Returns the time of it."""
-        if self._backend.stream_ordered:
-            self._events[tensor] = torch.accelerator.current_stream().record_event()
+        self._events[tensor] = self._backend.mark()
         now = now_ns()
         with self._lock:
             self._recorder.add("ready", self.iteration, tensor, now, now)
@@ -162,9 +162,7 @@ class Exchange:
         if ended:
             self._arrived(message)
 
-    def _events_of(self, message: int) -> list[torch.Event]:
-        if not self._backend.stream_ordered:
-            return []
+    def _events_of(self, message: int) -> list[Event]:
         return [event for tensor in self.plan.messages[message].tensors if (event := self._events[tensor]) is not None]
 
     def _message_done(self, message: int, error: BaseException | None) -> None:
@@ -231,9 +229,7 @@ class Exchange:
 
     def has_arrived(self, tensor: int) -> bool:
         """Whether the sum of `tensor` is there, without waiting."""
-        if not self._backend.stream_ordered:
-            return self._parts[tensor] == 0
-        return all(self._backend.has_ended(message) for message in self._messages_of[tensor])
+        return not self._parts[tensor] and all(self._backend.has_ended(message) for message in self._messages_of[tensor])
 
     def wait_for(self, tensor: int) -> None:
         """Return when the sum of `tensor` is in its slot (on a device: for whatever the stream does next)."""
@@ -241,7 +237,7 @@ class Exchange:
             began = now_ns()
             self.wait_until(lambda: not self._parts[tensor], f"the sum of {self.plan.tensors[tensor].name}")
             self._recorder.add("wait", self.iteration, tensor, began, now_ns())
-        if self._backend.stream_ordered and self.iteration >= 0:
+        if self.iteration >= 0:
             for message in self._messages_of[tensor]:
                 self._backend.join(message)
 
@@ -251,7 +247,7 @@ class Exchange:
             began = now_ns()
             self.wait_until(lambda: not any(self._parts), "the sums of this iteration")
             self._recorder.add("wait", self.iteration, -1, began, now_ns())
-        if self._backend.stream_ordered and self.iteration >= 0:
+        if self.iteration >= 0:
             for message in range(len(self.plan.messages)):
                 self._backend.join(message)
 

@@ -64,18 +64,18 @@ class Planner:
         """The plan of rank 0, agreed upon by all. Raises `MismatchError`, and `PlanError` for a bad policy."""
         group = backend.control_group
         if self._measures:
-            ready = torch.tensor(self.builder.ready_medians(), dtype=torch.int64, device=device)
+            ready = torch.tensor(self.builder.ready_medians(), dtype=torch.int64, device=backend.control_device)
             collective(lambda: dist.all_reduce(ready, group=group))
             world = dist.get_world_size(group)
             self.profile = self.builder.build(model, str(device), [int(total) // world for total in ready.tolist()])
-        plan = self._share(self._plan(self._policy), device, group, collective)
+        plan = self._share(self._plan(self._policy), backend, collective)
         check_fits(plan, self.builder.specs)
         return plan
 
-    def change(self, policy: Policy | None, device: torch.device, backend: Backend, collective: Collective) -> Plan:
+    def change(self, policy: Policy | None, backend: Backend, collective: Collective) -> Plan:
         """Another plan for the profile that there is: of rank 0's `policy` (None elsewhere), agreed upon by all."""
         plan = None if policy is None else self._plan(policy)
-        return self._share(plan, device, backend.control_group, collective)
+        return self._share(plan, backend, collective)
 
     def simulated_ns(self, policy: Policy) -> int:
         """How long an iteration is expected to take under `policy`: over all-reduce, on the network that is planned for."""
@@ -95,8 +95,9 @@ class Planner:
         return planned_ahead(plan, profile, self.network)
 
     @staticmethod
-    def _share(own: Plan | None, device: torch.device, group: Any, collective: Collective) -> Plan:
+    def _share(own: Plan | None, backend: Backend, collective: Collective) -> Plan:
         """Rank 0's plan (the others' own do not count) on every rank; its fingerprint compared over all of them."""
+        group, device = backend.control_group, backend.control_device
         data = files.dumps(own) if own is not None else b""
         size = torch.tensor([len(data)], dtype=torch.int64, device=device)
         collective(lambda: dist.broadcast(size, group_src=0, group=group))

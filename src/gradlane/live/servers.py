@@ -21,18 +21,21 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from gradlane.core.plan import Plan
-from gradlane.errors import JobError, UnsupportedError
+from gradlane.errors import JobError
 from gradlane.live.arena import MessageBuffer
 from gradlane.live.backend import OnDone, OnSent, refuse_what_cannot_be_done
 from gradlane.live.peers import own_address
 from gradlane.live.probe import sweep
 from gradlane.live.serving import meet_servers
+from gradlane.live.staging import Staging
+from gradlane.live.streams import Event, Streams
 from gradlane.transport import Lane, Node, NodeOptions
 from gradlane.transport.formation import form
 from gradlane.units import format_bytes
@@ -46,21 +49,21 @@ _STREAM = 4  # messages under way at once where the network is measured
 
 
 class Servers:
-    """Sums of message buffers in CPU memory, over the ranks of `group`, which all construct it alike.
+    """Sums of message buffers, over the ranks of `group`, which all construct it alike.
 
-    store: of this session alone. fingerprint: 32 bytes, a digest of what the ranks agreed on. apart: how many servers
-    there are in processes of their own; 0: one in each rank's. servers_store: "host:port" of the store to which those
-    come, if it is not the job's. Raises `UnsupportedError` for a device that is no CPU, and
-    what `form` raises.
+    streams: of the device that the buffers are on; None where that is the CPU. What is on a device goes through CPU memory,
+    see `Staging`. store: of this session alone. fingerprint: 32 bytes, a digest of what the ranks agreed on. apart: how many
+    servers there are in processes of their own; 0: one in each rank's. servers_store: "host:port" of the store to which
+    those come, if it is not the job's. Raises what `form` raises.
     """
 
-    stream_ordered = False
+    control_device = torch.device("cpu")
     needs_one_order = False
     tells_sends = True
 
     def __init__(
         self,
-        device: torch.device,
+        streams: Streams | None,
         group: dist.ProcessGroup | None,
         store: Any,
         timeout_s: float,
@@ -71,13 +74,11 @@ class Servers:
         apart: int = 0,
         servers_store: str | None = None,
     ) -> None:
-        if device.type != "cpu":
-            raise UnsupportedError(
-                f"backend 'server' sums tensors in CPU memory, and this model is on {device}: staging for devices is not "
-                "built yet; use backend='all-reduce'"
-            )
         ranks = None if group is None else dist.get_process_group_ranks(group)
-        self._control: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s))
+        only_of_devices = None if streams is None else "gloo"  # the job's own may be NCCL, which has no CPU tensors
+        self._control: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), backend=only_of_devices)
+        self._streams = streams
+        self._staging = None if streams is None else Staging(streams)
         self._store, self._timeout_s, self._servers_store = store, timeout_s, servers_store
         world, rank = dist.get_world_size(group), dist.get_rank(group)
         self._options = NodeOptions(
@@ -128,7 +129,10 @@ class Servers:
                     continue
                 message = tensor - self._first
                 buffer, on_done, _ = self._under_way.pop(message)
-                buffer.scatter()
+                if self._staging is None:
+                    buffer.scatter()
+                else:
+                    self._staging.bring_up(message, buffer)
                 on_done(message, None)
 
     def _report_failure(self, error: JobError) -> None:
@@ -161,7 +165,7 @@ class Servers:
                 beside[:] = [torch.zeros_like(data) for _ in range(_STREAM - 1)]
             self._sum([data, *beside])
 
-        samples = sweep(self._control, torch.device("cpu"), all_reduce=sum_a_stream)
+        samples = sweep(self._control, self.control_device, all_reduce=sum_a_stream)
         return [(size_bytes, duration_ns // _STREAM) for size_bytes, duration_ns in samples]
 
     def _sum(self, parts: Sequence[torch.Tensor]) -> None:
@@ -185,12 +189,13 @@ class Servers:
             log.info("gradlane: each server holds at most %s of packets at once", format_bytes(self.most_held_bytes(buffers)))
         self._first = self._next
         self._node.forget_below(self._first)
-        for message, buffer in zip(plan.messages, buffers, strict=True):
+        memory = [buffer.tensor for buffer in buffers] if self._staging is None else self._staging.prepare(buffers)
+        for message, part in zip(plan.messages, memory, strict=True):
             self._node.define(
                 self._next,
-                buffer.tensor.data_ptr(),
-                buffer.tensor.numel() * buffer.tensor.element_size(),
-                _dtype(buffer.tensor),
+                part.data_ptr(),
+                part.numel() * part.element_size(),
+                _dtype(part),
                 whole=plan.wire == "fifo",
                 urgent_first=plan.wire == "packet-priority",
                 priority=message.priority,
@@ -218,24 +223,48 @@ class Servers:
     def expect(self, message: int) -> None:
         """No order is agreed upon: nothing to do."""
 
-    def start(self, message: int, buffer: MessageBuffer, ready: list[torch.Event], on_done: OnDone, on_sent: OnSent) -> bool:
+    def mark(self) -> Event | None:
+        return None if self._streams is None else self._streams.mark()
+
+    def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
         """Hand `buffer` to the node; always False, since the end is told by the thread."""
-        buffer.gather()
         self._under_way[message] = buffer, on_done, on_sent
+        if self._staging is None:
+            buffer.gather()
+            self._push(message)
+        else:
+            self._staging.bring_down(message, buffer, ready, partial(self._brought_down, message))
+        return False
+
+    def _push(self, message: int) -> None:
         self._node.push(self._first + message, notify_sent=True)
         if self._failure is not None:  # before this message was one of those under way, perhaps
             self._report_failure(self._failure)
-        return False
+
+    def _brought_down(self, message: int, error: BaseException | None) -> None:
+        try:
+            if error is not None:
+                raise error
+            self._push(message)
+        except (JobError, RuntimeError) as failure:
+            taken = self._under_way.pop(message, None)
+            if taken is not None:
+                taken[1](message, failure)
 
     def join(self, message: int) -> None:
-        """Sums are in CPU memory when they are reported: nothing to do."""
+        """On a device: the script's own stream goes on when the sum of `message` is back there."""
+        if self._staging is not None:
+            self._staging.join(message)
 
     def has_ended(self, message: int) -> bool:
-        return message not in self._under_way
+        """Whether the sum of `message`, which has ended for the host, is there."""
+        return self._staging is None or self._staging.has_ended(message)
 
     def close(self, failure: JobError | None) -> None:
         """End the node and its thread: after what is queued has left, or at once where the job has failed."""
         self._ending.set()
+        if self._staging is not None:
+            self._staging.close()
         if failure is not None:
             self._node.abort(str(failure))
         self._shut()

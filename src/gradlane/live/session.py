@@ -226,7 +226,7 @@ class Session:
             if self._tuner is not None:
                 self._tuner.start(self._planner)
         elif self._settled and self._tuner is not None and not self._tuner.over:
-            changed = self._tuner.turn(self._planner, self._exchange, self._backend, self._device)
+            changed = self._tuner.turn(self._planner, self._exchange, self._backend)
             if changed is not None:
                 self._take_up(changed)
         self._recorder.begin()

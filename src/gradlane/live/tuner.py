@@ -15,7 +15,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import msgspec
-import torch
 
 from gradlane.core import files
 from gradlane.core.plan import Plan
@@ -67,13 +66,13 @@ class Tuner:
             self._tuning = Tuning(self._space, searching, options)
         self._since_ns = now_ns()
 
-    def turn(self, planner: Planner, exchange: Exchange, backend: Backend, device: torch.device) -> Plan | None:
+    def turn(self, planner: Planner, exchange: Exchange, backend: Backend) -> Plan | None:
         """All ranks, between two iterations: what rank 0 decides. Returns the plan to take up, if it is another."""
         turn = _Turn(exchange.turn(self._decide()))
         plan = None
         if turn & _Turn.CHANGE:
             policy = None if self._tuning is None else with_knobs(self._space.policy, self._tuning.knobs)
-            plan = planner.change(policy, device, backend, exchange.collective)
+            plan = planner.change(policy, backend, exchange.collective)
         if turn & _Turn.END:
             self._end()
         self._since_ns = now_ns()

@@ -1,0 +1,78 @@
+"""Streams without a device, which do what they are told as late, or as early, as real ones might.
+
+A lazy stream does nothing until somebody waits for it: what is used without having been waited for is not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from unittest.mock import patch
+
+import torch
+
+from gradlane.live.streams import Event
+
+
+class OnHost:
+    """A stream that runs its work on whatever thread waits for it, or at once where it is `eager`."""
+
+    def __init__(self, eager: bool) -> None:
+        self._eager = eager
+        self._lock = threading.RLock()
+        self._queue: list[tuple[Callable[[], object], list[Event], End]] = []
+
+    def run(self, work: Callable[[], object], after: Iterable[Event] = ()) -> Event:
+        end = End(self)
+        self._queue.append((work, list(after), end))
+        if self._eager:
+            self.run_up_to(end)
+        return end
+
+    def run_up_to(self, end: End) -> None:
+        with self._lock:
+            while not end.over:
+                work, after, done = self._queue.pop(0)
+                for event in after:
+                    event.synchronize()
+                work()
+                done.over = True
+
+
+class End:
+    def __init__(self, stream: OnHost | None) -> None:
+        self._stream, self.over = stream, stream is None
+
+    def query(self) -> bool:
+        return self.over
+
+    def synchronize(self) -> None:
+        if self._stream is not None:
+            self._stream.run_up_to(self)
+
+
+class HostStreams:
+    """What the script's own stream is given is done at once, as on any CPU."""
+
+    def __init__(self, eager: bool) -> None:
+        self._eager = eager
+
+    def open(self) -> OnHost:
+        return OnHost(self._eager)
+
+    def mark(self) -> Event:
+        return End(None)
+
+    def join(self, event: Event) -> None:
+        event.synchronize()
+
+    def host_memory(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(like, torch.nan)
+
+
+@contextlib.contextmanager
+def streams_on_the_host(eager: bool) -> Iterator[None]:
+    """Sessions attached inside take the CPU for a device with streams."""
+    with patch("gradlane.live.attachment.streams_of", lambda device: HostStreams(eager)):
+        yield
