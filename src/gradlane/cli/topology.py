@@ -39,6 +39,8 @@ _OPTIONS = (
     click.option("--slow", multiple=True, metavar="HOST=PERCENT", help="Emulated devices there take so much of their time."),
     click.option("--classes", type=int, help="Priority classes of every link, by DSCP. [default: 1]"),
     click.option("--traffic", multiple=True, metavar="FROM:TO[=RATE]", help="A flow of other traffic between two hosts."),
+    click.option("--delay", metavar="TIME", help="Each link delays packets by this, each way; host to host is twice that."),
+    click.option("--loss", metavar="PERCENT", help="Each link loses so many packets, each way, as in 0.1%."),
     click.option("--scale", type=float, help="Of all rates, and of emulated devices' tensors. [default: 1]"),
 )  # fmt: skip
 
@@ -58,6 +60,8 @@ class Topology:
     slow: tuple[str, ...]
     classes: int | None
     traffic: tuple[str, ...]
+    delay: str | None
+    loss: str | None
     scale: float | None
 
     def spec(self) -> LabSpec:
@@ -82,6 +86,8 @@ class Topology:
             jobs=(job,) if servers else (),
             traffic=tuple(_flow(text) for text in self.traffic),
             scale=1.0 if self.scale is None else self.scale,
+            delay_ns=parse_ns(self.delay) if self.delay else 0,
+            loss_ppm=_parts_per_million(self.loss) if self.loss else 0,
         )
 
     def _unlike(self) -> tuple[HostSpec, ...]:
@@ -136,6 +142,13 @@ def _varied(text: str) -> tuple[int, Link]:
     # hosts with one seed would all vary alike
     steps = random_steps(int(seed or 0) * 1_000_003 + host, *bounds, parse_ns(every), _VARIED_STEPS)
     return host, Link(steps[0].bytes_per_second, steps)
+
+
+def _parts_per_million(text: str) -> int:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)%", text)
+    if match is None:
+        raise InputError(f"--loss: got {text!r}, expected a share of packets, as in 0.1%")
+    return round(float(match[1]) * 10_000)
 
 
 def _flow(text: str) -> Flow:

@@ -18,6 +18,7 @@ import msgspec
 
 from gradlane.errors import LabError
 from gradlane.lab import kernel
+from gradlane.lab.relay import open_end
 from gradlane.lab.shaping import open_routes, shape
 from gradlane.lab.spec import LabSpec
 
@@ -131,7 +132,13 @@ def _examine_network(trial: _Trial) -> None:
             routes.tc("add-filter", "flower", index, parent=_ROOT, prio=1, protocol=_IPV4, target=_ROOT + 1)
 
         trial("flower", "not used", flower)
-        trial("netem", "delay and loss: not used yet", discipline("netem", delay=1000))
+
+        def packet_socket() -> None:
+            on("relay")
+            open_end("relay").close()
+
+        trial("packet sockets with virtio headers", "delay and loss", packet_socket)
+        trial("netem", "not used", discipline("netem", delay=1000))
         trial("tbf", "not used", discipline("tbf", rate=rate, burst=100_000, latency=10_000))
         trial("fq", "not used", discipline("fq"))
         trial("ifb", "not used", lambda: add("ifb-try", kind="ifb"))

@@ -29,8 +29,9 @@ from gradlane.errors import InputError, LabError
 from gradlane.lab import changes, gauges, kernel, ranks, wires
 from gradlane.lab.messages import Job, Outcome, Report
 from gradlane.lab.processes import processes
+from gradlane.lab.relay import relay
 from gradlane.lab.spec import LabSpec
-from gradlane.units import format_rate
+from gradlane.units import format_ns, format_rate
 
 
 def main() -> None:
@@ -95,6 +96,8 @@ def _helpers(job: Job, network: wires.Wires) -> dict[int, str]:
     helpers = {}
     if any(link is not None and link.steps for host in range(job.spec.hosts) for link in job.spec.links(host)):
         helpers[_fork(lambda: changes.follow(job.spec, network, began_ns))] = "the process that changes rates"
+    if network.relayed:
+        helpers[_fork(lambda: relay(network.relayed))] = "the process that delays and loses packets"
     if job.samples is not None:
         path = job.samples
         helpers[_fork(lambda: gauges.record(job.spec, network, path))] = "the process that samples links"
@@ -123,6 +126,10 @@ def _announcement(spec: LabSpec, congestion_control: str, setup_seconds: float) 
     parts += [links + (f" but for {_count(len(spec.unlike), 'host')}" if spec.unlike else "")]
     parts += [f"rates and sizes x {spec.scale:g}"] if spec.scale != 1 else []
     parts += [f"{spec.network_classes} priority classes"] if spec.network_classes > 1 else []
+    if spec.delay_ns:
+        parts += [f"packets delayed by {format_ns(2 * spec.delay_ns)} from host to host"]
+    if spec.loss_ppm:
+        parts += [f"{spec.loss_ppm / 10_000:g} % of packets lost on each link"]
     parts += [f"other traffic in {_count(len(spec.traffic), 'flow')}"] if spec.traffic else []
     return f"gradlane lab: {', '.join(parts)}, {congestion_control}, ready in {setup_seconds:.2f} s"
 

@@ -27,18 +27,21 @@ _SLOWEST_LINK = 10**6
 class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A host that is unlike the others: its link up to the switch, down from it, and how slow its device is.
 
-    None: as the lab's links. `compute_percent` reaches emulated devices on that host, which take so many hundredths of
-    their profile's times.
+    None: as the lab's links; so with what the link does to packets, see `LabSpec`. `compute_percent` reaches emulated devices
+    on that host, which take so many hundredths of their profile's times.
     """
 
     host: int
     up: Link | None = None
     down: Link | None = None
     compute_percent: int = 100
+    delay_ns: int | None = None
+    loss_ppm: int | None = None
 
     def __post_init__(self) -> None:
         need_int("host", self.host, 0, MOST_HOSTS - 1)
         need_int("compute_percent", self.compute_percent, 1, 1_000_000)
+        _need_delay_and_loss(self.delay_ns or 0, self.loss_ppm or 0)
 
 
 class Flow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -100,6 +103,9 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     `unlike` have links of their own. With `network_classes` above 1, both ends of each link serve a packet of a more
     urgent class before any of a less urgent one; a packet's class is its DSCP's class selector (`type_of_service`).
 
+    Each link delays packets by `delay_ns` in each direction, so that from host to host it is twice that, and loses so many of a
+    million as `loss_ppm` says, drawn from a seed.
+
     No `jobs`: one job, a rank on each host. scale: of every rate; in a lab, of emulated devices' tensors too.
     """
 
@@ -112,6 +118,8 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     jobs: tuple[JobSpec, ...] = ()
     traffic: tuple[Flow, ...] = ()
     scale: float = 1.0
+    delay_ns: int = 0
+    loss_ppm: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.hosts <= MOST_HOSTS:
@@ -123,6 +131,7 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         if not 576 <= self.mtu_bytes <= 9000:
             raise InputError(f"lab MTU: got {self.mtu_bytes} bytes, expected 576 to 9000")
         need_int("network_classes", self.network_classes, 1, NETWORK_CLASSES)
+        _need_delay_and_loss(self.delay_ns, self.loss_ppm)
         need(len(self.jobs) <= MOST_JOBS, "jobs", len(self.jobs), f"at most {MOST_JOBS} of them")
         counts = Counter(entry.host for entry in self.unlike)
         for host, count in counts.items():
@@ -184,6 +193,12 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         own = next((entry for entry in self.unlike if entry.host == host), HostSpec(host))
         return self._scaled(own.up or usual), self._scaled(own.down or usual)
 
+    def delay_and_loss(self, host: int) -> tuple[int, int]:
+        """What a host's link does to packets in each direction: delays them, in ns, and loses so many of a million."""
+        own = next((entry for entry in self.unlike if entry.host == host), HostSpec(host))
+        delay_ns = self.delay_ns if own.delay_ns is None else own.delay_ns
+        return delay_ns, self.loss_ppm if own.loss_ppm is None else own.loss_ppm
+
     def compute_percent(self, host: int) -> int:
         return next((entry.compute_percent for entry in self.unlike if entry.host == host), 100)
 
@@ -196,6 +211,11 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
             return link
         steps = tuple(Step(step.at_ns, max(round(step.bytes_per_second * self.scale), 1)) for step in link.steps)
         return Link(max(round(link.bytes_per_second * self.scale), 1), steps)
+
+
+def _need_delay_and_loss(delay_ns: int, loss_ppm: int) -> None:
+    need_int("delay_ns", delay_ns, 0, 10 * 10**9)
+    need_int("loss_ppm", loss_ppm, 0, 999_999)
 
 
 def type_of_service(network_class: int) -> int:

@@ -16,6 +16,7 @@ from gradlane.core.cluster import Link
 from gradlane.errors import LabError
 from gradlane.lab import kernel
 from gradlane.lab.processes import INTERFACE
+from gradlane.lab.relay import Relayed, open_end
 from gradlane.lab.shaping import most_segments, open_routes, shape, step
 from gradlane.lab.spec import LabSpec
 
@@ -25,11 +26,13 @@ _LINK_UP_SECONDS = 5.0
 
 
 class Wires(NamedTuple):
-    """The network namespaces of the hosts and of the switch, held open, and the congestion control that is in force."""
+    """The network namespaces of the hosts and of the switch, held open, the congestion control that is in force, and the
+    links that stand still until somebody relays them."""
 
     namespace_fds: tuple[int, ...]
     congestion_control: str
     switch_fd: int
+    relayed: list[Relayed]
 
 
 def port_name(host: int) -> str:
@@ -40,9 +43,10 @@ def port_name(host: int) -> str:
 def string_up(spec: LabSpec) -> Wires:
     """Build the whole network of `spec` from within the namespace that is to be its switch."""
     switch_fd = _open_own_namespace()
+    _set_sysctls()
     with open_routes() as switch:
         bridge = _add_bridge(switch)
-        namespace_fds, congestion = [], []
+        namespace_fds, congestion, relayed = [], [], []
         for host, address in enumerate(spec.addresses):
             kernel.unshare(kernel.CLONE_NEWNET)
             namespace_fds.append(_open_own_namespace())
@@ -51,9 +55,11 @@ def string_up(spec: LabSpec) -> Wires:
                 _add_link(inside, switch, switch_fd, bridge, host, spec)
                 congestion.append(_give_address(inside, address))
             kernel.setns(switch_fd, kernel.CLONE_NEWNET)
+            if any(spec.delay_and_loss(host)):
+                relayed.append(_relayed(switch, host, spec))
         _await_links(switch, spec.hosts)
     # one kernel serves all hosts, so that they all agree
-    return Wires(tuple(namespace_fds), congestion[0], switch_fd)
+    return Wires(tuple(namespace_fds), congestion[0], switch_fd, relayed)
 
 
 def _open_own_namespace() -> int:
@@ -86,9 +92,15 @@ def _add_link(inside: Any, switch: Any, switch_fd: int, bridge: int, host: int, 
     port_at_switch = port_name(host)
     # Each end limits what is sent from it; the switch hands packets on as they came.
     up, down = spec.links(host)
+    is_relayed = any(spec.delay_and_loss(host))
     with step(f"the link of {port_at_switch} (RTM_NEWLINK, kind veth)"):
-        peer = {"ifname": port_at_switch, "net_ns_fd": switch_fd, **_limits(down, spec)}
-        inside.link("add", ifname=INTERFACE, kind="veth", peer=peer, **_limits(up, spec))
+        port_limits, peer_name = _limits(down, spec, host), port_at_switch
+        if is_relayed:
+            near, far = _ends(host)
+            switch.link("add", ifname=port_at_switch, kind="veth", peer={"ifname": far, "mtu": spec.mtu_bytes}, **port_limits)
+            port_limits, peer_name = {"mtu": spec.mtu_bytes}, near
+        peer = {"ifname": peer_name, "net_ns_fd": switch_fd, **port_limits}
+        inside.link("add", ifname=INTERFACE, kind="veth", peer=peer, **_limits(up, spec, host))
         end = inside.link_lookup(ifname=INTERFACE)[0]
         port = switch.link_lookup(ifname=port_at_switch)[0]
     if up is not None:
@@ -102,9 +114,25 @@ def _add_link(inside: Any, switch: Any, switch_fd: int, bridge: int, host: int, 
         inside.link("set", index=inside.link_lookup(ifname="lo")[0], state="up")
 
 
-def _limits(link: Link | None, spec: LabSpec) -> dict[str, int]:
+def _ends(host: int) -> tuple[str, str]:
+    """The ends of a relayed link that are the relay's, both at the switch: facing the host, and facing its port."""
+    return f"near{host}", f"far{host}"
+
+
+def _relayed(switch: Any, host: int, spec: LabSpec) -> Relayed:
+    ends = _ends(host)
+    with step(f"the ends of the relay to {port_name(host)} (RTM_SETLINK)"):
+        for name in ends:
+            switch.link("set", index=switch.link_lookup(ifname=name)[0], state="up")
+    near, far = (open_end(name) for name in ends)
+    return Relayed(near, far, *spec.delay_and_loss(host))
+
+
+def _limits(link: Link | None, spec: LabSpec, host: int) -> dict[str, int]:
     limits = {"mtu": spec.mtu_bytes}
-    if link is not None:
+    if spec.delay_and_loss(host)[1]:
+        limits["gso_max_segs"] = 1  # each packet is lost by itself
+    elif link is not None:
         # a connection keeps what it saw first, so it is the slowest rate that decides
         slowest = min(link.bytes_per_second, *(change.bytes_per_second for change in link.steps), link.bytes_per_second)
         limits["gso_max_segs"] = most_segments(slowest, spec.mtu_bytes)

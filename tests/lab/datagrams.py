@@ -1,0 +1,47 @@
+"""Run by each rank of a two-host lab: rank 1 sends argv[1] numbered datagrams, one after another, and prints what it saw.
+
+How many came back, and the shortest time that one took, in ns. Rank 0 sends back what it gets, until a connection that rank 1
+holds has ended.
+"""
+
+import os
+import select
+import socket
+import sys
+import time
+
+count = int(sys.argv[1])
+address = os.environ["MASTER_ADDR"], 7000
+datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+datagrams.settimeout(10)
+
+if os.environ["RANK"] == "0":
+    datagrams.bind(address)
+    with socket.create_server(address) as server:
+        held = server.accept()[0]
+    while True:
+        readable, _, _ = select.select([datagrams, held], [], [], 30)
+        if datagrams in readable:
+            data, sender = datagrams.recvfrom(100)
+            datagrams.sendto(data, sender)
+        else:
+            break
+else:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            held = socket.create_connection(address, timeout=20)
+            break
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+    shortest, back = None, 0
+    for number in range(count):
+        began = time.monotonic_ns()
+        datagrams.sendto(number.to_bytes(4, "little"), address)
+        if select.select([datagrams], [], [], 1 if number == 0 else 0.05)[0]:
+            datagrams.recv(100)
+            took = time.monotonic_ns() - began
+            back, shortest = back + 1, min(shortest or took, took)
+    held.close()
+    print(back, shortest, flush=True)
