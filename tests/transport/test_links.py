@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gradlane import lab
+from tests.processes import AT_ONCE_S
 
 SCRIPT = Path(__file__).with_name("linkdown.py")
 
@@ -22,10 +23,10 @@ def _lab_is_supported() -> None:
 
 
 @pytest.mark.parametrize("task", ["idle", "sending"])
-def test_a_link_that_goes_down_stalls_both_ends_in_three_seconds(task: str) -> None:
+def test_a_link_that_goes_down_stalls_both_ends_in_seconds(task: str) -> None:
     command = [sys.executable, "-m", "gradlane", "lab", "--quiet", "--hosts", "2", "--link", "200mbit", "--"]
     done = subprocess.run([*command, sys.executable, str(SCRIPT), task], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     told = sorted((json.loads(line.removeprefix("[1] ")) for line in done.stdout.splitlines()), key=lambda each: each["rank"])
     assert [(each["rank"], each["error"], each["blames"]) for each in told] == [(0, "PeerStalled", 1), (1, "PeerStalled", 0)]
-    assert all(each["seconds"] <= 3.3 for each in told), told  # rank 0 counts from when it knew of the plan, up to 0.3 s early
+    assert all(each["seconds"] <= 3 + AT_ONCE_S for each in told), told

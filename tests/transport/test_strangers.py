@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from gradlane.transport import Node, NodeOptions
+from tests.processes import AT_ONCE_S
 from tests.transport.frames import DEFINE, GOODBYE, HELLO, PING, PUSH, RESULT, WELCOME, define, frame, hello
 from tests.transport.jobs import Member, each_with_a_server, job
 from tests.transport.proxy import proxy
@@ -59,7 +60,7 @@ def test_junk_is_hung_up_on_at_once_while_a_job_runs_undisturbed() -> None:
         took = {name: time_until_closed(data, running[0].port) for name, data in JUNK.items()}
         assert [outcome.error for outcome in [member.outcome() for member in running.members]] == ["", ""]
         assert running[0].call("stats")["refused"] == len(JUNK)
-    assert max(took.values()) <= 1.0, took
+    assert max(took.values()) <= AT_ONCE_S, took
 
 
 def test_one_who_says_nothing_or_too_little_is_hung_up_on_in_five_seconds() -> None:
@@ -72,7 +73,7 @@ def test_one_who_says_nothing_or_too_little_is_hung_up_on_in_five_seconds() -> N
         for thread in threads:
             thread.join()
         assert len(took) == len(said)
-        assert all(abs(seconds - GREETING_S) <= 0.5 for seconds in took), took
+        assert all(GREETING_S - 0.5 <= seconds <= GREETING_S + AT_ONCE_S for seconds in took), took
         assert node.failure() is None
 
 
@@ -107,7 +108,7 @@ def test_a_thousand_who_never_greet_keep_nobody_from_joining() -> None:
         second.dial(0, "127.0.0.1", first.port)
         first.join(10)
         second.join(10)
-        assert time.monotonic() - began <= 2
+        assert time.monotonic() - began <= AT_ONCE_S
         held = [len(_connections(node.port)) for node in (first, second)]
         assert max(held) <= 64 + 2
 
@@ -135,7 +136,7 @@ def test_a_server_without_a_descriptor_left_hangs_up_on_new_ones_and_keeps_the_o
         wakeups = running[0].call("stats")["wakeups"]
         time.sleep(0.5)
         assert running[0].call("stats")["wakeups"] - wakeups < 100  # it does not spin on those that it cannot take
-        assert max(took) <= 1
+        assert max(took) <= AT_ONCE_S
 
 
 def test_a_dialler_without_the_secret_is_refused_and_changes_nothing() -> None:
@@ -229,6 +230,6 @@ def test_a_second_process_of_a_rank_is_told_where_the_first_is_and_the_first_goe
             second.dial(0, "127.0.0.1", running[0].port)
             with pytest.raises(Exception, match=r"rank 1 is here already, from 127\.0\.0\.1:\d+") as refused:
                 second.join(5)
-            assert time.monotonic() - began <= 1
+            assert time.monotonic() - began <= AT_ONCE_S
         assert type(refused.value).__name__ == "MismatchError"
         assert [outcome.error for outcome in [member.outcome() for member in running.members]] == ["", ""]
