@@ -12,7 +12,7 @@ from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import TensorSpec
 from gradlane.core.timeline import Span, Timeline
 from gradlane.errors import InputError
-from gradlane.report.perfetto import chrome_trace
+from gradlane.report.perfetto import LinkCount, chrome_trace
 from gradlane.sim import simulate
 from tests.unit.strategies import networks, profiles
 
@@ -159,3 +159,20 @@ def test_the_trace_of_any_simulation_nests_on_every_track_and_loses_nothing(prof
 
 def test_a_trace_of_nothing_is_a_trace():
     assert json.loads(chrome_trace([], [])) == {"traceEvents": [], "displayTimeUnit": "ms"}
+
+
+def test_links_are_counters_of_rate_and_queue_for_as_long_as_the_run_went_on():
+    counts = [LinkCount(at_ns, passed, queued) for at_ns, passed, queued in (
+        (500_000, 0, 9), (1_000_000, 0, 7), (2_000_000, 125_000, 30_000), (4_000_000, 125_000, 0), (9_000_000, 500_000, 0),
+    )]  # fmt: skip
+    run = timeline(Span("step", 0, -1, 1_000_000, 5_000_000))
+    events = json.loads(chrome_trace([run], [PLAN], ["wfbp"], shared_clock=True, links={"host0 up": counts}))["traceEvents"]
+    counters = [event for event in events if event["ph"] == "C"]
+    (process,) = [event for event in events if event["args"].get("name") == "wfbp links"]
+    assert {event["pid"] for event in counters} == {process["pid"]}
+    assert [(event["name"], event["ts"], *event["args"].values()) for event in counters] == [
+        ("host0 up, Mbit/s", 0.0, 1000.0),
+        ("host0 up, bytes queued", 1000.0, 30_000),
+        ("host0 up, Mbit/s", 1000.0, 0.0),
+        ("host0 up, bytes queued", 3000.0, 0),
+    ]

@@ -28,12 +28,14 @@ from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError
-from gradlane.report.perfetto import chrome_trace
+from gradlane.lab.gauges import read_samples
+from gradlane.report.perfetto import LinkCount, chrome_trace
 from gradlane.report.sweep import Sweep, render_sweep
 from gradlane.report.table import Comparison, Result, render
 from gradlane.tune import catalog
 
 BASELINE, ALONE = "torch-ddp", "no-communication"
+_LINKS = "links.jsonl"
 
 
 @click.command()
@@ -102,7 +104,7 @@ def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out:
         timeout_s = options.pop("timeout")
         path = Path(scratch, "config.json")
         path.write_bytes(msgspec.json.encode({"out": str(folder), "arms": arms, "timeout_s": timeout_s, **options}))
-        exit_code = run_on_ranks("gradlane.live.comparison", [str(path)], counts[0], rates[0], loopback)
+        exit_code = run_on_ranks("gradlane.live.comparison", [str(path)], counts[0], rates[0], loopback, folder / _LINKS)
         if exit_code:
             fail("the comparison", exit_code)
         first = msgspec.json.decode((folder / "rank-0.json").read_bytes())
@@ -189,4 +191,16 @@ def _trace(folder: Path, names: Sequence[str], hosts: int) -> bytes:
             plans.append(files.read(folder / f"plan-{name}-rank{rank}.json", Plan))
             labels.append(name)
     layers = [layer.name for layer in files.read(folder / "profile-rank0.json", Profile).layers]
-    return chrome_trace(timelines, plans, labels, layers=layers, shared_clock=True)
+    return chrome_trace(timelines, plans, labels, layers=layers, shared_clock=True, links=_links(folder / _LINKS))
+
+
+def _links(path: Path) -> dict[str, list[LinkCount]]:
+    """What a lab has sampled, by direction of a link; nothing where there was none."""
+    links: dict[str, list[LinkCount]] = {}
+    for sample in read_samples(path) if path.exists() else ():
+        for way, gauges in (("up", sample.up), ("down", sample.down)):
+            for host, gauge in enumerate(gauges):
+                if gauge is not None:
+                    count = LinkCount(sample.at_ns, gauge.passed_bytes, gauge.queued_bytes)
+                    links.setdefault(f"host{host} {way}", []).append(count)
+    return links

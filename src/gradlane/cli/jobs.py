@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import click
 
@@ -35,23 +36,34 @@ def run_on_loopback(arguments: Sequence[str], ranks: int, environment: Mapping[s
     return subprocess.run(command, env={**os.environ, **(environment or {})}, check=False).returncode
 
 
-def run_on_lab(spec: lab.LabSpec, command: Sequence[str]) -> int:
-    """Run `command` on the hosts of `spec`; returns the exit code. Raises `LabError` where no lab can be made."""
+def run_on_lab(spec: lab.LabSpec, command: Sequence[str], samples: Path | None = None) -> int:
+    """Run `command` on the hosts of `spec`; returns the exit code. Raises `LabError` where no lab can be made.
+
+    samples: where to leave what links carried and queued.
+    """
     reason = lab.supported()
     if reason is not None:
         raise LabError(f"no lab can be made here: {reason}; --loopback runs the same without emulated links")
-    return lab.run(spec, list(command))
+    return lab.run(spec, list(command), samples=samples)
 
 
-def run_on_ranks(module: str, arguments: Sequence[str], hosts: int, link_bits_per_second: int | None, loopback: bool) -> int:
+def run_on_ranks(
+    module: str,
+    arguments: Sequence[str],
+    hosts: int,
+    link_bits_per_second: int | None,
+    loopback: bool,
+    samples: Path | None = None,
+) -> int:
     """Run `python -m module arguments` as `hosts` ranks and return the exit code.
 
-    Raises `LabError` where no lab can be made; with `loopback` none is.
+    samples: where to leave what links carried and queued. Raises `LabError` where no lab can be made; with `loopback` none
+    is.
     """
     command = python_module(module, arguments)
     if loopback:
         return run_on_loopback(command[1:], hosts)
-    return run_on_lab(lab.LabSpec(hosts=hosts, link_bits_per_second=link_bits_per_second), command)
+    return run_on_lab(lab.LabSpec(hosts=hosts, link_bits_per_second=link_bits_per_second), command, samples)
 
 
 def fail(what: str, exit_code: int) -> None:

@@ -2,14 +2,15 @@
 
 A rank of a run is a process: a track of its iterations, one of what its compute thread did, and one per lane of
 the messages under way. Events on one track of that format must nest, so whatever would cross another event is
-put on a second track of the same name.
+put on a second track of the same name. What links carried and queued are counters beside the ranks.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,6 +24,14 @@ _COMPUTE: tuple[Kind, ...] = ("forward", "backward", "update", "wait")
 _Event = tuple[int, int, str, dict[str, Any]]
 
 
+class LinkCount(NamedTuple):
+    """A direction of a link at a moment of the timelines' clock: all bytes that have passed so far, and those that wait."""
+
+    at_ns: int
+    passed_bytes: int
+    queued_bytes: int
+
+
 def chrome_trace(
     timelines: Sequence[Timeline],
     plans: Sequence[Plan],
@@ -30,13 +39,15 @@ def chrome_trace(
     *,
     layers: Sequence[str] = (),
     shared_clock: bool = False,
+    links: Mapping[str, Sequence[LinkCount]] | None = None,
 ) -> bytes:
     """`timelines` side by side as JSON in Chrome's trace event format, times in microseconds.
 
     plans: the plan of each timeline, or one for all. labels: the name of each timeline's run, or one for all, or
     none; a process is named by label and rank, and its pid is the rank, counted on from label to label. layers:
     the names of the profile's layers, for the forward spans. Each timeline begins at 0, or with `shared_clock`
-    each label does, so that ranks whose clock is one (those of one host) keep their distance.
+    each label does, so that ranks whose clock is one (those of one host) keep their distance. links: by name, what each
+    has counted; shown with each run for as long as that went on. It needs `shared_clock`.
 
     Raises `InputError` where the counts differ, a timeline is of another plan, or a rank comes twice in a run.
     """
@@ -45,10 +56,12 @@ def chrome_trace(
     runs: dict[str, int] = {name: place for place, name in enumerate(dict.fromkeys(names))}
     stride = 1 + max((timeline.rank for timeline in timelines), default=0)
     begins: dict[object, int] = {}
+    ends: dict[str, int] = {}
     for place, (timeline, name) in enumerate(zip(timelines, names, strict=True)):
         begin = min((span.start_ns for span in timeline.spans), default=0)
         clock = name if shared_clock else place
         begins[clock] = min(begins.get(clock, begin), begin)
+        ends[name] = max(ends.get(name, 0), max((span.end_ns for span in timeline.spans), default=0))
     events: list[dict[str, Any]] = []
     seen: set[int] = set()
     for place, (timeline, plan, name) in enumerate(zip(timelines, plans, names, strict=True)):
@@ -60,6 +73,8 @@ def chrome_trace(
         seen.add(pid)
         begin = begins[name if shared_clock else place]
         events += _process(pid, f"{name} rank {timeline.rank}".strip(), timeline, plan, layers, begin)
+    for name, place in runs.items() if links and shared_clock else ():
+        events += _counters(len(runs) * stride + place, f"{name} links".strip(), links or {}, begins[name], ends[name])
     return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
@@ -93,6 +108,22 @@ def _process(pid: int, name: str, timeline: Timeline, plan: Plan, layers: Sequen
         for start, end, label, arguments in content:
             at = {"ts": (start - begin_ns) / 1000, "dur": (end - start) / 1000}
             events.append({"ph": "X", "pid": pid, "tid": tid, "name": label, **at, "args": arguments})
+    return events
+
+
+def _counters(
+    pid: int, name: str, links: Mapping[str, Sequence[LinkCount]], begin_ns: int, end_ns: int
+) -> list[dict[str, Any]]:
+    """The rate of each link, from one count to the next, and its queue; of the counts within a run."""
+    events = [_metadata(pid, 0, "process_name", {"name": name})]
+    for link, counts in links.items():
+        for before, count in pairwise(counts):
+            if before.at_ns < begin_ns or count.at_ns > end_ns:
+                continue
+            megabits = (count.passed_bytes - before.passed_bytes) * 8e3 / (count.at_ns - before.at_ns)
+            for what, at_ns, value in (("Mbit/s", before.at_ns, megabits), ("bytes queued", count.at_ns, count.queued_bytes)):
+                at = (at_ns - begin_ns) / 1000
+                events.append({"ph": "C", "pid": pid, "name": f"{link}, {what}", "ts": at, "args": {what: value}})
     return events
 
 
