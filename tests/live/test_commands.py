@@ -29,14 +29,15 @@ def gradlane(*arguments: object, expect: int = 0) -> subprocess.CompletedProcess
     return done
 
 
-def check_comparison(folder: Path, policies: list[str]) -> None:
+def check_comparison(folder: Path, policies: list[str], *, links: bool) -> None:
     comparison = Comparison.from_json((folder / "comparison.json").read_bytes())
     assert [result.policy for result in comparison.results] == ["torch-ddp", *policies]
     assert all(result.equal_to_ddp for result in comparison.results)
     assert all(len(result.step_ns) == 2 for result in comparison.results)
     trace = json.loads((folder / "timeline.json").read_text())
     names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
-    assert names == {f"{policy} rank {rank}" for policy in policies for rank in (0, 1)}
+    shown = ["rank 0", "rank 1", "links"] if links else ["rank 0", "rank 1"]
+    assert names == {f"{policy} {what}" for policy in policies for what in shown}
 
 
 def test_compare_on_loopback_prints_a_table_and_leaves_it_as_json_and_as_a_trace(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_compare_on_loopback_prints_a_table_and_leaves_it_as_json_and_as_a_trace
     done = gradlane("compare", *options)
     assert "torch-ddp" in done.stdout
     assert "[  8/8]" in done.stderr
-    check_comparison(tmp_path, ["blocks", "mg-wfbp"])
+    check_comparison(tmp_path, ["blocks", "mg-wfbp"], links=False)
 
 
 def test_compare_in_a_lab_as_make_run_does(tmp_path: Path) -> None:
@@ -53,7 +54,7 @@ def test_compare_in_a_lab_as_make_run_does(tmp_path: Path) -> None:
         pytest.skip(reason)
     options = ["--link", "1gbit", "--rounds", 1, "--steps", 2, "--batch-size", 4, "--policies", "p3", "--out", tmp_path]
     gradlane("compare", *options)
-    check_comparison(tmp_path, ["p3"])
+    check_comparison(tmp_path, ["p3"], links=True)
 
 
 def test_compare_of_a_model_puts_the_simulator_beside_each_arm_and_goes_on_where_it_was(tmp_path: Path) -> None:
