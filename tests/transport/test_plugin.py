@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from gradlane.plugin import Core, NodeSums
 from gradlane.transport import Node, NodeOptions
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "numpy_training.py"
+JAX_EXAMPLE = EXAMPLE.with_name("jax_training.py")
 SIZES = (100_000, 40, 3_000, 20_004)  # bytes
 
 
@@ -115,3 +118,13 @@ def test_a_numpy_training_loop_gives_the_bits_of_one_process():
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == EXAMPLE.with_suffix(".out").read_text()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed; this plugin is experimental")
+def test_a_jax_training_loop_gives_the_weights_of_one_process() -> None:
+    done = subprocess.run([sys.executable, str(JAX_EXAMPLE)], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1]
+    found = re.fullmatch(r"weights equal on both ranks, and within (\S+) of those of one process", last)
+    assert found, last
+    assert float(found[1]) < 1e-5
