@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.arena import MessageBuffer
@@ -35,6 +36,7 @@ from gradlane.live.probe import sweep
 from gradlane.live.serving import meet_servers
 from gradlane.transport import Lane, Node, NodeOptions
 from gradlane.transport.formation import form
+from gradlane.tune.fit import fit_network
 from gradlane.units import format_bytes
 
 log = logging.getLogger("gradlane")
@@ -149,7 +151,7 @@ class Servers:
         """A group of torch.distributed: it is not used while messages are under way."""
         return self._control
 
-    def measure(self) -> list[tuple[int, int]]:
+    def measure(self) -> Network:
         """As `Backend.measure`, of messages in a stream: what comes back of one passes what goes of the next.
 
         A message alone cannot hide its way back, and would make the links look slower than they are.
@@ -162,7 +164,8 @@ class Servers:
             self._sum([data, *beside])
 
         samples = sweep(self._control, torch.device("cpu"), all_reduce=sum_a_stream)
-        return [(size_bytes, duration_ns // _STREAM) for size_bytes, duration_ns in samples]
+        each = [(size_bytes, duration_ns // _STREAM) for size_bytes, duration_ns in samples]
+        return fit_network(each, workers=dist.get_world_size(self._control), source="measured at attach, server")
 
     def _sum(self, parts: Sequence[torch.Tensor]) -> None:
         tensors = range(self._next, self._next + len(parts))

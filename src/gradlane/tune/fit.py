@@ -12,11 +12,12 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from gradlane.core.checking import MAX_BYTES, MAX_NS
-from gradlane.core.network import MAX_RATE, Network, Piece
+from gradlane.core.network import MAX_RATE, ONE_BY_ONE, Network, Piece, Sharing
 from gradlane.errors import InputError
 from gradlane.units import NS_PER_SECOND, format_bytes
 
@@ -32,13 +33,21 @@ WORTH_A_PIECE = 0.6
 LEAST_GAIN = 0.01
 # a cost may fall by this part where the next piece begins, beyond what the data themselves fall
 TOLERATED_DROP = 0.02
+# how finely the part of the startup that is latency is told: far finer than it can be measured
+LATENCY_STEPS = 200
 
 _LEAST_SLOPE = NS_PER_SECOND / MAX_RATE
 _MOST_SLOPE = float(NS_PER_SECOND)
 
 
 def fit_network(
-    samples: Iterable[tuple[int, int]], workers: int, *, algorithm: str = "unstated", source: str = "measured"
+    samples: Iterable[tuple[int, int]],
+    workers: int,
+    *,
+    streams: Iterable[tuple[int, int, int]] = (),
+    sharing: Sharing = ONE_BY_ONE,
+    algorithm: str = "unstated",
+    source: str = "measured",
 ) -> Network:
     """The network whose cost fits `samples`, pairs of (size in bytes, duration in ns), repeats included.
 
@@ -46,6 +55,10 @@ def fit_network(
     relative absolute error under startup >= 0 and rate > 0; two lines, with a break between two sizes, when they
     lower the error clearly. `residual` is the median over sizes of |fitted - measured| / measured. The result's
     `source` is `source` followed by what was fitted.
+
+    streams: (size in bytes, number of messages, duration in ns) of equal messages started at once, on a network that is
+    known to share itself as `sharing` says. What they save against as many messages alone tells how much of the startup is
+    latency: one part for all pieces, again by least relative absolute error.
 
     Raises `InputError` for fewer than two different sizes, for sizes or durations that are not positive, and for a
     sample faster than any network.
@@ -58,7 +71,36 @@ def fit_network(
     residual = float(np.median(np.abs(costs - medians) / medians))
     shape = "one line" if len(pieces) == 1 else f"two lines that meet at {format_bytes(pieces[0].up_to_bytes)}"
     span = f"{count} samples of {len(sizes)} sizes, {format_bytes(int(sizes[0]))} to {format_bytes(int(sizes[-1]))}"
-    return Network(workers, pieces, algorithm, residual, f"{source}; {span}; {shape}")
+    fitted = Network(workers, pieces, algorithm, residual, f"{source}; {span}; {shape}", sharing)
+    return _with_latency(fitted, list(streams))
+
+
+def _with_latency(network: Network, streams: list[tuple[int, int, int]]) -> Network:
+    """The network with that part of its startups as latency, one for all pieces, which fits the streams best."""
+    if not streams:
+        return network
+    by_kind: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for index, (size_bytes, messages, duration_ns) in enumerate(streams):
+        if not (0 < size_bytes <= MAX_BYTES and messages > 0 and 0 < duration_ns <= MAX_NS):
+            raise InputError(
+                f"streams[{index}]: got {messages} messages of {size_bytes} bytes in {duration_ns} ns, expected all above 0"
+            )
+        by_kind[size_bytes, messages].append(duration_ns)
+    medians = {kind: float(np.median(durations)) for kind, durations in by_kind.items()}
+
+    def error(candidate: Network) -> float:
+        return sum(abs(candidate.stream_ns(*kind) / duration - 1) for kind, duration in medians.items())
+
+    # the error has several minima, so that all are tried
+    best = min((_of_latency(network, step) for step in range(LATENCY_STEPS + 1)), key=error)
+    return msgspec.structs.replace(best, source=f"{network.source}; {len(streams)} streams")
+
+
+def _of_latency(network: Network, step: int) -> Network:
+    pieces = tuple(
+        msgspec.structs.replace(piece, latency_ns=piece.startup_ns * step // LATENCY_STEPS) for piece in network.pieces
+    )
+    return msgspec.structs.replace(network, pieces=pieces)
 
 
 def _medians(samples: Iterable[tuple[int, int]]) -> tuple[Floats, Floats, int]:
