@@ -40,6 +40,8 @@ What is left grows with the number of messages: what a small message costs is th
 while a network is measured and while the job runs beside others.
 """
 
+QUIET = 0.3
+QUIETER, BUSIER = f"less than {QUIET:.0%}", f"{QUIET:.0%} or more"
 ERRORS = ("cells", "median error", "9 of 10 below", "median signed")
 
 
@@ -58,6 +60,7 @@ def page(results: Results) -> str:
         ("By model", lambda trial, cell: trial.model),
         ("By ratio", lambda trial, cell: f"{trial.ratio:g}"),
         ("By hosts", lambda trial, cell: str(trial.hosts)),
+        ("By what others took of the machine", lambda trial, cell: QUIETER if trial.others < QUIET else BUSIER),
     )
     for title, key in keys:
         text += f"\n## {title}\n\n" + _table(

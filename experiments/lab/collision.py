@@ -8,7 +8,6 @@ handing over both until it had the urgent sum, and until it had the other.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 

@@ -27,7 +27,10 @@ from gradlane.units import format_rate
 
 @dataclass(frozen=True)
 class Trial:
-    """One run. Rates and tensors are those that are meant; `scale` makes both smaller where they run."""
+    """One run. Rates and tensors are those that are meant; `scale` makes both smaller where they run.
+
+    unlike: hosts with links of their own, which may change while the run goes on.
+    """
 
     profile: Profile
     hosts: int
@@ -40,6 +43,7 @@ class Trial:
     batch_size: int
     servers: int
     timeout: float
+    unlike: tuple[lab.HostSpec, ...] = ()
 
     @property
     def key(self) -> str:
@@ -83,6 +87,7 @@ def _run(trial: Trial, folder: Path) -> None:
         spec = lab.LabSpec(
             hosts=trial.hosts + trial.servers,
             link_bits_per_second=trial.link_bits_per_second,
+            unlike=trial.unlike,
             jobs=(lab.JobSpec(tuple(workers), tuple(servers)),),
             scale=trial.scale,
         )
