@@ -13,7 +13,7 @@ from gradlane.live.probe import STREAM, measure, sweep, sweep_streams
 from tests.live.ranks import Ranks
 
 
-def measured() -> dict[str, Any]:
+def measured(rank: int, world: int) -> dict[str, Any]:
     """Run on each rank."""
     group, device = dist.new_group(), torch.device("cpu")
     alone = sweep(group, device, (4_096, 65_536, 1_048_576), repeats=2)
