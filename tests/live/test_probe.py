@@ -31,4 +31,4 @@ def test_ranks_measure_messages_alone_and_in_streams_and_find_the_same_network(t
     network = files.loads(first["network"].encode(), Network)
     assert network.sharing == Sharing(at_once=2, turns=2, turn_bytes=4 * 2**20)
     assert 0 <= network.pieces[-1].latency_ns <= network.startup_ns
-    assert "streams" in network.source
+    assert "streams of" in network.source

@@ -204,7 +204,16 @@ def test_a_third_of_the_streams_five_times_too_slow_does_not_move_the_latency():
     streams = [(size, 8, truth.stream_ns(size, 8) * (5 if repeat == 2 else 1)) for size in SIZES for repeat in range(3)]
     fitted = fit_network(sweep(truth, SIZES), 2, streams=streams, sharing=sharing)
     assert fitted.pieces[0].latency_ns == pytest.approx(400_000, rel=0.02)
-    assert fitted.source.endswith("one line; 60 streams")
+    assert fitted.source.endswith("one line; streams of 20 kinds")
+
+
+def test_where_streams_cost_more_than_messages_alone_their_mean_is_what_a_message_costs():
+    # every second message stalls for 3 ms, which the median of messages alone does not show
+    line, paid = Network.line(2, 1_000_000, 10**8), Network.line(2, 2_500_000, 10**8)
+    streams = [(size, 8, 8 * paid.cost_ns(size)) for size in SIZES]
+    fitted = fit_network(sweep(line, SIZES), 2, streams=streams, sharing=Sharing(2, 2))
+    assert fitted.startup_ns == pytest.approx(2_500_000, rel=0.01)
+    assert fitted.pieces[0].latency_ns == 0
 
 
 def test_a_stream_of_no_use_is_refused():

@@ -64,6 +64,11 @@ def fit_network(
     sample faster than any network.
     """
     sizes, medians, count = _medians(samples)
+    in_streams = _stream_medians(streams)
+    for (size_bytes, messages), duration_ns in in_streams.items():
+        # one after another they cannot cost less than together: where they seem to, some messages take much longer than
+        # the median one, and a plan pays for those too
+        medians[sizes == size_bytes] = np.maximum(medians[sizes == size_bytes], duration_ns / messages)
     kept = _thinned(sizes)
     pieces = _two_lines(sizes[kept], medians[kept]) or (_piece(*_line(sizes[kept], medians[kept])[:2]),)
     fitted = Network(workers, pieces, algorithm)
@@ -71,14 +76,14 @@ def fit_network(
     residual = float(np.median(np.abs(costs - medians) / medians))
     shape = "one line" if len(pieces) == 1 else f"two lines that meet at {format_bytes(pieces[0].up_to_bytes)}"
     span = f"{count} samples of {len(sizes)} sizes, {format_bytes(int(sizes[0]))} to {format_bytes(int(sizes[-1]))}"
-    fitted = Network(workers, pieces, algorithm, residual, f"{source}; {span}; {shape}", sharing)
-    return _with_latency(fitted, list(streams))
+    if not in_streams:
+        return Network(workers, pieces, algorithm, residual, f"{source}; {span}; {shape}", sharing)
+    described = f"{source}; {span}; {shape}; streams of {len(in_streams)} kinds"
+    return _with_latency(Network(workers, pieces, algorithm, residual, described, sharing), in_streams)
 
 
-def _with_latency(network: Network, streams: list[tuple[int, int, int]]) -> Network:
-    """The network with that part of its startups as latency, one for all pieces, which fits the streams best."""
-    if not streams:
-        return network
+def _stream_medians(streams: Iterable[tuple[int, int, int]]) -> dict[tuple[int, int], float]:
+    """By size and number of messages the median duration."""
     by_kind: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index, (size_bytes, messages, duration_ns) in enumerate(streams):
         if not (0 < size_bytes <= MAX_BYTES and messages > 0 and 0 < duration_ns <= MAX_NS):
@@ -86,14 +91,17 @@ def _with_latency(network: Network, streams: list[tuple[int, int, int]]) -> Netw
                 f"streams[{index}]: got {messages} messages of {size_bytes} bytes in {duration_ns} ns, expected all above 0"
             )
         by_kind[size_bytes, messages].append(duration_ns)
-    medians = {kind: float(np.median(durations)) for kind, durations in by_kind.items()}
+    return {kind: float(np.median(durations)) for kind, durations in by_kind.items()}
+
+
+def _with_latency(network: Network, in_streams: dict[tuple[int, int], float]) -> Network:
+    """The network with that part of its startups as latency, one for all pieces, which fits the streams best."""
 
     def error(candidate: Network) -> float:
-        return sum(abs(candidate.stream_ns(*kind) / duration - 1) for kind, duration in medians.items())
+        return sum(abs(candidate.stream_ns(*kind) / duration - 1) for kind, duration in in_streams.items())
 
     # the error has several minima, so that all are tried
-    best = min((_of_latency(network, step) for step in range(LATENCY_STEPS + 1)), key=error)
-    return msgspec.structs.replace(best, source=f"{network.source}; {len(streams)} streams")
+    return min((_of_latency(network, step) for step in range(LATENCY_STEPS + 1)), key=error)
 
 
 def _of_latency(network: Network, step: int) -> Network:
