@@ -44,7 +44,7 @@ def main() -> None:
         print(f"{name}: {time.monotonic() - begun:.0f} s", file=sys.stderr)
     text = HEAD + "## Assumptions\n\n" + (assumptions.__doc__ or "").split("\n\n", 1)[1] + "\n" + page(sections)
     if not given.names:
-        text += section()
+        text += "\n" + section()
     if given.write is None:
         print(text)
     else:

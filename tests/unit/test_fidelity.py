@@ -76,5 +76,5 @@ def test_the_choice_is_judged_by_what_was_measured_and_the_page_counts_it(tmp_pa
     write(tmp_path / "measured.json", results)
     assert read(tmp_path / "measured.json") == results
     text = page(results)
-    assert "| all | 4 | 10.0% | 26.3% | -3.5% | 1 of 2 |" in text
+    assert "| all | 4 | 10.0% | 26.3% | -3.5% | 10.0% | 1 of 2 |" in text
     assert "| vgg16 | 2 | 1 | 10% | 4 | 10.0% | -33.3% blocks | 20.0% (all-reduce), 2.0% (server) |" in text
