@@ -16,7 +16,7 @@ Made by `python -m experiments.fidelity --page docs/fidelity.md` from `experimen
 
     {command}
 
-on {machine}. Each trial is a model, a rate and a number of hosts; in it all arms live side by side and take turns, as in
+and the same with other models, rates and hosts, on {machine}. Each trial is a model, a rate and a number of hosts; in it all arms live side by side and take turns, as in
 `gradlane compare`. The simulator is given the profile that was emulated and the network that the run measured by itself, and
 simulates the very plan that ran. An error above 0 means that the simulator was too slow; it is that of the median step, and
 beside it stands the median error of the fastest step, which others have disturbed least.
@@ -32,10 +32,21 @@ TAIL = """
 
 A lone message costs startup + bytes / rate. In a stream it costs less: a part of the startup is latency, which passes behind
 another message's bytes. Gloo has two sums under way a group, and a ring of N moves a message in 2 (N - 1) steps, between which
-the other sum's steps pass, of no more than two segments of 1 MiB each. Two equal messages among two ranks therefore end after
-three quarters and all of their common time: 4 MiB each at 100 Mbit/s after 541 and 719 ms (0.75), and among three ranks after
-0.87 of it (7 eighths are expected). `probe` and sessions measure both, alone and in streams, and wait for sums
-as a session does, so that what Python costs on Gloo's threads is in the startup; `gradlane.sim.turns` simulates it.
+the other sum's steps pass, of no more than two segments of 1 MiB each. `python -m bench.turns` has messages start together
+and says when each ended, as a part of when all had; among two hosts, and `python -m bench.turns 3` among three:
+
+| messages, MiB | 2 hosts, measured | simulated | 3 hosts, measured | simulated |
+|---|---|---|---|---|
+| 4 + 4 | 0.76 1 | 0.75 1 | 0.87 1 | 0.88 1 |
+| 4 + 1/16 | 1 0.52 | 0.99 1 | 1 0.87 | 1 1 |
+| 8 + 2 | 1 0.60 | 1 0.60 | 1 0.67 | 1 0.60 |
+| 2 + 8 | 0.59 1 | 0.40 1 | 0.60 1 | 0.50 1 |
+| 32 + 1/16 | 1 0.12 | 1 0.13 | 1 0.23 | 1 0.17 |
+| 2 + 2 + 2 + 2 | 0.38 0.50 0.88 1 | 0.38 0.50 0.88 1 | 0.45 0.52 0.94 1 | 0.44 0.50 0.94 1 |
+
+`probe` and sessions measure single messages and streams of eight, and wait for sums as a session does, so that what Python costs
+on Gloo's threads is in the startup. Where a stream costs more than its messages alone, because some stall, its mean is what a
+message costs: a plan pays for those too. `gradlane.sim.turns` simulates it.
 
 What is left grows with the number of messages: what a small message costs is the processor's doing, and is not the same
 while a network is measured and while the job runs beside others.
@@ -64,9 +75,7 @@ def page(results: Results) -> str:
         ("By what others took of the machine", lambda trial, cell: QUIETER if trial.others < QUIET else BUSIER),
     )
     for title, key in keys:
-        text += f"\n## {title}\n\n" + _table(
-            ("", "cells", "median error", "9 of 10 below", "median signed"), _grouped(cells, key)
-        )
+        text += f"\n## {title}\n\n" + _table(("", *ERRORS), _grouped(cells, key))
     text += "\n## Trial by trial\n\n"
     heads = ("model", "hosts", "ratio", "others", "cells", "median error", "worst", "the choice is slower than the best by")
     text += _table(heads, [_trial(trial) for trial in results.trials])

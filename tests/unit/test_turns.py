@@ -55,7 +55,7 @@ def test_a_third_message_begins_when_one_of_two_has_ended():
 
 def test_two_messages_of_two_turns_alternate_as_gloo_s_do_among_two_ranks():
     network = Network(2, (Piece(0, 10**9),), sharing=Sharing(at_once=2, turns=2))
-    # a b a b: the first ends after three quarters of the time of both, as was measured (docs/fidelity.md)
+    # a b a b: the first ends after three quarters of the time of both, as `python -m bench.turns` measures
     assert ends(Turns(network), [4_000, 4_000]) == [6_000, 8_000]
     # a small one behind a large one waits for half of it, then for the other half
     assert ends(Turns(network), [4_000, 10]) == [4_005, 4_010]
