@@ -16,10 +16,11 @@ Made by `python -m experiments.fidelity --page docs/fidelity.md` from `experimen
 
     {command}
 
-and the same with other models, rates and hosts, on {machine}. Each trial is a model, a rate and a number of hosts; in it all arms live side by side and take turns, as in
-`gradlane compare`. The simulator is given the profile that was emulated and the network that the run measured by itself, and
-simulates the very plan that ran. An error above 0 means that the simulator was too slow; it is that of the median step, and
-beside it stands the median error of the fastest step, which others have disturbed least.
+and the same with other models, rates and hosts, on {machine}. Each trial is a model, a rate and a number of hosts; in it
+all arms live side by side and take turns, as in `gradlane compare`. The simulator is given the profile that was emulated and
+the network that the run measured by itself, and simulates the very plan that ran. An error above 0 means that the simulator
+was too slow; it is that of the median step, and beside it stands the median error of the fastest step, which others have
+disturbed least.
 
 Computing is stretched to {step_ms:.0f} ms a step and tensors shrunk to {megabytes:.1f} MB a model, so that two cores can
 carry it. "ratio" is the time of all bytes on an ideal link, as a part of computing. "others" is what processes that are
@@ -44,9 +45,9 @@ and says when each ended, as a part of when all had; among two hosts, and `pytho
 | 32 + 1/16 | 1 0.12 | 1 0.13 | 1 0.23 | 1 0.17 |
 | 2 + 2 + 2 + 2 | 0.38 0.50 0.88 1 | 0.38 0.50 0.88 1 | 0.45 0.52 0.94 1 | 0.44 0.50 0.94 1 |
 
-`probe` and sessions measure single messages and streams of eight, and wait for sums as a session does, so that what Python costs
-on Gloo's threads is in the startup. Where a stream costs more than its messages alone, because some stall, its mean is what a
-message costs: a plan pays for those too. `gradlane.sim.turns` simulates it.
+`probe` and sessions measure single messages and streams of eight, and wait for sums as a session does, so that what Python
+costs on Gloo's threads is in the startup. Where a stream costs more than its messages alone, because some stall, its mean is
+what a message costs: a plan pays for those too. `gradlane.sim.turns` simulates it.
 
 What is left grows with the number of messages: what a small message costs is the processor's doing, and is not the same
 while a network is measured and while the job runs beside others.
