@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from experiments import assumptions
+from experiments.lab.results import section
 from experiments.table import page
 
 PAPERS = ("bytescheduler", "mg_wfbp", "prophet", "geryon", "mercury")
@@ -42,6 +43,8 @@ def main() -> None:
         sections.append((paper.TITLE, paper.REMARKS, paper.rows(given.data)))
         print(f"{name}: {time.monotonic() - begun:.0f} s", file=sys.stderr)
     text = HEAD + "## Assumptions\n\n" + (assumptions.__doc__ or "").split("\n\n", 1)[1] + "\n" + page(sections)
+    if not given.names:
+        text += "\n" + section()
     if given.write is None:
         print(text)
     else:

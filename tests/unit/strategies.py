@@ -6,8 +6,9 @@ import itertools
 
 from hypothesis import strategies as st
 
+from gradlane.core.checking import MAX_BYTES
 from gradlane.core.cluster import Cluster, Host, Link, Server, Step, Worker
-from gradlane.core.network import Network, Piece
+from gradlane.core.network import Network, Piece, Sharing
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
 
@@ -39,13 +40,19 @@ def profiles(draw, max_tensors=40, dtypes=tuple(DTYPE_BYTES), max_elements=200_0
 
 
 @st.composite
-def networks(draw):
-    """Any network of one or two pieces."""
-    last = Piece(draw(st.integers(0, 2_000_000)), draw(st.integers(10**6, 10**11)))
+def networks(draw, overlapping=True):
+    """Any network of one or two pieces, whose messages are carried one after another or in turns."""
+    sharing = Sharing()
+    if overlapping and draw(st.booleans()):
+        sharing = Sharing(draw(st.integers(1, 4)), draw(st.integers(1, 6)), draw(st.sampled_from((10_000, MAX_BYTES))))
+    pieces = []
+    startup_ns, rate = draw(st.integers(0, 2_000_000)), draw(st.integers(10**6, 10**11))
+    pieces.append(Piece(startup_ns, rate, latency_ns=draw(st.integers(0, startup_ns)) if overlapping else 0))
     if draw(st.booleans()):
-        return Network(draw(st.integers(2, 64)), (last,))
-    small = Piece(draw(st.integers(0, 500_000)), draw(st.integers(10**6, 10**11)), draw(st.integers(1, 10**6)))
-    return Network(draw(st.integers(2, 64)), (small, last))
+        startup_ns, rate = draw(st.integers(0, 500_000)), draw(st.integers(10**6, 10**11))
+        latency_ns = draw(st.integers(0, startup_ns)) if overlapping else 0
+        pieces.insert(0, Piece(startup_ns, rate, draw(st.integers(1, 10**6)), latency_ns))
+    return Network(draw(st.integers(2, 64)), tuple(pieces), sharing=sharing)
 
 
 @st.composite

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gradlane.core import files
 from gradlane.core.checks import check_plan
 from gradlane.core.cluster import Cluster, Host, Link, Server, Step, Worker
-from gradlane.core.network import Network, Piece
+from gradlane.core.network import ONE_BY_ONE, Network, Piece, Sharing
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Span, Timeline
@@ -29,7 +29,14 @@ NOUNS = {
         2_500,
         "written by hand",
     ),
-    "network": Network(4, (Piece(50_000, 360_000_000, 8_192), Piece(185_000, 486_000_000)), "ring", 0.04, "written by hand"),
+    "network": Network(
+        4,
+        (Piece(50_000, 360_000_000, 8_192, 20_000), Piece(185_000, 486_000_000, latency_ns=74_000)),
+        "ring",
+        0.04,
+        "written by hand",
+        Sharing(at_once=2, turns=6, turn_bytes=8_388_608),
+    ),
     "cluster": Cluster(
         (Host(Link(10**9, (Step(5_000, 10**8),)), Link(10**9)), Host(Link(2 * 10**9), Link(2 * 10**9))),
         (Worker(0), Worker(0, 150)),
@@ -80,6 +87,13 @@ def test_the_golden_file_reads_as_the_noun_and_the_noun_is_written_as_the_golden
     golden = (GOLDEN / f"{name}.json").read_bytes()
     assert files.loads(golden, type(NOUNS[name])) == NOUNS[name]
     assert files.dumps(NOUNS[name]) == golden
+
+
+def test_a_network_written_before_there_was_latency_has_none_and_carries_messages_one_by_one():
+    old = files.loads((GOLDEN / "network-without-latency.json").read_bytes(), Network)
+    assert [piece.latency_ns for piece in old.pieces] == [0, 0]
+    assert old.sharing == ONE_BY_ONE
+    assert old.stream_ns(486_000, 10) == 10 * old.cost_ns(486_000) == 11_850_000
 
 
 def test_the_fingerprint_of_the_golden_plan_is_what_it_was():

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradlane.core.network import Network, Piece
+from gradlane.core.network import Network, Piece, Sharing
 from gradlane.errors import InputError
-from gradlane.tune.fit import fit_network
+from gradlane.tune.fit import LATENCY_STEPS, fit_network
 
 SIZES = [4 * 2**power for power in range(20)]
 RECORDED = Path(__file__).parents[3] / "shared" / "data" / "b-caffe-googlenet-k80"
@@ -169,3 +169,53 @@ def test_a_recorded_sweep_with_a_jump_between_8_and_12_kb_is_two_pieces(workers,
     assert fitted.startup_ns == pytest.approx(startup_us * 1000, rel=0.2)
     assert fitted.bytes_per_second == pytest.approx(mb_per_second * 10**6, rel=0.2)
     assert fitted.residual < 0.06
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    share=st.integers(0, LATENCY_STEPS),
+    startup_ns=st.integers(10**5, 10**7),
+    rate=st.integers(10**7, 10**10),
+    workers=st.integers(2, 6),
+)
+def test_the_latency_of_a_network_is_found_from_its_streams(share, startup_ns, rate, workers):
+    sharing = Sharing(2, 2 * (workers - 1))
+    truth = Network(workers, (Piece(startup_ns, rate, latency_ns=startup_ns * share // LATENCY_STEPS),), sharing=sharing)
+    streams = [(size, 8, truth.stream_ns(size, 8)) for size in SIZES]
+    fitted = fit_network(sweep(truth, SIZES), workers, streams=streams, sharing=sharing)
+    for size, messages, duration_ns in streams:
+        assert fitted.stream_ns(size, messages) == pytest.approx(duration_ns, rel=0.01)
+    # a small message's stream has two at once and no more, so that from half on latency is told by larger ones only
+    if share <= LATENCY_STEPS // 2:
+        assert fitted.pieces[0].latency_ns == pytest.approx(truth.pieces[0].latency_ns, abs=startup_ns * 0.02)
+
+
+def test_of_streams_that_save_nothing_no_latency_comes_and_from_none_neither():
+    line = Network.line(2, 200_000, 10**8)
+    sharing = Sharing(2, 2)
+    streams = [(size, 8, 8 * line.cost_ns(size)) for size in SIZES]
+    assert fit_network(sweep(line, SIZES), 2, streams=streams, sharing=sharing).pieces[0].latency_ns == 0
+    assert fit_network(sweep(line, SIZES), 2, sharing=sharing).pieces[0].latency_ns == 0
+
+
+def test_a_third_of_the_streams_five_times_too_slow_does_not_move_the_latency():
+    sharing = Sharing(2, 2)
+    truth = Network(2, (Piece(1_000_000, 10**8, latency_ns=400_000),), sharing=sharing)
+    streams = [(size, 8, truth.stream_ns(size, 8) * (5 if repeat == 2 else 1)) for size in SIZES for repeat in range(3)]
+    fitted = fit_network(sweep(truth, SIZES), 2, streams=streams, sharing=sharing)
+    assert fitted.pieces[0].latency_ns == pytest.approx(400_000, rel=0.02)
+    assert fitted.source.endswith("one line; streams of 20 kinds")
+
+
+def test_where_streams_cost_more_than_messages_alone_their_mean_is_what_a_message_costs():
+    # every second message stalls for 3 ms, which the median of messages alone does not show
+    line, paid = Network.line(2, 1_000_000, 10**8), Network.line(2, 2_500_000, 10**8)
+    streams = [(size, 8, 8 * paid.cost_ns(size)) for size in SIZES]
+    fitted = fit_network(sweep(line, SIZES), 2, streams=streams, sharing=Sharing(2, 2))
+    assert fitted.startup_ns == pytest.approx(2_500_000, rel=0.01)
+    assert fitted.pieces[0].latency_ns == 0
+
+
+def test_a_stream_of_no_use_is_refused():
+    with pytest.raises(InputError, match=r"streams\[0\]: got 0 messages of 8 bytes in 5 ns"):
+        fit_network([(8, 500), (16, 600)], 2, streams=[(8, 0, 5)], sharing=Sharing(2))

@@ -92,7 +92,7 @@ def test_the_last_step_counts_what_the_forward_pass_after_it_waits_for_as_not_hi
 
 
 @settings(max_examples=60, deadline=None)
-@given(profile=profiles(), network=networks())
+@given(profile=profiles(), network=networks(overlapping=False))
 def test_wfbp_takes_what_equations_7_and_8_say(profile, network):
     # Eq. 7: a layer's communication starts when its gradient is ready and the one before has ended;
     # Eq. 8: forward, then the end of the last; the update is ours

@@ -24,7 +24,7 @@ from gradlane.units import format_bytes, format_ns, format_rate
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the network as JSON, for gradlane plan.")
 @click.option("--json", "as_json", is_flag=True, help="Print the network as JSON.")
 def command(hosts: int, link: str | None, seconds: float, out: Path | None, as_json: bool) -> None:
-    """Time all-reduces (torch.distributed, Gloo) over a sweep of sizes and fit startup and rate, robustly.
+    """Time all-reduces (torch.distributed, Gloo) in a sweep of sizes, alone and in streams, and fit startup and rate.
 
     A job that is being trained probes its own network at `attach`; this is for planning ahead.
     """
@@ -34,19 +34,30 @@ def command(hosts: int, link: str | None, seconds: float, out: Path | None, as_j
             fail("the probe", exit_code)
         network = files.read(Path(scratch, "network.json"), Network)
         samples = msgspec.json.decode(Path(scratch, "samples.json").read_bytes(), type=list[tuple[int, int]])
+        streams = msgspec.json.decode(Path(scratch, "streams.json").read_bytes(), type=list[tuple[int, int, int]])
     if out is not None:
         files.write(out, network)
     if as_json:
         click.echo(files.dumps(network))
         return
-    table = Table("size", "median", "fit", "error", title=f"all-reduce among {hosts} ranks", title_justify="left")
+    table = Table(
+        "size", "median", "fit", "error", "in a stream", "fit", title=f"all-reduce among {hosts} ranks", title_justify="left"
+    )
     for size in sorted({size for size, _ in samples}):
         measured = statistics.median(duration for other, duration in samples if other == size)
         fitted = network.cost_ns(size)
-        table.add_row(format_bytes(size), format_ns(round(measured)), format_ns(fitted), f"{fitted / measured - 1:+.0%}")
+        row = [format_bytes(size), format_ns(round(measured)), format_ns(fitted), f"{fitted / measured - 1:+.0%}"]
+        together = [duration / messages for other, messages, duration in streams if other == size]
+        if together:
+            messages = next(count for other, count, _ in streams if other == size)
+            row += [
+                format_ns(round(each)) for each in (statistics.median(together), network.stream_ns(size, messages) / messages)
+            ]
+        table.add_row(*row)
     console = Console()
     console.print(table)
     for piece in network.pieces:
         upto = "" if piece is network.pieces[-1] else f" up to {format_bytes(piece.up_to_bytes)}"
-        console.print(f"startup {format_ns(piece.startup_ns)}, {format_rate(piece.bytes_per_second)}{upto}")
+        latency = f", {format_ns(piece.latency_ns)} of it passing behind other messages" if piece.latency_ns else ""
+        console.print(f"startup {format_ns(piece.startup_ns)}{latency}, {format_rate(piece.bytes_per_second)}{upto}")
     console.print(f"median error of the fit {network.residual:.1%}; {network.source}", highlight=False)

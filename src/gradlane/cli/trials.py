@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,16 @@ from gradlane.core.profile import Profile
 from gradlane.policies import get
 from gradlane.report.sweep import Cell
 from gradlane.study.prediction import predict
+from gradlane.study.sweep import Outcome
 from gradlane.units import format_rate
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run. Rates and tensors are those that are meant; `scale` makes both smaller where they run."""
+    """One run. Rates and tensors are those that are meant; `scale` makes both smaller where they run.
+
+    unlike: hosts with links of their own, which may change while the run goes on.
+    """
 
     profile: Profile
     hosts: int
@@ -39,6 +43,7 @@ class Trial:
     batch_size: int
     servers: int
     timeout: float
+    unlike: tuple[lab.HostSpec, ...] = ()
 
     @property
     def key(self) -> str:
@@ -61,7 +66,7 @@ def run_all(trials: Sequence[Trial], folder: Path, say: Callable[[str], None]) -
         say(f"trial {place + 1} of {len(trials)}: {trial}" + (", from before" if done.exists() else ""))
         if not done.exists():
             _run(trial, own)
-        cells += _cells(trial, own)
+        cells += cells_of(trial, own)
     return tuple(cells)
 
 
@@ -82,6 +87,7 @@ def _run(trial: Trial, folder: Path) -> None:
         spec = lab.LabSpec(
             hosts=trial.hosts + trial.servers,
             link_bits_per_second=trial.link_bits_per_second,
+            unlike=trial.unlike,
             jobs=(lab.JobSpec(tuple(workers), tuple(servers)),),
             scale=trial.scale,
         )
@@ -90,38 +96,59 @@ def _run(trial: Trial, folder: Path) -> None:
         fail(f"the trial of {trial}", exit_code)
 
 
-def _cells(trial: Trial, folder: Path) -> list[Cell]:
+def cells_of(trial: Trial, folder: Path) -> list[Cell]:
     """What the run measured, and what the simulator says of the same plans on the profile and networks of that run."""
-    outcome = msgspec.json.decode((folder / "rank-0.json").read_bytes())
-    measured = outcome["arms"]
-    alone_ns = round(statistics.median(measured[ALONE]["step_ns"]))
-    specs = {arm.name: arm for arm in trial.arms}
-    profile = _as_measured(files.read(folder / "given.json", Profile).scaled(trial.scale), alone_ns)
+    measured = _measured(folder)
     cells = []
-    for name, arm in measured.items():
-        if name == ALONE:
-            continue
-        spec = specs.get(name, ArmSpec("ddp"))
-        network = files.read(folder / f"network-{spec.backend}-rank0.json", Network)
-        plan = get("ddp").plan(profile, network) if name == BASELINE else files.read(folder / f"plan-{name}-rank0.json", Plan)
-        predicted = predict(plan, profile, network, spec.backend, trial.servers)
+    for name, _, outcome in predicted(trial, folder):
+        network = _network(trial, folder, name)
         cells.append(
             Cell(
                 model=trial.profile.model,
                 hosts=trial.hosts,
-                servers=trial.servers if spec.backend == "server" else 0,
+                servers=trial.servers if _spec(trial, name).backend == "server" else 0,
                 link_bits_per_second=trial.link_bits_per_second,
                 scale=trial.scale,
                 arm=name,
-                step_ns=tuple(arm["step_ns"]),
-                compute_ns=alone_ns,
-                predicted_ns=predicted.iteration_ns,
-                bound_ns=predicted.bound_ns,
-                network=f"{network.startup_ns} ns + {network.bytes_per_second} B/s",
-                equal_to_ddp=arm["equal_to_ddp"],
+                step_ns=tuple(measured[name]["step_ns"]),
+                compute_ns=_alone_ns(measured),
+                predicted_ns=outcome.iteration_ns,
+                bound_ns=outcome.bound_ns,
+                network=f"{network.startup_ns} ns ({network.pieces[-1].latency_ns} latency) + {network.bytes_per_second} B/s",
+                equal_to_ddp=measured[name]["equal_to_ddp"],
             )
         )
     return cells
+
+
+def predicted(trial: Trial, folder: Path) -> Iterator[tuple[str, Plan, Outcome]]:
+    """For each arm that communicates the plan that ran, and what the simulator says of it."""
+    measured = _measured(folder)
+    profile = _as_measured(files.read(folder / "given.json", Profile).scaled(trial.scale), _alone_ns(measured))
+    for name in measured:
+        if name == ALONE:
+            continue
+        network = _network(trial, folder, name)
+        plan = get("ddp").plan(profile, network) if name == BASELINE else files.read(folder / f"plan-{name}-rank0.json", Plan)
+        yield name, plan, predict(plan, profile, network, _spec(trial, name).backend, trial.servers)
+
+
+def _measured(folder: Path) -> dict[str, Any]:
+    arms: dict[str, Any] = msgspec.json.decode((folder / "rank-0.json").read_bytes())["arms"]
+    return arms
+
+
+def _alone_ns(measured: dict[str, Any]) -> int:
+    alone_ns: float = statistics.median(measured[ALONE]["step_ns"])
+    return round(alone_ns)
+
+
+def _spec(trial: Trial, name: str) -> ArmSpec:
+    return next((arm for arm in trial.arms if arm.name == name), ArmSpec("ddp"))
+
+
+def _network(trial: Trial, folder: Path, name: str) -> Network:
+    return files.read(folder / f"network-{_spec(trial, name).backend}-rank0.json", Network)
 
 
 def _as_measured(profile: Profile, alone_ns: int) -> Profile:

@@ -2,7 +2,8 @@
 
 For all-reduce that is a startup and a rate, as fitted from a sweep or computed from an algorithm. One line
 does not always serve (small and large messages may use other protocols), so a network holds one or more
-pieces by message size.
+pieces by message size. What messages cost that are under way together is less than the sum, where one's startup
+passes behind another's bytes: that is a piece's latency and the network's sharing.
 """
 
 from __future__ import annotations
@@ -22,19 +23,46 @@ class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Cost of a message up to `up_to_bytes`: startup_ns + size / bytes_per_second, rounded up.
 
     Rounded down, a tensor in pieces would take less than its bytes' time and no lower bound would hold.
+    latency_ns: the part of the startup during which the network may carry other messages. It shortens no message
+    that is alone; `startup_ns` is the `a` of the papers whatever part of it is latency.
     """
 
     startup_ns: int
     bytes_per_second: int
     up_to_bytes: int = MAX_BYTES
+    latency_ns: int = 0
 
     def __post_init__(self) -> None:
         need_int("startup_ns", self.startup_ns, 0, MAX_NS)
         need_int("bytes_per_second", self.bytes_per_second, 1, MAX_RATE)
         need_int("up_to_bytes", self.up_to_bytes, 1, MAX_BYTES)
+        need_int("latency_ns", self.latency_ns, 0, self.startup_ns)
 
     def cost_ns(self, size_bytes: int) -> int:
         return self.startup_ns - -size_bytes * NS_PER_SECOND // self.bytes_per_second
+
+
+class Sharing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How messages that were started share the network; the first values are those of most papers: one after another.
+
+    at_once: so many are under way; the others wait. turns: a message passes in so many equal parts, and as often as
+    that for each `turn_bytes` of it or less; between two of them the other messages' parts pass.
+    """
+
+    at_once: int = 1
+    turns: int = 1
+    turn_bytes: int = MAX_BYTES
+
+    def __post_init__(self) -> None:
+        need_int("at_once", self.at_once, 1, 1024)
+        need_int("turns", self.turns, 1, 2 * MAX_WORKERS)
+        need_int("turn_bytes", self.turn_bytes, 1, MAX_BYTES)
+
+    def turns_of(self, size_bytes: int) -> int:
+        return self.turns * -(-size_bytes // self.turn_bytes)
+
+
+ONE_BY_ONE = Sharing()
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,6 +76,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     algorithm: str = "unstated"
     residual: float = 0.0
     source: str = "unstated"
+    sharing: Sharing = ONE_BY_ONE
 
     def __post_init__(self) -> None:
         need_int("workers", self.workers, 1, MAX_WORKERS)
@@ -64,6 +93,11 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Network(workers, (Piece(startup_ns, bytes_per_second),), source=source)
 
     @property
+    def overlaps(self) -> bool:
+        """Whether messages that are under way together can cost less than the sum, or end in another order."""
+        return self.sharing.at_once > 1
+
+    @property
     def startup_ns(self) -> int:
         """Startup of large messages: the `a` of a + b * size (MG-WFBP Eq. 10)."""
         return self.pieces[-1].startup_ns
@@ -75,7 +109,30 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def cost_ns(self, size_bytes: int) -> int:
         """Time of one all-reduce of `size_bytes`, alone on the network."""
+        return self.piece_of(size_bytes).cost_ns(size_bytes)
+
+    def stream_ns(self, size_bytes: int, messages: int) -> int:
+        """Time of so many all-reduces of `size_bytes` that start together.
+
+        Either the link is the limit, busy from the end of the first latency on, or each of those at once waits for its
+        own latencies, and only the last of them for one another. Exact for one at once and for pairs; otherwise a message
+        that is left over may take up to itself longer.
+        """
+        piece, turns = self.piece_of(size_bytes), self.sharing.turns_of(size_bytes)
+        alone_ns = piece.cost_ns(size_bytes)
+        if not self.overlaps:
+            return messages * alone_ns
+        on_link_ns = alone_ns - piece.latency_ns
+        groups = -(-messages // self.sharing.at_once)
+        by_latency_ns = groups * alone_ns + (messages - 1) % self.sharing.at_once * on_link_ns // turns
+        return max(piece.latency_ns // turns + messages * on_link_ns, by_latency_ns)
+
+    def piece_of(self, size_bytes: int) -> Piece:
         for piece in self.pieces:
             if size_bytes <= piece.up_to_bytes:
-                return piece.cost_ns(size_bytes)
+                return piece
         raise AssertionError("the last piece has no limit")
+
+    def occupied_ns(self, piece: Piece) -> int:
+        """The part of a piece's startup during which the network can carry nothing else."""
+        return piece.startup_ns - (piece.latency_ns if self.overlaps else 0)

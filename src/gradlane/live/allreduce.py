@@ -15,11 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError, OrderError
 from gradlane.live.arena import MessageBuffer
 from gradlane.live.backend import OnDone, OnSent, refuse_what_cannot_be_done
-from gradlane.live.probe import sweep
+from gradlane.live.probe import measure
 from gradlane.live.streams import Event, Streams
 
 
@@ -52,8 +53,8 @@ class AllReduce:
         while len(self._groups) < lanes:
             self._groups.append(dist.new_group(self._ranks, timeout=self._timeout))
 
-    def measure(self) -> list[tuple[int, int]]:
-        return sweep(self.control_group, self.control_device)
+    def measure(self) -> Network:
+        return measure(self.control_group, self.control_device, "measured at attach, all-reduce")
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
         """Take up a plan: a process group a lane (collective: every rank calls it alike)."""

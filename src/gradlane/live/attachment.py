@@ -39,7 +39,6 @@ from gradlane.live.streams import streams_of
 from gradlane.live.tuner import digest, prepare
 from gradlane.transport import NodeOptions
 from gradlane.tune import catalog
-from gradlane.tune.fit import fit_network
 from gradlane.tune.tuning import TuneOptions
 
 log = logging.getLogger("gradlane")
@@ -224,7 +223,7 @@ def attach(
     first_plan = policies.get("ddp").plan(guess, Network.line(world, 0, 10**9))
     first_plan = first_plan.with_sequence(tuple(range(len(first_plan.messages))))
     if network is None:
-        network = fit_network(carrier.measure(), workers=world, source=f"measured at attach, {backend}")
+        network = carrier.measure()
     needs_sequence = carrier.needs_one_order and order == "planned"
     session = Session(
         model,

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from gradlane.core.executors import EXECUTORS, BackendName, why_not
+from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError, PlanError
 from gradlane.live.arena import MessageBuffer
@@ -41,8 +42,8 @@ class Backend(Protocol):
     @property
     def control_device(self) -> torch.device: ...
 
-    def measure(self) -> list[tuple[int, int]]:
-        """(size_bytes, duration_ns) of single sums, the same on every rank (collective: all call it alike)."""
+    def measure(self) -> Network:
+        """What messages cost, the same on every rank (collective: all call it alike)."""
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
         """Take up a plan, whose message i is in `buffers[i]` (collective). Nothing may be under way."""

@@ -31,10 +31,9 @@ from gradlane.core.profile import Profile
 from gradlane.live.attachment import attach
 from gradlane.live.demo import Digits, DigitsNet
 from gradlane.live.emulated import Emulated
-from gradlane.live.probe import sweep
+from gradlane.live.probe import measure
 from gradlane.live.session import Session
 from gradlane.tune import catalog
-from gradlane.tune.fit import fit_network
 
 WARM_UP_STEPS = 6  # counting, measuring, and one step under the final plan
 
@@ -147,13 +146,12 @@ class _Arm:
 
 def compare(config: Config, say: Callable[[str], None]) -> Outcome:
     """Run all arms and return this rank's outcome; `say` hears of progress on rank 0."""
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
     profile = files.read(config.profile, Profile) if config.profile else None
     model = Emulated(profile) if profile is not None else DigitsNet()
     size_bytes = sum(param.numel() * param.element_size() for param in model.parameters())
     group = dist.new_group()
-    samples = sweep(group, torch.device("cpu"), budget_s=3.0)
-    networks = {"all-reduce": fit_network(samples, workers=world, source="measured by compare")}
+    networks = {"all-reduce": measure(group, torch.device("cpu"), "measured by compare", budget_s=3.0)}
     communicate_ns = networks["all-reduce"].cost_ns(size_bytes)
     batch_size = 0
     described = repr(model)

@@ -1,16 +1,22 @@
-"""Measures what an all-reduce costs between the ranks of a job: a sweep of sizes, each several times."""
+"""Measures what an all-reduce costs between the ranks of a job: a sweep of sizes, each several times, alone and in streams."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from gradlane.core.network import Network, Sharing
+from gradlane.tune.fit import fit_network
+
 QUICK_SIZES = tuple(4096 * 4**power for power in range(6))  # 4 KiB .. 4 MiB
+STREAM = 8  # messages
+# a stream of messages that take longer alone has too little startup in it to tell anything
+LONGEST_IN_STREAM_NS = 30_000_000
 FULL_SIZES = tuple(1024 * 2**power for power in range(16))  # 1 KiB .. 32 MiB
 
 
@@ -29,7 +35,7 @@ def sweep(
     but never fewer than three; that it is spent is agreed upon, so that ranks stop alike. Durations
     are the largest over ranks, since a sum ends when its last rank has it.
     """
-    all_reduce = all_reduce or partial(dist.all_reduce, group=group)
+    all_reduce = all_reduce or (lambda data: _sum(group, device, [data]))
     samples: list[tuple[int, int]] = []
     began = time.monotonic()
     for index, size_bytes in enumerate(sizes):
@@ -48,6 +54,77 @@ def sweep(
         if index >= 2 and int(shared[-1]):
             break
     return samples
+
+
+def sweep_streams(
+    group: Any, device: torch.device, alone: list[tuple[int, int]], repeats: int = 3
+) -> list[tuple[int, int, int]]:
+    """(size_bytes, messages, duration_ns) of all-reduces started together, of the sizes that `alone`, from `sweep`, has
+    and that do not take long; the same list on every rank.
+    """
+    found: list[tuple[int, int, int]] = []
+    for size_bytes in dict.fromkeys(size for size, _ in alone):
+        if min(taken for size, taken in alone if size == size_bytes) > LONGEST_IN_STREAM_NS:
+            break
+        data = [torch.zeros(size_bytes // 4, device=device) for _ in range(STREAM)]
+        durations = []
+        for _ in range(repeats):
+            dist.barrier(group)
+            _wait(device)
+            start = time.monotonic_ns()
+            _sum(group, device, data)
+            _wait(device)
+            durations.append(time.monotonic_ns() - start)
+        shared = torch.tensor(durations, dtype=torch.int64, device=device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
+        found += [(size_bytes, STREAM, int(duration)) for duration in shared.tolist()]
+    return found
+
+
+def sharing(group: Any, device: torch.device) -> Sharing:
+    """How torch.distributed's all-reduces share the network.
+
+    Gloo has two threads a group, and its ring (gloo/allreduce.cc) moves a part of 1 / workers of the message in each of
+    2 (workers - 1) steps, no more than two segments of 1 MiB at once; the other's segments pass between. On a device
+    with streams sums follow one another, the next one's launch hidden behind the one before.
+    """
+    workers = dist.get_world_size(group)
+    if device.type != "cpu" or workers == 1:
+        return Sharing(at_once=2)
+    return Sharing(at_once=2, turns=2 * (workers - 1), turn_bytes=workers * 2 * 2**20)
+
+
+def measure(group: Any, device: torch.device, source: str, **options: Any) -> Network:
+    """The network of torch.distributed's all-reduces in `group` (collective). options: of `sweep`."""
+    samples = sweep(group, device, **options)
+    return fit(group, device, samples, sweep_streams(group, device, samples), source)
+
+
+def fit(
+    group: Any, device: torch.device, samples: list[tuple[int, int]], streams: list[tuple[int, int, int]], source: str
+) -> Network:
+    """The network that `sweep` and `sweep_streams` have found."""
+    workers = dist.get_world_size(group)
+    return fit_network(samples, workers, streams=streams, sharing=sharing(group, device), source=source)
+
+
+def _sum(group: Any, device: torch.device, data: list[torch.Tensor]) -> None:
+    """Start all sums and wait for them, on the CPU as a session does: Gloo's thread tells of an end before it takes up the
+    next sum, so that what Python costs there is a part of every message.
+    """
+    ended = threading.Semaphore(0)
+    works = []
+    for each in data:
+        work = dist.all_reduce(each, group=group, async_op=True)
+        assert work is not None
+        if device.type == "cpu":
+            work.get_future().add_done_callback(lambda _: ended.release())
+        works.append(work)
+    if device.type == "cpu":
+        for _ in works:
+            ended.acquire()
+    for work in works:
+        work.wait()
 
 
 def _wait(device: torch.device) -> None:

@@ -13,18 +13,20 @@ import torch
 import torch.distributed as dist
 
 from gradlane.core import files
-from gradlane.live.probe import FULL_SIZES, sweep
-from gradlane.tune.fit import fit_network
+from gradlane.live.probe import FULL_SIZES, fit, sweep, sweep_streams
 
 
 def main(out: str, budget_s: float) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    samples = sweep(dist.group.WORLD, torch.device("cpu"), FULL_SIZES, repeats=7, budget_s=budget_s)
+    group, device = dist.group.WORLD, torch.device("cpu")
+    samples = sweep(group, device, FULL_SIZES, repeats=7, budget_s=budget_s)
+    streams = sweep_streams(group, device, samples)
     if dist.get_rank() == 0:
-        network = fit_network(samples, workers=dist.get_world_size(), source="gradlane probe, Gloo")
+        network = fit(group, device, samples, streams, "gradlane probe, Gloo")
         files.write(Path(out, "network.json"), network)
         Path(out, "samples.json").write_bytes(msgspec.json.encode(samples))
+        Path(out, "streams.json").write_bytes(msgspec.json.encode(streams))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError
 from gradlane.live.arena import MessageBuffer
@@ -38,6 +39,7 @@ from gradlane.live.staging import Staging
 from gradlane.live.streams import Event, Streams
 from gradlane.transport import Lane, Node, NodeOptions
 from gradlane.transport.formation import form
+from gradlane.tune.fit import fit_network
 from gradlane.units import format_bytes
 
 log = logging.getLogger("gradlane")
@@ -153,7 +155,7 @@ class Servers:
         """A group of torch.distributed: it is not used while messages are under way."""
         return self._control
 
-    def measure(self) -> list[tuple[int, int]]:
+    def measure(self) -> Network:
         """As `Backend.measure`, of messages in a stream: what comes back of one passes what goes of the next.
 
         A message alone cannot hide its way back, and would make the links look slower than they are.
@@ -166,7 +168,8 @@ class Servers:
             self._sum([data, *beside])
 
         samples = sweep(self._control, self.control_device, all_reduce=sum_a_stream)
-        return [(size_bytes, duration_ns // _STREAM) for size_bytes, duration_ns in samples]
+        each = [(size_bytes, duration_ns // _STREAM) for size_bytes, duration_ns in samples]
+        return fit_network(each, workers=dist.get_world_size(self._control), source="measured at attach, server")
 
     def _sum(self, parts: Sequence[torch.Tensor]) -> None:
         tensors = range(self._next, self._next + len(parts))

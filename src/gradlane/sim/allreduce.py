@@ -1,7 +1,8 @@
 """All-reduce in virtual time: the same Dispatcher that runs live, driven by a profile and a network.
 
-What it models: one worker stands for all (they are alike), so that 2048 cost no more than 2. Each message
-occupies the network alone for `Network.cost_ns` of its size, in the order of its start. A lane of a more
+What it models: one worker stands for all (they are alike), so that 2048 cost no more than 2. A message takes
+`Network.cost_ns` of its size, one after another in the order of their start, or together as the network shares itself
+(`turns.py`). A lane of a more
 urgent network class goes before the others at once, and on a packet-priority wire a more urgent message does;
 what was interrupted goes on where it stopped. A split message's two operations take half of its time each.
 Gradients become ready as the profile says; a layer's forward pass waits for the updates of the tensors that it
@@ -11,7 +12,6 @@ just before their layer.
 
 from __future__ import annotations
 
-import heapq
 from typing import NamedTuple
 
 from gradlane.core.network import Network
@@ -20,6 +20,7 @@ from gradlane.core.profile import Profile
 from gradlane.core.timeline import Span, Timeline
 from gradlane.dispatch import Dispatcher
 from gradlane.sim.passes import forward_ends, tensors_by_layer
+from gradlane.sim.turns import Turns
 
 
 class Sent(NamedTuple):
@@ -118,36 +119,29 @@ def _communicate(dispatcher: Dispatcher, plan: Plan, profile: Profile, network: 
     dispatcher.begin()
     by_priority = plan.wire == "packet-priority"
     classes = [lane.network_priority for lane in plan.lanes]
-    starts_ns: list[int] = []
+    turns = Turns(network)
+    handed_over: dict[int, tuple[int, int]] = {}  # a message under way: its number, and since when
     sent: list[Sent | None] = []
-    remaining: list[int] = []
-    # (network class, priority on the wire, number of the start, message): the network serves the least
-    queue: list[tuple[int, int, int, int]] = []
-    now, gradient, gradients = 0, 0, len(profile.tensors)
-    while gradient < gradients or queue:
-        end_ns = now + remaining[queue[0][2]] if queue else None
-        if end_ns is not None and (gradient == gradients or end_ns <= profile.tensors[gradient].ready_ns):
-            now = end_ns
-            _, _, number, message = heapq.heappop(queue)
-            sent[number] = Sent(message, starts_ns[number], now, dispatcher.in_second_half(message))
+    gradient, gradients = 0, len(profile.tensors)
+    while gradient < gradients or handed_over:
+        now = turns.next_ns()
+        if handed_over and (gradient == gradients or now <= profile.tensors[gradient].ready_ns):
+            message = turns.run()
+            if message is None:
+                continue
+            number, start_ns = handed_over.pop(message)
+            sent[number] = Sent(message, start_ns, now, dispatcher.in_second_half(message))
             starts = dispatcher.finished(message)
         else:
-            ready_ns = profile.tensors[gradient].ready_ns
-            if queue:
-                remaining[queue[0][2]] -= ready_ns - now
-            now = ready_ns
+            now = profile.tensors[gradient].ready_ns
             starts = dispatcher.ready(gradient)
             gradient += 1
         for message in starts:
             details = plan.messages[message]
-            cost_ns = network.cost_ns(details.size_bytes)
-            if details.split:
-                half_ns = cost_ns // 2
-                cost_ns = cost_ns - half_ns if dispatcher.in_second_half(message) else half_ns
             urgency = details.priority if by_priority else 0
-            heapq.heappush(queue, (classes[details.lane], urgency, len(remaining), message))
-            remaining.append(cost_ns)
-            starts_ns.append(now)
+            half = int(dispatcher.in_second_half(message)) if details.split else None
+            turns.add(now, message, details.size_bytes, classes[details.lane], urgency, half)
+            handed_over[message] = len(sent), now
             sent.append(None)
     assert dispatcher.done, dispatcher.describe_state()
     return [one for one in sent if one is not None]

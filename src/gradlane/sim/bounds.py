@@ -48,7 +48,8 @@ def lower_bound_ns(profile: Profile, where: Network | Cluster) -> int:
     R + c(S) + (updates and layers from k on) over all R and k, nor sooner than backward and forward take alone.
 
     For all-reduce c(S) is the least startup and S at the highest rate, or S at the least time per byte that any
-    message has with its startup spread over the largest size its piece allows, whichever is more. That S bytes are
+    message has with its startup spread over the largest size its piece allows, whichever is more; of a startup only
+    what is no latency, since the rest may pass behind other messages, but never less than one whole startup. That S bytes are
     ready at different times, and a message takes only what is, tells more: `_all_arrive_ns` in place of R + c(S), for
     some of the layers k. On a cluster of
     workers that are alike it is the startup and S at the rate of `as_network`, each link at its fastest. Where they
@@ -80,16 +81,17 @@ def _line(startup_ns: int, bytes_per_second: int | None) -> Callable[[int], int]
 
 
 def _all_reduce_cost(network: Network) -> Callable[[int], int]:
-    startup_ns = min(piece.startup_ns for piece in network.pieces)
+    alone_ns = min(piece.startup_ns for piece in network.pieces)
+    startup_ns = min(network.occupied_ns(piece) for piece in network.pieces)
     fastest = max(piece.bytes_per_second for piece in network.pieces)
     byte_ns = min(
-        Fraction(NS_PER_SECOND, piece.bytes_per_second) + Fraction(piece.startup_ns, piece.up_to_bytes)
+        Fraction(NS_PER_SECOND, piece.bytes_per_second) + Fraction(network.occupied_ns(piece), piece.up_to_bytes)
         for piece in network.pieces
     )
 
     def cost_ns(size_bytes: int) -> int:
         once = startup_ns - -size_bytes * NS_PER_SECOND // fastest
-        return max(once, -(-size_bytes * byte_ns.numerator // byte_ns.denominator))
+        return max(alone_ns, once, -(-size_bytes * byte_ns.numerator // byte_ns.denominator))
 
     return cost_ns
 
@@ -98,7 +100,7 @@ def _bound_by_merges(profile: Profile, network: Network) -> int:
     """The greatest, over some layers k, of when all gradients that k and the layers before it use may have arrived,
     and what runs after that.
     """
-    startup_ns = min(piece.startup_ns for piece in network.pieces)
+    startup_ns = min(network.occupied_ns(piece) for piece in network.pieces)
     rate = max(piece.bytes_per_second for piece in network.pieces)
     count = len(profile.layers)
     every = -(-count // MERGED_LAYERS_AT_MOST)

@@ -7,7 +7,6 @@ costs one worker.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 from gradlane.core.checking import need, need_int
@@ -18,8 +17,9 @@ from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
 from gradlane.errors import PlanError
 from gradlane.sim.allreduce import planned_ahead
-from gradlane.sim.fabric import FOREVER, Job, Notice
+from gradlane.sim.fabric import Job, Notice
 from gradlane.sim.simulation import Simulation
+from gradlane.sim.turns import Turns
 from gradlane.units import NS_PER_SECOND
 
 
@@ -55,72 +55,38 @@ def simulate_unlike(
     return timelines
 
 
-class _Collective:
-    """A message that every worker has issued: what of it is left to carry."""
-
-    __slots__ = ("bytes_ns", "message", "startup_ns")
-
-    def __init__(self, message: int, startup_ns: int, bytes_ns: int) -> None:
-        self.message, self.startup_ns, self.bytes_ns = message, startup_ns, bytes_ns
-
-
 class _CollectiveFabric:
-    """One collective at a time, the most urgent class (or, on a packet-priority wire, message) first."""
+    """Collectives that begin when every worker has issued them, as `Turns` carries them."""
 
     def __init__(self, plan: Plan, network: Network, steps: tuple[Step, ...]) -> None:
         self.events = 0
-        self._plan, self._network = plan, network
+        self._plan, self._workers = plan, network.workers
         # a link on which a nanosecond of the network's own rate is a byte, so that without steps times stay exact
         nominal = network.bytes_per_second
-        self._pace = Link(
+        pace = Link(
             NS_PER_SECOND,
             tuple(Step(s.at_ns, min(MAX_RATE, max(1, s.bytes_per_second * NS_PER_SECOND // nominal))) for s in steps),
         )
+        self._turns = Turns(network, pace)
         self._issued = [0] * len(plan.messages)
-        self._queue: list[tuple[int, int, int, _Collective]] = []  # (class, priority on the wire, number, what)
-        self._numbers = 0
-        self._now_ns = 0  # up to which the head of the queue has been carried
 
     def hand_over(self, now_ns: int, rank: int, message: int) -> None:
         self._issued[message] += 1
-        if self._issued[message] < self._network.workers:
+        if self._issued[message] < self._workers:
             return
         self._issued[message] = 0
-        self._carry(now_ns)
         details = self._plan.messages[message]
-        piece = next(p for p in self._network.pieces if details.size_bytes <= p.up_to_bytes)
-        cost_ns = piece.cost_ns(details.size_bytes)
         urgency = details.priority if self._plan.wire == "packet-priority" else 0
-        collective = _Collective(message, piece.startup_ns, cost_ns - piece.startup_ns)
-        heapq.heappush(self._queue, (self._plan.lanes[details.lane].network_priority, urgency, self._numbers, collective))
-        self._numbers += 1
+        self._turns.add(now_ns, message, details.size_bytes, self._plan.lanes[details.lane].network_priority, urgency)
 
     def next_ns(self) -> int:
-        if not self._queue:
-            return FOREVER
-        head = self._queue[0][3]
-        return self._pace.finish_ns(self._now_ns + head.startup_ns, head.bytes_ns)
+        return self._turns.next_ns()
 
     def run(self, until_ns: int) -> list[Notice]:
-        ends_ns = self.next_ns()
-        if ends_ns > until_ns:
-            return []
-        self.events += 1
-        message = heapq.heappop(self._queue)[3].message
-        self._now_ns = ends_ns
-        pushed = [Notice(ends_ns, rank, message, False) for rank in range(self._network.workers)]
-        return pushed + [Notice(ends_ns, rank, message, True) for rank in range(self._network.workers)]
-
-    def _carry(self, now_ns: int) -> None:
-        """Let time pass to `now_ns`, by which the head of the queue has not ended."""
-        if self._queue:
-            head, begun_ns = self._queue[0][3], self._now_ns
-            waited_ns = min(head.startup_ns, now_ns - begun_ns)
-            head.startup_ns -= waited_ns
-            begun_ns += waited_ns
-            while begun_ns < now_ns:
-                rate, changes_ns = self._pace.at(begun_ns)
-                until_ns = now_ns if changes_ns is None else min(now_ns, changes_ns)
-                head.bytes_ns -= rate * (until_ns - begun_ns) // NS_PER_SECOND
-                begun_ns = until_ns
-        self._now_ns = now_ns
+        while (now_ns := self._turns.next_ns()) <= until_ns:
+            self.events += 1
+            message = self._turns.run()
+            if message is not None:
+                pushed = [Notice(now_ns, rank, message, False) for rank in range(self._workers)]
+                return pushed + [Notice(now_ns, rank, message, True) for rank in range(self._workers)]
+        return []

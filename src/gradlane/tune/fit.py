@@ -12,11 +12,12 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from gradlane.core.checking import MAX_BYTES, MAX_NS
-from gradlane.core.network import MAX_RATE, Network, Piece
+from gradlane.core.network import MAX_RATE, ONE_BY_ONE, Network, Piece, Sharing
 from gradlane.errors import InputError
 from gradlane.units import NS_PER_SECOND, format_bytes
 
@@ -32,13 +33,21 @@ WORTH_A_PIECE = 0.6
 LEAST_GAIN = 0.01
 # a cost may fall by this part where the next piece begins, beyond what the data themselves fall
 TOLERATED_DROP = 0.02
+# how finely the part of the startup that is latency is told: far finer than it can be measured
+LATENCY_STEPS = 200
 
 _LEAST_SLOPE = NS_PER_SECOND / MAX_RATE
 _MOST_SLOPE = float(NS_PER_SECOND)
 
 
 def fit_network(
-    samples: Iterable[tuple[int, int]], workers: int, *, algorithm: str = "unstated", source: str = "measured"
+    samples: Iterable[tuple[int, int]],
+    workers: int,
+    *,
+    streams: Iterable[tuple[int, int, int]] = (),
+    sharing: Sharing = ONE_BY_ONE,
+    algorithm: str = "unstated",
+    source: str = "measured",
 ) -> Network:
     """The network whose cost fits `samples`, pairs of (size in bytes, duration in ns), repeats included.
 
@@ -47,10 +56,19 @@ def fit_network(
     lower the error clearly. `residual` is the median over sizes of |fitted - measured| / measured. The result's
     `source` is `source` followed by what was fitted.
 
+    streams: (size in bytes, number of messages, duration in ns) of equal messages started at once, on a network that is
+    known to share itself as `sharing` says. What they save against as many messages alone tells how much of the startup is
+    latency: one part for all pieces, again by least relative absolute error.
+
     Raises `InputError` for fewer than two different sizes, for sizes or durations that are not positive, and for a
     sample faster than any network.
     """
     sizes, medians, count = _medians(samples)
+    in_streams = _stream_medians(streams)
+    for (size_bytes, messages), duration_ns in in_streams.items():
+        # one after another they cannot cost less than together: where they seem to, some messages take much longer than
+        # the median one, and a plan pays for those too
+        medians[sizes == size_bytes] = np.maximum(medians[sizes == size_bytes], duration_ns / messages)
     kept = _thinned(sizes)
     pieces = _two_lines(sizes[kept], medians[kept]) or (_piece(*_line(sizes[kept], medians[kept])[:2]),)
     fitted = Network(workers, pieces, algorithm)
@@ -58,7 +76,39 @@ def fit_network(
     residual = float(np.median(np.abs(costs - medians) / medians))
     shape = "one line" if len(pieces) == 1 else f"two lines that meet at {format_bytes(pieces[0].up_to_bytes)}"
     span = f"{count} samples of {len(sizes)} sizes, {format_bytes(int(sizes[0]))} to {format_bytes(int(sizes[-1]))}"
-    return Network(workers, pieces, algorithm, residual, f"{source}; {span}; {shape}")
+    if not in_streams:
+        return Network(workers, pieces, algorithm, residual, f"{source}; {span}; {shape}", sharing)
+    described = f"{source}; {span}; {shape}; streams of {len(in_streams)} kinds"
+    return _with_latency(Network(workers, pieces, algorithm, residual, described, sharing), in_streams)
+
+
+def _stream_medians(streams: Iterable[tuple[int, int, int]]) -> dict[tuple[int, int], float]:
+    """By size and number of messages the median duration."""
+    by_kind: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for index, (size_bytes, messages, duration_ns) in enumerate(streams):
+        if not (0 < size_bytes <= MAX_BYTES and messages > 0 and 0 < duration_ns <= MAX_NS):
+            raise InputError(
+                f"streams[{index}]: got {messages} messages of {size_bytes} bytes in {duration_ns} ns, expected all above 0"
+            )
+        by_kind[size_bytes, messages].append(duration_ns)
+    return {kind: float(np.median(durations)) for kind, durations in by_kind.items()}
+
+
+def _with_latency(network: Network, in_streams: dict[tuple[int, int], float]) -> Network:
+    """The network with that part of its startups as latency, one for all pieces, which fits the streams best."""
+
+    def error(candidate: Network) -> float:
+        return sum(abs(candidate.stream_ns(*kind) / duration - 1) for kind, duration in in_streams.items())
+
+    # the error has several minima, so that all are tried
+    return min((_of_latency(network, step) for step in range(LATENCY_STEPS + 1)), key=error)
+
+
+def _of_latency(network: Network, step: int) -> Network:
+    pieces = tuple(
+        msgspec.structs.replace(piece, latency_ns=piece.startup_ns * step // LATENCY_STEPS) for piece in network.pieces
+    )
+    return msgspec.structs.replace(network, pieces=pieces)
 
 
 def _medians(samples: Iterable[tuple[int, int]]) -> tuple[Floats, Floats, int]:

@@ -1,0 +1,137 @@
+"""`python -m experiments.fidelity`: run the grid, or a part of it, and make the page."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import platform
+import resource
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import msgspec
+
+from experiments.fidelity.anatomy import dissect
+from experiments.fidelity.page import page
+from experiments.fidelity.results import Results, TrialResult, read, spread, write
+from gradlane import zoo
+from gradlane.cli.trials import Trial, cells_of, predicted, run_all
+from gradlane.core import files
+from gradlane.core.arms import BASELINE, ArmSpec
+from gradlane.core.executors import EXECUTORS
+from gradlane.core.timeline import Timeline
+from gradlane.tune import catalog
+
+MODELS = ("alexnet", "vgg16", "googlenet", "resnet50", "inception-v3", "bert-base")
+RATIOS = (0.5, 1.0, 2.0)
+HOSTS = (2, 3, 4)
+MEASURED = Path(__file__).with_name("measured.json")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.fidelity", description=__doc__)
+    add = parser.add_argument
+    add("--models", type=_names, default=MODELS, metavar="NAME,...", help="of gradlane zoo")
+    add("--ratios", type=_numbers, default=RATIOS, metavar="R,...", help="communication over computing, on an ideal link")
+    add("--hosts", type=_counts, default=HOSTS, metavar="N,...")
+    add("--backends", type=_names, default=tuple(EXECUTORS), metavar="NAME,...")
+    add("--policies", type=_names, metavar="NAME,...", help="default: all that a backend carries")
+    add("--rounds", type=int, default=3, help="turns that each arm gets")
+    add("--steps", type=int, default=1, help="measured steps a turn")
+    add("--step-ms", type=float, default=250.0, help="to which computing is stretched")
+    add("--megabytes", type=float, default=8.0, help="to which tensors are shrunk, links with them")
+    add("--out", type=Path, default=Path("out/fidelity"), help="of trials; those that are there are not run again")
+    add("--again", type=float, metavar="PART", help="run trials again during which others took more of the machine than this")
+    add("--json", type=Path, default=MEASURED, help="results; trials that are not of this call stay in it")
+    add("--page", type=Path, help="write the page from the results and run nothing")
+    given = parser.parse_args()
+    if given.page is not None:
+        given.page.write_text(page(read(given.json)))
+        return
+    trials = [
+        (_trial(model, count, ratio, given), ratio)
+        for model, ratio, count in itertools.product(given.models, given.ratios, given.hosts)
+    ]
+    for place, (trial, ratio) in enumerate(trials):
+        print(f"{place + 1} of {len(trials)}, ratio {ratio:g}", file=sys.stderr)
+        result = _run(trial, ratio, given.out, given.again)
+        _keep(result, given.json)
+        median, most = spread([cell.error for cell in result.own])
+        print(f"error {median:.1%} (median), {most:.1%} (9 of 10 are below), others {result.others:.0%}", file=sys.stderr)
+
+
+def _trial(model: str, hosts: int, ratio: float, given: argparse.Namespace) -> Trial:
+    profile = zoo.profile(model)
+    profile = profile.stretched(given.step_ms * 1e6 / profile.compute_ns)
+    bits = round(8e9 * profile.size_bytes / (ratio * profile.compute_ns))
+    arms = [
+        ArmSpec(name, backend)
+        for backend in given.backends for name in given.policies or catalog.names(EXECUTORS[backend])
+        if name in catalog.names(EXECUTORS[backend])
+    ]  # fmt: skip
+    scale = float(f"{given.megabytes * 1e6 / profile.size_bytes:.3g}")
+    return Trial(profile, hosts, bits, scale, False, arms, given.rounds, given.steps, 0, 0, 60.0)
+
+
+def _run(trial: Trial, ratio: float, out: Path, again: float | None) -> TrialResult:
+    folder = out / trial.key
+    aside = folder / "others.json"
+    if again is not None and aside.exists() and msgspec.json.decode(aside.read_bytes(), type=float) > again:
+        shutil.rmtree(folder)
+    before = _busy_and_all()
+    fresh = not (folder / "rank-0.json").exists()
+    run_all([trial], out, lambda text: print(text, file=sys.stderr))
+    if fresh:
+        (busy, total), (busy_before, total_before) = _busy_and_all(), before
+        aside.write_bytes(msgspec.json.encode(max(0.0, (busy - busy_before) / (total - total_before))))
+    others = msgspec.json.decode(aside.read_bytes(), type=float) if aside.exists() else 0.0
+    anatomies = {}
+    for name, plan, outcome in predicted(trial, folder):
+        if name != BASELINE:
+            live = files.read(folder / f"timeline-{name}-rank0.json", Timeline)
+            anatomy = dissect(plan, live, outcome.timeline())
+            if anatomy is not None:
+                anatomies[name] = anatomy
+    return TrialResult(trial.profile.model, trial.hosts, ratio, others, tuple(cells_of(trial, folder)), anatomies)
+
+
+def _busy_and_all() -> tuple[float, float]:
+    """Seconds of all processors that went to processes that are not ours, and all seconds."""
+    fields = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    tick = os.sysconf("SC_CLK_TCK")
+    own = sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    )
+    return (sum(fields) - fields[3] - fields[4]) / tick - own, sum(fields) / tick
+
+
+def _keep(result: TrialResult, path: Path) -> None:
+    kept = read(path).trials if path.exists() else ()
+    same = lambda trial: (trial.model, trial.hosts, trial.ratio)  # noqa: E731
+    trials = [trial for trial in kept if same(trial) != same(result)] + [result]
+    trials.sort(key=lambda trial: (trial.hosts, trial.ratio, trial.model))
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release().split('-')[0]}"
+    write(path, Results(_command(), machine, tuple(trials)))
+
+
+def _command() -> str:
+    return shlex.join(["python", "-m", "experiments.fidelity", *sys.argv[1:]])
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(each) for each in text.split(","))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in text.split(","))
+
+
+main()

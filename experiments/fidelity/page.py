@@ -1,0 +1,159 @@
+"""The page that results make."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from experiments.fidelity.anatomy import STAGES
+from experiments.fidelity.results import BEST_WITHIN, Results, TrialResult, backend_of, policy_of, spread
+from gradlane.report.sweep import Cell
+
+HEAD = """# How true the simulator is
+
+Made by `python -m experiments.fidelity --page docs/fidelity.md` from `experiments/fidelity/measured.json`, which came from
+
+    {command}
+
+and the same with other models, rates and hosts, on {machine}. Each trial is a model, a rate and a number of hosts; in it
+all arms live side by side and take turns, as in `gradlane compare`. The simulator is given the profile that was emulated and
+the network that the run measured by itself, and simulates the very plan that ran. An error above 0 means that the simulator
+was too slow; it is that of the median step, and beside it stands the median error of the fastest step, which others have
+disturbed least.
+
+Computing is stretched to {step_ms:.0f} ms a step and tensors shrunk to {megabytes:.1f} MB a model, so that two cores can
+carry it. "ratio" is the time of all bytes on an ideal link, as a part of computing. "others" is what processes that are
+not of the trial took of the machine meanwhile: each wake-up waits for them, and a message has several.
+
+"""
+
+TAIL = """
+## What the model is
+
+A lone message costs startup + bytes / rate. In a stream it costs less: a part of the startup is latency, which passes behind
+another message's bytes. Gloo has two sums under way a group, and a ring of N moves a message in 2 (N - 1) steps, between which
+the other sum's steps pass, of no more than two segments of 1 MiB each. `python -m bench.turns` has messages start together
+and says when each ended, as a part of when all had; among two hosts, and `python -m bench.turns 3` among three:
+
+| messages, MiB | 2 hosts, measured | simulated | 3 hosts, measured | simulated |
+|---|---|---|---|---|
+| 4 + 4 | 0.76 1 | 0.75 1 | 0.87 1 | 0.88 1 |
+| 4 + 1/16 | 1 0.52 | 0.99 1 | 1 0.87 | 1 1 |
+| 8 + 2 | 1 0.60 | 1 0.60 | 1 0.67 | 1 0.60 |
+| 2 + 8 | 0.59 1 | 0.40 1 | 0.60 1 | 0.50 1 |
+| 32 + 1/16 | 1 0.12 | 1 0.13 | 1 0.23 | 1 0.17 |
+| 2 + 2 + 2 + 2 | 0.38 0.50 0.88 1 | 0.38 0.50 0.88 1 | 0.45 0.52 0.94 1 | 0.44 0.50 0.94 1 |
+
+`probe` and sessions measure single messages and streams of eight, and wait for sums as a session does, so that what Python
+costs on Gloo's threads is in the startup. Where a stream costs more than its messages alone, because some stall, its mean is
+what a message costs: a plan pays for those too. `gradlane.sim.turns` simulates it.
+
+What is left grows with the number of messages: what a small message costs is the processor's doing, and is not the same
+while a network is measured and while the job runs beside others.
+"""
+
+QUIET = 0.3
+QUIETER, BUSIER = f"less than {QUIET:.0%}", f"{QUIET:.0%} or more"
+ERRORS = ("cells", "median error", "9 of 10 below", "median signed", "of the fastest step")
+
+
+def page(results: Results) -> str:
+    cells = [(trial, cell) for trial in results.trials for cell in trial.own]
+    first = results.trials[0].cells[0]
+    megabytes = statistics.median(trial.cells[0].scale * _bytes(trial) for trial in results.trials) / 1e6
+    text = HEAD.format(command=results.command, machine=results.machine, step_ms=first.compute_ns / 1e6, megabytes=megabytes)
+    text += f"## All of it: {len(results.trials)} trials, {len(cells)} cells\n\n"
+    rows = [_row("all", cells, results)]
+    rows += [_row(backend, [each for each in cells if backend_of(each[1]) == backend], results) for backend in results.backends]
+    text += _table(("backend", *ERRORS, "best within 3 %"), rows)
+    text += "\nThe last column: in how many trials what the simulator calls best took at most 3 % longer than the best.\n"
+    keys: tuple[tuple[str, Callable[[TrialResult, Cell], str]], ...] = (
+        ("By policy", lambda trial, cell: f"{policy_of(cell)}, {backend_of(cell)}"),
+        ("By model", lambda trial, cell: trial.model),
+        ("By ratio", lambda trial, cell: f"{trial.ratio:g}"),
+        ("By hosts", lambda trial, cell: str(trial.hosts)),
+        ("By what others took of the machine", lambda trial, cell: QUIETER if trial.others < QUIET else BUSIER),
+    )
+    for title, key in keys:
+        text += f"\n## {title}\n\n" + _table(("", *ERRORS), _grouped(cells, key))
+    text += "\n## Trial by trial\n\n"
+    heads = ("model", "hosts", "ratio", "others", "cells", "median error", "worst", "the choice is slower than the best by")
+    text += _table(heads, [_trial(trial) for trial in results.trials])
+    text += "\n## Where it comes from\n\n" + _anatomies(results)
+    return text + TAIL
+
+
+def _bytes(trial: TrialResult) -> float:
+    """Of the model as it is meant, from the rate that gives the ratio."""
+    cell = trial.cells[0]
+    assert cell.link_bits_per_second is not None
+    return cell.link_bits_per_second / 8 * trial.ratio * cell.compute_ns / 1e9
+
+
+def _row(name: str, cells: list[tuple[TrialResult, Cell]], results: Results) -> tuple[str, ...]:
+    backends = results.backends if name == "all" else [name]
+    losses = [
+        trial.loss_of_choice(backend)
+        for trial in results.trials for backend in backends if any(backend_of(cell) == backend for cell in trial.own)
+    ]  # fmt: skip
+    return (*_errors(name, [cell for _, cell in cells]), f"{sum(loss <= BEST_WITHIN - 1 for loss in losses)} of {len(losses)}")
+
+
+def _errors(name: str, cells: list[Cell]) -> tuple[str, ...]:
+    errors = [cell.error for cell in cells]
+    median, most = spread(errors)
+    undisturbed, _ = spread([cell.predicted_ns / min(cell.step_ns) - 1 for cell in cells])
+    signed = statistics.median(errors)
+    return name, str(len(cells)), f"{median:.1%}", f"{most:.1%}", f"{signed:+.1%}", f"{undisturbed:.1%}"
+
+
+def _grouped(cells: list[tuple[TrialResult, Cell]], key: Callable[[TrialResult, Cell], str]) -> list[tuple[str, ...]]:
+    groups: dict[str, list[Cell]] = defaultdict(list)
+    for trial, cell in cells:
+        groups[key(trial, cell)].append(cell)
+    return [_errors(name, group) for name, group in groups.items()]
+
+
+def _trial(trial: TrialResult) -> tuple[str, ...]:
+    median, _ = spread([cell.error for cell in trial.own])
+    worst = max(trial.own, key=lambda cell: abs(cell.error))
+    losses = ", ".join(
+        f"{trial.loss_of_choice(backend):.1%} ({backend})" for backend in sorted({backend_of(cell) for cell in trial.own})
+    )
+    return (
+        trial.model, str(trial.hosts), f"{trial.ratio:g}", f"{trial.others:.0%}", str(len(trial.own)), f"{median:.1%}",
+        f"{worst.error:+.1%} {worst.arm}", losses,
+    )  # fmt: skip
+
+
+def _anatomies(results: Results) -> str:
+    late: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+    gaps = []
+    for trial in results.trials:
+        for cell in trial.own:
+            seen = trial.anatomies.get(cell.arm)
+            if seen is not None:
+                late[f"{policy_of(cell)}, {backend_of(cell)}"].append(tuple(each / cell.median_ns for each in seen.late_ns))
+                gaps.append((abs(seen.largest.gap_ns) / cell.median_ns, trial, cell, seen.largest))
+    text = (
+        "When tensors were ready and when the last message with a part of one started and ended, later than simulated, as a "
+        "part of the step: the median tensor of the median trial.\n\n"
+    )
+    rows = [(name, *(f"{statistics.median(column):+.1%}" for column in zip(*each, strict=True))) for name, each in late.items()]
+    text += _table(("", *STAGES), rows)
+    text += "\nThe largest gaps: a tensor that took longer (or shorter) from one stage to the next than simulated.\n\n"
+    gaps.sort(key=lambda gap: -gap[0])
+    rows = [
+        (
+            trial.model, str(trial.hosts), f"{trial.ratio:g}", cell.arm, gap.tensor, f"until {gap.stage}",
+            f"{gap.gap_ns / 1e6:+.1f} ms", f"{cell.median_ns / 1e6:.0f} ms",
+        )
+        for _, trial, cell, gap in gaps[:10]
+    ]  # fmt: skip
+    return text + _table(("model", "hosts", "ratio", "arm", "tensor", "", "gap", "step"), rows)
+
+
+def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [heads, ("---",) * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

@@ -1,0 +1,1 @@
+"""The papers' experiments on emulated hosts: real processes, sockets and TCP on shaped links."""

@@ -1,0 +1,56 @@
+"""What the papers' experiments gave in the lab, its file and its part of the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from experiments.table import text
+
+MEASURED = Path(__file__).with_name("measured.json")
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A ratio. simulated: what the simulator says of the same plans on the network that the run measured."""
+
+    figure: str
+    what: str
+    published: float
+    simulated: float | None
+    lab: float
+    unit: str
+
+
+def write(rows: list[Measured]) -> None:
+    MEASURED.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1))
+
+
+def read() -> list[Measured]:
+    return msgspec.json.decode(MEASURED.read_bytes(), type=list[Measured]) if MEASURED.exists() else []
+
+
+def section() -> str:
+    lines = [
+        "## In the lab",
+        "",
+        REMARKS.strip(),
+        "",
+        "| figure | what | published | lab | simulated |",
+        "|---|---|---|---|---|",
+    ]
+    for row in read():
+        simulated = "-" if row.simulated is None else text(row.simulated, row.unit)
+        lines.append(
+            f"| {row.figure} | {row.what} | {text(row.published, row.unit)} | {text(row.lab, row.unit)} | {simulated} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+REMARKS = """
+Made by `python -m experiments.lab`: emulated devices and hosts, real processes, sockets and TCP, on two cores that other work
+had too. Tensors and links are a twentieth or a tenth of their size, which keeps times. "Simulated" is of the very plans that
+ran, on the network that the run measured. Geryon Fig. 5: two servers answer one worker over its link of 100 Mbit/s, 4 MB each;
+the urgent one's packets are marked EF. Mercury Figs. 18 and 19 are not simulated beside it: a run measures its network once,
+and there it changes every 5 s.
+"""

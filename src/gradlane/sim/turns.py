@@ -1,0 +1,134 @@
+"""Turns: all-reduces that share a network, in virtual time.
+
+The first `Sharing.at_once` of all that were added are under way, the most urgent first. Each passes the link in its turns:
+a turn's latency lets others pass, then its startup and bytes have the link to themselves, in the order in which
+latencies end. A more urgent message takes the link at once; what was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from itertools import accumulate
+
+from gradlane.core.cluster import Link
+from gradlane.core.network import Network
+from gradlane.sim.fabric import FOREVER
+from gradlane.units import NS_PER_SECOND
+
+
+class _Passing:
+    """A message: what is left of its present turn, and of how much the turns are made."""
+
+    __slots__ = ("_parts", "_turn", "_turns", "free_ns", "key", "message", "startup_ns", "transfer_ns")
+
+    def __init__(self, key: tuple[int, int, int], message: int, turns: int, parts: tuple[int, int, int]) -> None:
+        self.key, self.message = key, message
+        self._turns, self._turn, self._parts = turns, -1, parts
+        self.free_ns = FOREVER  # when the latency of the present turn has passed; not under way yet
+        self.startup_ns = self.transfer_ns = 0
+
+    def next_turn(self, now_ns: int) -> bool:
+        """Begin the next turn; False if there is none."""
+        self._turn += 1
+        if self._turn == self._turns:
+            return False
+        latency_ns, self.startup_ns, self.transfer_ns = (
+            part * (self._turn + 1) // self._turns - part * self._turn // self._turns for part in self._parts
+        )
+        self.free_ns = now_ns + latency_ns
+        return True
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        network_class, urgency, number = self.key
+        return network_class, urgency, self.free_ns, number
+
+
+class Turns:
+    """Messages under way on `network`; `pace`, where given, is how many bytes pass in a second where at the network's own
+    rate 10^9 would. Times never go back.
+    """
+
+    def __init__(self, network: Network, pace: Link | None = None) -> None:
+        self._network, self._pace = network, pace
+        self._at_once = network.sharing.at_once
+        self._all: list[tuple[tuple[int, int, int], _Passing]] = []
+        self._numbers = 0
+        self._head: _Passing | None = None  # whose turn has the link
+        self._now_ns = 0  # up to which the head has been carried
+
+    def add(
+        self, now_ns: int, message: int, size_bytes: int, network_class: int, urgency: int, half: int | None = None
+    ) -> None:
+        """Start a message of `size_bytes`. half: 0 or 1 for the first or second operation of a split one."""
+        piece = self._network.piece_of(size_bytes)
+        occupied_ns = self._network.occupied_ns(piece)
+        parts = piece.startup_ns - occupied_ns, occupied_ns, piece.cost_ns(size_bytes) - piece.startup_ns
+        turns = self._network.sharing.turns_of(size_bytes) if self._network.overlaps else 1
+        if half is not None:
+            parts, turns = _half(parts, half), -(-turns // 2)
+        self._carry(now_ns)
+        key = (network_class, urgency, self._numbers)
+        self._numbers += 1
+        insort(self._all, (key, _Passing(key, message, turns, parts)))
+        self._settle()
+
+    def next_ns(self) -> int:
+        """When something happens next if nothing is added before; `FOREVER` if nothing does."""
+        after = self._turn_ends_ns()
+        for _, passing in self._all[: self._at_once]:
+            if self._now_ns < passing.free_ns < after:
+                after = passing.free_ns
+        return after
+
+    def run(self) -> int | None:
+        """Let time pass to `next_ns`; the message that has ended then, if one has."""
+        head, turn_ends_ns = self._head, self._turn_ends_ns()
+        next_ns = self.next_ns()
+        self._carry(next_ns)
+        ended = None
+        if head is not None and turn_ends_ns == next_ns and not head.next_turn(next_ns):
+            ended = head.message
+            del self._all[bisect_left(self._all, (head.key,))]
+        self._settle()
+        return ended
+
+    def _turn_ends_ns(self) -> int:
+        head = self._head
+        if head is None:
+            return FOREVER
+        begins_ns = self._now_ns + head.startup_ns
+        return begins_ns + head.transfer_ns if self._pace is None else self._pace.finish_ns(begins_ns, head.transfer_ns)
+
+    def _settle(self) -> None:
+        """Whoever is among the first is under way; of them the head is who waits longest among the most urgent."""
+        self._head = None
+        for _, passing in self._all[: self._at_once]:
+            if passing.free_ns == FOREVER:
+                passing.next_turn(self._now_ns)
+            if passing.free_ns <= self._now_ns and (self._head is None or passing.order < self._head.order):
+                self._head = passing
+
+    def _carry(self, now_ns: int) -> None:
+        """Let time pass to `now_ns`, by which the head's turn has not ended before."""
+        head, begun_ns = self._head, self._now_ns
+        self._now_ns = now_ns
+        if head is None:
+            return
+        waited_ns = min(head.startup_ns, now_ns - begun_ns)
+        head.startup_ns -= waited_ns
+        begun_ns += waited_ns
+        if self._pace is None:
+            head.transfer_ns -= now_ns - begun_ns
+            return
+        while begun_ns < now_ns:
+            rate, changes_ns = self._pace.at(begun_ns)
+            until_ns = now_ns if changes_ns is None else min(now_ns, changes_ns)
+            head.transfer_ns -= rate * (until_ns - begun_ns) // NS_PER_SECOND
+            begun_ns = until_ns
+
+
+def _half(parts: tuple[int, int, int], half: int) -> tuple[int, int, int]:
+    """Half of each part, in whole nanoseconds of their sum, so that two halves take what one operation does."""
+    first, second, third = (end - end // 2 if half else end // 2 for end in accumulate(parts))
+    return first, second - first, third - second

@@ -1,0 +1,80 @@
+"""Where a prediction goes wrong is found from two timelines, and the page says what the cells say."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from experiments.fidelity.anatomy import Gap, dissect
+from experiments.fidelity.page import page
+from experiments.fidelity.results import Results, TrialResult, read, spread, write
+from gradlane import policies
+from gradlane.core.network import Network
+from gradlane.core.timeline import Timeline
+from gradlane.report.sweep import Cell
+from gradlane.sim import simulate
+from tests.unit.strategies import chain
+
+PROFILE = chain((1_000, 400, 10, 500), (500, 4_000, 10, 500))
+NETWORK = Network.line(2, 50, 10**9)
+PLAN = policies.get("wfbp").plan(PROFILE, NETWORK)
+
+
+def later(timeline, kind, subject, start_ns, end_ns):
+    """The same with the spans of one kind and subject moved."""
+    spans = (
+        msgspec.structs.replace(span, start_ns=span.start_ns + start_ns, end_ns=span.end_ns + end_ns)
+        if (span.kind, span.subject) == (kind, subject)
+        else span
+        for span in timeline.spans
+    )
+    return Timeline(timeline.plan, 1, tuple(spans))
+
+
+def test_a_run_that_does_what_was_simulated_has_no_gap():
+    simulated = simulate(PLAN, PROFILE, NETWORK)
+    assert dissect(PLAN, simulated, simulated) == dissect(PLAN, later(simulated, "send", 0, 0, 0), simulated)
+    seen = dissect(PLAN, simulated, simulated)
+    assert seen is not None
+    assert seen.late_ns == (0, 0, 0)
+    assert seen.largest == Gap("ready", "", 0)
+
+
+def test_a_message_that_takes_longer_is_the_gap_between_sent_and_summed():
+    simulated = simulate(PLAN, PROFILE, NETWORK)
+    seen = dissect(PLAN, later(simulated, "send", 1, 30, 730), simulated)
+    assert seen is not None
+    # of two tensors one is 30 and 730 later, the median is half of that
+    assert seen.late_ns == (0, 15, 365)
+    assert seen.largest == Gap("summed", PROFILE.tensors[1].spec.name, 700)
+
+
+def test_iterations_that_were_not_recorded_whole_do_not_count():
+    simulated = simulate(PLAN, PROFILE, NETWORK, 1)
+    cut = Timeline(simulated.plan, 0, tuple(span for span in simulated.spans if (span.kind, span.subject) != ("send", 1)))
+    assert dissect(PLAN, cut, simulated) is None
+
+
+def cell(arm, measured_ns, predicted_ns):
+    return Cell("vgg16", 2, 0, 10**9, 0.1, arm, (measured_ns,) * 3, 50, predicted_ns, 40)
+
+
+def test_the_choice_is_judged_by_what_was_measured_and_the_page_counts_it(tmp_path):
+    cells = (
+        cell("torch-ddp", 1_000, 1_000),
+        cell("wfbp", 100, 90),
+        cell("blocks", 120, 80),
+        cell("wfbp@server", 100, 110),
+        cell("mercury@server", 102, 105),
+    )
+    trial = TrialResult("vgg16", 2, 1.0, 0.1, cells, {})
+    assert trial.loss_of_choice("all-reduce") == pytest.approx(0.2)
+    assert trial.loss_of_choice("server") == pytest.approx(0.02)
+    errors = [each.error for each in trial.own]
+    assert spread(errors) == pytest.approx((0.1, 0.1 + 0.7 * (1 / 3 - 0.1)))  # 3, 10, 10 and 33 %
+    results = Results("python -m experiments.fidelity", "a machine", (trial,))
+    write(tmp_path / "measured.json", results)
+    assert read(tmp_path / "measured.json") == results
+    text = page(results)
+    assert "| all | 4 | 10.0% | 26.3% | -3.5% | 10.0% | 1 of 2 |" in text
+    assert "| vgg16 | 2 | 1 | 10% | 4 | 10.0% | -33.3% blocks | 20.0% (all-reduce), 2.0% (server) |" in text

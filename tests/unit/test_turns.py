@@ -1,0 +1,117 @@
+"""What messages under way together take, against closed forms and the turns written out."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradlane import policies
+from gradlane.core.cluster import Link, Step
+from gradlane.core.network import Network, Piece, Sharing
+from gradlane.errors import InputError
+from gradlane.sim import iteration_ns
+from gradlane.sim.turns import Turns
+from tests.unit.strategies import networks, profiles
+
+# a byte a nanosecond; of a startup of 100 are 60 latency
+TWO_AT_ONCE = Network(2, (Piece(100, 10**9, latency_ns=60),), sharing=Sharing(at_once=2))
+
+
+def ends(turns, sizes, starts=None, urgencies=None):
+    """When each message ends."""
+    found = {}
+    left = sorted(zip(starts or [0] * len(sizes), range(len(sizes)), strict=True))
+    while left or len(found) < len(sizes):
+        now = turns.next_ns()
+        if left and left[0][0] <= now:
+            start, message = left.pop(0)
+            turns.add(start, message, sizes[message], 0, urgencies[message] if urgencies else 0)
+        else:
+            ended = turns.run()
+            if ended is not None:
+                found[ended] = now
+    return [found[message] for message in range(len(sizes))]
+
+
+def test_a_message_alone_takes_what_the_network_says_however_many_turns_it_has():
+    for turns in (1, 3, 7):
+        network = msgspec.structs.replace(TWO_AT_ONCE, sharing=Sharing(2, turns, 1_000))
+        assert ends(Turns(network), [12_345]) == [network.cost_ns(12_345)] == [12_445]
+
+
+def test_the_latency_of_the_second_message_passes_behind_the_first():
+    # 60, then 40 + 1000, then the other's 40 + 1000; its latency has passed meanwhile
+    assert ends(Turns(TWO_AT_ONCE), [1_000, 1_000]) == [1_100, 2_140]
+
+
+def test_a_third_message_begins_when_one_of_two_has_ended():
+    # its latency passes from 1100 on behind the second one
+    assert ends(Turns(TWO_AT_ONCE), [1_000, 1_000, 1_000]) == [1_100, 2_140, 3_180]
+    # small ones: two at once, each 60 of latency and then 41 on the link, the third from 101 on
+    assert ends(Turns(TWO_AT_ONCE), [1, 1, 1]) == [101, 142, 202]
+
+
+def test_two_messages_of_two_turns_alternate_as_gloo_s_do_among_two_ranks():
+    network = Network(2, (Piece(0, 10**9),), sharing=Sharing(at_once=2, turns=2))
+    # a b a b: the first ends after three quarters of the time of both, as `python -m bench.turns` measures
+    assert ends(Turns(network), [4_000, 4_000]) == [6_000, 8_000]
+    # a small one behind a large one waits for half of it, then for the other half
+    assert ends(Turns(network), [4_000, 10]) == [4_005, 4_010]
+
+
+def test_a_message_larger_than_its_turns_lets_a_small_one_pass_sooner():
+    network = Network(2, (Piece(0, 10**9),), sharing=Sharing(at_once=2, turns=2, turn_bytes=1_000))
+    # eight turns of 500 in place of two of 2000
+    assert ends(Turns(network), [4_000, 10]) == [4_010, 1_010]
+
+
+def test_what_is_more_urgent_takes_the_link_and_what_it_interrupts_goes_on():
+    network = Network(2, (Piece(0, 10**9),), sharing=Sharing(at_once=2))
+    assert ends(Turns(network), [1_000, 1_000, 50], [0, 0, 300], [1, 1, 0]) == [1_050, 2_050, 350]
+
+
+def test_bytes_follow_a_rate_that_changes_and_latency_does_not():
+    halved = Link(10**9, (Step(0, 5 * 10**8),))
+    assert ends(Turns(TWO_AT_ONCE, halved), [1_000, 1_000]) == [60 + 40 + 2_000, 60 + 2 * (40 + 2_000)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    startup_ns=st.integers(0, 10**6),
+    latency=st.floats(0, 1),
+    at_once=st.integers(1, 2),
+    turns=st.integers(1, 6),
+    size_bytes=st.integers(1, 10**6),
+    pairs=st.integers(1, 6),
+)
+def test_a_stream_takes_what_the_closed_form_says(startup_ns, latency, at_once, turns, size_bytes, pairs):
+    piece = Piece(startup_ns, 10**9, latency_ns=int(startup_ns * latency))
+    network = Network(2, (piece,), sharing=Sharing(at_once, turns))
+    last = max(ends(Turns(network), [size_bytes] * 2 * pairs))
+    # each turn is cut to whole nanoseconds
+    assert last == pytest.approx(network.stream_ns(size_bytes, 2 * pairs), abs=2 * turns * pairs + 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(profile=profiles(max_tensors=12), network=networks(), name=st.sampled_from(("sync-easgd", "wfbp")))
+def test_latency_changes_nothing_where_one_message_is_under_way(profile, network, name):
+    alone = msgspec.structs.replace(network, sharing=Sharing())
+    without = tuple(msgspec.structs.replace(piece, latency_ns=0) for piece in network.pieces)
+    plan = policies.get(name).plan(profile, network)
+    assert iteration_ns(plan, profile, alone) == iteration_ns(plan, profile, msgspec.structs.replace(alone, pieces=without))
+
+
+@settings(max_examples=60, deadline=None)
+@given(profile=profiles(max_tensors=12), network=networks())
+def test_policies_that_plan_by_the_papers_startup_do_not_see_latency(profile, network):
+    without = tuple(msgspec.structs.replace(piece, latency_ns=0) for piece in network.pieces)
+    old = Network(network.workers, without)
+    for name in ("mg-wfbp", "mg-wfbp-exact", "blocks"):
+        assert policies.get(name).plan(profile, network) == policies.get(name).plan(profile, old)
+
+
+def test_latency_is_a_part_of_the_startup():
+    with pytest.raises(InputError, match="latency_ns: got 101"):
+        Piece(100, 10**9, latency_ns=101)
