@@ -64,7 +64,7 @@ def test_policies_lists_every_policy_with_its_paper_and_marks_the_default():
 def test_policies_as_json_has_the_knobs_with_their_defaults_and_the_backends():
     rows = {row["name"]: row for row in json.loads(run("policies", "--json"))}
     assert rows["mercury"]["backends"] == ["server"]
-    assert rows["dear"]["backends"] == []
+    assert rows["dear"]["backends"] == ["all-reduce", "server"]
     assert list(rows) == list(catalog.names())
     assert rows["bytescheduler"] == {
         "name": "bytescheduler",

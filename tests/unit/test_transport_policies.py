@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradlane import policies
-from gradlane.core.executors import why_not_all_reduce
+from gradlane.core.executors import why_not
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.timeline import Span
@@ -182,12 +182,10 @@ def test_no_block_of_prophet_is_under_way_when_a_more_urgent_gradient_becomes_re
     [
         ("mercury", "'packet-priority' needs gradlane's own transport"),
         ("mercury-no-preemption", "'packet-fifo' needs gradlane's own transport"),
-        ("geryon", "network priority 1; torch.distributed cannot mark"),
-        ("dear", "split into reduce-scatter and all-gather"),
     ],
 )
 def test_all_reduce_refuses_what_it_cannot_do_with_the_reason(name, fault):
     plan = policies.get(name).plan(chain((1, 8, 0, 1), (1, 8, 0, 1)), BYTE_A_NS)
-    reason = why_not_all_reduce(plan)
+    reason = why_not(plan, "all-reduce")
     assert reason is not None
     assert fault in reason

@@ -1,4 +1,4 @@
-"""AllReduce: the backend over torch.distributed, one process group a lane.
+"""AllReduce: the backend over torch.distributed, one process group a lane, marked where lanes have classes in the network.
 
 It starts sums in the order that it is given and reports each one's end; it decides nothing. The order in
 which a rank issues collectives is the order in which they meet on the network, so the last line before
@@ -8,17 +8,20 @@ torch.distributed compares each with the agreed order: what would be a wrong sum
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from gradlane.core.marks import Mark, marks
 from gradlane.core.plan import Plan
-from gradlane.errors import JobError, OrderError
+from gradlane.errors import JobError, OrderError, UnsupportedError
 from gradlane.live.arena import MessageBuffer
 from gradlane.live.backend import OnDone, OnSent, refuse_what_cannot_be_done
+from gradlane.live.halves import Halves
+from gradlane.live.marking import Sockets, mark_group, open_sockets
 from gradlane.live.probe import sweep
 
 
@@ -38,6 +41,8 @@ class AllReduce:
         self._ranks = None if group is None else dist.get_process_group_ranks(group)
         self._timeout = timedelta(seconds=timeout_s)
         self._groups: list[Any] = []
+        self._sockets: list[Sockets] = []  # by group: where its connections are among
+        self._marks: list[Mark] = []
         self._open(1)
         self.stream_ordered = device.type != "cpu"
         self._stream = torch.Stream(device) if self.stream_ordered else None
@@ -47,18 +52,38 @@ class AllReduce:
 
     def _open(self, lanes: int) -> None:
         while len(self._groups) < lanes:
+            before = open_sockets()
             self._groups.append(dist.new_group(self._ranks, timeout=self._timeout))
+            self._sockets.append(open_sockets() - before)
+            self._marks.append(Mark())
 
     def measure(self) -> list[tuple[int, int]]:
         return sweep(self.control_group, self._device)
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
-        """Take up a plan: a process group a lane (collective: every rank calls it alike)."""
+        """Take up a plan: a process group a lane (collective: every rank calls it alike).
+
+        Raises `UnsupportedError`, on all ranks, where lanes have classes and a group's connections cannot be marked.
+        """
         refuse_what_cannot_be_done(plan, "all-reduce")
         self._open(len(plan.lanes))
+        for lane, mark in enumerate(marks(plan)):
+            if mark != self._marks[lane]:
+                self._mark(lane, mark)
+        world = dist.get_world_size(self._groups[0])
+        self._halves = {index: Halves(buffers[index].tensor, world) for index in plan.second_halves}
         self._lanes = [message.lane for message in plan.messages]
         self._plan = plan
         self.begin([[] for _ in plan.lanes])
+
+    def _mark(self, lane: int, mark: Mark) -> None:
+        if self.stream_ordered:
+            raise UnsupportedError(
+                "the plan's lanes ask for classes in the network, which sums of tensors on a device do not have; expected "
+                "tensors in CPU memory, or backend='server'"
+            )
+        mark_group(self._groups[lane], self._sockets[lane], mark)
+        self._marks[lane] = mark
 
     @property
     def control_group(self) -> Any:
@@ -74,11 +99,54 @@ class AllReduce:
         self._expected[self._lanes[message]].append(message)
 
     def start(self, message: int, buffer: MessageBuffer, ready: list[torch.Event], on_done: OnDone, on_sent: OnSent) -> bool:
-        """Begin the sum of `buffer` over all ranks, in place. True if it has ended for the host.
+        """Begin the sum of `buffer` over all ranks, in place; of a split message, its reduce-scatter. True if it has ended
+        for the host.
 
         ready: on a device, the events after which the bytes are there. Raises `OrderError` if `message` is
         not the next of the agreed order.
         """
+        group = self._next_in_order(message)
+        halves = self._halves.get(message)
+        if self._stream is None:
+            buffer.gather()
+            if halves is None:
+                self._tell_end(message, dist.all_reduce(buffer.tensor, group=group, async_op=True), buffer.scatter, on_done)
+            else:
+                self._tell_end(message, halves.scatter(group), halves.add, on_done)
+            return False
+        with self._stream:
+            for event in ready:
+                self._stream.wait_event(event)
+            buffer.gather()
+            if halves is not None:
+                halves.scatter(group).wait()
+                return True
+            work = dist.all_reduce(buffer.tensor, group=group, async_op=True)
+            assert work is not None
+            work.wait()  # this stream waits for the sum, the host does not
+            buffer.scatter()
+            self._ends[message] = self._stream.record_event()
+        return True
+
+    def start_second_half(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
+        """Begin the all-gather of a split message. True if it has ended for the host. Raises as `start` does."""
+        group, halves = self._next_in_order(message), self._halves[message]
+
+        def take_over() -> None:
+            halves.put_back()
+            buffer.scatter()
+
+        if self._stream is None:
+            self._tell_end(message, halves.gather(group), take_over, on_done)
+            return False
+        with self._stream:
+            halves.gather(group).wait()
+            take_over()
+            self._ends[message] = self._stream.record_event()
+        return True
+
+    def _next_in_order(self, message: int) -> Any:
+        """The group of `message`, which has to be the next that its lane issues."""
         lane = self._lanes[message]
         place, expected = self._issued[lane], self._expected[lane]
         if place >= len(expected) or expected[place] != message:
@@ -88,32 +156,20 @@ class AllReduce:
                 f"where the agreed order has {wanted}; nothing was sent"
             )
         self._issued[lane] = place + 1
-        if self._stream is None:
-            buffer.gather()
-            work = dist.all_reduce(buffer.tensor, group=self._groups[lane], async_op=True)
-            assert work is not None
-            work.get_future().add_done_callback(lambda future: self._ended(message, buffer, future, on_done))
-            return False
-        with self._stream:
-            for event in ready:
-                self._stream.wait_event(event)
-            buffer.gather()
-            work = dist.all_reduce(buffer.tensor, group=self._groups[lane], async_op=True)
-            assert work is not None
-            work.wait()  # this stream waits for the sum, the host does not
-            buffer.scatter()
-            self._ends[message] = self._stream.record_event()
-        return True
+        return self._groups[lane]
 
     @staticmethod
-    def _ended(message: int, buffer: MessageBuffer, future: Any, on_done: OnDone) -> None:
-        try:
-            future.wait()
-        except Exception as error:
-            on_done(message, error)
-            return
-        buffer.scatter()
-        on_done(message, None)
+    def _tell_end(message: int, work: Any, then: Callable[[], None], on_done: OnDone) -> None:
+        def ended(future: Any) -> None:
+            try:
+                future.wait()
+            except Exception as error:
+                on_done(message, error)
+                return
+            then()
+            on_done(message, None)
+
+        work.get_future().add_done_callback(ended)
 
     def join(self, message: int) -> None:
         """On a device: make the current stream wait for the sum of `message`."""

@@ -158,14 +158,12 @@ def attach(
     chosen = catalog.get(policy or policies.DEFAULT) if policy is None or isinstance(policy, str) else policy
     if isinstance(chosen, Plan):
         need(not tune and knobs is None, "tune, knobs", (tune, knobs), "neither with a plan, which has no knobs: give a policy")
-        refuse_what_cannot_be_done(chosen, backend)
+        refuse_what_cannot_be_done(chosen, backend, apart=servers > 0)
         check_fits(chosen, specs)
-    elif chosen.name in catalog.names() and chosen.name not in catalog.names(EXECUTORS[backend]):
-        others = [other for other, executor in EXECUTORS.items() if chosen.name in catalog.names(executor)]
-        raise PlanError(
-            f"policy {chosen.name}: backend {backend!r} cannot carry its plans; expected "
-            + (f"backend={others[0]!r}" if others else "another policy: this one runs in the simulator only")
-        )
+    elif chosen.name in catalog.names() and chosen.name not in catalog.names(EXECUTORS[backend], apart=servers > 0):
+        where = "servers in processes of their own" if servers else f"backend {backend!r}"
+        expected = "servers=0" if servers else "backend='server'"
+        raise PlanError(f"policy {chosen.name}: {where} cannot carry its plans; expected {expected}")
     may_cross = _may_cross(optimizers, cross_barrier)
     world, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
     if world != dist.get_world_size():

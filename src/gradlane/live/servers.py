@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradlane.core import marks as core_marks
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.arena import MessageBuffer
@@ -39,8 +40,6 @@ from gradlane.units import format_bytes
 
 log = logging.getLogger("gradlane")
 
-DSCP = (46, 34, 26, 18, 10, 0, 0, 0)
-"""How a lane's packets are marked, by its network priority: EF, AF41, AF31, AF21, AF11, best effort."""
 _FOR_EVER_S = 10**6.0
 _STREAM = 4  # messages under way at once where the network is measured
 
@@ -176,7 +175,8 @@ class Servers:
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
         """Make each message of `plan` a tensor of the node; a plan with other lanes has new connections made."""
-        refuse_what_cannot_be_done(plan, "server")
+        refuse_what_cannot_be_done(plan, "server", apart=self._options.tell_tables)
+        self._plan = plan
         lanes = marks(plan)
         if lanes != self._lanes:
             self._shut()
@@ -222,9 +222,14 @@ class Servers:
         """Hand `buffer` to the node; always False, since the end is told by the thread."""
         buffer.gather()
         self._under_way[message] = buffer, on_done, on_sent
-        self._node.push(self._first + message, notify_sent=True)
+        self._node.push(self._first + message, notify_sent=True, held=self._plan.messages[message].split)
         if self._failure is not None:  # before this message was one of those under way, perhaps
             self._report_failure(self._failure)
+        return False
+
+    def start_second_half(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
+        """Let this rank's server return its part of the sum, as in an all-gather; the thread tells the end, as of `start`."""
+        self._node.release(self._first + message)
         return False
 
     def join(self, message: int) -> None:
@@ -247,10 +252,7 @@ class Servers:
 
 def marks(plan: Plan) -> tuple[Lane, ...]:
     """How each lane of `plan` is marked: not at all where no lane asks for another class than the first."""
-    classes = [lane.network_priority for lane in plan.lanes]
-    if not any(classes):
-        return (Lane(),) * len(classes)
-    return tuple(Lane(DSCP[priority], max(0, 6 - priority)) for priority in classes)
+    return tuple(Lane(*mark) for mark in core_marks.marks(plan))
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -16,7 +16,6 @@ from gradlane.core.network import MAX_RATE, Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
-from gradlane.errors import PlanError
 from gradlane.sim.allreduce import planned_ahead
 from gradlane.sim.fabric import FOREVER, Job, Notice
 from gradlane.sim.simulation import Simulation
@@ -38,15 +37,12 @@ def simulate_unlike(
 
     compute_percent: each worker's compute times in hundredths of the profile's (None: 100 each). steps: from each
     `at_ns` on, large messages pass at its rate instead of `network.bytes_per_second`, and others at a rate changed
-    in proportion; startups stay. jitter: as in `simulate_jobs`. Raises `PlanError` for a plan with split messages.
+    in proportion; startups stay. jitter: as in `simulate_jobs`.
     """
     percent = [100] * network.workers if compute_percent is None else list(compute_percent)
     need(len(percent) == network.workers, "compute_percent", f"{len(percent)} workers", f"{network.workers}")
     for worker in percent:
         need_int("compute_percent", worker, 1, 1_000_000)
-    for index, message in enumerate(plan.messages):
-        if message.split:
-            raise PlanError(f"plan {plan.policy}: messages[{index}] is split, which is simulated among workers alike only")
     if plan.sequence is None:
         plan = planned_ahead(plan, profile, network)
     job = Job(plan, profile)
@@ -56,12 +52,13 @@ def simulate_unlike(
 
 
 class _Collective:
-    """A message that every worker has issued: what of it is left to carry."""
+    """A message, or half of one, that every worker has issued: what of it is left to carry."""
 
-    __slots__ = ("bytes_ns", "message", "startup_ns")
+    __slots__ = ("bytes_ns", "is_first", "is_last", "message", "startup_ns")
 
-    def __init__(self, message: int, startup_ns: int, bytes_ns: int) -> None:
+    def __init__(self, message: int, startup_ns: int, bytes_ns: int, is_first: bool, is_last: bool) -> None:
         self.message, self.startup_ns, self.bytes_ns = message, startup_ns, bytes_ns
+        self.is_first, self.is_last = is_first, is_last
 
 
 class _CollectiveFabric:
@@ -82,6 +79,12 @@ class _CollectiveFabric:
         self._now_ns = 0  # up to which the head of the queue has been carried
 
     def hand_over(self, now_ns: int, rank: int, message: int) -> None:
+        self._issue(now_ns, message, is_first=True, is_last=not self._plan.messages[message].split)
+
+    def ask(self, now_ns: int, rank: int, message: int) -> None:
+        self._issue(now_ns, message, is_first=False, is_last=True)
+
+    def _issue(self, now_ns: int, message: int, is_first: bool, is_last: bool) -> None:
         self._issued[message] += 1
         if self._issued[message] < self._network.workers:
             return
@@ -89,9 +92,11 @@ class _CollectiveFabric:
         self._carry(now_ns)
         details = self._plan.messages[message]
         piece = next(p for p in self._network.pieces if details.size_bytes <= p.up_to_bytes)
-        cost_ns = piece.cost_ns(details.size_bytes)
+        cost_ns, startup_ns = piece.cost_ns(details.size_bytes), piece.startup_ns
+        if details.split:
+            cost_ns, startup_ns = (part // 2 if is_first else part - part // 2 for part in (cost_ns, startup_ns))
         urgency = details.priority if self._plan.wire == "packet-priority" else 0
-        collective = _Collective(message, piece.startup_ns, cost_ns - piece.startup_ns)
+        collective = _Collective(message, startup_ns, cost_ns - startup_ns, is_first, is_last)
         heapq.heappush(self._queue, (self._plan.lanes[details.lane].network_priority, urgency, self._numbers, collective))
         self._numbers += 1
 
@@ -106,10 +111,10 @@ class _CollectiveFabric:
         if ends_ns > until_ns:
             return []
         self.events += 1
-        message = heapq.heappop(self._queue)[3].message
+        ended = heapq.heappop(self._queue)[3]
         self._now_ns = ends_ns
-        pushed = [Notice(ends_ns, rank, message, False) for rank in range(self._network.workers)]
-        return pushed + [Notice(ends_ns, rank, message, True) for rank in range(self._network.workers)]
+        told = [pulled for pulled, tells in ((False, ended.is_first), (True, ended.is_last)) if tells]
+        return [Notice(ends_ns, rank, ended.message, pulled) for pulled in told for rank in range(self._network.workers)]
 
     def _carry(self, now_ns: int) -> None:
         """Let time pass to `now_ns`, by which the head of the queue has not ended."""
