@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from gradlane.core.marks import Mark
 from gradlane.errors import UnsupportedError
+from gradlane.transport.path import put_mark
 
 Sockets = frozenset[tuple[int, str]]
 """File descriptors, each with the identity of the socket behind it."""
@@ -59,7 +60,8 @@ def mark_group(group: Any, candidates: Sockets, mark: Mark) -> None:
             "connections are gradlane's own"
         )
     for fd in found:
-        _mark(fd, mark)
+        with socket.socket(fileno=os.dup(fd)) as one:
+            put_mark(one, mark)
 
 
 def _ends_of(fd: int) -> tuple[str, str] | None:
@@ -72,13 +74,3 @@ def _ends_of(fd: int) -> tuple[str, str] | None:
 
 def _digest(from_end: str, to_end: str) -> int:
     return int.from_bytes(sha256(f"{from_end} {to_end}".encode()).digest()[:8], "little", signed=True)
-
-
-def _mark(fd: int, mark: Mark) -> None:
-    with socket.socket(fileno=os.dup(fd)) as one:
-        if one.family == socket.AF_INET6:
-            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, mark.dscp << 2)
-        with contextlib.suppress(OSError):  # of an address of version 6 there is none
-            one.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, mark.dscp << 2)
-        # after IP_TOS, which sets a priority of its own
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, mark.socket_priority)
