@@ -57,13 +57,14 @@ def _of(timeline: Timeline, kind: Any, iteration: int) -> list[Any]:
 
 
 def marks_of_groups(rank: int, world: int) -> tuple[list[list[tuple[int, int]]], list[tuple[int, int]]]:
-    """(TOS, SO_PRIORITY) of each connection of each lane's group under geryon; and of all other connections."""
+    """(TOS, SO_PRIORITY) of each marked connection among those opened with each lane's group under geryon; and of all others."""
     session, model, optimizer = _attached(gradlane.policies.get("geryon", slice_bytes=4000))
     with session:
         _train(model, optimizer, 6, rank)
         backend = session._backend
         assert isinstance(backend, allreduce.AllReduce)
-        of_groups = [_marks(group) for group in backend._sockets]
+        # other threads of torch.distributed may open connections meanwhile
+        of_groups = [[mark for mark in _marks(group) if mark != (0, 0)] for group in backend._sockets]
         return of_groups, _marks(marking.open_sockets().difference(*backend._sockets))
 
 

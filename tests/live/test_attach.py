@@ -125,6 +125,7 @@ def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(a_world_of_o
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
+        ({"weight": 9}, "weight: got 9, expected an integer from 1 to 8"),
         ({"order": "any"}, "order: got 'any', expected 'planned' or 'coordinator'"),
         ({"timeout": 0}, "timeout: got 0"),
         ({"profile_iterations": 0}, "profile_iterations: got 0, expected 1 or more"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.live.test_equality import GIVEN
+
 
 @pytest.mark.parametrize("options", [{}, {"order": "coordinator"}, {"backend": "server"}])
 def test_under_dear_second_halves_begin_when_all_first_halves_have_ended_and_go_in_the_order_of_the_forward_pass(
@@ -29,3 +31,15 @@ def test_where_a_group_s_connections_are_not_found_all_ranks_hear_it(two_ranks):
         assert said.startswith(
             "UnsupportedError: the plan's lanes ask for classes in the network, and a rank finds 0 of the 1 TCP"
         )
+
+
+@pytest.mark.parametrize("backend", ["all-reduce", "server"])
+def test_a_job_of_more_weight_has_more_connections_and_the_bits_of_ddp(two_ranks, backend):
+    policies = [
+        ("bytescheduler", {"partition_bytes": 8000, "credit_bytes": 16000}),
+        ("geryon", {"slice_bytes": 8000}),
+        ("dear", {}),
+    ]
+    options = {"model": "convolutions", "optimizer": "sgd", "policies": policies, "network": GIVEN, "steps": 10}
+    outcomes = two_ranks.run("tests.live.cases:equals_ddp", backend=backend, weight=3, **options)
+    assert outcomes == [{str(policy): [] for policy in policies}] * 2

@@ -78,6 +78,12 @@ def test_mercury_without_preemption_is_wfbp_across_the_barrier(profile, network)
     assert {span.subject: span.end_ns for span in simulate(plan, profile, network, 1).of("send")} == ends
 
 
+def test_of_a_thousand_tensors_each_has_a_priority_of_its_own_under_mercury():
+    profile = chain(*[(1, 8, 0, 1)] * 1000)
+    plan = policies.get("mercury").plan(profile, BYTE_A_NS)
+    assert [message.priority for message in plan.messages] == list(range(999, -1, -1))
+
+
 # -- Geryon -----------------------------------------------------------------------------------------------
 
 

@@ -36,8 +36,9 @@ class AllReduce:
     needs_one_order = True
     tells_sends = False
 
-    def __init__(self, device: torch.device, group: dist.ProcessGroup | None, timeout_s: float) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, group: dist.ProcessGroup | None, timeout_s: float, weight: int = 1) -> None:
+        """weight: process groups a lane, over which its messages are dealt."""
+        self._device, self._weight = device, weight
         self._ranks = None if group is None else dist.get_process_group_ranks(group)
         self._timeout = timedelta(seconds=timeout_s)
         self._groups: list[Any] = []
@@ -50,8 +51,8 @@ class AllReduce:
         self._expected: list[list[int]] = []
         self._issued: list[int] = []
 
-    def _open(self, lanes: int) -> None:
-        while len(self._groups) < lanes:
+    def _open(self, groups: int) -> None:
+        while len(self._groups) < groups:
             before = open_sockets()
             self._groups.append(dist.new_group(self._ranks, timeout=self._timeout))
             self._sockets.append(open_sockets() - before)
@@ -66,24 +67,24 @@ class AllReduce:
         Raises `UnsupportedError`, on all ranks, where lanes have classes and a group's connections cannot be marked.
         """
         refuse_what_cannot_be_done(plan, "all-reduce")
-        self._open(len(plan.lanes))
-        for lane, mark in enumerate(marks(plan)):
-            if mark != self._marks[lane]:
-                self._mark(lane, mark)
+        self._open(len(plan.lanes) * self._weight)
+        for group, mark in enumerate(marks(plan) * self._weight):
+            if mark != self._marks[group]:
+                self._mark(group, mark)
         world = dist.get_world_size(self._groups[0])
         self._halves = {index: Halves(buffers[index].tensor, world) for index in plan.second_halves}
         self._lanes = [message.lane for message in plan.messages]
         self._plan = plan
         self.begin([[] for _ in plan.lanes])
 
-    def _mark(self, lane: int, mark: Mark) -> None:
+    def _mark(self, group: int, mark: Mark) -> None:
         if self.stream_ordered:
             raise UnsupportedError(
                 "the plan's lanes ask for classes in the network, which sums of tensors on a device do not have; expected "
                 "tensors in CPU memory, or backend='server'"
             )
-        mark_group(self._groups[lane], self._sockets[lane], mark)
-        self._marks[lane] = mark
+        mark_group(self._groups[group], self._sockets[group], mark)
+        self._marks[group] = mark
 
     @property
     def control_group(self) -> Any:
@@ -156,7 +157,8 @@ class AllReduce:
                 f"where the agreed order has {wanted}; nothing was sent"
             )
         self._issued[lane] = place + 1
-        return self._groups[lane]
+        # what a group gets of the lane's order, it gets in that order on every rank
+        return self._groups[lane + len(self._plan.lanes) * (message % self._weight)]
 
     @staticmethod
     def _tell_end(message: int, work: Any, then: Callable[[], None], on_done: OnDone) -> None:

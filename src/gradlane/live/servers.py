@@ -49,8 +49,8 @@ class Servers:
 
     store: of this session alone. fingerprint: 32 bytes, a digest of what the ranks agreed on. apart: how many servers
     there are in processes of their own; 0: one in each rank's. servers_store: "host:port" of the store to which those
-    come, if it is not the job's. Raises `UnsupportedError` for a device that is no CPU, and
-    what `form` raises.
+    come, if it is not the job's. weight: connections a lane and peer, over which its messages are dealt. Raises
+    `UnsupportedError` for a device that is no CPU, and what `form` raises.
     """
 
     stream_ordered = False
@@ -69,6 +69,7 @@ class Servers:
         rank_order: bool,
         apart: int = 0,
         servers_store: str | None = None,
+        weight: int = 1,
     ) -> None:
         if device.type != "cpu":
             raise UnsupportedError(
@@ -90,6 +91,7 @@ class Servers:
             packet_bytes=packet_bytes,
             rank_order=rank_order,
         )
+        self._weight = weight
         self._formations = 0
         self._under_way: dict[int, tuple[MessageBuffer, OnDone, OnSent]] = {}
         self._failure: JobError | None = None
@@ -177,7 +179,7 @@ class Servers:
         """Make each message of `plan` a tensor of the node; a plan with other lanes has new connections made."""
         refuse_what_cannot_be_done(plan, "server", apart=self._options.tell_tables)
         self._plan = plan
-        lanes = marks(plan)
+        lanes = marks(plan) * self._weight
         if lanes != self._lanes:
             self._shut()
             self._open(lanes)
@@ -185,7 +187,7 @@ class Servers:
             log.info("gradlane: each server holds at most %s of packets at once", format_bytes(self.most_held_bytes(buffers)))
         self._first = self._next
         self._node.forget_below(self._first)
-        for message, buffer in zip(plan.messages, buffers, strict=True):
+        for index, (message, buffer) in enumerate(zip(plan.messages, buffers, strict=True)):
             self._node.define(
                 self._next,
                 buffer.tensor.data_ptr(),
@@ -194,7 +196,7 @@ class Servers:
                 whole=plan.wire == "fifo",
                 urgent_first=plan.wire == "packet-priority",
                 priority=message.priority,
-                lane=message.lane,
+                lane=message.lane + len(plan.lanes) * (index % self._weight),
             )
             self._next += 1
 
