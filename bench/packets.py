@@ -57,10 +57,8 @@ def main(model_name: str = "alexnet", scale: str = "0.1", percent: str = "20", r
         for size in SIZES:
             times[size] += turn(model, profile, size)
     if dist.get_rank() == 0:
-        total = format_bytes(profile.size_bytes)
-        print(
-            f"{model_name}, {total} of gradients, {percent} % of its computing, {dist.get_world_size()} workers, {rounds} turns of {COUNTED} iterations"
-        )
+        made_of = f"{format_bytes(profile.size_bytes)} of gradients, {percent} % of its computing"
+        print(f"{model_name}, {made_of}, {dist.get_world_size()} workers, {rounds} turns of {COUNTED} iterations")
         best = min(statistics.median(each) for each in times.values())
         for size, each in times.items():
             low, *_, high = statistics.quantiles(each, n=10)

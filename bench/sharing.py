@@ -2,8 +2,8 @@
 
     python -m bench.sharing [SECONDS]
 
-Two emulated hosts with links of 100 Mbit/s carry two jobs alike, each a rank on each host, under wfbp, with so little to
-compute that links are all that counts. Printed: iterations a second of each in the time that both trained, and their ratio.
+Two emulated hosts with links of 100 Mbit/s carry two jobs alike, each a rank on each host, in slices of 128 KiB, with so little
+to compute that links are all that counts. Printed: iterations a second of each in the time that both trained, and their ratio.
 """
 
 from __future__ import annotations
@@ -34,20 +34,22 @@ def train(backend: str, weight: str, seconds: str, out: str) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    model = emulated(zoo.profile("resnet50"), scale=0.05, compute_percent=5)
+    model = emulated(zoo.profile("alexnet"), scale=0.02, compute_percent=5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     network = Network.line(2, startup_ns=100_000, bytes_per_second=12_500_000)
     options = {"backend": backend, "weight": int(weight), "network": network, "profile": model.profile}
+    # so much under way that every connection has something to send
+    slices = gradlane.policies.get("bytescheduler", partition_bytes=128 * 1024, credit_bytes=2**30)
     ends: list[float] = []
     more = torch.ones(1)
-    with gradlane.attach(model, optimizer, "wfbp", **options):
+    with gradlane.attach(model, optimizer, slices, **options):
         began = time.time()
         while float(more):
             optimizer.zero_grad()
             model().backward()
             optimizer.step()
             ends.append(time.time())
-            if len(ends) % 8 == 0:  # all ranks stop alike
+            if len(ends) % 4 == 0:  # all ranks stop alike
                 more.fill_(ends[-1] < began + float(seconds))
                 dist.broadcast(more, 0)
     if dist.get_rank() == 0:
@@ -69,11 +71,11 @@ def rates(backend: str, weights: tuple[int, int], seconds: float) -> list[float]
         write_spec(spec, LabSpec(2, 100_000_000, jobs=jobs))
         subprocess.run([sys.executable, "-m", "gradlane", "lab", "--quiet", "--file", str(spec)], check=True, timeout=300)
         moments = [json.loads(out.read_text()) for out in outs]
-    both_from, both_to = max(each[8] for each in moments), min(each[-1] for each in moments)
+    both_from, both_to = max(each[4] for each in moments), min(each[-1] for each in moments)
     return [sum(both_from < at <= both_to for at in each) / (both_to - both_from) for each in moments]
 
 
-def main(seconds: str = "12") -> None:
+def main(seconds: str = "20") -> None:
     for backend in BACKENDS:
         for weights in WEIGHTS:
             first, second = rates(backend, weights, float(seconds))

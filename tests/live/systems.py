@@ -57,7 +57,7 @@ def _of(timeline: Timeline, kind: Any, iteration: int) -> list[Any]:
 
 
 def marks_of_groups(rank: int, world: int) -> tuple[list[list[tuple[int, int]]], list[tuple[int, int]]]:
-    """(TOS, SO_PRIORITY) of each marked connection among those opened with each lane's group under geryon; and of all others."""
+    """(TOS, SO_PRIORITY) of marked connections under geryon, by the lane with whose group they were opened; of all others."""
     session, model, optimizer = _attached(gradlane.policies.get("geryon", slice_bytes=4000))
     with session:
         _train(model, optimizer, 6, rank)
