@@ -170,7 +170,9 @@ NB_MODULE(_native, module) {
            nb::arg("op") = 0, nb::arg("sender") = kAll, nb::arg("receiver") = kAll, nb::arg("at") = kDealt, nb::arg("whole") = false,
            nb::arg("urgent_first") = false, nb::arg("priority") = 0, nb::arg("lane") = 0, nb::arg("update") = 0,
            nb::arg("staleness") = 0, nb::arg("group") = 0)
-        .def("push", &Node::Push, nb::arg("tensor"), nb::arg("notify") = true, nb::arg("notify_sent") = false, nb::arg("flags") = 0)
+        .def("push", &Node::Push, nb::arg("tensor"), nb::arg("notify") = true, nb::arg("notify_sent") = false, nb::arg("flags") = 0,
+           nb::arg("held") = false)
+        .def("release", &Node::Release)
         .def("set_rule", [](Node& node, uint32_t group, uint8_t kind, double lr, double weight_decay, double momentum, double dampening,
                             double beta1, double beta2, double epsilon, bool nesterov, bool maximize) {
             if (!IsValidRuleKind(kind)) throw std::invalid_argument("kind: not a rule that is known");

@@ -185,13 +185,15 @@ void Node::Define(uint32_t tensor, const Spec& spec, const void* from, void* int
     Submit({Command::Kind::kDefine, tensor, spec, static_cast<const uint8_t*>(from), static_cast<uint8_t*>(into), false, 0, {}});
 }
 
-void Node::Push(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags) {
+void Node::Push(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags, bool held) {
     {
         std::lock_guard guard(done_mutex_);
         open_.insert(tensor);
     }
-    Submit({Command::Kind::kPush, tensor, {}, nullptr, nullptr, notify, 0, {}, notify_sent, flags, {}});
+    Submit({Command::Kind::kPush, tensor, {}, nullptr, nullptr, notify, 0, {}, notify_sent, flags, {}, held});
 }
+
+void Node::Release(uint32_t tensor) { Submit({Command::Kind::kRelease, tensor, {}, nullptr, nullptr, false, 0, {}}); }
 
 void Node::SetRule(uint32_t group, const Rule& rule) {
     Submit({Command::Kind::kRule, group, {}, nullptr, nullptr, false, 0, {}, false, 0, rule});
@@ -290,7 +292,7 @@ void Node::Execute(Command& command) {
     switch (command.kind) {
         case Command::Kind::kDial: DoDial(command.tensor, command.text, command.port); break;
         case Command::Kind::kDefine: DoDefine(command.tensor, command.spec, command.from, command.into); break;
-        case Command::Kind::kPush: DoPush(command.tensor, command.notify, command.notify_sent, command.flags); break;
+        case Command::Kind::kPush: DoPush(command.tensor, command.notify, command.notify_sent, command.flags, command.held); break;
         case Command::Kind::kStart:
             if (DoDefine(command.tensor, command.spec, command.from, command.into)) DoPush(command.tensor, command.notify, false, 0);
             break;
@@ -314,6 +316,7 @@ void Node::Execute(Command& command) {
             break;
         }
         case Command::Kind::kRule: DoSetRule(command.tensor, command.rule); break;
+        case Command::Kind::kRelease: DoRelease(command.tensor); break;
         case Command::Kind::kAbort: Fail({Code::kAborted, options_.rank, options_.server, command.text}); break;
     }
 }
@@ -451,7 +454,7 @@ void Node::DoSetRule(uint32_t group, const Rule& rule) {
     }
 }
 
-void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags) {
+void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags, bool held) {
     if (failed_) return;
     const auto found = tensors_.find(tensor);
     if (found == tensors_.end() || found->second.under_way) {
@@ -478,7 +481,13 @@ void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags
             return;
         }
     }
+    const bool can_hold = aggregator_ && state.spec.from == kAll && state.spec.to == kAll && state.spec.update == RuleKind::kNone;
+    if (held && !can_hold) {
+        Fail({Code::kProtocol, options_.rank, -1, "tensor " + std::to_string(tensor) + " was to be held, and no server here sums it for all"});
+        return;
+    }
     state.under_way = true;
+    state.held = held;
     state.notify = notify;
     state.notify_sent = notify_sent;
     state.iteration = state.spec.once ? OnlyIteration(state.spec) : state.pushes++;
@@ -511,10 +520,26 @@ void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags
         connection->Queue(RankInQueue(state.spec), std::move(run));
         Touch(*connection);
     }
-    if (aggregator_ && aggregator_->Has(tensor)) aggregator_->ArriveLocally(tensor, state.iteration, state.from, state.into, flags);
+    // no sum is whole without this worker's part, so that a server is held by keeping that back
+    if (aggregator_ && !held && aggregator_->Has(tensor)) {
+        aggregator_->ArriveLocally(tensor, state.iteration, state.from, state.into, flags);
+    }
     Settle(tensor, state);
     TakeEarly(tensor);
     if (state.receives && !state.contributes) ResumeParked(tensor);  // the others need not wait for this one to send
+}
+
+void Node::DoRelease(uint32_t tensor) {
+    if (failed_) return;
+    const auto found = tensors_.find(tensor);
+    if (found == tensors_.end() || !found->second.held) {
+        Fail({Code::kProtocol, options_.rank, -1, "tensor " + std::to_string(tensor) + " was released, and is not held"});
+        return;
+    }
+    Tensor& state = found->second;
+    state.held = false;
+    aggregator_->ArriveLocally(tensor, state.iteration, state.from, state.into);
+    Settle(tensor, state);
 }
 
 void Node::Settle(uint32_t tensor, Tensor& state) {
@@ -524,7 +549,7 @@ void Node::Settle(uint32_t tensor, Tensor& state) {
         finished_.push_back(~static_cast<int64_t>(tensor));
         done_.notify_all();
     }
-    if (!state.under_way || state.unsent != 0 || state.unreceived != 0) return;
+    if (!state.under_way || state.held || state.unsent != 0 || state.unreceived != 0) return;
     state.under_way = false;
     if (state.spec.once) {
         defined_bytes_ -= Footprint(state.spec, aggregator_ != nullptr);

@@ -92,7 +92,10 @@ class Node : private Connection::Owner, private Outbox {
     // The worker's part of the next iteration of `tensor` is in memory. notify: let Take() tell its end; notify_sent:
     // and, before that, that all of it has been handed to the kernel. flags: of a tensor that is updated: kFlagQuiet or
     // kFlagPlace with FlagsOf(a part), where there is no gradient in this iteration.
-    void Push(uint32_t tensor, bool notify, bool notify_sent = false, uint16_t flags = 0);
+    // held: the server in this process keeps its sums of the tensor until Release, and no end is told before that.
+    void Push(uint32_t tensor, bool notify, bool notify_sent = false, uint16_t flags = 0, bool held = false);
+    // The second half of a push that was held.
+    void Release(uint32_t tensor);
     // How this worker's gradients of a group's tensors shall update them, from the next push on. The first push of such a
     // tensor needs none: it brings the parameters' first values, of which rank 0's count. None of the group may be under way.
     void SetRule(uint32_t group, const Rule& rule);
@@ -130,14 +133,14 @@ class Node : private Connection::Owner, private Outbox {
         const uint8_t* from = nullptr;
         uint8_t* into = nullptr;
         bool contributes = false, receives = false;
-        bool under_way = false, notify = false, notify_sent = false;
+        bool under_way = false, notify = false, notify_sent = false, held = false;
         uint32_t iteration = 0;  // of the push under way
         uint32_t pushes = 0;
         uint32_t unsent = 0, unreceived = 0;  // packets
         std::vector<uint64_t> received;       // a bit a packet, in the order of Layout::first
     };
     struct Command {
-        enum class Kind : uint8_t { kDial, kDefine, kPush, kStart, kForget, kAbort, kRule } kind;
+        enum class Kind : uint8_t { kDial, kDefine, kPush, kStart, kForget, kAbort, kRule, kRelease } kind;
         uint32_t tensor = 0;
         Spec spec;
         const uint8_t* from = nullptr;
@@ -148,6 +151,7 @@ class Node : private Connection::Owner, private Outbox {
         bool notify_sent = false;
         uint16_t flags = 0;
         Rule rule{};
+        bool held = false;
     };
 
     // A frame that was ahead of this process.
@@ -178,7 +182,8 @@ class Node : private Connection::Owner, private Outbox {
     void Execute(Command& command);
     void DoDial(uint32_t server, const std::string& address, uint16_t port);
     bool DoDefine(uint32_t tensor, const Spec& spec, const uint8_t* from, uint8_t* into);
-    void DoPush(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags);
+    void DoPush(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags, bool held = false);
+    void DoRelease(uint32_t tensor);
     void DoSetRule(uint32_t group, const Rule& rule);
     void QueueResult(uint32_t rank, uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout,
                      uint32_t place, uint32_t iteration, BufferRef result);

@@ -176,6 +176,53 @@ TEST(FewerServersThanWorkers) {
     CheckSums(shape, {7, 4000, 9000}, true, 3);
 }
 
+TEST(HeldSumsComeWhenEveryServerReleasesThem) {
+    Shape shape;
+    shape.world = shape.servers = 3;
+    std::vector<std::vector<float>> held(3, std::vector<float>(1000)), after = held;
+    Cluster cluster(shape);
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+        cluster.workers[rank]->Define(0, Floats(1000), held[rank].data(), held[rank].data());
+        cluster.workers[rank]->Define(1, Floats(1000), after[rank].data(), after[rank].data());
+    }
+    for (int iteration = 0; iteration < 3; ++iteration) {
+        for (uint32_t rank = 0; rank < 3; ++rank) {
+            std::fill(held[rank].begin(), held[rank].end(), static_cast<float>(rank + 1));
+            cluster.workers[rank]->Push(0, true, true, 0, true);
+            cluster.workers[rank]->Push(1, false);
+        }
+        for (uint32_t rank = 0; rank < 3; ++rank) {
+            CHECK(cluster.workers[rank]->Take(kPatience) == std::vector<int64_t>{~int64_t{0}});
+            REQUIRE(cluster.workers[rank]->Wait(1, kPatience));  // so that all pushes before it have arrived
+            CHECK(!cluster.workers[rank]->IsDone(0));
+        }
+        for (uint32_t rank = 0; rank < 3; ++rank) {
+            CHECK(held[rank] == std::vector<float>(1000, static_cast<float>(rank + 1)));
+        }
+        for (const auto& node : cluster.workers) node->Release(0);
+        for (uint32_t rank = 0; rank < 3; ++rank) {
+            CHECK(cluster.workers[rank]->Take(kPatience) == std::vector<int64_t>{0});
+            CHECK(held[rank] == std::vector<float>(1000, 6.0F));
+        }
+    }
+}
+
+TEST(WhatNoServerHereSumsCannotBeHeldNorReleased) {
+    Shape shape;
+    shape.servers = 1;
+    shape.apart = true;
+    std::vector<float> memory(100);
+    for (const bool held : {false, true}) {
+        Cluster cluster(shape);
+        Node& worker = *cluster.workers[0];
+        worker.Define(0, Floats(100), memory.data(), memory.data());
+        worker.Push(0, false, false, 0, held);
+        if (!held) worker.Release(0);
+        CHECK(!worker.Wait(0, kPatience));
+        CHECK(worker.failure().code == Code::kProtocol);
+    }
+}
+
 TEST(OneForAllAllForOneAndOneToOne) {
     Shape shape;
     shape.world = shape.servers = 3;

@@ -187,6 +187,28 @@ TEST(TheMostUrgentPacketGoesFirstThoughItCameLast) {
     CHECK_EQ(offsets, (std::vector<uint64_t>{0, 100, 200, 100, 200, 0, 100, 200}));
 }
 
+TEST(ThousandsOfPrioritiesAreServedEachInItsTurn) {
+    // one queue a priority, as many as there are tensors: nothing has to share one
+    constexpr uint32_t kTensors = 5000;
+    Dealer dealer(1);
+    const auto layout = dealer.Cut(64, 64);
+    std::vector<uint8_t> memory(64);
+    PacketQueue queue;
+    for (uint32_t i = 0; i < kTensors; ++i) {
+        Run run;
+        run.priority = run.tensor = i * 1237 % kTensors;  // each once, in no order
+        run.memory = memory.data();
+        run.layout = layout;
+        run.end = 1;
+        queue.Put(run.priority, std::move(run));
+    }
+    for (uint32_t i = 0; i < kTensors; ++i) {
+        const Packet packet = queue.Next();
+        if (!CHECK_EQ(packet.header.tensor, i) || !CHECK_EQ(packet.header.priority, i)) return;
+    }
+    CHECK(queue.empty());
+}
+
 TEST(AWorkerAndAServerOfOneJobMeet) {
     const Membership job = Job();
     const auto [server, worker] = Greet(job, job, HelloOf(job));

@@ -19,12 +19,18 @@ class Late:
     delay_s = 0.002
 
     def start(self, message: int, tensor: Any, ready: Any, on_done: Any, on_sent: Any) -> bool:
+        return super().start(message, tensor, ready, self._later(on_done), on_sent)  # type: ignore[misc]
+
+    def start_second_half(self, message: int, tensor: Any, on_done: Any) -> bool:
+        return super().start_second_half(message, tensor, self._later(on_done))  # type: ignore[misc]
+
+    def _later(self, on_done: Any) -> Any:
         def later(index: int, error: BaseException | None) -> None:
             timer = threading.Timer(self.delay_s, on_done, (index, error))
             timer.daemon = True
             timer.start()
 
-        return super().start(message, tensor, ready, later, on_sent)  # type: ignore[misc]
+        return later
 
 
 class LateAllReduce(Late, AllReduce):

@@ -61,7 +61,7 @@ class HostStreams:
     def open(self) -> OnHost:
         return OnHost(self._eager)
 
-    def mark(self) -> Event:
+    def so_far(self) -> Event:
         return End(None)
 
     def join(self, event: Event) -> None:

@@ -14,6 +14,7 @@ KNOBS = {
     "p3": {"slice_bytes": 8000},
     "bytescheduler": {"partition_bytes": 8000, "credit_bytes": 16000},
     "geryon": {"slice_bytes": 8000},
+    "dear": {"fusion_bytes": 16000},
     "blocks": {"least_bytes": 8000, "most_bytes": 8000},
     "searched": {"moves": 2000},
 }
@@ -57,7 +58,7 @@ def test_so_does_every_policy_over_servers(two_ranks, model, optimizer, policies
 
 @pytest.mark.parametrize(("model", "backend"), [*((model, "all-reduce") for model in MODELS), ("tied-transformer", "server")])
 def test_it_does_so_when_sums_arrive_late_and_updates_are_deferred(two_ranks, model, backend):
-    crossing = [(name, knobs) for name, knobs in EVERY_POLICY if name in ("p3", "tictac", "bytescheduler", "blocks")]
+    crossing = [(name, knobs) for name, knobs in EVERY_POLICY if name in ("p3", "tictac", "bytescheduler", "blocks", "dear")]
     case = "tests.live.cases:equals_ddp_on_a_slow_network"
     options = {"optimizer": "adam", "policies": crossing, "steps": 12, "network": GIVEN, "backend": backend}
     outcomes = two_ranks.run(case, model=model, **options)

@@ -113,7 +113,7 @@ def test_the_streams_of_a_cuda_device_run_beside_the_scripts_own():
     host = streams.host_memory(data)
     assert host.is_pinned()
     data.mul_(2)
-    end = streams.open().run(lambda: host.copy_(data, non_blocking=True), after=[streams.mark()])
+    end = streams.open().run(lambda: host.copy_(data, non_blocking=True), after=[streams.so_far()])
     end.synchronize()
     assert end.query()
     assert bool((host == 2).all())

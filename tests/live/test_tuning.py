@@ -16,6 +16,7 @@ from tests.live.test_commands import EXAMPLE, gradlane
 
 QUICK = TuneOptions(search="random", trials=8, iterations=2, loss=1e9)
 SLICES = ("bytescheduler", {"partition_bytes": 4000, "credit_bytes": 8000})
+GERYON = ("geryon", {"slice_bytes": 4000})
 
 
 def check(outcomes, trials):
@@ -43,14 +44,16 @@ def check(outcomes, trials):
         (SLICES, {"backend": "server"}),
         (("p3", {"slice_bytes": 4000}), {}),
         (("blocks", {}), {}),
-        (("geryon", {"slice_bytes": 4000}), {"backend": "server"}),
+        *((GERYON, {"backend": backend}) for backend in ("all-reduce", "server")),
     ],
 )
 def test_a_tuning_run_ends_and_every_step_of_it_equals_ddp(two_ranks, policy, options):
     outcomes = two_ranks.run("tests.live.tuned:tune", policy=policy, options=QUICK, **options)
     tuned = check(outcomes, 8)
     assert all(found["params"] for found in outcomes)
-    assert tuned.trials[0].knobs.items() <= {**policy[1], "least_bytes": 256 * 1024}.items()
+    assert tuned.trials[0].knobs.items() <= {**policy[1], "least_bytes": 256 * 1024, "threshold_percent": 50}.items()
+    if policy is GERYON:
+        assert len({trial.knobs["threshold_percent"] for trial in tuned.trials}) > 3
     if policy is SLICES:
         assert len(set(outcomes[0]["plans"])) >= 6
 

@@ -64,7 +64,7 @@ def test_policies_lists_every_policy_with_its_paper_and_marks_the_default():
 def test_policies_as_json_has_the_knobs_with_their_defaults_and_the_backends():
     rows = {row["name"]: row for row in json.loads(run("policies", "--json"))}
     assert rows["mercury"]["backends"] == ["server"]
-    assert rows["dear"]["backends"] == []
+    assert rows["dear"]["backends"] == ["all-reduce", "server"]
     assert list(rows) == list(catalog.names())
     assert rows["bytescheduler"] == {
         "name": "bytescheduler",
@@ -142,7 +142,7 @@ def test_knobs_take_sizes_as_people_write_them_and_shares(inputs):
         (["--policy", "p3", "--knob", "slice_bytes"], "--knob: got 'slice_bytes', expected NAME=VALUE"),
         (["--policy", "p3", "--knob", "slice_bytes=8", "--knob", "slice_bytes=9"], "--knob: got slice_bytes twice"),
         (["--policy", "p3", "--knob", "speed=8"], "policy p3: got knob 'speed', expected slice_bytes"),
-        (["--policy", "p3", "--knob", "slice_bytes=x"], "expected a number and a unit"),
+        (["--policy", "p3", "--knob", "slice_bytes=x"], "slice_bytes: got 'x', expected an integer from 8"),
         (["--policy", "p3", "--knob", "slice_bytes=1"], "slice_bytes: got 1, expected an integer from 8"),
     ],
 )

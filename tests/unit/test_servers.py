@@ -13,7 +13,7 @@ from gradlane.core.cluster import Cluster, Host, Link, Server, Step, Worker
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Timeline
-from gradlane.errors import InputError, PlanError
+from gradlane.errors import InputError
 from gradlane.sim import Job, simulate_jobs, simulate_servers
 from gradlane.sim.servers import simulation
 from tests.unit.oracles import mercury_algorithm_1, mercury_iteration
@@ -65,6 +65,22 @@ def test_whole_messages_are_pushed_as_mercurys_equation_6_says_and_pulled_one_af
         push = max(push, seen.ready_ns) + seen.spec.size_bytes
         pull = max(pull, push) + seen.spec.size_bytes  # Eq. 7, where no pull is in the way of the next
         assert (pushes[tensor], pulls[tensor]) == (push, pull)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_split_messages_sum_is_returned_when_all_have_been_pushed_and_it_is_asked_for(whole):
+    profile, cluster = chain((3_000, 4_000, 1, 10), (2_000, 2_000, 2, 10)), Cluster.alike(2, 2, GB)
+    cluster = msgspec.structs.replace(cluster, packet_bytes=8)
+    plan = plan_of("dear", profile, cluster, fusion_bytes=1)
+    (timelines,) = simulation([Job(plan, profile)], cluster, 1, whole=whole).run()
+    for timeline in timelines:
+        check_timeline(timeline, plan)
+        late = 16 * whole  # a packet is on each of two links
+        assert ends(timeline, "send") == {0: pytest.approx(4_000, abs=late), 1: pytest.approx(9_000, abs=late)}
+        # layer 1 first, though layer 2 was pushed first
+        assert ends(timeline, "receive") == {1: pytest.approx(13_000, abs=2 * late), 0: pytest.approx(15_000, abs=2 * late)}
+        pulls = {span.subject: span.start_ns for span in timeline.of("receive")}
+        assert pulls[0] == pulls[1] == timeline.of("backward")[0].start_ns + ends(timeline, "send")[1]
 
 
 @settings(max_examples=60, deadline=None)
@@ -238,8 +254,6 @@ def test_jitter_is_the_same_for_a_seed_and_another_for_another():
 
 def test_what_servers_cannot_do_is_refused():
     cluster = Cluster.alike(2, 2, GB)
-    with pytest.raises(PlanError, match=r"plan dear: messages\[0\] is split"):
-        simulate_servers(plan_of("dear", ONE_TENSOR, cluster), ONE_TENSOR, cluster)
     plan = plan_of("mercury", ONE_TENSOR, cluster)
     with pytest.raises(InputError, match="got a plan for chain"):
         Job(plan, chain((1, 8, 0, 0)))

@@ -19,6 +19,12 @@ def parse_knobs(texts: Sequence[str]) -> dict[str, Any]:
             raise InputError(f"--knob: got {text!r}, expected NAME=VALUE, as in partition_bytes=4MiB")
         if name in knobs:
             raise InputError(f"--knob: got {name} twice, expected it once")
-        # a float such as 0.1 is a share; everything else that policies take is a size
-        knobs[name] = float(value) if re.fullmatch(r"\d*\.\d+", value) else parse_bytes(value)
+        knobs[name] = _value(value)
     return knobs
+
+
+def _value(text: str) -> float | int | str:
+    """A float such as 0.1 is a share, a word one of several; everything else that policies take is a size or a number."""
+    if re.fullmatch(r"\d*\.\d+", text):
+        return float(text)
+    return text if re.fullmatch(r"[a-z][a-z-]*", text) else parse_bytes(text)

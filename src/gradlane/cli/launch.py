@@ -22,6 +22,7 @@ import msgspec
 from gradlane import policies
 from gradlane.cli.knobs import parse_knobs
 from gradlane.core import files
+from gradlane.core.checking import need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import tunable
@@ -168,6 +169,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="what carries messages: torch.distributed, or gradlane's transport",
     )
     group.add_argument("--packet-bytes", metavar="SIZE", help="size of a packet of backend server (default: 30KiB)")
+    group.add_argument("--weight", metavar="N", type=int,
+                       help="connections where there would be one, 1 to 8: this job's share beside others")  # fmt: skip
     group.add_argument("--summation-order", choices=["arrival", "rank"],
                        help="how backend server adds; rank: the same bits in every run (default: arrival)")  # fmt: skip
     group.add_argument("--servers", metavar="N", type=int,
@@ -205,6 +208,9 @@ def _variables(given: argparse.Namespace) -> dict[str, str]:
         variables["GRADLANE_BACKEND"] = given.backend
     if given.packet_bytes is not None:
         variables["GRADLANE_PACKET_BYTES"] = str(parse_bytes(given.packet_bytes))
+    if given.weight is not None:
+        need_int("--weight", given.weight, 1, 8)
+        variables["GRADLANE_WEIGHT"] = str(given.weight)
     if given.summation_order is not None:
         variables["GRADLANE_SUMMATION_ORDER"] = given.summation_order
     servers = given.servers if given.servers is not None else given.await_servers

@@ -12,9 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from gradlane.cli.jobs import fail, rate_or_none, run_on_ranks
+from gradlane.cli.priority import probe as probe_priority
 from gradlane.core import files
 from gradlane.core.network import Network
+from gradlane.errors import InputError
 from gradlane.units import format_bytes, format_ns, format_rate
+
+_PRIORITY_S = 3.0  # of two connections side by side, enough to tell
 
 
 @click.command()
@@ -23,11 +27,40 @@ from gradlane.units import format_bytes, format_ns, format_rate
 @click.option("--seconds", default=10.0, show_default=True, help="About how long to measure.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the network as JSON, for gradlane plan.")
 @click.option("--json", "as_json", is_flag=True, help="Print the network as JSON.")
-def command(hosts: int, link: str | None, seconds: float, out: Path | None, as_json: bool) -> None:
+@click.option(
+    "--priority", is_flag=True, help="Instead: do marks (DSCP) survive the path, and are marked packets served first?"
+)
+@click.option("--listen", metavar="HOST:PORT", help="With --priority: measure here what the senders send.")
+@click.option("--connect", metavar="HOST:PORT", help="With --priority: send to the host that listens there.")
+@click.option("--senders", type=click.IntRange(1, 2), default=2, show_default=True,
+              help="With --priority: two meet in the switch, one in its own queue.")  # fmt: skip
+@click.option("--classes", type=int, default=1, show_default=True, help="With --priority on emulated hosts: of their links.")
+def command(
+    hosts: int,
+    link: str | None,
+    seconds: float,
+    out: Path | None,
+    as_json: bool,
+    priority: bool,
+    listen: str | None,
+    connect: str | None,
+    senders: int,
+    classes: int,
+) -> None:
     """Time all-reduces (torch.distributed, Gloo) in a sweep of sizes, alone and in streams, and fit startup and rate.
 
     A job that is being trained probes its own network at `attach`; this is for planning ahead.
+
+    \b
+    gradlane probe --priority --listen 10.0.0.1:7000      on one host, and on two others:
+    gradlane probe --priority --connect 10.0.0.1:7000
+    gradlane probe --priority --link 200mbit --classes 2  on emulated hosts
     """
+    if priority:
+        probe_priority(listen, connect, senders, link, classes, min(seconds, _PRIORITY_S), as_json)
+        return
+    if listen is not None or connect is not None:
+        raise InputError("probe: got --listen or --connect without --priority, expected both")
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
         exit_code = run_on_ranks("gradlane.live.probe_job", [scratch, str(seconds)], hosts, rate_or_none(link), link is None)
         if exit_code:

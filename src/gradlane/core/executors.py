@@ -16,30 +16,19 @@ BackendName = Literal["all-reduce", "server"]
 EXECUTORS: dict[BackendName, Executor] = {"all-reduce": "all-reduce", "server": "parameter-server"}
 
 
-def why_not_all_reduce(plan: Plan) -> str | None:
-    """Why torch.distributed's all-reduce cannot carry `plan` out, or None where it can."""
-    if plan.wire != "fifo":
-        return f"wire {plan.wire!r} needs gradlane's own transport; all-reduce has 'fifo' only"
-    for index, lane in enumerate(plan.lanes):
-        if lane.network_priority != 0:
-            return (
-                f"lanes[{index}] asks for network priority {lane.network_priority}; torch.distributed cannot mark its "
-                "traffic, expected 0"
-            )
-    for index, message in enumerate(plan.messages):
-        if message.split:
-            return f"messages[{index}] is split into reduce-scatter and all-gather; all-reduce does both in one"
-    return None
-
-
-def why_not_servers(plan: Plan) -> str | None:
-    """Why parameter servers cannot carry `plan` out, or None where they can."""
-    for index, message in enumerate(plan.messages):
-        if message.split:
-            return f"messages[{index}] is split into reduce-scatter and all-gather; servers push and pull"
-    return None
-
-
 def why_not(plan: Plan, executor: Executor) -> str | None:
     """Why `executor` cannot carry `plan` out, or None where it can."""
-    return why_not_all_reduce(plan) if executor == "all-reduce" else why_not_servers(plan)
+    if executor == "all-reduce" and plan.wire != "fifo":
+        return f"wire {plan.wire!r} needs gradlane's own transport; all-reduce has 'fifo' only"
+    return None
+
+
+def why_not_apart(plan: Plan) -> str | None:
+    """Why servers in processes of their own cannot carry `plan` out in a live run, or None where they can."""
+    for index, message in enumerate(plan.messages):
+        if message.split:
+            return (
+                f"messages[{index}] is split into push and pull, and servers in processes of their own return a sum as soon "
+                "as it is whole; expected a server in each rank's process (servers=0)"
+            )
+    return None

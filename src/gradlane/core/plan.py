@@ -43,7 +43,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     priority: 0 is the most urgent. lane: index into `Plan.lanes`. hold_until: a tensor that must be ready
     too before the message may start, though it carries none of its bytes (Prophet's blocks). split: the sum
     travels as two operations, a reduce-scatter when the message is ready and an all-gather once every message
-    of the plan has been reduced, by priority (DeAR).
+    of the plan has been reduced, by priority (DeAR); over servers a push, and a pull that is asked for.
     """
 
     slices: tuple[Slice, ...]
@@ -127,6 +127,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def size_bytes(self) -> int:
         return sum(message.size_bytes for message in self.messages)
+
+    @property
+    def second_halves(self) -> tuple[int, ...]:
+        """The split messages in the order in which their second halves start."""
+        split = (index for index, message in enumerate(self.messages) if message.split)
+        return tuple(sorted(split, key=lambda index: (self.messages[index].priority, index)))
 
     def with_sequence(self, sequence: tuple[int, ...]) -> Plan:
         """The same plan with its start order fixed."""

@@ -29,10 +29,14 @@ class Policy(Protocol):
 
 
 class KnobRange(NamedTuple):
-    """The values of a size among the knobs, in bytes and both included, in which a search for the best is worth while."""
+    """The values of a knob, both ends included, in which a search for the best is worth while.
+
+    step: None for a size in bytes, searched by ratio; else for a plain number, searched evenly in such steps.
+    """
 
     low: int
     high: int
+    step: int | None = None
 
 
 SIZES = KnobRange(64 * 2**10, 256 * 2**20)

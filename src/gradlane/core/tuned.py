@@ -17,9 +17,9 @@ class Trial(msgspec.Struct, frozen=True):
     cut: bool = False
 
     def __post_init__(self) -> None:
-        for name, size_bytes in self.knobs.items():
+        for name, value in self.knobs.items():
             need_name("knobs", name)
-            need_int(f"knobs[{name!r}]", size_bytes, 1, MAX_BYTES)
+            need_int(f"knobs[{name!r}]", value, 0, MAX_BYTES)
         need_int("times_ns: their number", len(self.times_ns), 1, 1_000_000)
         for time_ns in self.times_ns:
             need_int("times_ns", time_ns, 0, MAX_NS)
@@ -44,6 +44,6 @@ class Tuned(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for field in ("policy", "model", "tensors", "backend"):
             need_name(field, getattr(self, field))
-        for name, size_bytes in self.knobs.items():
-            need_int(f"knobs[{name!r}]", size_bytes, 1, MAX_BYTES)
+        for name, value in self.knobs.items():
+            need_int(f"knobs[{name!r}]", value, 0, MAX_BYTES)
         need_int("workers", self.workers, 1, 1_000_000)

@@ -43,7 +43,7 @@ class Dispatcher:
             self._needs_at_first.append(len(needed))
             for tensor in needed:
                 self._waiters[tensor].append(index)
-        self._split = frozenset(index for index, message in enumerate(plan.messages) if message.split)
+        self._second_halves = plan.second_halves
         self._ordered = follow or plan.sequence is not None
         self._orders_at_first: list[list[int]] = [[] for _ in plan.lanes]
         if plan.sequence is not None and not follow:
@@ -96,17 +96,17 @@ class Dispatcher:
             self._unfinished -= 1
             return self._start(lane)
         self._unreduced -= 1
-        if message in self._split:
+        if self.plan.messages[message].split:
             self._reduced.add(message)
         else:
             self._unfinished -= 1
-        if self._unreduced or not self._split:
+        if self._unreduced or not self._second_halves:
             return self._start(lane)
         self._queue_second_halves()
         return [start for lane in range(len(self._windows)) for start in self._start(lane)]
 
     def _queue_second_halves(self) -> None:
-        for message in sorted(self._split, key=lambda index: (self.plan.messages[index].priority, index)):
+        for message in self._second_halves:
             lane = self._lane_of[message]
             if self._ordered:
                 self._orders[lane].append(message)

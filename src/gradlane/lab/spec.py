@@ -12,13 +12,12 @@ import msgspec
 
 from gradlane.core.checking import MAX_NS, need, need_int, need_name
 from gradlane.core.cluster import NETWORK_CLASSES, Cluster, Link, Step
+from gradlane.core.marks import DSCP
 from gradlane.core.network import MAX_RATE
 from gradlane.errors import InputError
 
 MOST_HOSTS = 64
 MOST_JOBS = 16
-DSCP = (46, 34, 26, 18, 10, 0, 0, 0)
-"""How gradlane's transport marks what it sends, by class (`gradlane.live.servers.DSCP`)."""
 
 _FASTEST_LINK = 100 * 10**9
 _SLOWEST_LINK = 10**6

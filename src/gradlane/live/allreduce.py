@@ -1,4 +1,4 @@
-"""AllReduce: the backend over torch.distributed, one process group a lane.
+"""AllReduce: the backend over torch.distributed, one process group a lane, marked where lanes have classes in the network.
 
 It starts sums in the order that it is given and reports each one's end; it decides nothing. The order in
 which a rank issues collectives is the order in which they meet on the network, so the last line before
@@ -8,18 +8,21 @@ torch.distributed compares each with the agreed order: what would be a wrong sum
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from gradlane.core.marks import Mark, marks
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
-from gradlane.errors import JobError, OrderError
+from gradlane.errors import JobError, OrderError, UnsupportedError
 from gradlane.live.arena import MessageBuffer
 from gradlane.live.backend import OnDone, OnSent, refuse_what_cannot_be_done
+from gradlane.live.halves import Halves
+from gradlane.live.marking import Sockets, mark_group, open_sockets
 from gradlane.live.probe import measure
 from gradlane.live.streams import Event, Streams
 
@@ -36,12 +39,20 @@ class AllReduce:
     tells_sends = False
 
     def __init__(
-        self, device: torch.device, streams: Streams | None, group: dist.ProcessGroup | None, timeout_s: float
+        self,
+        device: torch.device,
+        streams: Streams | None,
+        group: dist.ProcessGroup | None,
+        timeout_s: float,
+        weight: int = 1,
     ) -> None:
-        self.control_device = device
+        """weight: process groups a lane, over which its messages are dealt."""
+        self.control_device, self._weight = device, weight
         self._ranks = None if group is None else dist.get_process_group_ranks(group)
         self._timeout = timedelta(seconds=timeout_s)
         self._groups: list[Any] = []
+        self._sockets: list[Sockets] = []  # by group: where its connections are among
+        self._marks: list[Mark] = []
         self._open(1)
         self._streams = streams
         self._stream = None if streams is None else streams.open()
@@ -49,20 +60,40 @@ class AllReduce:
         self._expected: list[list[int]] = []
         self._issued: list[int] = []
 
-    def _open(self, lanes: int) -> None:
-        while len(self._groups) < lanes:
+    def _open(self, groups: int) -> None:
+        while len(self._groups) < groups:
+            before = open_sockets()
             self._groups.append(dist.new_group(self._ranks, timeout=self._timeout))
+            self._sockets.append(open_sockets() - before)
+            self._marks.append(Mark())
 
     def measure(self) -> Network:
         return measure(self.control_group, self.control_device, "measured at attach, all-reduce")
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
-        """Take up a plan: a process group a lane (collective: every rank calls it alike)."""
+        """Take up a plan: a process group a lane (collective: every rank calls it alike).
+
+        Raises `UnsupportedError`, on all ranks, where lanes have classes and a group's connections cannot be marked.
+        """
         refuse_what_cannot_be_done(plan, "all-reduce")
-        self._open(len(plan.lanes))
+        self._open(len(plan.lanes) * self._weight)
+        for group, mark in enumerate(marks(plan) * self._weight):
+            if mark != self._marks[group]:
+                self._mark(group, mark)
+        world = dist.get_world_size(self._groups[0])
+        self._halves = {index: Halves(buffers[index].tensor, world) for index in plan.second_halves}
         self._lanes = [message.lane for message in plan.messages]
         self._plan = plan
         self.begin([[] for _ in plan.lanes])
+
+    def _mark(self, group: int, mark: Mark) -> None:
+        if self._streams is not None:
+            raise UnsupportedError(
+                "the plan's lanes ask for classes in the network, which sums of tensors on a device do not have; expected "
+                "tensors in CPU memory, or backend='server'"
+            )
+        mark_group(self._groups[group], self._sockets[group], mark)
+        self._marks[group] = mark
 
     @property
     def control_group(self) -> Any:
@@ -77,15 +108,61 @@ class AllReduce:
     def expect(self, message: int) -> None:
         self._expected[self._lanes[message]].append(message)
 
-    def mark(self) -> Event | None:
-        return None if self._streams is None else self._streams.mark()
+    def so_far(self) -> Event | None:
+        return None if self._streams is None else self._streams.so_far()
 
     def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
-        """Begin the sum of `buffer` over all ranks, in place. True if it has ended for the host.
+        """Begin the sum of `buffer` over all ranks, in place; of a split message, its reduce-scatter. True if it has ended
+        for the host.
 
-        ready: what `mark` gave when the bytes were there. Raises `OrderError` if `message` is
+        ready: what `so_far` gave when the bytes were there. Raises `OrderError` if `message` is
         not the next of the agreed order.
         """
+        group = self._next_in_order(message)
+        halves = self._halves.get(message)
+        if self._stream is None:
+            buffer.gather()
+            if halves is None:
+                self._tell_end(message, dist.all_reduce(buffer.tensor, group=group, async_op=True), buffer.scatter, on_done)
+            else:
+                self._tell_end(message, halves.scatter(group), halves.add, on_done)
+            return False
+
+        def queue() -> None:
+            buffer.gather()
+            if halves is not None:
+                halves.scatter(group).wait()
+                halves.add()
+                return
+            work = dist.all_reduce(buffer.tensor, group=group, async_op=True)
+            assert work is not None
+            work.wait()  # this stream waits for the sum, the host does not
+            buffer.scatter()
+
+        self._ends[message] = self._stream.run(queue, after=ready)
+        return True
+
+    def start_second_half(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
+        """Begin the all-gather of a split message. True if it has ended for the host. Raises as `start` does."""
+        group, halves = self._next_in_order(message), self._halves[message]
+
+        def take_over() -> None:
+            halves.put_back()
+            buffer.scatter()
+
+        if self._stream is None:
+            self._tell_end(message, halves.gather(group), take_over, on_done)
+            return False
+
+        def queue() -> None:
+            halves.gather(group).wait()
+            take_over()
+
+        self._ends[message] = self._stream.run(queue)
+        return True
+
+    def _next_in_order(self, message: int) -> Any:
+        """The group of `message`, which has to be the next that its lane issues."""
         lane = self._lanes[message]
         place, expected = self._issued[lane], self._expected[lane]
         if place >= len(expected) or expected[place] != message:
@@ -95,32 +172,21 @@ class AllReduce:
                 f"where the agreed order has {wanted}; nothing was sent"
             )
         self._issued[lane] = place + 1
-        if self._stream is None:
-            buffer.gather()
-            work = dist.all_reduce(buffer.tensor, group=self._groups[lane], async_op=True)
-            assert work is not None
-            work.get_future().add_done_callback(lambda future: self._ended(message, buffer, future, on_done))
-            return False
-
-        def queue() -> None:
-            buffer.gather()
-            work = dist.all_reduce(buffer.tensor, group=self._groups[lane], async_op=True)
-            assert work is not None
-            work.wait()  # this stream waits for the sum, the host does not
-            buffer.scatter()
-
-        self._ends[message] = self._stream.run(queue, after=ready)
-        return True
+        # what a group gets of the lane's order, it gets in that order on every rank
+        return self._groups[lane + len(self._plan.lanes) * (message % self._weight)]
 
     @staticmethod
-    def _ended(message: int, buffer: MessageBuffer, future: Any, on_done: OnDone) -> None:
-        try:
-            future.wait()
-        except Exception as error:
-            on_done(message, error)
-            return
-        buffer.scatter()
-        on_done(message, None)
+    def _tell_end(message: int, work: Any, then: Callable[[], None], on_done: OnDone) -> None:
+        def ended(future: Any) -> None:
+            try:
+                future.wait()
+            except Exception as error:
+                on_done(message, error)
+                return
+            then()
+            on_done(message, None)
+
+        work.get_future().add_done_callback(ended)
 
     def join(self, message: int) -> None:
         """On a device: the script's own stream goes on when the sum of `message` is there."""

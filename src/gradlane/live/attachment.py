@@ -65,6 +65,7 @@ class Overrides(msgspec.Struct, frozen=True):
     servers_store: str | None = None
     network: Network | None = None
     timeout: float | None = None
+    weight: int | None = None
     timeline: Path | None = None
     profile: Path | None = None
     tune: TuneOptions | None = None
@@ -102,6 +103,7 @@ def attach(
     broadcast_buffers: bool = True,
     process_group: Any = None,
     timeout: float = 60.0,
+    weight: int = 1,
     tune: bool | TuneOptions = False,
     knobs: str | Path | None = None,
 ) -> Session:
@@ -129,6 +131,8 @@ def attach(
         before the next forward pass; True vouches for an optimizer that gradlane does not know.
     broadcast_buffers: keep buffers equal to rank 0's at each forward pass, as DDP does.
     timeout: seconds after which a sum that does not end is an error.
+    weight: connections where there would be one, 1 to 8. Where several jobs meet, TCP shares a link evenly between
+        connections, so that a job of weight 2 gets up to twice as much as one of weight 1 (docs/sharing.md).
     tune: try other values of the policy's knobs while training, from its first plan on (ByteScheduler §4.3), and keep the
         best; `TuneOptions` says how long and how. No result depends on it but the time.
     knobs: a file of tuned knobs. With `tune`, what is found is left there, and a file that is there already is where it
@@ -146,10 +150,12 @@ def attach(
     servers = _overrides.servers or servers
     network = _overrides.network or network
     timeout = _overrides.timeout or timeout
+    weight = _overrides.weight or weight
     tune = _overrides.tune or (TuneOptions() if tune is True else tune)
     knobs = _overrides.knobs or knobs
     need(profile_iterations >= 1, "profile_iterations", profile_iterations, "1 or more")
     need(timeout > 0, "timeout", timeout, "seconds, more than 0")
+    need_int("weight", weight, 1, 8)
     need(order in ("planned", "coordinator"), "order", order, "'planned' or 'coordinator'")
     check_backend(backend, packet_bytes, summation_order, servers, order)
     optimizers = as_list(optimizer)
@@ -158,14 +164,12 @@ def attach(
     chosen = catalog.get(policy or policies.DEFAULT) if policy is None or isinstance(policy, str) else policy
     if isinstance(chosen, Plan):
         need(not tune and knobs is None, "tune, knobs", (tune, knobs), "neither with a plan, which has no knobs: give a policy")
-        refuse_what_cannot_be_done(chosen, backend)
+        refuse_what_cannot_be_done(chosen, backend, apart=servers > 0)
         check_fits(chosen, specs)
-    elif chosen.name in catalog.names() and chosen.name not in catalog.names(EXECUTORS[backend]):
-        others = [other for other, executor in EXECUTORS.items() if chosen.name in catalog.names(executor)]
-        raise PlanError(
-            f"policy {chosen.name}: backend {backend!r} cannot carry its plans; expected "
-            + (f"backend={others[0]!r}" if others else "another policy: this one runs in the simulator only")
-        )
+    elif chosen.name in catalog.names() and chosen.name not in catalog.names(EXECUTORS[backend], apart=servers > 0):
+        where = "servers in processes of their own" if servers else f"backend {backend!r}"
+        expected = "servers=0" if servers else "backend='server'"
+        raise PlanError(f"policy {chosen.name}: {where} cannot carry its plans; expected {expected}")
     may_cross = _may_cross(optimizers, cross_barrier)
     world, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
     if world != dist.get_world_size():
@@ -194,6 +198,7 @@ def attach(
             "packet_bytes": packet_bytes,
             "summation_order": summation_order,
             "servers": servers,
+            "weight": weight,
             "tune": repr(tune or None),
             "knobs": knobs is not None,
         },
@@ -204,7 +209,7 @@ def attach(
     device = params[0][1].device
     carrier: Backend
     if backend == "all-reduce":
-        carrier = AllReduce(device, streams_of(device), process_group, timeout)
+        carrier = AllReduce(device, streams_of(device), process_group, timeout, weight)
     else:
         carrier = Servers(
             streams_of(device),
@@ -216,6 +221,7 @@ def attach(
             rank_order=summation_order == "rank",
             apart=servers,
             servers_store=_overrides.servers_store,
+            weight=weight,
         )
     buffers = [buffer for buffer in model.buffers() if buffer.numel() > 0]
     copy_from_rank_0([param for param in model.parameters() if param.numel() > 0] + buffers, process_group)

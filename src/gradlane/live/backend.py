@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from gradlane.core.executors import EXECUTORS, BackendName, why_not
+from gradlane.core.executors import EXECUTORS, BackendName, why_not, why_not_apart
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError, PlanError
@@ -19,7 +19,7 @@ from gradlane.live.arena import MessageBuffer
 from gradlane.live.streams import Event
 
 OnDone = Callable[[int, BaseException | None], None]
-"""Called once for each message with None, or with what went wrong; on any thread."""
+"""Called once for each message (or half, where sends are not told) with None, or with what went wrong; on any thread."""
 OnSent = Callable[[int], None]
 """Called once for each message, before its end, if the backend `tells_sends`; on any thread."""
 
@@ -54,13 +54,20 @@ class Backend(Protocol):
     def expect(self, message: int) -> None:
         """`message` is the next of the agreed order."""
 
-    def mark(self) -> Event | None:
+    def so_far(self) -> Event | None:
         """On a device: the end of what has been queued so far; None on the CPU."""
 
     def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
-        """Begin the sum of `buffer` over all ranks, in place. True if it has ended for the host already.
+        """Begin the sum of `buffer` over all ranks, in place; of a split message, its first half. True if it has ended for
+        the host already.
 
-        ready: what `mark` gave when the bytes were there.
+        ready: what `so_far` gave when the bytes were there.
+        """
+
+    def start_second_half(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
+        """Of a split message: `start` began its first half, which has ended or, where sends are told, been sent.
+
+        True if it has ended for the host.
         """
 
     def join(self, message: int) -> None:
@@ -73,8 +80,8 @@ class Backend(Protocol):
         """Give back what it holds; `failure`: what ended the job before its end."""
 
 
-def refuse_what_cannot_be_done(plan: Plan, backend: BackendName) -> None:
-    """Raise `PlanError` for the plan fields that `backend` cannot honour."""
-    reason = why_not(plan, EXECUTORS[backend])
+def refuse_what_cannot_be_done(plan: Plan, backend: BackendName, apart: bool = False) -> None:
+    """Raise `PlanError` for the plan fields that `backend` cannot honour. apart: its servers have processes of their own."""
+    reason = why_not(plan, EXECUTORS[backend]) or (why_not_apart(plan) if apart else None)
     if reason is not None:
         raise PlanError(f"plan {plan.policy}: {reason}; gradlane policies says which policies {backend} carries")

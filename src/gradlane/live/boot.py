@@ -26,7 +26,7 @@ from gradlane.tune.tuning import TuneOptions
 
 def options_from(environment: dict[str, str]) -> attachment.Overrides:
     """The options that `gradlane launch` put there. Raises `InputError`, and `FormatError` for a bad file."""
-    knobs = msgspec.json.decode(environment.get("GRADLANE_KNOBS") or "{}", type=dict[str, int | float])
+    knobs = msgspec.json.decode(environment.get("GRADLANE_KNOBS") or "{}", type=dict[str, int | float | str])
     name, plan = environment.get("GRADLANE_POLICY"), environment.get("GRADLANE_PLAN")
     network, timeout = environment.get("GRADLANE_NETWORK"), environment.get("GRADLANE_TIMEOUT")
     packet_bytes, servers = environment.get("GRADLANE_PACKET_BYTES"), environment.get("GRADLANE_SERVERS")
@@ -43,6 +43,7 @@ def options_from(environment: dict[str, str]) -> attachment.Overrides:
         servers_store=environment.get("GRADLANE_SERVERS_STORE") or None,
         network=files.read(network, Network) if network else None,
         timeout=float(timeout) if timeout else None,
+        weight=int(environment["GRADLANE_WEIGHT"]) if environment.get("GRADLANE_WEIGHT") else None,
         timeline=Path(timeline) if timeline else None,
         profile=Path(profile) if profile else None,
         tune=TuneOptions() if environment.get("GRADLANE_TUNE") else None,

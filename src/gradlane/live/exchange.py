@@ -30,6 +30,7 @@ from gradlane.live.recorder import Recorder, now_ns
 from gradlane.live.streams import Event
 
 _VERDICT_S = 1.5  # how long a failed collective waits for the control channel to name the culprit
+_64_BITS = 0xFFFF_FFFF_FFFF_FFFF
 _LEFT_S = 5.0  # how long sums may take after a peer has left in order
 
 
@@ -60,7 +61,7 @@ class Exchange:
         self._to_issue: deque[int] = deque()
         self._issuing = False
         self._unissued = 0
-        self._rolling_hash = 0
+        self._rolling_hashes: list[int] = []  # by lane: across lanes, ranks need no one order
         self._arena = Arena([])
         self._laid_out: tuple[TensorSpec, ...] = ()
         self._turns: dict[int, int] = {}  # what rank 0 decided for iterations that this rank has not begun
@@ -87,7 +88,8 @@ class Exchange:
         self._parts = [0] * len(params)  # messages of each tensor that have not arrived
         self._events: list[Event | None] = [None] * len(params)
         self._began_ns = [0] * len(plan.messages)
-        self._chooses = coordinated and self.rank == 0
+        self._coordinated, self._chooses = coordinated, coordinated and self.rank == 0
+        self._rolling_hashes = [0] * len(plan.lanes)
         self._dispatcher = Dispatcher(plan, follow=coordinated and self.rank != 0)
         self._backend.prepare(plan, self._buffers)
 
@@ -97,7 +99,7 @@ class Exchange:
         with self._lock:
             self.iteration += 1
             self._parts = list(self._parts_at_first)
-            self._unissued = len(self.plan.messages)
+            self._unissued = len(self.plan.messages) + len(self.plan.second_halves)
             self._dispatcher.begin()
             self._backend.begin(self._agreed_order())
             for message in self._choices.pop(self.iteration, ()):
@@ -106,13 +108,13 @@ class Exchange:
     def _agreed_order(self) -> list[list[int]]:
         order: list[list[int]] = [[] for _ in self.plan.lanes]
         if self.plan.sequence is not None:
-            for message in self.plan.sequence:
+            for message in (*self.plan.sequence, *self.plan.second_halves):
                 order[self.plan.messages[message].lane].append(message)
         return order
 
     def ready(self, tensor: int) -> int:
         """Slot `tensor` holds this rank's gradient. Returns the time of it."""
-        self._events[tensor] = self._backend.mark()
+        self._events[tensor] = self._backend.so_far()
         now = now_ns()
         with self._lock:
             self._recorder.add("ready", self.iteration, tensor, now, now)
@@ -148,17 +150,22 @@ class Exchange:
             self._issuing = False
 
     def _start(self, message: int) -> None:
-        if self._chooses:
+        again = self._dispatcher.in_second_half(message)  # the order of second halves is the plan's: nobody chooses it
+        if self._chooses or (self._coordinated and again):
             self._backend.expect(message)
+        if self._chooses and not again:
             self._peers.choose(self.iteration, message)
         self._began_ns[message] = now_ns()
-        ended = self._backend.start(
-            message, self._buffers[message], self._events_of(message), self._message_done, self._message_sent
-        )
-        self._rolling_hash = (self._rolling_hash * 1_000_003 + message + 1) & 0xFFFF_FFFF_FFFF_FFFF
+        buffer = self._buffers[message]
+        if again:
+            ended = self._backend.start_second_half(message, buffer, self._message_done)
+        else:
+            ended = self._backend.start(message, buffer, self._events_of(message), self._message_done, self._message_sent)
+        lane = self.plan.messages[message].lane
+        self._rolling_hashes[lane] = (self._rolling_hashes[lane] * 1_000_003 + message + 1) & _64_BITS
         self._unissued -= 1
         if self._unissued == 0 and self._backend.needs_one_order:
-            self._peers.issued(self.iteration, self._rolling_hash)
+            self._peers.issued(self.iteration, sum(self._rolling_hashes) & _64_BITS)
         if ended:
             self._arrived(message)
 
@@ -166,7 +173,7 @@ class Exchange:
         return [event for tensor in self.plan.messages[message].tensors if (event := self._events[tensor]) is not None]
 
     def _message_done(self, message: int, error: BaseException | None) -> None:
-        """Called by the backend, once a message."""
+        """Called by the backend, once a message (or half)."""
         if error is not None:
             self.suspect(error)
             return
@@ -189,12 +196,21 @@ class Exchange:
         self._issue(self._dispatcher.finished(message))
 
     def _arrived(self, message: int) -> None:
+        split = self.plan.messages[message].split
+        if split and not self._dispatcher.in_second_half(message):
+            self._left_window(message)
+            return
         for tensor in self.plan.messages[message].tensors:
             self._parts[tensor] -= 1
-        if self._backend.tells_sends:
-            self._recorder.add("receive", self.iteration, message, self._began_ns[message], now_ns())
+        now = now_ns()
+        if split or self._backend.tells_sends:
+            self._recorder.add("receive", self.iteration, message, self._began_ns[message], now)
         else:
             self._left_window(message)
+            if self.plan.second_halves:  # beside halves that are received, wholes are
+                self._recorder.add("receive", self.iteration, message, now, now_ns())
+        if split:
+            self._issue(self._dispatcher.finished(message))
         # a wake-up costs more than a message's bookkeeping: only when it is what is waited for
         if self._awaited is not None and self._awaited():
             self._condition.notify_all()

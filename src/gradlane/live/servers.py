@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradlane.core import marks as core_marks
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError
@@ -44,8 +45,6 @@ from gradlane.units import format_bytes
 
 log = logging.getLogger("gradlane")
 
-DSCP = (46, 34, 26, 18, 10, 0, 0, 0)
-"""How a lane's packets are marked, by its network priority: EF, AF41, AF31, AF21, AF11, best effort."""
 _FOR_EVER_S = 10**6.0
 _STREAM = 4  # messages under way at once where the network is measured
 
@@ -56,7 +55,8 @@ class Servers:
     streams: of the device that the buffers are on; None where that is the CPU. What is on a device goes through CPU memory,
     see `Staging`. store: of this session alone. fingerprint: 32 bytes, a digest of what the ranks agreed on. apart: how many
     servers there are in processes of their own; 0: one in each rank's. servers_store: "host:port" of the store to which
-    those come, if it is not the job's. Raises what `form` raises.
+    those come, if it is not the job's. weight: connections a lane and peer, over which its messages are dealt. Raises what
+    `form` raises.
     """
 
     control_device = torch.device("cpu")
@@ -75,6 +75,7 @@ class Servers:
         rank_order: bool,
         apart: int = 0,
         servers_store: str | None = None,
+        weight: int = 1,
     ) -> None:
         ranks = None if group is None else dist.get_process_group_ranks(group)
         only_of_devices = None if streams is None else "gloo"  # the job's own may be NCCL, which has no CPU tensors
@@ -94,6 +95,7 @@ class Servers:
             packet_bytes=packet_bytes,
             rank_order=rank_order,
         )
+        self._weight = weight
         self._formations = 0
         self._under_way: dict[int, tuple[MessageBuffer, OnDone, OnSent]] = {}
         self._failure: JobError | None = None
@@ -183,8 +185,9 @@ class Servers:
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
         """Make each message of `plan` a tensor of the node; a plan with other lanes has new connections made."""
-        refuse_what_cannot_be_done(plan, "server")
-        lanes = marks(plan)
+        refuse_what_cannot_be_done(plan, "server", apart=self._options.tell_tables)
+        self._plan = plan
+        lanes = marks(plan) * self._weight
         if lanes != self._lanes:
             self._shut()
             self._open(lanes)
@@ -193,7 +196,7 @@ class Servers:
         self._first = self._next
         self._node.forget_below(self._first)
         memory = [buffer.tensor for buffer in buffers] if self._staging is None else self._staging.prepare(buffers)
-        for message, part in zip(plan.messages, memory, strict=True):
+        for index, (message, part) in enumerate(zip(plan.messages, memory, strict=True)):
             self._node.define(
                 self._next,
                 part.data_ptr(),
@@ -202,7 +205,7 @@ class Servers:
                 whole=plan.wire == "fifo",
                 urgent_first=plan.wire == "packet-priority",
                 priority=message.priority,
-                lane=message.lane,
+                lane=message.lane + len(plan.lanes) * (index % self._weight),
             )
             self._next += 1
 
@@ -226,8 +229,8 @@ class Servers:
     def expect(self, message: int) -> None:
         """No order is agreed upon: nothing to do."""
 
-    def mark(self) -> Event | None:
-        return None if self._streams is None else self._streams.mark()
+    def so_far(self) -> Event | None:
+        return None if self._streams is None else self._streams.so_far()
 
     def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
         """Hand `buffer` to the node; always False, since the end is told by the thread."""
@@ -240,7 +243,7 @@ class Servers:
         return False
 
     def _push(self, message: int) -> None:
-        self._node.push(self._first + message, notify_sent=True)
+        self._node.push(self._first + message, notify_sent=True, held=self._plan.messages[message].split)
         if self._failure is not None:  # before this message was one of those under way, perhaps
             self._report_failure(self._failure)
 
@@ -253,6 +256,11 @@ class Servers:
             taken = self._under_way.pop(message, None)
             if taken is not None:
                 taken[1](message, failure)
+
+    def start_second_half(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
+        """Let this rank's server return its part of the sum, as in an all-gather; the thread tells the end, as of `start`."""
+        self._node.release(self._first + message)
+        return False
 
     def join(self, message: int) -> None:
         """On a device: the script's own stream goes on when the sum of `message` is back there."""
@@ -279,10 +287,7 @@ class Servers:
 
 def marks(plan: Plan) -> tuple[Lane, ...]:
     """How each lane of `plan` is marked: not at all where no lane asks for another class than the first."""
-    classes = [lane.network_priority for lane in plan.lanes]
-    if not any(classes):
-        return (Lane(),) * len(classes)
-    return tuple(Lane(DSCP[priority], max(0, 6 - priority)) for priority in classes)
+    return tuple(Lane(*mark) for mark in core_marks.marks(plan))
 
 
 def _dtype(tensor: torch.Tensor) -> str:

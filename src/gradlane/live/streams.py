@@ -35,7 +35,7 @@ class Streams(Protocol):
     def open(self) -> Stream:
         """A stream of its own."""
 
-    def mark(self) -> Event:
+    def so_far(self) -> Event:
         """The end of what the script's own stream has been given so far."""
 
     def join(self, event: Event) -> None:
@@ -54,7 +54,7 @@ class DeviceStreams:
     def open(self) -> Stream:
         return _DeviceStream(self._device)
 
-    def mark(self) -> Event:
+    def so_far(self) -> Event:
         return torch.accelerator.current_stream(self._device).record_event()
 
     def join(self, event: Event) -> None:

@@ -32,7 +32,8 @@ class Engine(Protocol):
         """Begin the sum of `message` over all ranks; never blocks.
 
         Its end is told by `core.notify_finish`, on any thread, once; from inside of this call too. Starts come one after
-        another, in the order of the plan's priorities and windows.
+        another, in the order of the plan's priorities and windows. A split message is started twice, its second half
+        when its first has ended (or, by `core.notify_sent`, been sent).
         """
         ...
 
@@ -87,11 +88,15 @@ class Core:
             self._start(self._dispatcher.finished(message))
 
     def notify_finish(self, message: int) -> None:
-        """The sum of `message` is in the memory of its tensors."""
+        """The sum of `message` is in the memory of its tensors; or the first half of a split message has ended."""
+        split = self.plan.messages[message].split
         with self._condition:
+            if split and not self._dispatcher.in_second_half(message):
+                self._start(self._dispatcher.finished(message))
+                return
             for tensor in self.plan.messages[message].tensors:
                 self._parts[tensor] -= 1
-            if message not in self._sent:
+            if split or message not in self._sent:
                 self._start(self._dispatcher.finished(message))
             self._condition.notify_all()
 

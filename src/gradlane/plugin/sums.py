@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradlane.core.executors import why_not
+from gradlane.core.executors import why_not_apart
 from gradlane.core.plan import Message, Plan
 from gradlane.errors import InputError, JobError, PlanError
 from gradlane.plugin.core import Core
@@ -36,6 +36,7 @@ class NodeSums:
         self._core: Core | None = None
         self._pieces: list[list[Array]] = []  # of each message, where its bytes lie
         self._whole: list[Array] = []  # of each message, where they are summed
+        self._held: set[int] = set()  # split messages whose second half has not begun
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gradlane-sums", daemon=True)
 
@@ -64,7 +65,7 @@ class NodeSums:
         )
 
     def _refuse(self, plan: Plan) -> None:
-        reason = why_not(plan, "parameter-server")
+        reason = why_not_apart(plan) if self._node.options.server is None else None
         if reason is not None:
             raise PlanError(f"plan {plan.policy}: {reason}")
         if len(plan.lanes) > len(self._node.options.lanes):
@@ -77,10 +78,18 @@ class NodeSums:
             raise PlanError(f"plan {plan.policy}: it is of tensors of {theirs}, the arrays are of {mine} (bytes and dtype)")
 
     def start(self, message: int) -> None:
-        """Hand `message` to the node."""
+        """Hand `message` to the node; of a split one that it has, let the sums go that are held here."""
+        assert self._core is not None
+        if message in self._held:
+            self._held.remove(message)
+            self._node.release(message)
+            return
+        split = self._core.plan.messages[message].split
+        if split:
+            self._held.add(message)
         if len(self._pieces[message]) > 1:
             np.concatenate(self._pieces[message], out=self._whole[message])
-        self._node.push(message, notify_sent=True)
+        self._node.push(message, notify_sent=True, held=split)
 
     def _run(self) -> None:
         assert self._core is not None

@@ -26,19 +26,25 @@ _ALL = (
     *(Wfbp, Ddp, SyncEasgd, MgWfbp, MgWfbpExact, P3, TicTac, ByteScheduler, Blocks),
     *(Prophet, Geryon, Mercury, MercuryNoPreemption, Dear),
 )
-# their plans ask for packet priority, for a class in the network or for half an all-reduce (`core.executors`)
+# their plans ask for packets (`core.executors`)
 _CANNOT: dict[Executor, frozenset[str]] = {
-    "all-reduce": frozenset({Geryon.name, Mercury.name, MercuryNoPreemption.name, Dear.name}),
-    "parameter-server": frozenset({Dear.name}),
+    "all-reduce": frozenset({Mercury.name, MercuryNoPreemption.name}),
+    "parameter-server": frozenset(),
 }
+# ... or for halves, which servers in processes of their own do not hold back in a live run
+_CANNOT_APART = frozenset({Dear.name})
 _BY_NAME = {policy.name: policy for policy in _ALL}
 
 DEFAULT = Blocks.name
 
 
-def names(executor: Executor | None = None) -> tuple[str, ...]:
-    """The names of all policies, or of those that `executor` carries, in the order of `gradlane policies`."""
-    return tuple(name for name in _BY_NAME if executor is None or name not in _CANNOT[executor])
+def names(executor: Executor | None = None, apart: bool = False) -> tuple[str, ...]:
+    """The names of all policies, or of those that `executor` carries, in the order of `gradlane policies`.
+
+    apart: in a live run with servers in processes of their own.
+    """
+    cannot = (frozenset() if executor is None else _CANNOT[executor]) | (_CANNOT_APART if apart else frozenset())
+    return tuple(name for name in _BY_NAME if name not in cannot)
 
 
 def get(name: str, **knobs: Any) -> Policy:

@@ -17,7 +17,8 @@ class Dear(msgspec.Struct, frozen=True):
     """Neighbours fused up to `fusion_bytes`, reduce-scattered in backward, gathered in the order of the forward pass.
 
     Differs from the paper: the size of a fusion is given, not tuned; gathers are ordered by the recorded first use
-    and begin when the last reduce-scatter has ended, which there is the end of the backward pass.
+    and begin when the last reduce-scatter has ended, which there is the end of the backward pass. Over servers the
+    halves are push and pull.
     """
 
     name: ClassVar[str] = "dear"

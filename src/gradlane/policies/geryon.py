@@ -2,64 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
 from gradlane.core.checking import MAX_BYTES, need, need_int
 from gradlane.core.network import Network
-from gradlane.core.plan import Lane, Message, Plan
+from gradlane.core.plan import MAX_LANES, Lane, Message, Plan
 from gradlane.core.policy import SIZES, KnobRange, cut
 from gradlane.core.profile import Profile
 
-THRESHOLDS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+_CLASSES = 8
 
 
 class Geryon(msgspec.Struct, frozen=True):
-    """Slices in two lanes: of high network priority where urgency 1 - l/L is above `threshold` (§III-B, C).
+    """Slices in lanes of unlike network priority, within a lane first in, first out.
 
-    Layers count from 1 to L in the order of the forward pass, so that a threshold of 0 puts all but the last
-    layer in the urgent lane and one of 1 puts nothing there. Within a lane slices go first in, first out.
+    categories: "threshold" (§III-C) is by urgency, which is 1 - l/L of layer l of L in the order of the forward pass:
+    above `threshold_percent` a layer goes in the most urgent lane, so that 0 leaves nothing but the last layer for the
+    others and 100 everything. "coarse" (§III-B) makes urgent the layers that have more of the forward pass than of the
+    bytes, as convolutions do and fully connected layers do not. lanes: beyond two, what is not in the first is dealt to
+    the others in order of urgency, with like numbers of bytes in each.
 
-    Differs from the paper: the threshold is given or found by `search`, which takes the best of those tried,
-    where the paper fits a curve through them.
+    Differs from the paper: coarse categories go by what the paper says of convolutions, not by kinds of layers, which a
+    profile does not know; the threshold is found by the search that `tune` starts, whose model of all trials takes the
+    place of a fitted curve.
     """
 
     name: ClassVar[str] = "geryon"
     paper: ClassVar[str] = "Geryon (INFOCOM '20) §III"
-    differs: ClassVar[str] = "the threshold is given, or the best of those tried, not fitted"
+    differs: ClassVar[str] = "coarse categories by bytes and time, not by kinds of layers; more than two lanes"
 
-    tunable: ClassVar[dict[str, KnobRange]] = {"slice_bytes": SIZES}
+    tunable: ClassVar[dict[str, KnobRange]] = {"threshold_percent": KnobRange(0, 100, 5), "slice_bytes": SIZES}
 
-    threshold: float = 0.5
+    threshold_percent: int = 50
     slice_bytes: int = 2**20
+    categories: Literal["threshold", "coarse"] = "threshold"
+    lanes: int = 2
 
     def __post_init__(self) -> None:
-        need(isinstance(self.threshold, float) and 0 <= self.threshold <= 1, "threshold", self.threshold, "a part from 0 to 1")
+        need_int("threshold_percent", self.threshold_percent, 0, 100)
         need_int("slice_bytes", self.slice_bytes, 8, MAX_BYTES)
+        need(self.categories in ("threshold", "coarse"), "categories", self.categories, "'threshold' or 'coarse'")
+        need_int("lanes", self.lanes, 2, min(MAX_LANES, _CLASSES))
 
     def plan(self, profile: Profile, network: Network) -> Plan:
-        layers = len(profile.layers)
+        lane_of = self._lanes_of_layers(profile)
         messages = tuple(
-            Message((piece,), lane=0 if 1 - (seen.layer + 1) / layers > self.threshold else 1)
+            Message((piece,), lane=lane_of[seen.layer])
             for tensor, seen in enumerate(profile.tensors)
             for piece in cut(profile, tensor, self.slice_bytes)
         )
-        lanes = (Lane(network_priority=0), Lane(network_priority=1))
+        lanes = tuple(Lane(network_priority=each) for each in range(self.lanes))
         return Plan(self.name, profile.model, profile.specs, messages, lanes, crosses_barrier=True)
 
-
-def search(
-    profile: Profile,
-    network: Network,
-    iteration_ns: Callable[[Plan], int],
-    thresholds: Sequence[float] = THRESHOLDS,
-    slice_bytes: int = Geryon().slice_bytes,
-) -> Geryon:
-    """The policy with the best of `thresholds`, one iteration each (§III-C); ties go to the earlier.
-
-    iteration_ns: what an iteration under a plan takes, simulated or measured.
-    """
-    tried = [Geryon(threshold, slice_bytes) for threshold in thresholds]
-    return min(tried, key=lambda policy: iteration_ns(policy.plan(profile, network)))
+    def _lanes_of_layers(self, profile: Profile) -> list[int]:
+        size_of = [0] * len(profile.layers)
+        for seen in profile.tensors:
+            size_of[seen.layer] += seen.spec.size_bytes
+        if self.categories == "coarse":
+            # shares of bytes and of time, compared without dividing
+            urgent = [
+                size_of[index] * profile.forward_ns < layer.forward_ns * profile.size_bytes
+                for index, layer in enumerate(profile.layers)
+            ]
+        else:
+            count = len(profile.layers)
+            urgent = [100 * (count - index - 1) > self.threshold_percent * count for index in range(count)]
+        rest_bytes = sum(size for size, first in zip(size_of, urgent, strict=True) if not first)
+        lanes, before = [], 0
+        for size, first in zip(size_of, urgent, strict=True):
+            lanes.append(0 if first else 1 + min(self.lanes - 2, before * (self.lanes - 1) // max(1, rest_bytes)))
+            before += 0 if first else size
+        return lanes

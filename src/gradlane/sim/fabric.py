@@ -56,6 +56,10 @@ class Fabric(Protocol):
         """A rank starts a message."""
         ...
 
+    def ask(self, now_ns: int, rank: int, message: int) -> None:
+        """A rank starts the second half of a split message, whose sum is returned when every rank has."""
+        ...
+
     def next_ns(self) -> int:
         """When something happens next if nothing is handed over before; `FOREVER` if nothing does."""
         ...

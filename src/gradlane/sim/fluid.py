@@ -84,6 +84,7 @@ class FluidFabric:
         self._sender_free = [0] * len(jobs)
         self._later: list[tuple[int, int, _Stream, _Flow]] = []  # flows that enter the push or the pull stage at a time
         self._streams: dict[tuple[int, int, int], _Stream] = {}  # by class, rank and lane
+        self._unasked: dict[tuple[int, int], tuple[_Stream, _Flow]] = {}  # second halves, by rank and message
         self._moving: list[_Flow] = []  # those with a rate
         self._served: list[_Flow] = []  # those with a pull rate
         worker, server = cluster.hosts[cluster.workers[0].host], cluster.hosts[cluster.servers[0].host]
@@ -107,11 +108,21 @@ class FluidFabric:
         name = (network_class, rank, details.lane)
         if name not in self._streams:
             self._streams[name] = _Stream(network_class)
-        flow = _Flow(rank, message, details.size_bytes, (urgency, self._numbers), plan.wire != "fifo")
+        by_packet = plan.wire != "fifo" and not details.split
+        flow = _Flow(rank, message, details.size_bytes, (urgency, self._numbers), by_packet)
+        if details.split:
+            self._unasked[rank, message] = self._streams[name], flow
         # the sender prepares messages one after another, while others are on the wire
         self._sender_free[rank] = max(self._sender_free[rank], now_ns) + self._cluster.startup_ns
         heapq.heappush(self._later, (self._sender_free[rank], self._numbers, self._streams[name], flow))
         self._numbers += 1
+        self._rates_until = -1
+
+    def ask(self, now_ns: int, rank: int, message: int) -> None:
+        assert now_ns == self._now, "a second half begins when a first half or another second half ends"
+        stream, flow = self._unasked.pop((rank, message))
+        flow.key = (flow.key[0], self._numbers)  # sums leave in the order in which they were asked for
+        self._return(stream, flow)
         self._rates_until = -1
 
     def next_ns(self) -> int:
@@ -166,7 +177,7 @@ class FluidFabric:
                 self._rates_until = -1
                 notices.append(Notice(to_ns, flow.rank, flow.message, False))
                 flow.released = flow.by_packet
-                if not flow.by_packet:
+                if not flow.by_packet and (flow.rank, flow.message) not in self._unasked:
                     self._return(stream, flow)
         ended = [flow for _, flow in heads if flow.released and not flow.waits]
         for stream in self._streams.values():

@@ -20,7 +20,7 @@ from gradlane.sim.deal import Deal
 from gradlane.sim.fabric import FOREVER, Job, Notice
 from gradlane.units import NS_PER_SECOND
 
-ENTER, SUMMED, RETURNED = -1, -2, -3
+ENTER, SUMMED, RETURNED, ASKED = -1, -2, -3, -4
 UNDER_WAY = 2  # one on each of the two links
 
 _Item = tuple[int, int, int, int, bool]  # (urgency, number, packet, rank, is a pull)
@@ -66,9 +66,8 @@ class PacketFabric:
         self._sender_free = [0] * len(ranks)
         self._server_free = [0] * len(cluster.servers)
         # for each job what each unit still misses, and for each rank's message the packets not yet pushed and pulled
-        self._missing = [[len(unit) * (len(self._ranks_of[j]) if self._together else 1) for unit in deal.units]
-                         for j, deal in enumerate(self._deals)]  # fmt: skip
-        self._missing_alone = [[len(unit) for unit in self._deals[job].units] if not self._together else [] for job, _ in ranks]
+        self._missing = [[self._wants(j, unit) for unit in range(len(deal.units))] for j, deal in enumerate(self._deals)]
+        self._missing_alone = [list(self._missing[job]) if not self._together else [] for job, _ in ranks]
         self._unpushed = [[0] * len(jobs[job].plan.messages) for job, _ in ranks]
         self._unpulled = [[0] * len(jobs[job].plan.messages) for job, _ in ranks]
         self._notices: list[Notice] = []
@@ -80,6 +79,15 @@ class PacketFabric:
         deal = self._deals[self._ranks[rank][0]]
         self._unpushed[rank][message] = self._unpulled[rank][message] = deal.first[message + 1] - deal.first[message]
         self._at(self._sender_free[rank], ENTER, (rank, message, 0))
+
+    def ask(self, now_ns: int, rank: int, message: int) -> None:
+        self._at(now_ns, ASKED, (rank, message, 0))
+
+    def _wants(self, job: int, unit: int) -> int:
+        """What a unit waits for: its packets and, of a split message, to be asked for; from each rank, or from one."""
+        deal = self._deals[job]
+        split = self._jobs[job].plan.messages[deal.message[deal.units[unit][0]]].split
+        return (len(deal.units[unit]) + split) * (len(self._ranks_of[job]) if self._together else 1)
 
     def next_ns(self) -> int:
         return self._heap[0][0] if self._heap else FOREVER
@@ -97,6 +105,8 @@ class PacketFabric:
                 self._enter(now_ns, payload[0], payload[1])
             elif what == SUMMED:
                 self._summed(now_ns, payload[0], payload[1], payload[2])
+            elif what == ASKED:
+                self._asked(now_ns, payload[0], payload[1])
             else:
                 self._return(now_ns, payload[0], payload[1], payload[2])
             if self._notices and (not heap or heap[0][0] > now_ns):
@@ -231,19 +241,31 @@ class PacketFabric:
     def _summed(self, now_ns: int, rank: int, packet: int, _: int) -> None:
         job = self._ranks[rank][0]
         deal = self._deals[job]
-        message, unit = deal.message[packet], deal.unit[packet]
+        message = deal.message[packet]
         self._unpushed[rank][message] -= 1
         if not self._unpushed[rank][message]:
             self._notices.append(Notice(now_ns, rank, message, False))
+        self._one_less(now_ns, rank, deal.unit[packet])
+
+    def _asked(self, now_ns: int, rank: int, message: int) -> None:
+        """The servers know that a rank waits for the sum of a split message."""
+        deal = self._deals[self._ranks[rank][0]]
+        for unit in sorted(set(deal.unit[deal.first[message] : deal.first[message + 1]])):
+            self._one_less(now_ns, rank, unit)
+
+    def _one_less(self, now_ns: int, rank: int, unit: int) -> None:
+        """A unit has one more of the things that it waits for."""
+        job = self._ranks[rank][0]
+        deal = self._deals[job]
         missing = self._missing[job] if self._together else self._missing_alone[rank]
         missing[unit] -= 1
         if missing[unit]:
             return
-        missing[unit] = len(deal.units[unit]) * (len(self._ranks_of[job]) if self._together else 1)
+        missing[unit] = self._wants(job, unit)
         ready_ns = now_ns
         rate = self._cluster.update_bytes_per_second
         if rate is not None:
-            server = deal.server[packet]
+            server = deal.server[deal.units[unit][0]]
             size_bytes = sum(deal.size[part] for part in deal.units[unit])
             ready_ns = self._server_free[server] = max(now_ns, self._server_free[server]) - -size_bytes * NS_PER_SECOND // rate
         if self._jobs[job].plan.wire == "fifo":

@@ -76,10 +76,15 @@ class Rank:
             self.pushed_iterations += 1
         return self._started(self._dispatcher.finished(message), now_ns)
 
-    def pulled(self, message: int, now_ns: int) -> None:
-        """The sum of `message` is here."""
-        # packets come back while others are still sent
-        begun = self._pushed[message] if self.plan.wire == "fifo" else self._sent[message][0]
+    def asks_for(self, message: int) -> bool:
+        """Whether a start of `message` is of its second half: it is with the servers."""
+        return self._dispatcher.in_second_half(message)
+
+    def pulled(self, message: int, now_ns: int) -> list[int]:
+        """The sum of `message` is here. Returns the messages to start."""
+        # packets come back while others are still sent, but of a split message, whose sum was asked for
+        split = self.plan.messages[message].split
+        begun = self._pushed[message] if self.plan.wire == "fifo" or split else self._sent[message][0]
         self._span("receive", self.iteration, message, begun, now_ns)
         for tensor in {piece.tensor for piece in self.plan.messages[message].slices}:
             self._missing[tensor] -= 1
@@ -87,9 +92,13 @@ class Rank:
                 self._arrived[tensor] = now_ns
                 self._missing_of_layer[self.profile.tensors[tensor].layer] -= 1
                 self._missing_at_all -= 1
+        return self._started(self._dispatcher.finished(message), now_ns) if split else []
 
     def _started(self, messages: list[int], now_ns: int) -> list[int]:
         for message in messages:
+            if self.asks_for(message):
+                self._pushed[message] = now_ns
+                continue
             # sends stand in the order of their start, whichever ends first
             self._sent[message] = now_ns, len(self._spans)
             self._span("send", self.iteration, message, now_ns, now_ns)

@@ -69,7 +69,7 @@ class Simulation:
                 self._events += 1
                 rank = self._ranks[number]
                 if pulled:
-                    rank.pulled(message, now_ns)
+                    self._start(rank, rank.pulled(message, now_ns), now_ns)
                     self._forward(rank)
                     continue
                 self._start(rank, rank.pushed(message, now_ns), now_ns)
@@ -93,7 +93,8 @@ class Simulation:
 
     def _start(self, rank: Rank, messages: list[int], now_ns: int) -> None:
         for message in messages:
-            self._fabric.hand_over(now_ns, rank.number, message)
+            hand_over = self._fabric.ask if rank.asks_for(message) else self._fabric.hand_over
+            hand_over(now_ns, rank.number, message)
 
     def _forward(self, rank: Rank) -> None:
         if self._staleness and rank.waits_to_begin_forward and rank.iteration + 1 > self._slowest(rank.job) + self._staleness:

@@ -15,7 +15,6 @@ from gradlane.core.network import MAX_RATE, Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
-from gradlane.errors import PlanError
 from gradlane.sim.allreduce import planned_ahead
 from gradlane.sim.fabric import Job, Notice
 from gradlane.sim.simulation import Simulation
@@ -38,15 +37,12 @@ def simulate_unlike(
 
     compute_percent: each worker's compute times in hundredths of the profile's (None: 100 each). steps: from each
     `at_ns` on, large messages pass at its rate instead of `network.bytes_per_second`, and others at a rate changed
-    in proportion; startups stay. jitter: as in `simulate_jobs`. Raises `PlanError` for a plan with split messages.
+    in proportion; startups stay. jitter: as in `simulate_jobs`.
     """
     percent = [100] * network.workers if compute_percent is None else list(compute_percent)
     need(len(percent) == network.workers, "compute_percent", f"{len(percent)} workers", f"{network.workers}")
     for worker in percent:
         need_int("compute_percent", worker, 1, 1_000_000)
-    for index, message in enumerate(plan.messages):
-        if message.split:
-            raise PlanError(f"plan {plan.policy}: messages[{index}] is split, which is simulated among workers alike only")
     if plan.sequence is None:
         plan = planned_ahead(plan, profile, network)
     job = Job(plan, profile)
@@ -69,15 +65,24 @@ class _CollectiveFabric:
         )
         self._turns = Turns(network, pace)
         self._issued = [0] * len(plan.messages)
+        self._tells: dict[int, list[bool]] = {}  # of a message (or half) under way: whether sent, summed or both when it ends
 
     def hand_over(self, now_ns: int, rank: int, message: int) -> None:
+        self._issue(now_ns, message, is_first=True, is_last=not self._plan.messages[message].split)
+
+    def ask(self, now_ns: int, rank: int, message: int) -> None:
+        self._issue(now_ns, message, is_first=False, is_last=True)
+
+    def _issue(self, now_ns: int, message: int, is_first: bool, is_last: bool) -> None:
         self._issued[message] += 1
         if self._issued[message] < self._workers:
             return
         self._issued[message] = 0
         details = self._plan.messages[message]
+        half = None if not details.split else 0 if is_first else 1
         urgency = details.priority if self._plan.wire == "packet-priority" else 0
-        self._turns.add(now_ns, message, details.size_bytes, self._plan.lanes[details.lane].network_priority, urgency)
+        self._tells[message] = [pulled for pulled, tells in ((False, is_first), (True, is_last)) if tells]
+        self._turns.add(now_ns, message, details.size_bytes, self._plan.lanes[details.lane].network_priority, urgency, half)
 
     def next_ns(self) -> int:
         return self._turns.next_ns()
@@ -87,6 +92,6 @@ class _CollectiveFabric:
             self.events += 1
             message = self._turns.run()
             if message is not None:
-                pushed = [Notice(now_ns, rank, message, False) for rank in range(self._workers)]
-                return pushed + [Notice(now_ns, rank, message, True) for rank in range(self._workers)]
+                ranks = range(self._workers)
+                return [Notice(now_ns, rank, message, pulled) for pulled in self._tells[message] for rank in ranks]
         return []

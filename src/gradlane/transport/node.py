@@ -224,13 +224,21 @@ class Node:
         except ValueError as error:
             raise InputError(f"{rule}: {error}") from None
 
-    def push(self, tensor: int, notify: bool = True, notify_sent: bool = False, quiet: bool = False) -> None:
+    def push(
+        self, tensor: int, notify: bool = True, notify_sent: bool = False, quiet: bool = False, held: bool = False
+    ) -> None:
         """This worker's part of the next iteration of `tensor` is in its memory, which is not to be touched now.
 
         `take` tells its end, with `notify`, and before that, with `notify_sent`, that the kernel has all of it.
         quiet: of a tensor that servers update: there is no gradient this time, only parameters to come.
+        held: where this process has a server too: it keeps what it sums of the tensor until `release`, without which
+        there is no end (a reduce-scatter now, an all-gather later).
         """
-        self._native.push(tensor, notify, notify_sent, _QUIET if quiet else 0)
+        self._native.push(tensor, notify, notify_sent, _QUIET if quiet else 0, held)
+
+    def release(self, tensor: int) -> None:
+        """The second half of a push that was `held`: this process's server may return its sums."""
+        self._native.release(tensor)
 
     def fetch(self, tensor: int, part: Part) -> None:
         """A push without a gradient, of a tensor that servers update, that ends with `part` in its memory, as float32.

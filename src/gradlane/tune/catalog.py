@@ -11,9 +11,9 @@ from gradlane.policies import Executor
 from gradlane.tune.searched import Searched
 
 
-def names(executor: Executor | None = None) -> tuple[str, ...]:
-    """The names of all policies, or of those that `executor` carries; `searched` last."""
-    return (*policies.names(executor), Searched.name)
+def names(executor: Executor | None = None, apart: bool = False) -> tuple[str, ...]:
+    """The names of all policies, or of those that `executor` carries (live, with servers apart); `searched` last."""
+    return (*policies.names(executor, apart), Searched.name)
 
 
 def get(name: str, **knobs: Any) -> Policy:

@@ -152,7 +152,9 @@ class Tuning:
 
     def describe(self) -> str:
         """One line on what is in force and why."""
-        sizes = ", ".join(f"{name}={format_bytes(size)}" for name, size in self.knobs.items())
+        sizes = ", ".join(
+            f"{name}={format_bytes(value) if name.endswith('_bytes') else value}" for name, value in self.knobs.items()
+        )
         start_ns, best_ns = self.median_ns(self._start) or 0, self.median_ns(self.knobs) or 0
         gain = f"{start_ns / best_ns:.2f} times as fast as as given" if best_ns and self.knobs != self._start else "as given"
         return (

@@ -1,4 +1,4 @@
-"""Space: the sizes that are searched, as points of the unit cube on a log scale."""
+"""Space: the knobs that are searched, as points of the unit cube: sizes on a log scale, plain numbers evenly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradlane.core.profile import TensorSpec
 from gradlane.errors import InputError
 
 Point = tuple[float, ...]
-"""One number from 0 to 1 a knob, from its smallest size to its largest, by ratio."""
+"""One number from 0 to 1 a knob, from its smallest value to its largest; of sizes by ratio."""
 
 MOST_PIECES = 2048  # no size is tried that cuts a model into more: each costs its handling, live and simulated
 _ALIGN = 64  # bytes: sizes end between elements of every dtype, and between cache lines
@@ -22,7 +22,7 @@ _ALIGN = 64  # bytes: sizes end between elements of every dtype, and between cac
 
 @dataclass(frozen=True)
 class Space:
-    """The knobs of one policy that are searched. `ranges`: the sizes of each in bytes, both ends included."""
+    """The knobs of one policy that are searched. `ranges`: the values of each, both ends included."""
 
     policy: Policy
     ranges: Mapping[str, KnobRange]
@@ -39,6 +39,9 @@ class Space:
         total_bytes = sum(spec.size_bytes for spec in specs)
         ranges = {}
         for name, declared_range in declared.items():
+            if declared_range.step is not None:
+                ranges[name] = declared_range
+                continue
             low = max(_ALIGN, min(declared_range.low, total_bytes // 16), total_bytes // MOST_PIECES)
             ranges[name] = KnobRange(low, max(low, min(declared_range.high, total_bytes)))
         space = cls(policy, ranges)
@@ -51,17 +54,24 @@ class Space:
         return len(self.ranges)
 
     def knobs(self, point: Point) -> dict[str, int]:
-        """The sizes at `point`, in bytes, aligned to 64."""
+        """The values at `point`: sizes aligned to 64 bytes, numbers a whole number of steps from the lowest."""
         found = {}
-        for part, (name, (low, high)) in zip(point, self.ranges.items(), strict=True):
-            size = round(low * (high / low) ** min(1.0, max(0.0, part)))
+        for part, (name, (low, high, step)) in zip(point, self.ranges.items(), strict=True):
+            part = min(1.0, max(0.0, part))
+            if step is not None:
+                found[name] = min(high, low + step * round(part * (high - low) / step))
+                continue
+            size = round(low * (high / low) ** part)
             found[name] = max(_ALIGN, size - size % _ALIGN)
         return found
 
     def point(self, knobs: Mapping[str, int]) -> Point:
-        """Where these sizes are; sizes beyond a range are at its end."""
+        """Where these values are; values beyond a range are at its end."""
         parts = []
-        for name, (low, high) in self.ranges.items():
+        for name, (low, high, step) in self.ranges.items():
+            if step is not None:
+                parts.append(min(1.0, max(0.0, (knobs[name] - low) / max(1, high - low))))
+                continue
             width = math.log(high / low)
             parts.append(min(1.0, max(0.0, math.log(max(1, knobs[name]) / low) / width)) if width else 0.0)
         return tuple(parts)

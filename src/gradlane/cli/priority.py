@@ -1,0 +1,60 @@
+"""`gradlane probe --priority`: whether marks survive the path, and whether the network serves by them."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from gradlane import lab
+from gradlane.cli.jobs import fail, run_on_lab
+from gradlane.errors import InputError
+from gradlane.transport import path
+from gradlane.units import format_rate, parse_rate
+
+
+def probe(
+    listen: str | None, connect: str | None, senders: int, link: str | None, classes: int, seconds: float, as_json: bool
+) -> None:
+    """Listen, send, or do both on three emulated hosts where neither is asked for."""
+    if listen is not None and connect is not None:
+        raise InputError("probe: got --listen and --connect, expected one of them on each host")
+    if connect is not None:
+        path.send(*_address("--connect", connect))
+    elif listen is not None:
+        show(path.listen(*_address("--listen", listen), senders, seconds), as_json)
+    else:
+        # every host says the same; what differs it reads from its environment, as a rank does
+        spec = lab.LabSpec(hosts=senders + 1, link_bits_per_second=parse_rate(link or "200mbit"), network_classes=classes)
+        arguments = [str(senders), str(seconds), *(["--json"] if as_json else [])]
+        exit_code = run_on_lab(spec, [sys.executable, "-m", "gradlane.cli.priority_host", *arguments])
+        if exit_code:
+            fail("the probe", exit_code)
+
+
+def _address(option: str, text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InputError(f"{option}: got {text!r}, expected HOST:PORT")
+    return host, int(port)
+
+
+def show(found: path.PathReport, as_json: bool) -> None:
+    """Print what a listener found."""
+    if as_json:
+        facts = {**msgspec.structs.asdict(found), "survives": found.survives, "wins": found.wins}
+        click.echo(msgspec.json.encode(facts))
+        return
+    table = Table("sent as DSCP", "arrived as", title="marks", title_justify="left")
+    for sent, came in found.arrived.items():
+        table.add_row(str(sent), ", ".join(map(str, came)) or "lost")
+    console = Console()
+    console.print(table)
+    rates = (format_rate(rate) for rate in (found.marked_bytes_per_second, found.unmarked_bytes_per_second))
+    console.print("beside one another: marked {}, unmarked {}".format(*rates), highlight=False)
+    where = "the port towards this host" if found.senders == 2 else "the sender's own queue"
+    console.print(f"marks {'survive' if found.survives else 'do NOT survive'} the path", highlight=False)
+    console.print(f"{where} {'serves' if found.wins else 'does NOT serve'} the marked first", highlight=False)
