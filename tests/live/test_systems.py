@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gradlane.cli.launch import launch
+from gradlane.errors import InputError
+from tests.live.test_commands import EXAMPLE
 from tests.live.test_equality import GIVEN
 
 
@@ -43,3 +46,8 @@ def test_a_job_of_more_weight_has_more_connections_and_the_bits_of_ddp(two_ranks
     options = {"model": "convolutions", "optimizer": "sgd", "policies": policies, "network": GIVEN, "steps": 10}
     outcomes = two_ranks.run("tests.live.cases:equals_ddp", backend=backend, weight=3, **options)
     assert outcomes == [{str(policy): [] for policy in policies}] * 2
+
+
+def test_launch_refuses_a_weight_of_no_use():
+    with pytest.raises(InputError, match="--weight: got 9, expected an integer from 1 to 8"):
+        launch(["--nproc", "1", "--weight", "9", str(EXAMPLE)])

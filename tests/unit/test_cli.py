@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from gradlane import policies
 from gradlane.cli import main
+from gradlane.cli.knobs import parse_knobs
 from gradlane.cli.plan import ddp_kwargs, why_not_ddp
 from gradlane.core import files
 from gradlane.core.checks import check_plan
@@ -59,6 +60,11 @@ def test_policies_lists_every_policy_with_its_paper_and_marks_the_default():
     assert text.count("(default)") == 1
     assert "MG-WFBP (TPDS '21) Algorithm 1" in text
     assert "partition_bytes=1048576" in text
+
+
+def test_knobs_are_sizes_numbers_shares_and_words():
+    given = ["slice_bytes=1MiB", "threshold_percent=25", "share=0.1", "categories=coarse"]
+    assert parse_knobs(given) == {"slice_bytes": 2**20, "threshold_percent": 25, "share": 0.1, "categories": "coarse"}
 
 
 def test_policies_as_json_has_the_knobs_with_their_defaults_and_the_backends():

@@ -48,8 +48,9 @@ class Searched(msgspec.Struct, frozen=True):
     has to do from its first layer on): one machine with release times, delivery times and a setup for each batch.
     The search starts from the orders of all other policies, finds the best merges of the best ones exactly by
     dynamic programming, and then tries `moves` changes where the iteration time is decided: merge, split, move, cut.
-    It ends early at the lower bound. Each change is judged by that formula, and the result by the simulator. Where
-    messages at once hide one another's startup, the order found and those of the other policies are tried that way too.
+    Lanes that interrupt one another and halves of sums are not sought. It ends early at the lower bound. Each change is
+    judged by that formula, and the result by the simulator. Where messages at once hide one another's startup, the order
+    found and those of the other policies are tried that way too.
 
     Differs from the paper: there is none.
     """
