@@ -17,6 +17,7 @@ import gradlane
 from gradlane import policies
 from gradlane.core import files
 from gradlane.core.checking import need, need_int
+from gradlane.core.chosen import AUTO, Chosen
 from gradlane.core.executors import EXECUTORS, BackendName
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
@@ -27,6 +28,7 @@ from gradlane.errors import InputError, PlanError, UnsupportedError
 from gradlane.live import agree
 from gradlane.live.admission import Optimizers, as_list, copy_from_rank_0, trained_parameters
 from gradlane.live.allreduce import AllReduce
+from gradlane.live.auto import Auto
 from gradlane.live.backend import Backend, refuse_what_cannot_be_done
 from gradlane.live.buffers import BufferSync
 from gradlane.live.deferral import why_it_needs_the_barrier
@@ -36,9 +38,11 @@ from gradlane.live.planning import Planner, check_fits
 from gradlane.live.servers import Servers
 from gradlane.live.session import Session
 from gradlane.live.tuner import digest, prepare
+from gradlane.live.turns import Turns
 from gradlane.transport import NodeOptions
 from gradlane.tune import catalog
 from gradlane.tune.fit import fit_network
+from gradlane.tune.ranking import SAFE, policy_of
 from gradlane.tune.tuning import TuneOptions
 
 log = logging.getLogger("gradlane")
@@ -57,7 +61,7 @@ class Overrides(msgspec.Struct, frozen=True):
     timeline, profile: folders in which each rank leaves its timeline and rank 0 its profile when a session closes.
     """
 
-    policy: Policy | Plan | None = None
+    policy: str | Policy | Plan | None = None
     backend: BackendName | None = None
     packet_bytes: int | None = None
     summation_order: SummationOrder | None = None
@@ -110,8 +114,8 @@ def attach(
     Call it on every rank after `init_process_group()`, with the model on its device and before any
     `compile()`. Parameters and buffers become rank 0's. The training loop stays as it is.
 
-    policy: a name of `gradlane policies`, a Policy with its knobs, a Plan (from `gradlane plan`), or None
-        for the default.
+    policy: a name of `gradlane policies`, "auto" to have the best found while training (docs/auto.md), a Policy with its
+        knobs, a Plan (from `gradlane plan`), or None for the default.
     backend: what carries the messages. "all-reduce" is torch.distributed's; "server" is gradlane's own transport, for
         tensors in CPU memory: it tells packets apart by what they are of, so that no order is planned ahead, and carries
         the policies that choose each packet as it is sent or mark lanes.
@@ -155,7 +159,10 @@ def attach(
     optimizers = as_list(optimizer)
     params = trained_parameters(model)
     specs = tuple(_spec(name, param) for name, param in params)
-    chosen = catalog.get(policy or policies.DEFAULT) if policy is None or isinstance(policy, str) else policy
+    policy = policies.DEFAULT if policy is None else policy
+    is_auto = policy == AUTO
+    need(not is_auto or (not tune and knobs is None), "tune, knobs", (tune, knobs), "neither with auto")
+    chosen = policy_of(SAFE) if is_auto else catalog.get(policy) if isinstance(policy, str) else policy
     if isinstance(chosen, Plan):
         need(not tune and knobs is None, "tune, knobs", (tune, knobs), "neither with a plan, which has no knobs: give a policy")
         refuse_what_cannot_be_done(chosen, backend)
@@ -173,15 +180,19 @@ def attach(
         has = "does not have this rank" if rank < 0 else f"has {world} of the {dist.get_world_size()} ranks"
         raise UnsupportedError(f"process_group {has}, expected one of all ranks")
     start: Policy | Plan = chosen
-    tuner, fault = None, ""
+    turns: Turns | None = None
+    fault = ""
     if not isinstance(chosen, Plan) and (tune or knobs is not None):
         about = Tuned(chosen.name, {}, type(model).__name__, digest(specs), world, backend)
-        start, tuner, fault = prepare(chosen, specs, about, rank, tune or None, None if knobs is None else Path(knobs))
+        start, turns, fault = prepare(chosen, specs, about, rank, tune or None, None if knobs is None else Path(knobs))
+    device = params[0][1].device
+    if is_auto and world > 1:
+        turns = Auto(rank, Chosen(type(model).__name__, world, backend, SAFE), backend, servers, device.type != "cpu")
     terms = agree.Terms(
         gradlane=gradlane.__version__,
         torch=str(torch.__version__),
         world_size=world,
-        policy=f"plan {chosen.fingerprint}" if isinstance(chosen, Plan) else repr(chosen),
+        policy=AUTO if is_auto else f"plan {chosen.fingerprint}" if isinstance(chosen, Plan) else repr(chosen),
         backend=backend,
         order=order,
         optimizers=tuple(type(one).__name__ for one in optimizers),
@@ -201,7 +212,6 @@ def attach(
         buffers=tuple((name, str(buffer.dtype), tuple(buffer.shape)) for name, buffer in model.named_buffers()),
     )
     store = agree.agree(terms, process_group, str(next(_attachments)), timeout, fault)
-    device = params[0][1].device
     carrier: Backend
     if backend == "all-reduce":
         carrier = AllReduce(device, process_group, timeout)
@@ -230,7 +240,7 @@ def attach(
         params,
         optimizers,
         planner=Planner(start, network, profile, specs, profile_iterations, needs_sequence),
-        tuner=tuner,
+        turns=turns,
         first_plan=first_plan,
         coordinated=order == "coordinator",
         may_cross=may_cross,

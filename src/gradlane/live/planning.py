@@ -72,7 +72,7 @@ class Planner:
         check_fits(plan, self.builder.specs)
         return plan
 
-    def change(self, policy: Policy | None, device: torch.device, backend: Backend, collective: Collective) -> Plan:
+    def change(self, policy: Policy | Plan | None, device: torch.device, backend: Backend, collective: Collective) -> Plan:
         """Another plan for the profile that there is: of rank 0's `policy` (None elsewhere), agreed upon by all."""
         plan = None if policy is None else self._plan(policy)
         return self._share(plan, device, backend.control_group, collective)

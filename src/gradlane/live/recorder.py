@@ -16,6 +16,9 @@ from gradlane.core.timeline import Kind, Span, Timeline
 
 KEEP = 64
 
+Row = tuple[Kind, int, int, int, int]
+"""A span: kind, iteration, subject, start and end."""
+
 now_ns = time.monotonic_ns
 
 
@@ -23,8 +26,8 @@ class Recorder:
     """Spans of the last iterations of one session, by iteration."""
 
     def __init__(self) -> None:
-        self._iterations: deque[list[tuple[Kind, int, int, int, int]]] = deque(maxlen=KEEP)
-        self._spans: list[tuple[Kind, int, int, int, int]] = []
+        self._iterations: deque[list[Row]] = deque(maxlen=KEEP)
+        self._spans: list[Row] = []
 
     def begin(self) -> None:
         """A new iteration's spans follow."""
@@ -34,10 +37,16 @@ class Recorder:
     def add(self, kind: Kind, iteration: int, subject: int, start_ns: int, end_ns: int) -> None:
         self._spans.append((kind, iteration, subject, start_ns, end_ns))
 
-    def forget(self) -> None:
-        """Drop everything: the plan changed, and a timeline is of one plan."""
+    def last(self) -> list[Row]:
+        """The spans from the start of the last backward pass on."""
+        return list(self._spans)
+
+    def forget(self, iteration: int) -> None:
+        """Drop everything: the plan changed before `iteration`, and a timeline is of one plan. That is its first span."""
+        now = now_ns()
+        self._spans = [("switch", iteration, -1, now, now)]
         self._iterations.clear()
-        self._spans = []
+        self._iterations.append(self._spans)
 
     def timeline(self, plan: str, rank: int) -> Timeline:
         spans = [Span(*span) for spans in list(self._iterations) for span in list(spans) if span[1] >= 0]

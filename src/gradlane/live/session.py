@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from gradlane.core.chosen import Chosen
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
@@ -36,7 +37,7 @@ from gradlane.live.hooks import Hook, ModuleHook, inside_a_backward_pass, is_com
 from gradlane.live.peers import Peers
 from gradlane.live.planning import Planner
 from gradlane.live.recorder import Recorder, now_ns
-from gradlane.live.tuner import Tuner
+from gradlane.live.turns import Turns
 
 log = logging.getLogger("gradlane")
 
@@ -44,7 +45,8 @@ log = logging.getLogger("gradlane")
 class Session:
     """Made by `gradlane.attach`; `close()` (or leaving a `with` block) detaches it.
 
-    Useful to a training script: `no_sync()`, `flush()`, `profile()`, `timeline()`, `plan`, `tuned`, `close()`.
+    Useful to a training script: `no_sync()`, `flush()`, `profile()`, `timeline()`, `plan`, `tuned`, `auto`,
+    `close()`.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class Session:
         optimizers: Sequence[torch.optim.Optimizer],
         *,
         planner: Planner,
-        tuner: Tuner | None,
+        turns: Turns | None,
         first_plan: Plan,
         coordinated: bool,
         may_cross: bool,
@@ -69,7 +71,7 @@ class Session:
         self._params_by_name = dict(params)
         self._frozen = [(name, param) for name, param in model.named_parameters() if not param.requires_grad]
         self._optimizers = list(optimizers)
-        self._planner, self._tuner = planner, tuner
+        self._planner, self._turns = planner, turns
         self._coordinated, self._may_cross = coordinated, may_cross
         self._scale = 1.0 / world
         self._backend = backend
@@ -112,7 +114,7 @@ class Session:
         self._fired = [0] * len(self._params)
         self._launched = [False] * len(self._params)
         self._expected = [self._fires_in_a_pass.get(spec.name, 1) for spec in plan.tensors]
-        self._recorder.forget()
+        self._recorder.forget(self._exchange.iteration + 1)
 
     def _show_sums(self) -> None:
         """What stands in `.grad` for a sum that has arrived is replaced by the sum."""
@@ -223,10 +225,10 @@ class Session:
             self._settled = True
             self._take_up(plan)
             log.info("rank %d: %s", self.rank, plan.describe(limit=0).partition("\n")[0])
-            if self._tuner is not None:
-                self._tuner.start(self._planner)
-        elif self._settled and self._tuner is not None and not self._tuner.over:
-            changed = self._tuner.turn(self._planner, self._exchange, self._backend, self._device)
+            if self._turns is not None:
+                self._turns.start(self._planner, self._recorder)
+        elif self._settled and self._turns is not None and not self._turns.over:
+            changed = self._turns.turn(self._planner, self._exchange, self._backend, self._device)
             if changed is not None:
                 self._take_up(changed)
         self._recorder.begin()
@@ -424,12 +426,19 @@ class Session:
     @property
     def tuned(self) -> Tuned | None:
         """On rank 0 of a session that tunes: the knobs in force and the trials so far; None elsewhere."""
-        return None if self._tuner is None else self._tuner.record()
+        found = None if self._turns is None else self._turns.record()
+        return found if isinstance(found, Tuned) else None
+
+    @property
+    def auto(self) -> Chosen | None:
+        """On rank 0 of a session under `auto`: what was predicted, tried and kept so far; None elsewhere."""
+        found = None if self._turns is None else self._turns.record()
+        return found if isinstance(found, Chosen) else None
 
     @property
     def tuning(self) -> bool:
-        """Whether knobs are still being tried, on any rank alike."""
-        return self._tuner is not None and not self._tuner.over
+        """Whether knobs or policies are being tried, on any rank alike; `auto` may begin again at any time."""
+        return self._turns is not None and not self._turns.settled
 
     @property
     def crosses_barrier(self) -> bool:
@@ -506,6 +515,8 @@ class Session:
                 pending.unwatch(param)
                 if param.grad is wrapper:  # a sum that never came: its slot holds this rank's part at best
                     param.grad = None
+            if self._turns is not None:
+                self._turns.close()
             self._exchange.close()
             self._after_close(self)
 
