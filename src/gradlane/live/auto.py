@@ -24,17 +24,18 @@ from gradlane.live.recorder import Recorder, now_ns
 from gradlane.live.thinking import Thinking
 from gradlane.live.turns import Word, Words
 from gradlane.live.watch import Watch
-from gradlane.tune.choosing import PART_OF_TIME, Choosing
+from gradlane.tune.choosing import ALLOWANCE_NS, PART_OF_TIME, Choosing
 from gradlane.tune.monitor import PATIENCE
 from gradlane.tune.ranking import FIRST, Answer, Question, likeness, plan_of
 
 log = logging.getLogger("gradlane")
 
-_MOST, _AGAIN = 4, 2  # plans tried in the first look, and in later ones
+_MOST, _AGAIN = 4, 2  # plans tried in the first look, and in later ones, ...
+_SLOW_NS = 500_000_000  # ... of which one alone where iterations take so long: it is to be over in ten seconds
 _KEEP = 1000  # switches on record
 _WORD_EVERY_NS, _MOST_SILENCE = 250_000_000, 64  # while nothing is tried
-_MOST_QUIET_NS = 60 * 10**9
-_THINK_ITERATIONS, _LEAST_THINK_NS, _MOST_THINK_NS = 8, 500_000_000, 3_000_000_000
+_LEAST_QUIET_NS, _MOST_QUIET_NS = 2 * 10**9, 600 * 10**9  # from one look to the next
+_THINK_ITERATIONS, _LEAST_THINK_NS, _MOST_THINK_NS = 8, 500_000_000, (3_000_000_000, 1_000_000_000)
 
 
 class Auto:
@@ -57,8 +58,9 @@ class Auto:
         self._answer = Answer((), ())
         self._why, self._began = "the job has begun", 0
         self._recent: deque[int] = deque(maxlen=PATIENCE)
-        self._since_ns = self._changing_ns = self._not_before_ns = 0
-        self._patience = 1
+        self._since_ns = self._changing_ns = 0
+        self._not_before_ns = self._settled_ns = 0
+        self._spent_ns, self._quiet_ns = 0, _LEAST_QUIET_NS
 
     # -- all ranks ---------------------------------------------------------------------------------------------
 
@@ -112,7 +114,7 @@ class Auto:
             if answer is not None:
                 self._try(answer, exchange.plan)
             return Word.STAY
-        if moved is not None and now_ns() >= self._not_before_ns:
+        if moved is not None and self._may_look():
             self._why, self._began = str(moved), exchange.iteration + 1
             planner.network = self._watch.network
             assert planner.profile is not None
@@ -122,14 +124,20 @@ class Auto:
             return Word.STAY
         return Word.SETTLED
 
+    def _may_look(self) -> bool:
+        """Whether enough time has passed since the last look, and not too much of all time was spent on looking."""
+        now = now_ns()
+        return now >= self._not_before_ns and self._spent_ns <= ALLOWANCE_NS + PART_OF_TIME * (now - self._settled_ns)
+
     def _think(self, planner: Planner) -> None:
         assert planner.profile is not None
         iteration_ns = round(median(self._recent)) if self._recent else planner.profile.compute_ns
-        budget_ns = min(max(_LEAST_THINK_NS, _THINK_ITERATIONS * iteration_ns), _MOST_THINK_NS)
         look = len(self._about.looks)
+        most = _MOST if not look else _AGAIN if iteration_ns < _SLOW_NS else 1
+        budget_ns = min(max(_LEAST_THINK_NS, _THINK_ITERATIONS * iteration_ns), _MOST_THINK_NS[bool(look)])
         self._assumed = planner.network
         self._thinking = Thinking(
-            Question(planner.profile, planner.network, self._backend, self._servers, look, _AGAIN if look else _MOST, budget_ns)
+            Question(planner.profile, planner.network, self._backend, self._servers, look, most, budget_ns)
         )
 
     def _try(self, answer: Answer, in_force: Plan) -> None:
@@ -166,10 +174,15 @@ class Auto:
         self._about = msgspec.structs.replace(self._about, looks=(*self._about.looks, look))
         kept_ns = choosing.median_ns(choosing.choice)
         assert kept_ns is not None
+        now = now_ns()
+        if len(self._about.looks) == 1:
+            self._settled_ns = now  # the first look is the price of choosing at all
+        else:
+            self._spent_ns += round(choosing.lost * kept_ns) + self._changing_ns
         # a look that found nothing better puts off the next one twice as long, so that nothing makes it flap
-        self._patience = self._patience * 2 if len(self._about.looks) > 1 and choosing.choice == choosing.start else 1
-        lost_ns = choosing.lost * kept_ns + self._changing_ns
-        self._not_before_ns = now_ns() + min(round(lost_ns / PART_OF_TIME), _MOST_QUIET_NS) * self._patience
+        fruitless = len(self._about.looks) > 1 and choosing.choice == choosing.start
+        self._quiet_ns = min(self._quiet_ns * 2, _MOST_QUIET_NS) if fruitless else _LEAST_QUIET_NS
+        self._not_before_ns = now + self._quiet_ns
         self._watch.settle(kept_ns)
         self._silence = min(_MOST_SILENCE, max(1, _WORD_EVERY_NS // max(1, kept_ns)))
         self._choosing = None

@@ -10,7 +10,9 @@ from gradlane.tune.trying import Trying, TryOptions
 _LOSS = 3.0  # iterations' time that a look may lose before it tries nothing further
 _ITERATIONS, _AGAIN = 3, 2  # measured a trial: of the first look, and of later ones, which hold up a job that runs well
 PART_OF_TIME = 0.03
-"""Of a job's time at most so much is lost to looking, after the first look."""
+"""Of a job's time at most so much is lost to looking again, ..."""
+ALLOWANCE_NS = 5 * 10**9
+"""... and this much at once, so that the first few changes need not wait for it."""
 
 
 class _Listed:

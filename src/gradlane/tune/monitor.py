@@ -25,7 +25,7 @@ COMPUTE_MOVED = 0.25
 """So for a worker's computing."""
 ITERATION_MOVED = 0.3
 """So for whole iterations, against those in which the plan in force was measured."""
-PATIENCE = 4
+PATIENCE = 3
 """Iterations in a row that have to say so."""
 LEARN = 5
 """Iterations after a look from which it is learnt what is normal."""
