@@ -23,7 +23,7 @@ from gradlane.live.turns import Word, Words
 from gradlane.tune import catalog
 from tests.live.cases import bits_of, differences
 from tests.live.loops import GIVEN, log_lines
-from tests.live.networks import counting_deferred_updates
+from tests.live.networks import counting_deferred_updates, slow_network
 from tests.live.tuned import Trained, digest_of, parts, step, under_ddp
 
 AT_MOST = 20_000
@@ -142,3 +142,44 @@ def change_at_random(rank: int, world: int, names: tuple[str, ...], changes: int
 
 def _put(session: Session, turns: AtRandom) -> None:
     session._turns = turns
+
+
+def through_a_change(rank: int, world: int, policy: str, delays_s: tuple[float, float], **attach: Any) -> dict[str, Any]:
+    """Train over a network whose messages take longer from some moment on, until the session has answered to that."""
+    model, optimizer, generator = parts(rank)
+    losses: list[float] = []
+    plans: list[str] = []
+
+    def train_until(done: Any) -> None:
+        began = time.monotonic()
+        while not done():
+            assert time.monotonic() < began + LIMIT_S
+            losses.append(step(model, model.batch, optimizer, generator))
+            plans.append(session.plan.fingerprint)
+
+    with slow_network() as late, log_lines() as lines:
+        late.delay_s = delays_s[0]
+        with gradlane.attach(model, optimizer, policy, timeout=20, **attach) as session:
+            train_until(lambda: session.settled and not session.tuning)
+            profiled = session.profile().source
+            here = len(losses)
+            train_until(lambda: len(losses) > here + 60)
+            late.delay_s = delays_s[1]
+            if policy == "auto":
+                train_until(lambda: session.tuning)
+                train_until(lambda: not session.tuning)
+            else:
+                here = len(losses)
+                train_until(lambda: len(losses) > here + 40)
+            session.flush()
+            bits, chosen, rate = bits_of(model, optimizer), session.auto, session.network.bytes_per_second
+    reference = under_ddp(rank, len(losses))
+    return {
+        "differs": differences(reference.bits, bits),
+        "losses": losses == reference.losses,
+        "plans": plans,
+        "profiled": profiled,
+        "auto": chosen,
+        "rate": rate,
+        "lines": lines,
+    }

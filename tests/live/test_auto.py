@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gradlane.cli.launch import launch
@@ -76,3 +78,34 @@ def test_auto_with_knobs_is_refused(two_ranks):
     for kind, text in two_ranks.run("tests.live.tuned:refused", policy="auto", tune=True):
         assert kind == "InputError"
         assert "neither with auto" in text
+
+
+@pytest.mark.parametrize("backend", ["all-reduce", "server"])
+def test_a_network_that_becomes_slower_makes_it_look_again(two_ranks, backend):
+    first, second = two_ranks.run("tests.live.auto:through_a_change", policy="auto", delays_s=(0.004, 0.04), backend=backend)
+    for found in (first, second):
+        assert found["differs"] == []
+        assert found["losses"]
+    assert first["plans"] == second["plans"]
+    before, *_, after = first["auto"].looks
+    assert before.why == "the job has begun"
+    assert "take" in after.why
+    assert "times as long" in after.why
+    assert after.bytes_per_second < before.bytes_per_second
+    assert after.verdict.endswith(f"looked again since {after.why}")
+    assert first["lines"] == [f"gradlane: {look.verdict}" for look in first["auto"].looks]
+
+
+@pytest.mark.parametrize("backend", ["all-reduce", "server"])
+def test_prophet_profiles_until_it_repeats_itself_and_assembles_its_blocks_anew_for_a_slower_network(two_ranks, backend):
+    first, second = two_ranks.run("tests.live.auto:through_a_change", policy="prophet", delays_s=(0.001, 0.01), backend=backend)
+    for found in (first, second):
+        assert found["differs"] == []
+        assert found["losses"]
+        assert found["auto"] is None
+        (iterations,) = re.findall(r"live, median of (\d+) iterations", found["profiled"])
+        assert 4 <= int(iterations) <= 50
+    assert first["plans"] == second["plans"]
+    assert first["rate"] < second["rate"]
+    assert any("prophet blocks are assembled anew for" in line for line in first["lines"])
+    assert second["lines"] == []

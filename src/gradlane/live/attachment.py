@@ -35,10 +35,12 @@ from gradlane.live.deferral import why_it_needs_the_barrier
 from gradlane.live.ending import forget, keep
 from gradlane.live.peers import Peers
 from gradlane.live.planning import Planner, check_fits
+from gradlane.live.reassembly import Reassembly
 from gradlane.live.servers import Servers
 from gradlane.live.session import Session
 from gradlane.live.tuner import digest, prepare
 from gradlane.live.turns import Turns
+from gradlane.policies.prophet import Prophet
 from gradlane.transport import NodeOptions
 from gradlane.tune import catalog
 from gradlane.tune.fit import fit_network
@@ -48,7 +50,7 @@ from gradlane.tune.tuning import TuneOptions
 log = logging.getLogger("gradlane")
 
 _attachments = itertools.count()
-
+_ITERATIONS, _PROPHETS_ITERATIONS = 3, 50  # measured before there is a plan; Prophet's: where they do not repeat earlier
 
 SummationOrder = Literal["arrival", "rank"]
 
@@ -100,7 +102,7 @@ def attach(
     servers: int = 0,
     network: Network | None = None,
     profile: Profile | None = None,
-    profile_iterations: int = 3,
+    profile_iterations: int | None = None,
     order: Literal["planned", "coordinator"] = "planned",
     cross_barrier: bool | None = None,
     broadcast_buffers: bool = True,
@@ -126,7 +128,8 @@ def attach(
         of ranks, which gives the same bits in every run, under every policy, and holds more memory.
     network, profile: what to plan from; measured over the first moments and iterations where not given.
     profile_iterations: iterations measured before the policy's plan takes over; until then gradients
-        travel in DDP's buckets, behind the barrier.
+        travel in DDP's buckets, behind the barrier. None: 3; for "prophet" as many as it takes until gradients become ready
+        at the same times again and again, 50 at most.
     order: "planned" fixes the order of messages ahead; with "coordinator" rank 0 decides it as it goes,
         for jobs in which the order of readiness varies (ByteScheduler §5).
     cross_barrier: None lets the plan decide where the optimizer permits it; False waits for all updates
@@ -152,7 +155,7 @@ def attach(
     timeout = _overrides.timeout or timeout
     tune = _overrides.tune or (TuneOptions() if tune is True else tune)
     knobs = _overrides.knobs or knobs
-    need(profile_iterations >= 1, "profile_iterations", profile_iterations, "1 or more")
+    need(profile_iterations is None or profile_iterations >= 1, "profile_iterations", profile_iterations, "1 or more")
     need(timeout > 0, "timeout", timeout, "seconds, more than 0")
     need(order in ("planned", "coordinator"), "order", order, "'planned' or 'coordinator'")
     check_backend(backend, packet_bytes, summation_order, servers, order)
@@ -186,6 +189,10 @@ def attach(
         about = Tuned(chosen.name, {}, type(model).__name__, digest(specs), world, backend)
         start, turns, fault = prepare(chosen, specs, about, rank, tune or None, None if knobs is None else Path(knobs))
     device = params[0][1].device
+    until_stable = profile_iterations is None and isinstance(chosen, Prophet)
+    iterations = profile_iterations or (_PROPHETS_ITERATIONS if until_stable else _ITERATIONS)
+    if turns is None and isinstance(chosen, Prophet) and world > 1:
+        turns = Reassembly(rank, chosen, device.type != "cpu")
     if is_auto and world > 1:
         turns = Auto(rank, Chosen(type(model).__name__, world, backend, SAFE), backend, servers, device.type != "cpu")
     terms = agree.Terms(
@@ -239,7 +246,7 @@ def attach(
         model,
         params,
         optimizers,
-        planner=Planner(start, network, profile, specs, profile_iterations, needs_sequence),
+        planner=Planner(start, network, profile, specs, iterations, needs_sequence, until_stable),
         turns=turns,
         first_plan=first_plan,
         coordinated=order == "coordinator",

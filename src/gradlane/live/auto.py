@@ -22,7 +22,7 @@ from gradlane.live.exchange import Exchange
 from gradlane.live.planning import Planner
 from gradlane.live.recorder import Recorder, now_ns
 from gradlane.live.thinking import Thinking
-from gradlane.live.turns import Word, Words
+from gradlane.live.turns import Word, Words, silence_of
 from gradlane.live.watch import Watch
 from gradlane.tune.choosing import ALLOWANCE_NS, PART_OF_TIME, Choosing
 from gradlane.tune.monitor import PATIENCE
@@ -33,7 +33,6 @@ log = logging.getLogger("gradlane")
 _MOST, _AGAIN = 4, 2  # plans tried in the first look, and in later ones, ...
 _SLOW_NS = 500_000_000  # ... of which one alone where iterations take so long: it is to be over in ten seconds
 _KEEP = 1000  # switches on record
-_WORD_EVERY_NS, _MOST_SILENCE = 250_000_000, 64  # while nothing is tried
 _LEAST_QUIET_NS, _MOST_QUIET_NS = 2 * 10**9, 600 * 10**9  # from one look to the next
 _THINK_ITERATIONS, _LEAST_THINK_NS, _MOST_THINK_NS = 8, 500_000_000, (3_000_000_000, 1_000_000_000)
 
@@ -184,7 +183,7 @@ class Auto:
         self._quiet_ns = min(self._quiet_ns * 2, _MOST_QUIET_NS) if fruitless else _LEAST_QUIET_NS
         self._not_before_ns = now + self._quiet_ns
         self._watch.settle(kept_ns)
-        self._silence = min(_MOST_SILENCE, max(1, _WORD_EVERY_NS // max(1, kept_ns)))
+        self._silence = silence_of(kept_ns)
         self._choosing = None
 
     def _note(self, iteration: int) -> None:

@@ -15,6 +15,8 @@ from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Kind, Span, Timeline
 
 KEEP = 64
+LEAST_STABLE = 5  # iterations after which a profile may be called stable
+STABLE = 0.05  # of the backward pass: by so much the times of nine gradients of ten may differ
 
 Row = tuple[Kind, int, int, int, int]
 """A span: kind, iteration, subject, start and end."""
@@ -85,6 +87,18 @@ class ProfileBuilder:
     def updated(self, update_ns: int) -> None:
         """How long one `optimizer.step()` took."""
         self._update.append(update_ns)
+
+    def is_stable(self) -> bool:
+        """Whether the last `LEAST_STABLE` - 1 iterations, of that many or more, had each gradient ready at the same time.
+
+        The same: within a part of the backward pass that changes no step of it.
+        """
+        end = _median(self._backward)
+        if len(self._backward) < LEAST_STABLE - 1:
+            return False
+        last = [times[-(LEAST_STABLE - 1) :] for times in self._ready.values() if times]
+        spreads = sorted(max(times) - min(times) for times in last)
+        return bool(spreads) and spreads[len(spreads) * 9 // 10] <= STABLE * end
 
     def ready_medians(self) -> list[int]:
         """For each of `specs` its readiness; the end of the backward pass where it never was ready."""

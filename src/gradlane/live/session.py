@@ -220,7 +220,7 @@ class Session:
     def _begin(self) -> None:
         self._exchange.check()
         self._finish_iteration()
-        if not self._settled and self._planner.is_due(self._exchange.iteration):
+        if not self._settled and self._planner.is_due(self._exchange):
             plan = self._planner.decide(type(self.model).__name__, self._device, self._backend, self._exchange.collective)
             self._settled = True
             self._take_up(plan)

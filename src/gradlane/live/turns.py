@@ -54,6 +54,12 @@ class Word(IntFlag):
 
 
 _SILENCE_SHIFT = 8
+_WORD_EVERY_NS, _MOST_SILENCE = 250_000_000, 64  # while nothing is tried
+
+
+def silence_of(iteration_ns: int) -> int:
+    """For how many iterations of that length nothing need be said where nothing is tried."""
+    return min(_MOST_SILENCE, max(1, _WORD_EVERY_NS // max(1, iteration_ns)))
 
 
 class Words:

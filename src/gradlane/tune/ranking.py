@@ -20,9 +20,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy, tunable
 from gradlane.core.profile import Profile
-from gradlane.core.steps import stepwise
 from gradlane.errors import InputError
-from gradlane.policies.prophet import Prophet
 from gradlane.sim import iteration_ns, planned_ahead, simulate_servers
 from gradlane.tune import catalog
 from gradlane.tune.measured import where
@@ -75,9 +73,8 @@ def policy_of(choice: Choice) -> Policy:
 
 
 def plan_of(choice: Choice, profile: Profile, network: Network) -> Plan:
-    """What `choice` plans. Prophet is shown the steps of the backward pass rather than single gradients."""
-    policy = policy_of(choice)
-    return policy.plan(stepwise(profile) if isinstance(policy, Prophet) else profile, network)
+    """What `choice` plans."""
+    return catalog.plan(policy_of(choice), profile, network)
 
 
 def candidates(profile: Profile, backend: BackendName) -> Iterator[Choice]:
