@@ -14,11 +14,11 @@ import gradlane
 from gradlane.core.chosen import Chosen
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError
-from gradlane.live.attachment import Session
 from gradlane.live.backend import Backend
 from gradlane.live.exchange import Exchange
 from gradlane.live.planning import Planner
 from gradlane.live.recorder import Recorder
+from gradlane.live.session import Session
 from gradlane.live.turns import Word, Words
 from gradlane.tune import catalog
 from tests.live.cases import bits_of, differences

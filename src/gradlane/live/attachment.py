@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import torch
 import torch.distributed as dist
 
@@ -33,6 +32,7 @@ from gradlane.live.backend import Backend, refuse_what_cannot_be_done
 from gradlane.live.buffers import BufferSync
 from gradlane.live.deferral import why_it_needs_the_barrier
 from gradlane.live.ending import forget, keep
+from gradlane.live.overrides import SummationOrder, overrides
 from gradlane.live.peers import Peers
 from gradlane.live.planning import Planner, check_fits
 from gradlane.live.reassembly import Reassembly
@@ -51,44 +51,6 @@ log = logging.getLogger("gradlane")
 
 _attachments = itertools.count()
 _ITERATIONS, _PROPHETS_ITERATIONS = 3, 50  # measured before there is a plan; Prophet's: where they do not repeat earlier
-
-SummationOrder = Literal["arrival", "rank"]
-
-
-class Overrides(msgspec.Struct, frozen=True):
-    """What a launcher's command line says; it wins over what the script passes to `attach`.
-
-    servers_store: "host:port" of the store at which servers of their own meet the job, if it is not the job's.
-
-    timeline, profile: folders in which each rank leaves its timeline and rank 0 its profile when a session closes.
-    """
-
-    policy: str | Policy | Plan | None = None
-    backend: BackendName | None = None
-    packet_bytes: int | None = None
-    summation_order: SummationOrder | None = None
-    servers: int | None = None
-    servers_store: str | None = None
-    network: Network | None = None
-    timeout: float | None = None
-    timeline: Path | None = None
-    profile: Path | None = None
-    tune: TuneOptions | None = None
-    knobs: Path | None = None
-
-
-_overrides = Overrides()
-
-
-def overrides() -> Overrides:
-    """What every `attach` in this process obeys."""
-    return _overrides
-
-
-def override(overrides: Overrides) -> None:
-    """Every later `attach` in this process obeys `overrides`."""
-    global _overrides
-    _overrides = overrides
 
 
 def attach(
@@ -146,15 +108,16 @@ def attach(
     """
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised: call torch.distributed.init_process_group() before attach")
-    policy = _overrides.policy or policy
-    backend = _overrides.backend or backend
-    packet_bytes = _overrides.packet_bytes or packet_bytes
-    summation_order = _overrides.summation_order or summation_order
-    servers = _overrides.servers or servers
-    network = _overrides.network or network
-    timeout = _overrides.timeout or timeout
-    tune = _overrides.tune or (TuneOptions() if tune is True else tune)
-    knobs = _overrides.knobs or knobs
+    overridden = overrides()
+    policy = overridden.policy or policy
+    backend = overridden.backend or backend
+    packet_bytes = overridden.packet_bytes or packet_bytes
+    summation_order = overridden.summation_order or summation_order
+    servers = overridden.servers or servers
+    network = overridden.network or network
+    timeout = overridden.timeout or timeout
+    tune = overridden.tune or (TuneOptions() if tune is True else tune)
+    knobs = overridden.knobs or knobs
     need(profile_iterations is None or profile_iterations >= 1, "profile_iterations", profile_iterations, "1 or more")
     need(timeout > 0, "timeout", timeout, "seconds, more than 0")
     need(order in ("planned", "coordinator"), "order", order, "'planned' or 'coordinator'")
@@ -232,7 +195,7 @@ def attach(
             packet_bytes=packet_bytes or NodeOptions.packet_bytes,
             rank_order=summation_order == "rank",
             apart=servers,
-            servers_store=_overrides.servers_store,
+            servers_store=overridden.servers_store,
         )
     buffers = [buffer for buffer in model.buffers() if buffer.numel() > 0]
     copy_from_rank_0([param for param in model.parameters() if param.numel() > 0] + buffers, process_group)
@@ -311,11 +274,12 @@ def _unmeasured_profile(model: str, device: str, specs: Sequence[TensorSpec]) ->
 
 
 def _leave_files(session: Session) -> None:
-    if _overrides.timeline is not None:
-        _overrides.timeline.mkdir(parents=True, exist_ok=True)
-        files.write(_overrides.timeline / f"timeline-rank{session.rank}.json", session.timeline())
-        files.write(_overrides.timeline / f"plan-rank{session.rank}.json", session.plan)
-    if _overrides.profile is not None and session.rank == 0:
-        _overrides.profile.mkdir(parents=True, exist_ok=True)
-        files.write(_overrides.profile / "profile.json", session.profile())
-        files.write(_overrides.profile / "network.json", session.network)
+    overridden = overrides()
+    if overridden.timeline is not None:
+        overridden.timeline.mkdir(parents=True, exist_ok=True)
+        files.write(overridden.timeline / f"timeline-rank{session.rank}.json", session.timeline())
+        files.write(overridden.timeline / f"plan-rank{session.rank}.json", session.plan)
+    if overridden.profile is not None and session.rank == 0:
+        overridden.profile.mkdir(parents=True, exist_ok=True)
+        files.write(overridden.profile / "profile.json", session.profile())
+        files.write(overridden.profile / "network.json", session.network)

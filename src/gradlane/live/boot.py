@@ -21,12 +21,12 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.errors import GradlaneError, InputError
-from gradlane.live import attachment, meeting
+from gradlane.live import meeting, overrides
 from gradlane.tune import catalog
 from gradlane.tune.tuning import TuneOptions
 
 
-def options_from(environment: dict[str, str]) -> attachment.Overrides:
+def options_from(environment: dict[str, str]) -> overrides.Overrides:
     """The options that `gradlane launch` put there. Raises `InputError`, and `FormatError` for a bad file."""
     knobs = msgspec.json.decode(environment.get("GRADLANE_KNOBS") or "{}", type=dict[str, int | float])
     name, plan = environment.get("GRADLANE_POLICY"), environment.get("GRADLANE_PLAN")
@@ -41,7 +41,7 @@ def options_from(environment: dict[str, str]) -> attachment.Overrides:
     knobs_file = environment.get("GRADLANE_KNOBS_FILE")
     if plan and (name or knobs):
         raise InputError("--plan and --policy were both given; a plan needs no policy")
-    return attachment.Overrides(
+    return overrides.Overrides(
         policy=policy,
         backend=environment.get("GRADLANE_BACKEND") or None,  # type: ignore[arg-type]  # attach judges it
         packet_bytes=int(packet_bytes) if packet_bytes else None,
@@ -60,7 +60,7 @@ def options_from(environment: dict[str, str]) -> attachment.Overrides:
 def main(arguments: list[str]) -> None:
     """Run the script `arguments[0]` with the rest as its arguments."""
     try:
-        attachment.override(options_from(dict(os.environ)))
+        overrides.override(options_from(dict(os.environ)))
         script = arguments[0]
         if not Path(script).is_file():
             raise InputError(f"script: got {script!r}, expected a Python file")

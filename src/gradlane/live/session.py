@@ -34,6 +34,7 @@ from gradlane.live.buffers import BufferSync
 from gradlane.live.deferral import DeferredStep
 from gradlane.live.exchange import Exchange
 from gradlane.live.hooks import Hook, ModuleHook, inside_a_backward_pass, is_compiled, parameters_of_scripts, tensors_in
+from gradlane.live.owed import Owed
 from gradlane.live.peers import Peers
 from gradlane.live.planning import Planner
 from gradlane.live.recorder import Recorder, now_ns
@@ -86,13 +87,12 @@ class Session:
         self._in_backward = False
         self._settled = False
         self._forward_began_ns = self._forward_ended_ns = self._backward_began_ns = self._step_began_ns = 0
-        self._owed: dict[int, DeferredStep] = {}  # tensor -> the call of step() that owes its update
-        self._hidden_from_step: list[int] = []
         self._fires_in_a_pass: dict[str, int] = {}
         self._compiled_parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._params: list[torch.nn.Parameter] = []
         self._wrappers: list[pending.PendingGradient] = []
         self._exchange = Exchange(rank, timeout_s, backend, self._recorder, peers)
+        self._owed = Owed(self._exchange, self._recorder)
         if buffers is not None:
             buffers.on_end(self._exchange.notify)
         self._take_up(first_plan)
@@ -111,6 +111,7 @@ class Session:
         self._wrappers = [
             pending.PendingGradient(slot, tensor, self._gradient_read) for tensor, slot in enumerate(self._exchange.slots)
         ]
+        self._owed.take_up(self._params, self._wrappers)
         self._fired = [0] * len(self._params)
         self._launched = [False] * len(self._params)
         self._expected = [self._fires_in_a_pass.get(spec.name, 1) for spec in plan.tensors]
@@ -202,7 +203,7 @@ class Session:
 
     def _parameter_used(self, tensor: int) -> None:
         """The first use of a watched parameter since it was watched."""
-        self._make_current(tensor)
+        self._owed.make_current(tensor)
         now = now_ns()
         iteration = self._exchange.iteration + 1
         self._recorder.add("use", iteration, tensor, now, now)
@@ -319,9 +320,7 @@ class Session:
                     continue  # not ours, or replaced or dropped by the script
                 if defer and tensor not in self._unguarded and not self._exchange.has_arrived(tensor):
                     owed = owed or DeferredStep(optimizer)
-                    self._owed[tensor] = owed
-                    self._hidden_from_step.append(tensor)
-                    param.grad = None
+                    self._owed.hide(tensor, owed)
                 else:
                     self._exchange.wait_for(tensor)
                     param.grad = self._exchange.slots[tensor]
@@ -336,11 +335,7 @@ class Session:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         now = now_ns()
-        for tensor in self._hidden_from_step:
-            param = self._params[tensor]
-            param.grad = self._wrappers[tensor]
-            pending.watch(param, tensor, self._parameter_used)
-        self._hidden_from_step.clear()
+        self._owed.show_hidden(self._parameter_used)
         if self._exchange.iteration < 0:
             return
         for group in optimizer.param_groups:
@@ -350,8 +345,6 @@ class Session:
                     self._recorder.add("update", self._exchange.iteration, updated, self._step_began_ns, now)
         if self._planner.measures(self._exchange.iteration):
             self._planner.builder.updated(now - self._step_began_ns)
-
-    # -- owed updates ----------------------------------------------------------------------------------
 
     def _gradient_read(self, tensor: int) -> None:
         """Somebody operates on a gradient that stands for a sum."""
@@ -369,43 +362,11 @@ class Session:
                 "gradients are read between backward and step (clip_grad_norm_, GradScaler, logging): such steps wait for "
                 "all sums",
             )
-        self._make_current(tensor)
-
-    def _make_current(self, tensor: int) -> None:
-        """Wait for the sum of `tensor`; if its update is owed, run it, with all others that have arrived."""
-        self._exchange.wait_for(tensor)
-        if tensor not in self._owed:
-            return
-        batches: dict[int, tuple[DeferredStep, list[int]]] = {}
-        for other, step in self._owed.items():
-            if other == tensor or self._exchange.has_arrived(other):
-                batches.setdefault(id(step), (step, []))[1].append(other)
-        for step, tensors in batches.values():
-            self._update(step, tensors)
-
-    def _update(self, step: DeferredStep, tensors: list[int]) -> None:
-        began = now_ns()
-        before: list[torch.Tensor | None] = []
-        for tensor in tensors:
-            del self._owed[tensor]
-            param = self._params[tensor]
-            pending.unwatch(param)
-            self._exchange.wait_for(tensor)  # on a device: the stream waits
-            before.append(param.grad)
-            param.grad = self._exchange.slots[tensor]
-        step.update(self._params[tensor] for tensor in tensors)
-        for tensor, gradient in zip(tensors, before, strict=True):
-            # the script may have dropped or replaced the gradient since step(): it keeps what it did
-            if gradient is not self._wrappers[tensor]:
-                self._params[tensor].grad = gradient
-        ended = now_ns()
-        for tensor in tensors:
-            self._recorder.add("update", self._exchange.iteration, tensor, began, ended)
+        self._owed.make_current(tensor)
 
     def _finish_iteration(self) -> None:
         """Everything of the iteration before has arrived, and every update has run."""
-        while self._owed:
-            self._make_current(next(iter(self._owed)))
+        self._owed.make_all_current()
         self._exchange.wait_for_all()
         self._show_sums()  # the next backward pass may accumulate onto them
         for param in self._params:
