@@ -38,7 +38,7 @@ from gradlane.tune import catalog
 from gradlane.tune.fit import fit_network
 
 WARM_UP_STEPS = 6  # counting, measuring, and one step under the final plan
-MOST_LOOKING = 60  # turns of the warm-up that `auto` may take to settle
+MOST_EXTRA_TURNS = 60  # of as many steps, where it takes more to settle
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,10 +128,11 @@ class _Arm:
         self.extra_turns = 0  # that others did not have
 
     def warm_up(self) -> None:
+        """Until the plan is the policy's own: Prophet profiles for as long as it takes, and auto looks."""
         self.turn(WARM_UP_STEPS, count=False)
-        if self.spec is None or self.spec.policy != AUTO or self.session is None:
+        if self.session is None:
             return
-        while self.session.tuning and self.extra_turns < MOST_LOOKING:
+        while (self.session.tuning or not self.session.settled) and self.extra_turns < MOST_EXTRA_TURNS:
             self.turn(WARM_UP_STEPS, count=False)
             self.extra_turns += 1
 
