@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gradlane.core.network import Network
 from gradlane.core.plan import Message, Plan, Slice
 from gradlane.core.profile import TensorSpec
-from gradlane.tune.monitor import LEARN, PATIENCE, Drift, Monitor, Moved, Observed, observe, slowed
+from gradlane.tune.monitor import LEARN, LONG_PATIENCE, PATIENCE, Drift, Monitor, Moved, Observed, observe, slowed
 
 MS = 10**6
 NETWORK = Network.line(2, startup_ns=MS, bytes_per_second=10**6)  # 1 ms + 1 us a byte
@@ -109,3 +109,10 @@ def test_a_slower_network_takes_longer_for_bytes_and_as_long_for_starting(factor
     other = slowed(NETWORK, factor)
     assert other.cost_ns(10**6) - MS == pytest.approx(factor * 10**9, rel=1e-5)
     assert other.startup_ns == MS
+
+
+def test_computing_and_whole_iterations_have_to_differ_for_longer():
+    usual, slow = Observed(100 * MS, 50 * MS, None), Observed(200 * MS, 100 * MS, None)
+    monitor = Monitor(100 * MS)
+    told = [monitor.observe(seen) for seen in [usual] * LEARN + [slow] * LONG_PATIENCE]
+    assert told == [None] * (LEARN + LONG_PATIENCE - 1) + [Moved(compute=2.0, iteration=2.0)]

@@ -13,7 +13,7 @@ from statistics import median
 import msgspec
 import torch
 
-from gradlane.core.chosen import Chosen, Look, Switch
+from gradlane.core.chosen import Choice, Chosen, Look, Switch
 from gradlane.core.executors import BackendName
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
@@ -55,6 +55,7 @@ class Auto:
         self._thinking: Thinking | None = None
         self._choosing: Choosing | None = None
         self._answer = Answer((), ())
+        self._plans: dict[Choice, Plan] = {}
         self._why, self._began = "the job has begun", 0
         self._recent: deque[int] = deque(maxlen=PATIENCE)
         self._since_ns = self._changing_ns = 0
@@ -141,18 +142,18 @@ class Auto:
 
     def _try(self, answer: Answer, in_force: Plan) -> None:
         self._thinking, self._answer, self._changing_ns = None, answer, 0
+        self._plans = {each.choice: each.plan for each in answer.worth_trying} | {self._in_force: in_force}
         others = [each.choice for each in answer.worth_trying if likeness(each.plan) != likeness(in_force)]
         if not answer.worth_trying:  # it could not be predicted
             others = [msgspec.structs.replace(choice, look=len(self._about.looks)) for choice in FIRST[1:4]]
         self._choosing = Choosing(self._in_force, self._about.safe, others, again=bool(self._about.looks))
 
     def _planned(self, planner: Planner) -> Policy | Plan | None:
-        """What is to be in force: the plan that was simulated, where there is one."""
+        """What is to be in force: the plan that was simulated, or that was before; else one for the network as it is."""
         if self._rank:
             return None
-        for each in self._answer.worth_trying:
-            if each.choice == self._in_force:
-                return each.plan
+        if self._in_force in self._plans:
+            return self._plans[self._in_force]
         assert planner.profile is not None
         return plan_of(self._in_force, planner.profile, planner.network)
 

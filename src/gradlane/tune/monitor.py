@@ -21,12 +21,12 @@ Row = tuple[Kind, int, int, int, int]
 
 NETWORK_MOVED = 0.4
 """The network has changed where messages take 1.4 times as long, or as short, as at the last look."""
-COMPUTE_MOVED = 0.25
+COMPUTE_MOVED = 0.4
 """So for a worker's computing."""
-ITERATION_MOVED = 0.3
+ITERATION_MOVED = 0.5
 """So for whole iterations, against those in which the plan in force was measured."""
-PATIENCE = 3
-"""Iterations in a row that have to say so."""
+PATIENCE, LONG_PATIENCE = 3, 8
+"""Iterations in a row that have to say so: of the network; of the rest, which a busy machine disturbs more."""
 LEARN = 5
 """Iterations after a look from which it is learnt what is normal."""
 _SHARE = 0.25  # of the bursts of an iteration, by what they should have taken, so much was faster than what is believed
@@ -92,16 +92,16 @@ def _faster(bursts: Sequence[tuple[int, int]]) -> float:
 
 
 class Drift:
-    """Whether one quantity has left what it was: only where `PATIENCE` values in a row are beyond the same side of the band.
+    """Whether one quantity has left what it was: only where `patience` values in a row are beyond the same side of the band.
 
     moved: half the width of the band, as in 0.3: from 1 / 1.3 to 1.3 times what is normal. normal: given, or the median
     of the first `LEARN` values.
     """
 
-    def __init__(self, moved: float, normal: float | None = None) -> None:
-        self._moved, self.normal = moved, normal
+    def __init__(self, moved: float, normal: float | None = None, patience: int = PATIENCE) -> None:
+        self._moved, self.normal, self._patience = moved, normal, patience
         self._first: list[float] = []
-        self._last: deque[float] = deque(maxlen=PATIENCE)
+        self._last: deque[float] = deque(maxlen=patience)
 
     def observe(self, value: float) -> float | None:
         """The factor by which it has moved, or None while it has not."""
@@ -111,7 +111,7 @@ class Drift:
                 self.normal = median(self._first)
             return None
         self._last.append(value)
-        if len(self._last) < PATIENCE or not self.normal:
+        if len(self._last) < self._patience or not self.normal:
             return None
         high, low = self.normal * (1 + self._moved), self.normal / (1 + self._moved)
         if min(self._last) > high or max(self._last) < low:
@@ -138,8 +138,8 @@ class Monitor:
 
     def __init__(self, iteration_ns: int | None = None) -> None:
         self._network = Drift(NETWORK_MOVED)
-        self._compute = Drift(COMPUTE_MOVED)
-        self._iteration = Drift(ITERATION_MOVED, iteration_ns)
+        self._compute = Drift(COMPUTE_MOVED, patience=LONG_PATIENCE)
+        self._iteration = Drift(ITERATION_MOVED, iteration_ns, LONG_PATIENCE)
 
     def observe(self, seen: Observed) -> Moved | None:
         """What has moved, or None for nothing. Says so for as long as it is away from what it was."""
