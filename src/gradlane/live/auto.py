@@ -34,7 +34,7 @@ _MOST, _AGAIN = 4, 2  # plans tried in the first look, and in later ones, ...
 _SLOW_NS = 500_000_000  # ... of which one alone where iterations take so long: it is to be over in ten seconds
 _KEEP = 1000  # switches on record
 _LEAST_QUIET_NS, _MOST_QUIET_NS = 2 * 10**9, 600 * 10**9  # from one look to the next
-_THINK_ITERATIONS, _LEAST_THINK_NS, _MOST_THINK_NS = 8, 500_000_000, (3_000_000_000, 1_000_000_000)
+_THINK_ITERATIONS, _LEAST_THINK_NS, _MOST_THINK_NS = 8, 500_000_000, (3_000_000_000, 500_000_000)
 
 
 class Auto:

@@ -13,11 +13,12 @@ import msgspec
 
 from gradlane.tune.ranking import Answer, Question
 
+_NICE = 10  # at the lowest, 19, a busy machine would not let it begin
 _LATE_S = 15.0  # beyond the time that was granted: the interpreter has to start first
 
 
 class Thinking:
-    """Begun when made. Runs at the lowest priority, so that ranks beside it come first."""
+    """Begun when made. Runs at a low priority, so that ranks beside it come first."""
 
     def __init__(self, question: Question) -> None:
         self._answer = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as this
@@ -28,7 +29,7 @@ class Thinking:
             asked.seek(0)
             command = [sys.executable, "-m", "gradlane.tune.ranking"]
             self._process = subprocess.Popen(command, stdin=asked, stdout=self._answer, stderr=subprocess.DEVNULL)
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICE)
 
     def answer(self) -> Answer | None:
         """What was found; None for as long as it thinks; an empty answer where it could not."""

@@ -88,19 +88,22 @@ class Trying(Generic[Choice]):
         self.attempts: list[Attempt[Choice]] = []
         self.over = False
         self.lost = 0.0
-        """Iterations' time lost so far to choices worse than the best known, in iterations of the best known."""
+        """Iterations' time lost in trials so far to choices worse than the best known, in iterations of the best known.
+
+        By the median of each trial: what a busy machine adds to an iteration here and there is not lost to a choice.
+        """
         self.iterations = 0
         """How many were observed."""
         self._times: list[int] = []
+        self._of_trial = 0
         self._settling = 0 if in_force else options.settle
 
     def observe(self, iteration_ns: int) -> bool:
         """An iteration with `choice` took so long. True where `choice` is another from now on."""
         assert not self.over, "the trials are over"
         self.iterations += 1
+        self._of_trial += 1
         best_ns = self.best_ns
-        if best_ns is not None:
-            self.lost += max(0.0, iteration_ns / max(1, best_ns) - 1)
         if self._settling:
             self._settling -= 1
             return False
@@ -114,11 +117,14 @@ class Trying(Generic[Choice]):
 
     def _end_trial(self, cut: bool) -> bool:
         attempt = Attempt(self.choice, tuple(self._times), cut)
+        took_ns, best_ns = max(1, round(median(attempt.times_ns))), self.best_ns
+        if best_ns is not None:
+            self.lost += self._of_trial * max(0.0, took_ns / max(1, best_ns) - 1)
         self.attempts.append(attempt)
-        self._times, self._settling = [], self._options.settle
+        self._times, self._of_trial, self._settling = [], 0, self._options.settle
         before = self.choice
         if self._finals is None:
-            self._proposals.tell(max(1, round(median(attempt.times_ns))))
+            self._proposals.tell(took_ns)
             if len(self.attempts) < self._options.trials and self.lost < self._options.loss:
                 proposed = self._proposals.ask()
                 if proposed is not None:
