@@ -31,7 +31,7 @@ def test_auto_ends_on_one_plan_on_all_ranks_and_every_step_on_the_way_equals_ddp
     assert first["lines"] == [f"gradlane: {look.verdict}"]
     assert look.verdict.startswith(f"auto keeps {auto.kept}: ")
     assert look.tried[0].choice == auto.safe == SAFE
-    assert len({tried.choice for tried in look.tried}) >= 3
+    assert len({tried.choice for tried in look.tried}) >= 2
     assert {each.choice.policy for each in look.predicted} <= set(
         catalog.names(EXECUTORS[options.get("backend", "all-reduce")])
     )
