@@ -68,6 +68,7 @@ def equals_ddp(
 ) -> dict[str, list[str]]:
     """For each policy the names that differ from DDP's after `steps` steps; also checks the timeline."""
     reference = under_ddp(model, optimizer, steps, rank, device)
+    options = {"profile_iterations": 3, **options}  # Prophet would measure for as long as it takes
     found = {}
     for policy in policies:
         torch.manual_seed(7 + rank)  # attach must make ranks equal to rank 0

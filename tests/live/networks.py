@@ -42,13 +42,14 @@ class LateServers(Late, Servers):
 
 
 @contextlib.contextmanager
-def slow_network() -> Iterator[None]:
-    """Sessions attached inside have a slow network."""
+def slow_network() -> Iterator[type[Late]]:
+    """Sessions attached inside have a slow network; its `delay_s` may be changed."""
     with (
         patch("gradlane.live.attachment.AllReduce", LateAllReduce),
         patch("gradlane.live.attachment.Servers", LateServers),
+        patch.object(Late, "delay_s", Late.delay_s),
     ):
-        yield
+        yield Late
 
 
 @contextlib.contextmanager

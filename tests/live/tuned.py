@@ -36,13 +36,13 @@ class Trained:
         self.bits: dict[str, torch.Tensor] = {}
 
 
-def _parts(rank: int) -> tuple[Mlp, torch.optim.Optimizer, torch.Generator]:
+def parts(rank: int) -> tuple[Mlp, torch.optim.Optimizer, torch.Generator]:
     torch.manual_seed(7)
     model = Mlp()
     return model, momentum(model), torch.Generator().manual_seed(rank)
 
 
-def _step(call: Any, batch: Any, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> float:
+def step(call: Any, batch: Any, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> float:
     x, y = batch(generator)
     optimizer.zero_grad()
     loss = F.cross_entropy(call(x), y)
@@ -51,17 +51,17 @@ def _step(call: Any, batch: Any, optimizer: torch.optim.Optimizer, generator: to
     return float(loss)
 
 
-def _digest(model: torch.nn.Module) -> str:
+def digest_of(model: torch.nn.Module) -> str:
     return hashlib.sha256(b"".join(param.detach().numpy().tobytes() for param in model.parameters())).hexdigest()
 
 
-def _under_ddp(rank: int, steps: int) -> Trained:
-    model, optimizer, generator = _parts(rank)
+def under_ddp(rank: int, steps: int) -> Trained:
+    model, optimizer, generator = parts(rank)
     call = DistributedDataParallel(model)
     seen = Trained()
     for _ in range(steps):
-        seen.losses.append(_step(call, model.batch, optimizer, generator))
-        seen.params.append(_digest(model))
+        seen.losses.append(step(call, model.batch, optimizer, generator))
+        seen.params.append(digest_of(model))
     seen.bits = bits_of(model, optimizer)
     return seen
 
@@ -80,7 +80,7 @@ def tune(
 
     flush: look at all parameters after each step; otherwise updates stay owed across steps and changes of plan.
     """
-    model, optimizer, generator = _parts(rank)
+    model, optimizer, generator = parts(rank)
     seen = Trained()
     network = slow_network() if slow else contextlib.nullcontext()
     name, sizes = policy
@@ -96,16 +96,16 @@ def tune(
         after = AFTER
         while after:
             assert len(seen.losses) < AT_MOST
-            seen.losses.append(_step(model, model.batch, optimizer, generator))
+            seen.losses.append(step(model, model.batch, optimizer, generator))
             seen.plans.append(session.plan.fingerprint)
             if flush:
                 session.flush()
-                seen.params.append(_digest(model))
+                seen.params.append(digest_of(model))
             after -= not session.tuning
         session.flush()
         seen.bits = bits_of(model, optimizer)
         tuned = session.tuned
-    reference = _under_ddp(rank, len(seen.losses))
+    reference = under_ddp(rank, len(seen.losses))
     return {
         "differs": differences(reference.bits, seen.bits),
         "losses": seen.losses == reference.losses,
@@ -119,14 +119,14 @@ def tune(
 
 def use(rank: int, world: int, knobs: Path, policy: str = "bytescheduler", **attach: Any) -> tuple[str, Any]:
     """Attach with tuned knobs from a file; the sizes of the messages, or what was raised."""
-    model, optimizer, generator = _parts(rank)
+    model, optimizer, generator = parts(rank)
     if attach.pop("other_model", False):
         model = torch.nn.Linear(12, 6)  # type: ignore[assignment]
         optimizer = momentum(model)
     try:
         with gradlane.attach(model, optimizer, policy, network=GIVEN, timeout=3, knobs=knobs, **attach) as session:
             for _ in range(6):
-                _step(model, Mlp.batch, optimizer, generator)
+                step(model, Mlp.batch, optimizer, generator)
             session.flush()
             return "trained", max(message.size_bytes for message in session.plan.messages)
     except GradlaneError as error:
@@ -135,7 +135,7 @@ def use(rank: int, world: int, knobs: Path, policy: str = "bytescheduler", **att
 
 def killed_in_a_trial(rank: int, world: int, backend: Any) -> tuple[str, float, Tuned | None]:
     """Rank 1 kills itself in the third trial; what rank 0 raises, after how many seconds, and what it had tried."""
-    model, optimizer, generator = _parts(rank)
+    model, optimizer, generator = parts(rank)
     chosen = gradlane.policies.get("bytescheduler", partition_bytes=4000, credit_bytes=8000)
     options = TuneOptions(search="random", trials=100, iterations=4, loss=1e9)
     session = gradlane.attach(
@@ -146,7 +146,7 @@ def killed_in_a_trial(rank: int, world: int, backend: Any) -> tuple[str, float, 
     try:
         while len(plans) < 100:
             began = time.monotonic()
-            _step(model, model.batch, optimizer, generator)
+            step(model, model.batch, optimizer, generator)
             plans.add(session.plan.fingerprint)
             if rank == 1 and len(plans) > 4:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -158,7 +158,7 @@ def killed_in_a_trial(rank: int, world: int, backend: Any) -> tuple[str, float, 
 
 
 def refused(rank: int, world: int, policy: Any, **attach: Any) -> tuple[str, str]:
-    model, optimizer, _ = _parts(rank)
+    model, optimizer, _ = parts(rank)
     try:
         gradlane.attach(model, optimizer, policy, network=GIVEN, timeout=5, **attach)
     except GradlaneError as error:

@@ -23,6 +23,7 @@ from gradlane.cli.trials import Trial, run_all
 from gradlane.core import files
 from gradlane.core.arms import ArmSpec
 from gradlane.core.checking import need
+from gradlane.core.chosen import AUTO
 from gradlane.core.executors import EXECUTORS
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
@@ -45,7 +46,7 @@ _LINKS = "links.jsonl"
     "--link", default="200mbit", show_default=True, metavar="RATE,...", help="Of each host, each way; 'none': no limit."
 )
 @click.option("--loopback", is_flag=True, help="No emulated hosts and links: bare loopback.")
-@click.option("--policies", "chosen", metavar="NAME,...", help="The policies to try. Default: all that the backend carries.")
+@click.option("--policies", "chosen", metavar="NAME,...", help="The policies to try, auto too. Default: all that are carried.")
 @click.option("--backend", "backends", default="all-reduce", show_default=True, metavar="NAME,...", help="all-reduce, server.")
 @click.option("--rounds", default=3, show_default=True, help="Turns that each policy gets.")
 @click.option("--steps", default=4, show_default=True, help="Measured steps a turn.")
@@ -125,9 +126,10 @@ def _arms(backends: list[str], chosen: list[str] | None) -> list[ArmSpec]:
     for backend in backends:
         need(backend in EXECUTORS, "--backend", backend, "all-reduce or server, or both with a comma")
         carried = catalog.names(EXECUTORS[backend])  # type: ignore[index]
-        arms += [ArmSpec(name, backend) for name in chosen or carried if name in carried]  # type: ignore[arg-type]
+        arms += [ArmSpec(name, backend) for name in chosen or carried if name in (*carried, AUTO)]  # type: ignore[arg-type]
     for name in chosen or ():
-        catalog.get(name)
+        if name != AUTO:
+            catalog.get(name)
         if all(arm.policy != name for arm in arms):
             raise InputError(f"--policies: got {name}, which {' and '.join(backends)} cannot carry; see gradlane policies")
     return arms

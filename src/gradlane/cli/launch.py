@@ -23,6 +23,7 @@ from gradlane import policies
 from gradlane.cli.knobs import parse_knobs
 from gradlane.core import files
 from gradlane.core.checking import need_int
+from gradlane.core.chosen import AUTO
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import tunable
@@ -159,7 +160,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("options")
     group.add_argument("--nproc", metavar="N", dest="nproc_per_node", default=argparse.SUPPRESS,
                        help="processes on this node; torchrun's --nproc-per-node (default: 1)")  # fmt: skip
-    group.add_argument("--policy", metavar="NAME", help="plan with this policy (gradlane policies lists them)")
+    group.add_argument(
+        "--policy",
+        metavar="NAME",
+        help="plan with this policy (gradlane policies lists them), or auto: find the best while training",
+    )
     group.add_argument("--knob", metavar="NAME=VALUE", action="append", default=[],
                        help="a knob of the policy, as in partition_bytes=4MiB; may be repeated")  # fmt: skip
     group.add_argument("--plan", metavar="FILE", help="run this plan (gradlane plan --out), whatever the policy")
@@ -195,7 +200,9 @@ def _variables(given: argparse.Namespace) -> dict[str, str]:
         raise InputError("launch: got --plan with --policy or --knob, expected one or the other; a plan needs no policy")
     if given.plan is not None and (given.tune or given.knobs is not None):
         raise InputError("launch: got --plan with --tune or --knobs, expected one or the other; a plan has no knobs")
-    if given.policy is not None or knobs:
+    if given.policy == AUTO and (knobs or given.tune or given.knobs is not None):
+        raise InputError("launch: got --policy auto with --knob, --tune or --knobs, expected it alone")
+    if given.policy != AUTO and (given.policy is not None or knobs):
         catalog.get(given.policy or policies.DEFAULT, **knobs)
     if given.policy is not None:
         variables["GRADLANE_POLICY"] = given.policy

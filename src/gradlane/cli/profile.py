@@ -14,6 +14,7 @@ from rich.table import Table
 from gradlane.cli.jobs import fail, torchrun_here
 from gradlane.core import files
 from gradlane.core.profile import Profile
+from gradlane.core.steps import describe
 from gradlane.units import format_bytes, format_ns
 
 
@@ -64,3 +65,4 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
         f"{len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}; {profile.source}; written to {out}/",
         highlight=False,
     )
+    console.print(describe(profile), highlight=False)

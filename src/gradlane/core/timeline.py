@@ -12,14 +12,14 @@ import msgspec
 
 from gradlane.core.checking import MAX_MESSAGES, MAX_NS, need, need_int
 
-Kind = Literal["forward", "backward", "ready", "send", "receive", "update", "use", "wait", "step"]
+Kind = Literal["forward", "backward", "ready", "send", "receive", "update", "use", "wait", "step", "switch"]
 """forward, backward, step: a whole pass or iteration (subject -1), or a layer's forward (subject: layer).
 ready: a gradient became ready (subject: tensor; start = end). send: a message is under way (subject:
 message): until it has arrived, or where it also has a receive span, until its first half is done (pushed to the
 servers, or reduced and scattered). receive: the second half, the pull or the all-gather (subject: message);
 before its end nothing has arrived. update: a tensor's parameter was updated (subject: tensor). use: the forward
 pass first touched a tensor (subject: tensor; start = end). wait: the compute thread was blocked for a tensor
-(subject: tensor)."""
+(subject: tensor). switch: the plan was put in force, in place of another (subject -1; start = end)."""
 
 
 class Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import torch
 import torch.distributed as dist
 
@@ -17,6 +16,7 @@ import gradlane
 from gradlane import policies
 from gradlane.core import files
 from gradlane.core.checking import need, need_int
+from gradlane.core.chosen import AUTO, Chosen
 from gradlane.core.executors import EXECUTORS, BackendName
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
@@ -27,63 +27,30 @@ from gradlane.errors import InputError, PlanError, UnsupportedError
 from gradlane.live import agree
 from gradlane.live.admission import Optimizers, as_list, copy_from_rank_0, trained_parameters
 from gradlane.live.allreduce import AllReduce
+from gradlane.live.auto import Auto
 from gradlane.live.backend import Backend, refuse_what_cannot_be_done
 from gradlane.live.buffers import BufferSync
 from gradlane.live.deferral import why_it_needs_the_barrier
 from gradlane.live.ending import forget, keep
+from gradlane.live.overrides import SummationOrder, overrides
 from gradlane.live.peers import Peers
 from gradlane.live.planning import Planner, check_fits
+from gradlane.live.reassembly import Reassembly
 from gradlane.live.servers import Servers
 from gradlane.live.session import Session
 from gradlane.live.streams import streams_of
 from gradlane.live.tuner import digest, prepare
+from gradlane.live.turns import Turns
+from gradlane.policies.prophet import Prophet
 from gradlane.transport import NodeOptions
 from gradlane.tune import catalog
+from gradlane.tune.ranking import SAFE, policy_of
 from gradlane.tune.tuning import TuneOptions
 
 log = logging.getLogger("gradlane")
 
 _attachments = itertools.count()
-
-
-SummationOrder = Literal["arrival", "rank"]
-
-
-class Overrides(msgspec.Struct, frozen=True):
-    """What a launcher's command line says; it wins over what the script passes to `attach`.
-
-    servers_store: "host:port" of the store at which servers of their own meet the job, if it is not the job's.
-
-    timeline, profile: folders in which each rank leaves its timeline and rank 0 its profile when a session closes.
-    """
-
-    policy: Policy | Plan | None = None
-    backend: BackendName | None = None
-    packet_bytes: int | None = None
-    summation_order: SummationOrder | None = None
-    servers: int | None = None
-    servers_store: str | None = None
-    network: Network | None = None
-    timeout: float | None = None
-    weight: int | None = None
-    timeline: Path | None = None
-    profile: Path | None = None
-    tune: TuneOptions | None = None
-    knobs: Path | None = None
-
-
-_overrides = Overrides()
-
-
-def overrides() -> Overrides:
-    """What every `attach` in this process obeys."""
-    return _overrides
-
-
-def override(overrides: Overrides) -> None:
-    """Every later `attach` in this process obeys `overrides`."""
-    global _overrides
-    _overrides = overrides
+_ITERATIONS, _PROPHETS_ITERATIONS = 3, 50  # measured before there is a plan; Prophet's: where they do not repeat earlier
 
 
 def attach(
@@ -97,7 +64,7 @@ def attach(
     servers: int = 0,
     network: Network | None = None,
     profile: Profile | None = None,
-    profile_iterations: int = 3,
+    profile_iterations: int | None = None,
     order: Literal["planned", "coordinator"] = "planned",
     cross_barrier: bool | None = None,
     broadcast_buffers: bool = True,
@@ -112,8 +79,8 @@ def attach(
     Call it on every rank after `init_process_group()`, with the model on its device and before any
     `compile()`. Parameters and buffers become rank 0's. The training loop stays as it is.
 
-    policy: a name of `gradlane policies`, a Policy with its knobs, a Plan (from `gradlane plan`), or None
-        for the default.
+    policy: a name of `gradlane policies`, "auto" to have the best found while training (docs/auto.md), a Policy with its
+        knobs, a Plan (from `gradlane plan`), or None for the default.
     backend: what carries the messages. "all-reduce" is torch.distributed's; "server" is gradlane's own transport, through
         CPU memory: it tells packets apart by what they are of, so that no order is planned ahead, and carries
         the policies that choose each packet as it is sent or mark lanes.
@@ -124,7 +91,8 @@ def attach(
         of ranks, which gives the same bits in every run, under every policy, and holds more memory.
     network, profile: what to plan from; measured over the first moments and iterations where not given.
     profile_iterations: iterations measured before the policy's plan takes over; until then gradients
-        travel in DDP's buckets, behind the barrier.
+        travel in DDP's buckets, behind the barrier. None: 3; for "prophet" as many as it takes until gradients become ready
+        at the same times again and again, 50 at most.
     order: "planned" fixes the order of messages ahead; with "coordinator" rank 0 decides it as it goes,
         for jobs in which the order of readiness varies (ByteScheduler §5).
     cross_barrier: None lets the plan decide where the optimizer permits it; False waits for all updates
@@ -143,17 +111,18 @@ def attach(
     """
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised: call torch.distributed.init_process_group() before attach")
-    policy = _overrides.policy or policy
-    backend = _overrides.backend or backend
-    packet_bytes = _overrides.packet_bytes or packet_bytes
-    summation_order = _overrides.summation_order or summation_order
-    servers = _overrides.servers or servers
-    network = _overrides.network or network
-    timeout = _overrides.timeout or timeout
-    weight = _overrides.weight or weight
-    tune = _overrides.tune or (TuneOptions() if tune is True else tune)
-    knobs = _overrides.knobs or knobs
-    need(profile_iterations >= 1, "profile_iterations", profile_iterations, "1 or more")
+    overridden = overrides()
+    policy = overridden.policy or policy
+    backend = overridden.backend or backend
+    packet_bytes = overridden.packet_bytes or packet_bytes
+    summation_order = overridden.summation_order or summation_order
+    servers = overridden.servers or servers
+    network = overridden.network or network
+    timeout = overridden.timeout or timeout
+    weight = overridden.weight or weight
+    tune = overridden.tune or (TuneOptions() if tune is True else tune)
+    knobs = overridden.knobs or knobs
+    need(profile_iterations is None or profile_iterations >= 1, "profile_iterations", profile_iterations, "1 or more")
     need(timeout > 0, "timeout", timeout, "seconds, more than 0")
     need_int("weight", weight, 1, 8)
     need(order in ("planned", "coordinator"), "order", order, "'planned' or 'coordinator'")
@@ -161,7 +130,10 @@ def attach(
     optimizers = as_list(optimizer)
     params = trained_parameters(model)
     specs = tuple(_spec(name, param) for name, param in params)
-    chosen = catalog.get(policy or policies.DEFAULT) if policy is None or isinstance(policy, str) else policy
+    policy = policies.DEFAULT if policy is None else policy
+    is_auto = policy == AUTO
+    need(not is_auto or (not tune and knobs is None), "tune, knobs", (tune, knobs), "neither with auto")
+    chosen = policy_of(SAFE) if is_auto else catalog.get(policy) if isinstance(policy, str) else policy
     if isinstance(chosen, Plan):
         need(not tune and knobs is None, "tune, knobs", (tune, knobs), "neither with a plan, which has no knobs: give a policy")
         refuse_what_cannot_be_done(chosen, backend, apart=servers > 0)
@@ -177,15 +149,25 @@ def attach(
         has = "does not have this rank" if rank < 0 else f"has {world} of the {dist.get_world_size()} ranks"
         raise UnsupportedError(f"process_group {has}, expected one of all ranks")
     start: Policy | Plan = chosen
-    tuner, fault = None, ""
+    turns: Turns | None = None
+    fault = ""
     if not isinstance(chosen, Plan) and (tune or knobs is not None):
         about = Tuned(chosen.name, {}, type(model).__name__, digest(specs), world, backend)
-        start, tuner, fault = prepare(chosen, specs, about, rank, tune or None, None if knobs is None else Path(knobs))
+        start, turns, fault = prepare(chosen, specs, about, rank, tune or None, None if knobs is None else Path(knobs))
+    device = params[0][1].device
+    streams = streams_of(device)
+    stream_ordered = streams is not None and backend == "all-reduce"
+    until_stable = profile_iterations is None and isinstance(chosen, Prophet)
+    iterations = profile_iterations or (_PROPHETS_ITERATIONS if until_stable else _ITERATIONS)
+    if turns is None and isinstance(chosen, Prophet) and world > 1:
+        turns = Reassembly(rank, chosen, stream_ordered)
+    if is_auto and world > 1:
+        turns = Auto(rank, Chosen(type(model).__name__, world, backend, SAFE), backend, servers, stream_ordered)
     terms = agree.Terms(
         gradlane=gradlane.__version__,
         torch=str(torch.__version__),
         world_size=world,
-        policy=f"plan {chosen.fingerprint}" if isinstance(chosen, Plan) else repr(chosen),
+        policy=AUTO if is_auto else f"plan {chosen.fingerprint}" if isinstance(chosen, Plan) else repr(chosen),
         backend=backend,
         order=order,
         optimizers=tuple(type(one).__name__ for one in optimizers),
@@ -206,13 +188,12 @@ def attach(
         buffers=tuple((name, str(buffer.dtype), tuple(buffer.shape)) for name, buffer in model.named_buffers()),
     )
     store = agree.agree(terms, process_group, str(next(_attachments)), timeout, fault)
-    device = params[0][1].device
     carrier: Backend
     if backend == "all-reduce":
-        carrier = AllReduce(device, streams_of(device), process_group, timeout, weight)
+        carrier = AllReduce(device, streams, process_group, timeout, weight)
     else:
         carrier = Servers(
-            streams_of(device),
+            streams,
             process_group,
             store,
             timeout,
@@ -220,7 +201,7 @@ def attach(
             packet_bytes=packet_bytes or NodeOptions.packet_bytes,
             rank_order=summation_order == "rank",
             apart=servers,
-            servers_store=_overrides.servers_store,
+            servers_store=overridden.servers_store,
             weight=weight,
         )
     buffers = [buffer for buffer in model.buffers() if buffer.numel() > 0]
@@ -235,8 +216,8 @@ def attach(
         model,
         params,
         optimizers,
-        planner=Planner(start, network, profile, specs, profile_iterations, needs_sequence),
-        tuner=tuner,
+        planner=Planner(start, network, profile, specs, iterations, needs_sequence, until_stable),
+        turns=turns,
         first_plan=first_plan,
         coordinated=order == "coordinator",
         may_cross=may_cross,
@@ -300,11 +281,12 @@ def _unmeasured_profile(model: str, device: str, specs: Sequence[TensorSpec]) ->
 
 
 def _leave_files(session: Session) -> None:
-    if _overrides.timeline is not None:
-        _overrides.timeline.mkdir(parents=True, exist_ok=True)
-        files.write(_overrides.timeline / f"timeline-rank{session.rank}.json", session.timeline())
-        files.write(_overrides.timeline / f"plan-rank{session.rank}.json", session.plan)
-    if _overrides.profile is not None and session.rank == 0:
-        _overrides.profile.mkdir(parents=True, exist_ok=True)
-        files.write(_overrides.profile / "profile.json", session.profile())
-        files.write(_overrides.profile / "network.json", session.network)
+    overridden = overrides()
+    if overridden.timeline is not None:
+        overridden.timeline.mkdir(parents=True, exist_ok=True)
+        files.write(overridden.timeline / f"timeline-rank{session.rank}.json", session.timeline())
+        files.write(overridden.timeline / f"plan-rank{session.rank}.json", session.plan)
+    if overridden.profile is not None and session.rank == 0:
+        overridden.profile.mkdir(parents=True, exist_ok=True)
+        files.write(overridden.profile / "profile.json", session.profile())
+        files.write(overridden.profile / "network.json", session.network)

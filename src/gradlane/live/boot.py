@@ -16,26 +16,33 @@ import torch.distributed as dist
 
 from gradlane import policies
 from gradlane.core import files
+from gradlane.core.chosen import AUTO
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
+from gradlane.core.policy import Policy
 from gradlane.errors import GradlaneError, InputError
-from gradlane.live import attachment, meeting
+from gradlane.live import meeting, overrides
 from gradlane.tune import catalog
 from gradlane.tune.tuning import TuneOptions
 
 
-def options_from(environment: dict[str, str]) -> attachment.Overrides:
+def options_from(environment: dict[str, str]) -> overrides.Overrides:
     """The options that `gradlane launch` put there. Raises `InputError`, and `FormatError` for a bad file."""
     knobs = msgspec.json.decode(environment.get("GRADLANE_KNOBS") or "{}", type=dict[str, int | float | str])
     name, plan = environment.get("GRADLANE_POLICY"), environment.get("GRADLANE_PLAN")
     network, timeout = environment.get("GRADLANE_NETWORK"), environment.get("GRADLANE_TIMEOUT")
     packet_bytes, servers = environment.get("GRADLANE_PACKET_BYTES"), environment.get("GRADLANE_SERVERS")
     timeline, profile = environment.get("GRADLANE_TIMELINE"), environment.get("GRADLANE_PROFILE")
+    policy: str | Policy | Plan | None = AUTO if name == AUTO else None
+    if plan:
+        policy = files.read(plan, Plan)
+    elif policy is None and (name or knobs):
+        policy = catalog.get(name or policies.DEFAULT, **knobs)
     knobs_file = environment.get("GRADLANE_KNOBS_FILE")
     if plan and (name or knobs):
         raise InputError("--plan and --policy were both given; a plan needs no policy")
-    return attachment.Overrides(
-        policy=files.read(plan, Plan) if plan else catalog.get(name or policies.DEFAULT, **knobs) if name or knobs else None,
+    return overrides.Overrides(
+        policy=policy,
         backend=environment.get("GRADLANE_BACKEND") or None,  # type: ignore[arg-type]  # attach judges it
         packet_bytes=int(packet_bytes) if packet_bytes else None,
         summation_order=environment.get("GRADLANE_SUMMATION_ORDER") or None,  # type: ignore[arg-type]
@@ -54,7 +61,7 @@ def options_from(environment: dict[str, str]) -> attachment.Overrides:
 def main(arguments: list[str]) -> None:
     """Run the script `arguments[0]` with the rest as its arguments."""
     try:
-        attachment.override(options_from(dict(os.environ)))
+        overrides.override(options_from(dict(os.environ)))
         script = arguments[0]
         if not Path(script).is_file():
             raise InputError(f"script: got {script!r}, expected a Python file")

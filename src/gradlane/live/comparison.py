@@ -5,7 +5,7 @@ The model is the demonstration's network on real images, or an emulated device w
 
 All arms live side by side and take turns of a few steps, so that a noisy machine disturbs them alike. A
 step is timed from its start to the start of the next, so that what a policy leaves for the next forward
-pass is counted there; the first step of a turn follows a flush and is not counted.
+pass is counted there; the first step of a turn follows a flush and is not counted. `auto` is measured once it has settled.
 
 Run as `python -m gradlane.live.comparison CONFIG` under any torchrun-like launcher.
 """
@@ -26,6 +26,7 @@ from torch import nn
 
 from gradlane.core import files
 from gradlane.core.arms import ALONE, BASELINE, ArmSpec
+from gradlane.core.chosen import AUTO
 from gradlane.core.network import Network
 from gradlane.core.profile import Profile
 from gradlane.live.attachment import attach
@@ -36,6 +37,7 @@ from gradlane.live.session import Session
 from gradlane.tune import catalog
 
 WARM_UP_STEPS = 6  # counting, measuring, and one step under the final plan
+MOST_EXTRA_TURNS = 60  # of as many steps, where it takes more to settle
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,6 +124,16 @@ class _Arm:
             self.call = nn.parallel.DistributedDataParallel(self.model)
         self.step_ns: list[int] = []
         self.last_loss = float("nan")
+        self.extra_turns = 0  # that others did not have
+
+    def warm_up(self) -> None:
+        """Until the plan is the policy's own: Prophet profiles for as long as it takes, and auto looks."""
+        self.turn(WARM_UP_STEPS, count=False)
+        if self.session is None:
+            return
+        while (self.session.tuning or not self.session.settled) and self.extra_turns < MOST_EXTRA_TURNS:
+            self.turn(WARM_UP_STEPS, count=False)
+            self.extra_turns += 1
 
     def turn(self, steps: int, count: bool) -> None:
         dist.barrier()
@@ -170,17 +182,23 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
     for turn in range(config.rounds + 1):
         for place, arm in enumerate(arms):
             began = time.perf_counter()
-            arm.turn(WARM_UP_STEPS if turn == 0 else config.steps, count=turn > 0)
-            each_ms = (time.perf_counter() - began) / ((WARM_UP_STEPS if turn == 0 else config.steps) + 1) * 1e3
+            if turn == 0:
+                arm.warm_up()
+            else:
+                arm.turn(config.steps, count=True)
+            steps = (WARM_UP_STEPS + 1) * (1 + arm.extra_turns) if turn == 0 else config.steps + 1
+            each_ms = (time.perf_counter() - began) / steps * 1e3
             say(
                 f"[{turn * len(arms) + place + 1:3d}/{total}] {'warm-up' if turn == 0 else f'round {turn}'} "
                 f"{arm.name:16s} {each_ms:7.1f} ms a step" + (f", loss {arm.last_loss:.3f}" if profile is None else "")
             )
-    reference = arms[0].bits()
     out = Path(config.out)
     outcomes = {}
-    for arm in arms:
-        equal = all(torch.equal(a, b) for a, b in zip(reference, arm.bits(), strict=True))
+    for arm in sorted(arms, key=lambda arm: arm.extra_turns):
+        for _ in range(arms[0].extra_turns, arm.extra_turns):  # DDP catches up
+            arms[0].turn(WARM_UP_STEPS, count=False)
+            arms[0].extra_turns += 1
+        equal = all(torch.equal(a, b) for a, b in zip(arms[0].bits(), arm.bits(), strict=True))
         messages = 0
         if arm.session is not None:
             files.write(out / f"timeline-{arm.name}-rank{rank}.json", arm.session.timeline())
@@ -226,7 +244,8 @@ def main(path: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
     for arm in config.arms:
-        catalog.get(arm.policy)
+        if arm.policy != AUTO:
+            catalog.get(arm.policy)
     outcome = compare(config, say)
     Path(config.out, f"rank-{rank}.json").write_bytes(msgspec.json.encode(outcome))
     dist.barrier()

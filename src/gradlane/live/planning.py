@@ -21,8 +21,10 @@ from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile, TensorSpec
 from gradlane.errors import MismatchError
 from gradlane.live.backend import Backend
-from gradlane.live.recorder import ProfileBuilder
+from gradlane.live.exchange import Exchange
+from gradlane.live.recorder import LEAST_STABLE, ProfileBuilder
 from gradlane.sim import iteration_ns, planned_ahead
+from gradlane.tune import catalog
 
 Collective = Callable[[Callable[[], Any]], None]
 """Runs a blocking collective and turns its failure into a typed error."""
@@ -42,7 +44,9 @@ class Planner:
         specs: Sequence[TensorSpec],
         iterations: int,
         needs_sequence: bool,
+        until_stable: bool = False,
     ) -> None:
+        """iterations: measured before the plan. until_stable: fewer, where the times of gradients repeat themselves before."""
         self.network = network
         self.profile = profile
         self.builder = ProfileBuilder(specs)
@@ -51,14 +55,19 @@ class Planner:
         has_order = isinstance(policy, Plan) and (policy.sequence is not None or not needs_sequence)
         self._measures = profile is None and not has_order
         self._iterations = iterations if self._measures else 0
+        self._until_stable = until_stable and self._measures
 
     def measures(self, iteration: int) -> bool:
         """Whether this iteration goes into the profile."""
         return self._measures and 0 < iteration <= self._iterations
 
-    def is_due(self, last_iteration: int) -> bool:
-        """Whether the plan can be made, `last_iteration` being over."""
-        return last_iteration >= self._iterations
+    def is_due(self, exchange: Exchange) -> bool:
+        """Whether the plan can be made, the iteration before being over: on all ranks alike."""
+        if exchange.iteration >= self._iterations:
+            return True
+        if not self._until_stable or exchange.iteration < LEAST_STABLE:
+            return False
+        return bool(exchange.turn(int(self.builder.is_stable()) if exchange.rank == 0 else None))
 
     def decide(self, model: str, device: torch.device, backend: Backend, collective: Collective) -> Plan:
         """The plan of rank 0, agreed upon by all. Raises `MismatchError`, and `PlanError` for a bad policy."""
@@ -72,7 +81,7 @@ class Planner:
         check_fits(plan, self.builder.specs)
         return plan
 
-    def change(self, policy: Policy | None, backend: Backend, collective: Collective) -> Plan:
+    def change(self, policy: Policy | Plan | None, backend: Backend, collective: Collective) -> Plan:
         """Another plan for the profile that there is: of rank 0's `policy` (None elsewhere), agreed upon by all."""
         plan = None if policy is None else self._plan(policy)
         return self._share(plan, backend, collective)
@@ -80,14 +89,14 @@ class Planner:
     def simulated_ns(self, policy: Policy) -> int:
         """How long an iteration is expected to take under `policy`: over all-reduce, on the network that is planned for."""
         assert self.profile is not None, "there is a profile once the first plan is decided"
-        return iteration_ns(policy.plan(self.profile, self.network), self.profile, self.network)
+        return iteration_ns(catalog.plan(policy, self.profile, self.network), self.profile, self.network)
 
     def _plan(self, policy: Policy | Plan) -> Plan:
         profile = self.profile
         if profile is None:
             assert isinstance(policy, Plan)
             return policy
-        plan = policy if isinstance(policy, Plan) else policy.plan(profile, self.network)
+        plan = policy if isinstance(policy, Plan) else catalog.plan(policy, profile, self.network)
         if not self._needs_sequence or plan.sequence is not None:
             return plan
         if plan.tensors != profile.specs:  # a given plan, on its own tensor order

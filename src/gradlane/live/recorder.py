@@ -15,6 +15,11 @@ from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Kind, Span, Timeline
 
 KEEP = 64
+LEAST_STABLE = 5  # iterations after which a profile may be called stable
+STABLE = 0.05  # of the backward pass: by so much the times of nine gradients of ten may differ
+
+Row = tuple[Kind, int, int, int, int]
+"""A span: kind, iteration, subject, start and end."""
 
 now_ns = time.monotonic_ns
 
@@ -23,8 +28,8 @@ class Recorder:
     """Spans of the last iterations of one session, by iteration."""
 
     def __init__(self) -> None:
-        self._iterations: deque[list[tuple[Kind, int, int, int, int]]] = deque(maxlen=KEEP)
-        self._spans: list[tuple[Kind, int, int, int, int]] = []
+        self._iterations: deque[list[Row]] = deque(maxlen=KEEP)
+        self._spans: list[Row] = []
 
     def begin(self) -> None:
         """A new iteration's spans follow."""
@@ -34,10 +39,16 @@ class Recorder:
     def add(self, kind: Kind, iteration: int, subject: int, start_ns: int, end_ns: int) -> None:
         self._spans.append((kind, iteration, subject, start_ns, end_ns))
 
-    def forget(self) -> None:
-        """Drop everything: the plan changed, and a timeline is of one plan."""
+    def last(self) -> list[Row]:
+        """The spans from the start of the last backward pass on."""
+        return list(self._spans)
+
+    def forget(self, iteration: int) -> None:
+        """Drop everything: the plan changed before `iteration`, and a timeline is of one plan. That is its first span."""
+        now = now_ns()
+        self._spans = [("switch", iteration, -1, now, now)]
         self._iterations.clear()
-        self._spans = []
+        self._iterations.append(self._spans)
 
     def timeline(self, plan: str, rank: int) -> Timeline:
         spans = [Span(*span) for spans in list(self._iterations) for span in list(spans) if span[1] >= 0]
@@ -76,6 +87,18 @@ class ProfileBuilder:
     def updated(self, update_ns: int) -> None:
         """How long one `optimizer.step()` took."""
         self._update.append(update_ns)
+
+    def is_stable(self) -> bool:
+        """Whether the last `LEAST_STABLE` - 1 iterations, of that many or more, had each gradient ready at the same time.
+
+        The same: within a part of the backward pass that changes no step of it.
+        """
+        end = _median(self._backward)
+        if len(self._backward) < LEAST_STABLE - 1:
+            return False
+        last = [times[-(LEAST_STABLE - 1) :] for times in self._ready.values() if times]
+        spreads = sorted(max(times) - min(times) for times in last)
+        return bool(spreads) and spreads[len(spreads) * 9 // 10] <= STABLE * end
 
     def ready_medians(self) -> list[int]:
         """For each of `specs` its readiness; the end of the backward pass where it never was ready."""

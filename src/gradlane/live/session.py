@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from gradlane.core.chosen import Chosen
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
@@ -33,10 +34,11 @@ from gradlane.live.buffers import BufferSync
 from gradlane.live.deferral import DeferredStep
 from gradlane.live.exchange import Exchange
 from gradlane.live.hooks import Hook, ModuleHook, inside_a_backward_pass, is_compiled, parameters_of_scripts, tensors_in
+from gradlane.live.owed import Owed
 from gradlane.live.peers import Peers
 from gradlane.live.planning import Planner
 from gradlane.live.recorder import Recorder, now_ns
-from gradlane.live.tuner import Tuner
+from gradlane.live.turns import Turns
 
 log = logging.getLogger("gradlane")
 
@@ -44,7 +46,8 @@ log = logging.getLogger("gradlane")
 class Session:
     """Made by `gradlane.attach`; `close()` (or leaving a `with` block) detaches it.
 
-    Useful to a training script: `no_sync()`, `flush()`, `profile()`, `timeline()`, `plan`, `tuned`, `close()`.
+    Useful to a training script: `no_sync()`, `flush()`, `profile()`, `timeline()`, `plan`, `tuned`, `auto`,
+    `close()`.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class Session:
         optimizers: Sequence[torch.optim.Optimizer],
         *,
         planner: Planner,
-        tuner: Tuner | None,
+        turns: Turns | None,
         first_plan: Plan,
         coordinated: bool,
         may_cross: bool,
@@ -69,7 +72,7 @@ class Session:
         self._params_by_name = dict(params)
         self._frozen = [(name, param) for name, param in model.named_parameters() if not param.requires_grad]
         self._optimizers = list(optimizers)
-        self._planner, self._tuner = planner, tuner
+        self._planner, self._turns = planner, turns
         self._coordinated, self._may_cross = coordinated, may_cross
         self._scale = 1.0 / world
         self._backend = backend
@@ -84,13 +87,12 @@ class Session:
         self._in_backward = False
         self._settled = False
         self._forward_began_ns = self._forward_ended_ns = self._backward_began_ns = self._step_began_ns = 0
-        self._owed: dict[int, DeferredStep] = {}  # tensor -> the call of step() that owes its update
-        self._hidden_from_step: list[int] = []
         self._fires_in_a_pass: dict[str, int] = {}
         self._compiled_parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._params: list[torch.nn.Parameter] = []
         self._wrappers: list[pending.PendingGradient] = []
         self._exchange = Exchange(rank, timeout_s, backend, self._recorder, peers)
+        self._owed = Owed(self._exchange, self._recorder)
         if buffers is not None:
             buffers.on_end(self._exchange.notify)
         self._take_up(first_plan)
@@ -109,10 +111,11 @@ class Session:
         self._wrappers = [
             pending.PendingGradient(slot, tensor, self._gradient_read) for tensor, slot in enumerate(self._exchange.slots)
         ]
+        self._owed.take_up(self._params, self._wrappers)
         self._fired = [0] * len(self._params)
         self._launched = [False] * len(self._params)
         self._expected = [self._fires_in_a_pass.get(spec.name, 1) for spec in plan.tensors]
-        self._recorder.forget()
+        self._recorder.forget(self._exchange.iteration + 1)
 
     def _show_sums(self) -> None:
         """What stands in `.grad` for a sum that has arrived is replaced by the sum."""
@@ -200,7 +203,7 @@ class Session:
 
     def _parameter_used(self, tensor: int) -> None:
         """The first use of a watched parameter since it was watched."""
-        self._make_current(tensor)
+        self._owed.make_current(tensor)
         now = now_ns()
         iteration = self._exchange.iteration + 1
         self._recorder.add("use", iteration, tensor, now, now)
@@ -218,15 +221,15 @@ class Session:
     def _begin(self) -> None:
         self._exchange.check()
         self._finish_iteration()
-        if not self._settled and self._planner.is_due(self._exchange.iteration):
+        if not self._settled and self._planner.is_due(self._exchange):
             plan = self._planner.decide(type(self.model).__name__, self._device, self._backend, self._exchange.collective)
             self._settled = True
             self._take_up(plan)
             log.info("rank %d: %s", self.rank, plan.describe(limit=0).partition("\n")[0])
-            if self._tuner is not None:
-                self._tuner.start(self._planner)
-        elif self._settled and self._tuner is not None and not self._tuner.over:
-            changed = self._tuner.turn(self._planner, self._exchange, self._backend)
+            if self._turns is not None:
+                self._turns.start(self._planner, self._recorder)
+        elif self._settled and self._turns is not None and not self._turns.over:
+            changed = self._turns.turn(self._planner, self._exchange, self._backend)
             if changed is not None:
                 self._take_up(changed)
         self._recorder.begin()
@@ -317,9 +320,7 @@ class Session:
                     continue  # not ours, or replaced or dropped by the script
                 if defer and tensor not in self._unguarded and not self._exchange.has_arrived(tensor):
                     owed = owed or DeferredStep(optimizer)
-                    self._owed[tensor] = owed
-                    self._hidden_from_step.append(tensor)
-                    param.grad = None
+                    self._owed.hide(tensor, owed)
                 else:
                     self._exchange.wait_for(tensor)
                     param.grad = self._exchange.slots[tensor]
@@ -334,11 +335,7 @@ class Session:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         now = now_ns()
-        for tensor in self._hidden_from_step:
-            param = self._params[tensor]
-            param.grad = self._wrappers[tensor]
-            pending.watch(param, tensor, self._parameter_used)
-        self._hidden_from_step.clear()
+        self._owed.show_hidden(self._parameter_used)
         if self._exchange.iteration < 0:
             return
         for group in optimizer.param_groups:
@@ -348,8 +345,6 @@ class Session:
                     self._recorder.add("update", self._exchange.iteration, updated, self._step_began_ns, now)
         if self._planner.measures(self._exchange.iteration):
             self._planner.builder.updated(now - self._step_began_ns)
-
-    # -- owed updates ----------------------------------------------------------------------------------
 
     def _gradient_read(self, tensor: int) -> None:
         """Somebody operates on a gradient that stands for a sum."""
@@ -367,43 +362,11 @@ class Session:
                 "gradients are read between backward and step (clip_grad_norm_, GradScaler, logging): such steps wait for "
                 "all sums",
             )
-        self._make_current(tensor)
-
-    def _make_current(self, tensor: int) -> None:
-        """Wait for the sum of `tensor`; if its update is owed, run it, with all others that have arrived."""
-        self._exchange.wait_for(tensor)
-        if tensor not in self._owed:
-            return
-        batches: dict[int, tuple[DeferredStep, list[int]]] = {}
-        for other, step in self._owed.items():
-            if other == tensor or self._exchange.has_arrived(other):
-                batches.setdefault(id(step), (step, []))[1].append(other)
-        for step, tensors in batches.values():
-            self._update(step, tensors)
-
-    def _update(self, step: DeferredStep, tensors: list[int]) -> None:
-        began = now_ns()
-        before: list[torch.Tensor | None] = []
-        for tensor in tensors:
-            del self._owed[tensor]
-            param = self._params[tensor]
-            pending.unwatch(param)
-            self._exchange.wait_for(tensor)  # on a device: the stream waits
-            before.append(param.grad)
-            param.grad = self._exchange.slots[tensor]
-        step.update(self._params[tensor] for tensor in tensors)
-        for tensor, gradient in zip(tensors, before, strict=True):
-            # the script may have dropped or replaced the gradient since step(): it keeps what it did
-            if gradient is not self._wrappers[tensor]:
-                self._params[tensor].grad = gradient
-        ended = now_ns()
-        for tensor in tensors:
-            self._recorder.add("update", self._exchange.iteration, tensor, began, ended)
+        self._owed.make_current(tensor)
 
     def _finish_iteration(self) -> None:
         """Everything of the iteration before has arrived, and every update has run."""
-        while self._owed:
-            self._make_current(next(iter(self._owed)))
+        self._owed.make_all_current()
         self._exchange.wait_for_all()
         self._show_sums()  # the next backward pass may accumulate onto them
         for param in self._params:
@@ -424,12 +387,19 @@ class Session:
     @property
     def tuned(self) -> Tuned | None:
         """On rank 0 of a session that tunes: the knobs in force and the trials so far; None elsewhere."""
-        return None if self._tuner is None else self._tuner.record()
+        found = None if self._turns is None else self._turns.record()
+        return found if isinstance(found, Tuned) else None
+
+    @property
+    def auto(self) -> Chosen | None:
+        """On rank 0 of a session under `auto`: what was predicted, tried and kept so far; None elsewhere."""
+        found = None if self._turns is None else self._turns.record()
+        return found if isinstance(found, Chosen) else None
 
     @property
     def tuning(self) -> bool:
-        """Whether knobs are still being tried, on any rank alike."""
-        return self._tuner is not None and not self._tuner.over
+        """Whether knobs or policies are being tried, on any rank alike; `auto` may begin again at any time."""
+        return self._turns is not None and not self._turns.settled
 
     @property
     def crosses_barrier(self) -> bool:
@@ -506,6 +476,8 @@ class Session:
                 pending.unwatch(param)
                 if param.grad is wrapper:  # a sum that never came: its slot holds this rank's part at best
                     param.grad = None
+            if self._turns is not None:
+                self._turns.close()
             self._exchange.close()
             self._after_close(self)
 

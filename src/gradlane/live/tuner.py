@@ -1,7 +1,5 @@
-"""Tuner: a session's knobs, changed while it trains, at one iteration boundary on all ranks at once.
+"""Tuner: a session's knobs, changed while it trains (`turns`).
 
-At the start of each backward pass rank 0 says over the control channel whether the plan in force stays, and every
-other rank waits for that word (which costs it nothing that it would not wait for rank 0's gradients in any case).
 Where the plan changes, it is rank 0's, shared and proven equal as the first one was. Rank 0 takes the times: ranks
 that wait for one another's gradients have iterations of one length.
 """
@@ -10,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from enum import IntFlag
 from hashlib import sha256
 from pathlib import Path
 
@@ -25,7 +22,8 @@ from gradlane.errors import InputError
 from gradlane.live.backend import Backend
 from gradlane.live.exchange import Exchange
 from gradlane.live.planning import Planner
-from gradlane.live.recorder import now_ns
+from gradlane.live.recorder import Recorder, now_ns
+from gradlane.live.turns import Word
 from gradlane.tune import search
 from gradlane.tune.search import Space
 from gradlane.tune.search.gaussian import require_scikit_learn
@@ -35,12 +33,6 @@ from gradlane.tune.tuning import TuneOptions, Tuning
 log = logging.getLogger("gradlane")
 
 _PRIOR_STEPS = 5  # sizes of each knob that are simulated: seconds at most, while the other ranks wait
-
-
-class _Turn(IntFlag):
-    STAY = 0
-    CHANGE = 1
-    END = 2
 
 
 class Tuner:
@@ -56,7 +48,7 @@ class Tuner:
         self._tuning: Tuning | None = None
         self._since_ns = 0
 
-    def start(self, planner: Planner) -> None:
+    def start(self, planner: Planner, recorder: Recorder) -> None:
         """The policy's first plan is in force from now on. On rank 0: predict, so that the search has a beginning."""
         if self._rank == 0:
             options, prior = self._options, None
@@ -68,12 +60,12 @@ class Tuner:
 
     def turn(self, planner: Planner, exchange: Exchange, backend: Backend) -> Plan | None:
         """All ranks, between two iterations: what rank 0 decides. Returns the plan to take up, if it is another."""
-        turn = _Turn(exchange.turn(self._decide()))
+        turn = Word(exchange.turn(self._decide()))
         plan = None
-        if turn & _Turn.CHANGE:
+        if turn & Word.CHANGE:
             policy = None if self._tuning is None else with_knobs(self._space.policy, self._tuning.knobs)
             plan = planner.change(policy, backend, exchange.collective)
-        if turn & _Turn.END:
+        if turn & Word.SETTLED:
             self._end()
         self._since_ns = now_ns()
         return plan
@@ -82,7 +74,7 @@ class Tuner:
         if self._tuning is None:
             return None
         changed = self._tuning.observe(now_ns() - self._since_ns)
-        return (_Turn.CHANGE if changed else _Turn.STAY) | (_Turn.END if self._tuning.over else _Turn.STAY)
+        return (Word.CHANGE if changed else Word.STAY) | (Word.SETTLED if self._tuning.over else Word.STAY)
 
     def _end(self) -> None:
         self.over = True
@@ -94,6 +86,13 @@ class Tuner:
             found = self.record()
             assert found is not None
             files.write(self._file, found)
+
+    @property
+    def settled(self) -> bool:
+        return self.over
+
+    def close(self) -> None:
+        """Nothing of it runs by itself."""
 
     def record(self) -> Tuned | None:
         """What is in force and the trials so far; None on other ranks than 0, and before the first trial."""

@@ -92,6 +92,7 @@ def _process(pid: int, name: str, timeline: Timeline, plan: Plan, layers: Sequen
     steps: list[_Event] = [(s.start_ns, s.end_ns, f"iteration {s.iteration}", {}) for s in timeline.of("step")]
     tracks += _spread("iterations", steps, nest=False)
     tracks += _spread("compute", _compute(timeline, plan, layers), nest=True)
+    tracks += _spread("plans", [(s.start_ns, s.end_ns, f"{plan.policy} begins", {}) for s in timeline.of("switch")], nest=False)
     halves: tuple[tuple[Kind, str], ...] = (("send", "lane"), ("receive", "receive, lane"))
     for kind, title in halves:
         by_lane: dict[int, list[_Event]] = defaultdict(list)

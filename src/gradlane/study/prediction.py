@@ -1,17 +1,13 @@
-"""Prediction: what the simulator says of a plan that ran, given what was measured where it ran.
-
-A live run measures its network as startup and rate of lone messages (`tune.fit`). For all-reduce that is the simulator's
-network as it stands; servers are simulated link by link, on the links that would give those lone messages their rate.
-"""
+"""Prediction: what the simulator says of a plan that ran, given what was measured where it ran."""
 
 from __future__ import annotations
 
-from gradlane.core.cluster import Cluster
 from gradlane.core.executors import BackendName
-from gradlane.core.network import MAX_RATE, Network
+from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
-from gradlane.study.sweep import Case, Outcome, Where, judge_plan
+from gradlane.study.sweep import Case, Outcome, judge_plan
+from gradlane.tune.measured import where
 
 
 def predict(plan: Plan, profile: Profile, network: Network, backend: BackendName, servers: int = 0) -> Outcome:
@@ -23,16 +19,3 @@ def predict(plan: Plan, profile: Profile, network: Network, backend: BackendName
     if plan.tensors != profile.specs:
         profile = profile.in_order_of(plan.tensors)
     return judge_plan(plan, Case(profile, where(network, backend, servers)))
-
-
-def where(network: Network, backend: BackendName, servers: int = 0) -> Where:
-    """What the simulator is to simulate for a network that `backend` measured."""
-    if backend == "all-reduce" or network.workers == 1:
-        return network
-    workers = network.workers
-    # the other way around: what links give a lone message the measured rate (Cluster.as_network)
-    share = max(1.0, workers / servers) if servers else 2 * (workers - 1) / workers
-    rate = min(MAX_RATE, max(1, round(network.bytes_per_second * share)))
-    return Cluster.alike(
-        workers, servers or workers, rate, colocated=servers == 0, startup_ns=network.startup_ns, network_classes=1
-    )

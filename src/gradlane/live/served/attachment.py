@@ -14,8 +14,9 @@ from gradlane.core.checking import need, need_int
 from gradlane.errors import InputError, UnsupportedError
 from gradlane.live import agree
 from gradlane.live.admission import Optimizers, as_list, copy_from_rank_0, trained_parameters
-from gradlane.live.attachment import Overrides, SummationOrder, check_backend, overrides
+from gradlane.live.attachment import check_backend
 from gradlane.live.ending import forget, keep
+from gradlane.live.overrides import Overrides, SummationOrder, overrides
 from gradlane.live.peers import own_address
 from gradlane.live.served.broadcasts import Broadcasts
 from gradlane.live.served.groups import Groups

@@ -1,0 +1,54 @@
+"""Steps: the moments of a backward pass at which gradients become ready together (Prophet, ICPP '21, §2.2).
+
+Measured times of one step are never equal. Gradients belong together where one follows the other within half of the time
+that they would be apart if they came evenly.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from gradlane.core.profile import Profile
+from gradlane.units import format_bytes, format_ns
+
+
+class Step(NamedTuple):
+    """Gradients that become ready together. ready_ns: the last of them, after the start of the backward pass."""
+
+    ready_ns: int
+    tensors: int
+    size_bytes: int
+
+
+def steps(profile: Profile) -> tuple[Step, ...]:
+    """The steps of the backward pass, in order."""
+    found: list[Step] = []
+    apart_ns = profile.backward_ns // (2 * len(profile.tensors))
+    for seen in profile.tensors:
+        if found and seen.ready_ns - found[-1].ready_ns <= apart_ns:
+            before = found.pop()
+            found.append(Step(seen.ready_ns, before.tensors + 1, before.size_bytes + seen.spec.size_bytes))
+        else:
+            found.append(Step(seen.ready_ns, 1, seen.spec.size_bytes))
+    return tuple(found)
+
+
+def stepwise(profile: Profile) -> Profile:
+    """The same where each gradient is ready when its whole step is."""
+    ready_ns = [step.ready_ns for step in steps(profile) for _ in range(step.tensors)]
+    tensors = tuple(
+        msgspec.structs.replace(seen, ready_ns=at_ns) for seen, at_ns in zip(profile.tensors, ready_ns, strict=True)
+    )
+    return msgspec.structs.replace(profile, tensors=tensors)
+
+
+def describe(profile: Profile) -> str:
+    """One line on the pattern."""
+    found = steps(profile)
+    largest = max(found, key=lambda step: step.size_bytes)
+    return (
+        f"{len(profile.tensors)} gradients in {len(found)} steps over a backward pass of {format_ns(profile.backward_ns)}; the "
+        f"largest step is of {largest.tensors} gradients, {format_bytes(largest.size_bytes)}, at {format_ns(largest.ready_ns)}"
+    )

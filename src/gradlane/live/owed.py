@@ -1,0 +1,80 @@
+"""Owed: the updates that `optimizer.step()` could not make, since their sums had not arrived; each is made when its
+parameter is first used, together with all others that have arrived by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from gradlane.live import pending
+from gradlane.live.deferral import DeferredStep
+from gradlane.live.exchange import Exchange
+from gradlane.live.recorder import Recorder, now_ns
+
+
+class Owed:
+    """Owned by one session; used on the training thread only. `tensor in owed`: whether its update is."""
+
+    def __init__(self, exchange: Exchange, recorder: Recorder) -> None:
+        self._exchange, self._recorder = exchange, recorder
+        self._steps: dict[int, DeferredStep] = {}  # tensor -> the call of step() that owes its update
+        self._hidden: list[int] = []
+
+    def take_up(self, params: Sequence[torch.nn.Parameter], wrappers: Sequence[pending.PendingGradient]) -> None:
+        """Another plan, with another order of tensors; nothing may be owed."""
+        assert not self._steps, "updates are owed"
+        self._params, self._wrappers = params, wrappers
+
+    def __contains__(self, tensor: int) -> bool:
+        return tensor in self._steps
+
+    def hide(self, tensor: int, step: DeferredStep) -> None:
+        """`step`, which is about to run, must not see this gradient: its update is owed from now on."""
+        self._steps[tensor] = step
+        self._hidden.append(tensor)
+        self._params[tensor].grad = None
+
+    def show_hidden(self, on_use: Callable[[int], None]) -> None:
+        """`step` has run: what was hidden from it is back, and `on_use` hears of the first use of its parameter."""
+        for tensor in self._hidden:
+            param = self._params[tensor]
+            param.grad = self._wrappers[tensor]
+            pending.watch(param, tensor, on_use)
+        self._hidden.clear()
+
+    def make_current(self, tensor: int) -> None:
+        """Wait for the sum of `tensor`; if its update is owed, run it, with all others that have arrived."""
+        self._exchange.wait_for(tensor)
+        if tensor not in self._steps:
+            return
+        batches: dict[int, tuple[DeferredStep, list[int]]] = {}
+        for other, step in self._steps.items():
+            if other == tensor or self._exchange.has_arrived(other):
+                batches.setdefault(id(step), (step, []))[1].append(other)
+        for step, tensors in batches.values():
+            self._update(step, tensors)
+
+    def make_all_current(self) -> None:
+        while self._steps:
+            self.make_current(next(iter(self._steps)))
+
+    def _update(self, step: DeferredStep, tensors: list[int]) -> None:
+        began = now_ns()
+        before: list[torch.Tensor | None] = []
+        for tensor in tensors:
+            del self._steps[tensor]
+            param = self._params[tensor]
+            pending.unwatch(param)
+            self._exchange.wait_for(tensor)  # on a device: the stream waits
+            before.append(param.grad)
+            param.grad = self._exchange.slots[tensor]
+        step.update(self._params[tensor] for tensor in tensors)
+        for tensor, gradient in zip(tensors, before, strict=True):
+            # the script may have dropped or replaced the gradient since step(): it keeps what it did
+            if gradient is not self._wrappers[tensor]:
+                self._params[tensor].grad = gradient
+        ended = now_ns()
+        for tensor in tensors:
+            self._recorder.add("update", self._exchange.iteration, tensor, began, ended)

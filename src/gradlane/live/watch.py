@@ -1,0 +1,49 @@
+"""Watch: what one rank's own iterations say about network and worker; `tune.monitor` on what the recorder saw.
+
+Rank 0 alone watches: what slows another rank down reaches it as sums that come later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.live.recorder import Recorder
+from gradlane.tune.monitor import LEARN, PATIENCE, Monitor, Moved, Observed, observe, slowed
+
+
+class Watch:
+    """Owned by whoever plans anew. network: what was planned for at first.
+
+    stream_ordered: sums end, for the host, when they are queued on a device, and say nothing about the network.
+    """
+
+    def __init__(self, recorder: Recorder, network: Network, stream_ordered: bool) -> None:
+        self._recorder, self._network, self._stream_ordered = recorder, network, stream_ordered
+        self._first: list[float] = []  # slowness, when `network` had just been measured
+        self._last: deque[float] = deque(maxlen=PATIENCE)
+        self._monitor = Monitor()
+
+    def settle(self, iteration_ns: int | None = None) -> None:
+        """Another plan is in force for good; what is normal is learnt anew. iteration_ns: where that is known already."""
+        self._monitor = Monitor(iteration_ns)
+
+    def observe(self, plan: Plan, iteration_ns: int, watching: bool = True) -> Moved | None:
+        """An iteration under `plan` took so long: what has moved since `settle`. watching: False while plans are tried."""
+        seen = observe(self._recorder.last(), plan, self._network, iteration_ns)
+        if self._stream_ordered:
+            seen = Observed(iteration_ns, seen.compute_ns, None)
+        elif seen.slowness is not None:
+            if len(self._first) < LEARN:
+                self._first.append(seen.slowness)
+            self._last.append(seen.slowness)
+        return self._monitor.observe(seen) if watching else None
+
+    @property
+    def network(self) -> Network:
+        """The network as it is now: what was measured at first, slowed down by as much as messages take longer now."""
+        if not self._last or len(self._first) < LEARN:
+            return self._network
+        return slowed(self._network, median(self._last) / median(self._first))

@@ -1,0 +1,162 @@
+"""Ranking: all policies and several sizes of each, by what the simulator says of one job.
+
+    python -m gradlane.tune.ranking < question.json > answer.json
+
+answers a `Question`: a process of its own, since a thread would take the interpreter from the training loop.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from gradlane.core.checks import check_plan
+from gradlane.core.chosen import Choice, Predicted
+from gradlane.core.executors import EXECUTORS, BackendName
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.core.policy import Policy, tunable
+from gradlane.core.profile import Profile
+from gradlane.errors import InputError
+from gradlane.sim import iteration_ns, planned_ahead, simulate_servers
+from gradlane.tune import catalog
+from gradlane.tune.measured import where
+from gradlane.tune.search.space import MOST_PIECES, Space
+
+SAFE = Choice("ddp")
+"""What DDP itself does: nothing else can promise to be no slower than DDP."""
+FIRST = (SAFE, Choice("blocks"), Choice("mg-wfbp"), Choice("bytescheduler"), Choice("prophet"), Choice("tictac"))
+"""Predicted first, should time be short."""
+_NAMES_LAST = ("searched",)
+_SEARCH_MOVES = 1500  # `searched` as one candidate among many: about a second
+_SIZES = 4  # of each knob
+_HANDLING_NS = 20_000  # what a message costs the processor, which no fitted network shows: decides between equals
+_NEAR = 1.25  # what is expected to take so many times the best prediction is not tried
+
+
+class Question(msgspec.Struct, frozen=True):
+    """look: its number. servers: in processes of their own. most: how many plans are wanted. budget_ns: for predicting."""
+
+    profile: Profile
+    network: Network
+    backend: BackendName
+    servers: int
+    look: int
+    most: int
+    budget_ns: int
+
+
+class Ranked(msgspec.Struct, frozen=True):
+    """A candidate worth trying, with its plan, whose order is fixed ahead."""
+
+    predicted: Predicted
+    plan: Plan
+
+    @property
+    def choice(self) -> Choice:
+        return self.predicted.choice
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """predicted: all that there was time for, the best first. worth_trying: some of them, in the order to try them in."""
+
+    predicted: tuple[Predicted, ...]
+    worth_trying: tuple[Ranked, ...]
+
+
+def policy_of(choice: Choice) -> Policy:
+    """The policy with its knobs. Raises `InputError` for one that does not exist."""
+    return catalog.get(choice.policy, **choice.knobs)
+
+
+def plan_of(choice: Choice, profile: Profile, network: Network) -> Plan:
+    """What `choice` plans."""
+    return catalog.plan(policy_of(choice), profile, network)
+
+
+def candidates(profile: Profile, backend: BackendName, apart: bool = False) -> Iterator[Choice]:
+    """Everything that `backend` carries: first some that are often good, then every policy, then sizes of each."""
+    names = catalog.names(EXECUTORS[backend], apart)
+    first = [choice for choice in FIRST if choice.policy in names]
+    others = [Choice(name) for name in names if Choice(name) not in first and name not in _NAMES_LAST]
+    yield from first
+    yield from others
+    for step in range(_SIZES):
+        for name in (each.policy for each in (*first, *others)):
+            policy = catalog.get(name)
+            if tunable(policy):
+                space = Space.of(policy, profile.specs)
+                knobs = space.knobs(((step + 0.5) / _SIZES,) * space.dimensions)
+                try:
+                    policy_of(Choice(name, knobs))
+                except InputError:  # it contradicts a knob that is not searched
+                    continue
+                yield Choice(name, knobs)
+    if "searched" in names:
+        yield Choice("searched", {"moves": _SEARCH_MOVES})
+
+
+def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> Answer:
+    """Predict as many candidates as there is time for, three at least; plans that are alike count once."""
+    profile, network = question.profile, question.network
+    deadline_ns = now_ns() + question.budget_ns
+    found: dict[str, Ranked] = {}
+    for choice in candidates(profile, question.backend, apart=question.servers > 0):
+        if len(found) >= 3 and now_ns() > deadline_ns:
+            break
+        plan = plan_of(choice, profile, network)
+        if len(plan.messages) > 2 * MOST_PIECES:
+            continue  # no network makes up for handling so many
+        if any(lane.network_priority for lane in plan.lanes):
+            continue  # whether this network serves classes nobody has asked it (`gradlane probe --priority`)
+        check_plan(plan, profile.specs)
+        if question.backend == "all-reduce" and plan.sequence is None:
+            plan = planned_ahead(plan, profile, network)
+        alike = likeness(plan)
+        if alike not in found:
+            took_ns = simulated_ns(plan, profile, network, question.backend, question.servers)
+            found[alike] = Ranked(Predicted(msgspec.structs.replace(choice, look=question.look), took_ns), plan)
+    ranked = sorted(found.values(), key=lambda each: each.predicted.iteration_ns + _HANDLING_NS * len(each.plan.messages))
+    return Answer(tuple(each.predicted for each in ranked), tuple(_worth_trying(ranked, question.most)))
+
+
+def likeness(plan: Plan) -> str:
+    """Equal for plans that do the same, whatever they are called."""
+    return msgspec.structs.replace(plan, policy="any").fingerprint
+
+
+def simulated_ns(plan: Plan, profile: Profile, network: Network, backend: BackendName, servers: int) -> int:
+    """The steady-state iteration time of `plan` on the network that `backend` measured."""
+    place = where(network, backend, servers)
+    if isinstance(place, Network):
+        return iteration_ns(plan, profile, place)
+    return max(timeline.iteration_ns()[-1] for timeline in simulate_servers(plan, profile, place, iterations=2))
+
+
+def _worth_trying(ranked: list[Ranked], most: int) -> list[Ranked]:
+    """The best of each of the best policies, since what the simulator gets wrong of one size it gets wrong of the next;
+    then other sizes. gradlane's own rule is among them, whatever is expected of it.
+    """
+    near = [each for each in ranked if each.predicted.iteration_ns <= ranked[0].predicted.iteration_ns * _NEAR]
+    of_policy: dict[str, Ranked] = {}
+    for each in near:
+        of_policy.setdefault(each.choice.policy, each)
+    own = [each for each in ranked if each.choice.policy == "blocks" and not each.choice.knobs]
+    order = [*list(of_policy.values())[: max(1, most - 1)], *own, *near]
+    chosen: list[Ranked] = []
+    for each in order:
+        if each not in chosen and not (each.choice.policy == SAFE.policy and not each.choice.knobs):
+            chosen.append(each)
+    return chosen[:most]
+
+
+def main() -> None:
+    question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+    sys.stdout.buffer.write(msgspec.json.encode(rank(question)))
+
+
+if __name__ == "__main__":
+    main()

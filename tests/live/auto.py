@@ -1,0 +1,185 @@
+"""What ranks run under `auto`, and with plans that change at random."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from typing import Any
+
+import torch
+
+import gradlane
+from gradlane.core.chosen import Chosen
+from gradlane.core.plan import Plan
+from gradlane.errors import JobError
+from gradlane.live.backend import Backend
+from gradlane.live.exchange import Exchange
+from gradlane.live.planning import Planner
+from gradlane.live.recorder import Recorder
+from gradlane.live.session import Session
+from gradlane.live.turns import Word, Words
+from gradlane.tune import catalog
+from tests.live.cases import bits_of, differences
+from tests.live.loops import GIVEN, log_lines
+from tests.live.networks import counting_deferred_updates, slow_network
+from tests.live.tuned import Trained, digest_of, parts, step, under_ddp
+
+AT_MOST = 20_000
+LIMIT_S = 60
+
+
+def train(rank: int, world: int, **attach: Any) -> dict[str, Any]:
+    """Train under auto until it has settled and a little longer; what differs from DDP, and what was found."""
+    model, optimizer, generator = parts(rank)
+    seen = Trained()
+    after = 10
+    with log_lines() as lines, gradlane.attach(model, optimizer, "auto", timeout=20, **attach) as session:
+        while after:
+            assert len(seen.losses) < AT_MOST
+            seen.losses.append(step(model, model.batch, optimizer, generator))
+            seen.plans.append(session.plan.fingerprint)
+            session.flush()
+            seen.params.append(digest_of(model))
+            after -= not session.tuning
+        seen.bits = bits_of(model, optimizer)
+        chosen, timeline, plan = session.auto, session.timeline(), session.plan
+    reference = under_ddp(rank, len(seen.losses))
+    return {
+        "differs": differences(reference.bits, seen.bits),
+        "losses": seen.losses == reference.losses,
+        "params": seen.params == reference.params,
+        "plans": seen.plans,
+        "plan": plan,
+        "auto": chosen,
+        "switches": [span.iteration for span in timeline.of("switch")],
+        "lines": lines,
+    }
+
+
+def killed_while_looking(rank: int, world: int, victim: int, backend: Any) -> tuple[str, float, Chosen | None]:
+    """`victim` kills itself when the third plan is in force; what the other raises, and after how many seconds."""
+    model, optimizer, generator = parts(rank)
+    session = gradlane.attach(model, optimizer, "auto", backend=backend, timeout=20)
+    plans: set[str] = set()
+    began = time.monotonic()
+    try:
+        for _ in range(AT_MOST):
+            began = time.monotonic()
+            step(model, model.batch, optimizer, generator)
+            plans.add(session.plan.fingerprint)
+            if rank == victim and len(plans) > 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+    except JobError as error:
+        return type(error).__name__, time.monotonic() - began, session.auto
+    finally:
+        session.close()
+    return "nothing", time.monotonic() - began, session.auto
+
+
+class AtRandom:
+    """Another plan at random boundaries: rank 0 draws, over the words that `auto` uses."""
+
+    over = settled = False
+
+    def __init__(self, rank: int, names: tuple[str, ...], wanted: int) -> None:
+        self._rank, self._names, self._wanted = rank, names, wanted
+        self._draw = random.Random(5)
+        self._words = Words()
+        self.changes = 0
+
+    def start(self, planner: Planner, recorder: Recorder) -> None:
+        pass
+
+    def turn(self, planner: Planner, exchange: Exchange, backend: Backend, device: torch.device) -> Plan | None:
+        if not self._words.is_due(exchange):
+            return None
+        word = policy = None
+        if self._rank == 0:
+            word = Word.SETTLED if self.changes >= self._wanted else Word.CHANGE
+            policy = catalog.get(self._draw.choice(self._names))
+            policy = type(policy)(**{name: 64 * self._draw.randint(16, 200) for name in getattr(policy, "tunable", {})})
+        word = self._words.say(exchange, word, self._draw.choice((1, 1, 1, 2, 3)))
+        self.settled = Word.SETTLED in word
+        if Word.CHANGE not in word:
+            return None
+        self.changes += 1
+        return planner.change(policy, device, backend, exchange.collective)
+
+    def record(self) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def change_at_random(rank: int, world: int, names: tuple[str, ...], changes: int, **attach: Any) -> dict[str, Any]:
+    """Train while plans change so many times, nothing flushed in between; what differs from DDP."""
+    model, optimizer, generator = parts(rank)
+    losses: list[float] = []
+    plans: set[str] = set()
+    turns = AtRandom(rank, names, changes)
+    with (
+        counting_deferred_updates() as deferred,
+        gradlane.attach(model, optimizer, "ddp", network=GIVEN, profile_iterations=1, timeout=20, **attach) as session,
+    ):
+        _put(session, turns)
+        while not turns.settled:
+            losses.append(step(model, model.batch, optimizer, generator))
+            plans.add(session.plan.fingerprint)
+        session.flush()
+        bits = bits_of(model, optimizer)
+    reference = under_ddp(rank, len(losses))
+    return {
+        "differs": differences(reference.bits, bits),
+        "losses": losses == reference.losses,
+        "changes": turns.changes,
+        "plans": len(plans),
+        "deferred": sum(deferred),
+    }
+
+
+def _put(session: Session, turns: AtRandom) -> None:
+    session._turns = turns
+
+
+def through_a_change(rank: int, world: int, policy: str, delays_s: tuple[float, float], **attach: Any) -> dict[str, Any]:
+    """Train over a network whose messages take longer from some moment on, until the session has answered to that."""
+    model, optimizer, generator = parts(rank)
+    losses: list[float] = []
+    plans: list[str] = []
+
+    def train_until(done: Any) -> None:
+        began = time.monotonic()
+        while not done():
+            assert time.monotonic() < began + LIMIT_S
+            losses.append(step(model, model.batch, optimizer, generator))
+            plans.append(session.plan.fingerprint)
+
+    with slow_network() as late, log_lines() as lines:
+        late.delay_s = delays_s[0]
+        with gradlane.attach(model, optimizer, policy, timeout=20, **attach) as session:
+            train_until(lambda: session.settled and not session.tuning)
+            profiled = session.profile().source
+            here = len(losses)
+            train_until(lambda: len(losses) > here + 60)
+            late.delay_s = delays_s[1]
+            if policy == "auto":
+                train_until(lambda: session.tuning)
+                train_until(lambda: not session.tuning)
+            else:
+                here = len(losses)
+                train_until(lambda: len(losses) > here + 40)
+            session.flush()
+            bits, chosen, rate = bits_of(model, optimizer), session.auto, session.network.bytes_per_second
+    reference = under_ddp(rank, len(losses))
+    return {
+        "differs": differences(reference.bits, bits),
+        "losses": losses == reference.losses,
+        "plans": plans,
+        "profiled": profiled,
+        "auto": chosen,
+        "rate": rate,
+        "lines": lines,
+    }

@@ -1,0 +1,111 @@
+"""The policy is found while a job trains: on all ranks at once, without a bit of difference, and to an end."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gradlane.cli.launch import launch
+from gradlane.core.executors import EXECUTORS
+from gradlane.errors import InputError
+from gradlane.tune import catalog
+from gradlane.tune.ranking import SAFE
+from tests.live.ranks import Ranks
+from tests.live.test_commands import EXAMPLE, gradlane
+
+
+@pytest.mark.parametrize("options", [{}, {"backend": "server"}, {"order": "coordinator"}])
+def test_auto_ends_on_one_plan_on_all_ranks_and_every_step_on_the_way_equals_ddp(two_ranks, options):
+    first, second = two_ranks.run("tests.live.auto:train", **options)
+    for found in (first, second):
+        assert found["differs"] == []
+        assert found["losses"]
+        assert found["params"]
+    assert first["plans"] == second["plans"]
+    assert len(set(first["plans"])) >= 3
+    assert second["auto"] is None
+    assert second["lines"] == []
+    auto = first["auto"]
+    (look,) = auto.looks
+    assert first["lines"] == [f"gradlane: {look.verdict}"]
+    assert look.verdict.startswith(f"auto keeps {auto.kept}: ")
+    assert look.tried[0].choice == auto.safe == SAFE
+    assert len({tried.choice for tried in look.tried}) >= 2
+    assert {each.choice.policy for each in look.predicted} <= set(
+        catalog.names(EXECUTORS[options.get("backend", "all-reduce")])
+    )
+    assert first["plan"].policy == auto.kept.policy
+    assert sum(len(tried.times_ns) for tried in look.tried) <= 50
+    # the timeline begins with the change to the plan in force, on both ranks at the same iteration
+    assert first["switches"] == second["switches"] == [auto.switches[-1].iteration]
+
+
+@pytest.mark.parametrize(("victim", "backend"), [(1, "all-reduce"), (0, "all-reduce"), (1, "server")])
+def test_a_rank_that_is_killed_while_plans_are_tried_ends_the_job_with_its_name(victim, backend):
+    ranks = Ranks(2)
+    try:
+        outcomes = ranks.try_run("tests.live.auto:killed_while_looking", victim=victim, backend=backend)
+    finally:
+        ranks.close()
+    killed, how = outcomes[victim]
+    assert not killed
+    assert how[1] == "exit code -9"
+    ok, outcome = outcomes[1 - victim]
+    assert ok, outcome
+    assert outcome[0] == "PeerDied"
+    assert outcome[1] < 10
+
+
+@pytest.mark.parametrize("backend", ["all-reduce", "server"])
+def test_five_hundred_changes_of_plan_change_no_bit(two_ranks, backend):
+    unmarked = [name for name in catalog.names(EXECUTORS[backend]) if name not in ("geryon", "searched")]
+    for found in two_ranks.run("tests.live.auto:change_at_random", names=tuple(unmarked), changes=500, backend=backend):
+        assert found["differs"] == []
+        assert found["losses"]
+        assert found["changes"] == 500
+        assert found["plans"] > 50
+
+
+def test_launch_takes_auto_for_a_script_that_knows_nothing_of_it():
+    done = gradlane("launch", "--nproc", 2, "--policy", "auto", EXAMPLE)
+    assert done.stdout == EXAMPLE.with_suffix(".out").read_text()
+
+
+def test_auto_with_knobs_is_refused(two_ranks):
+    with pytest.raises(InputError, match="--policy auto with --knob, --tune or --knobs"):
+        launch(["--policy", "auto", "--tune", str(EXAMPLE)])
+    for kind, text in two_ranks.run("tests.live.tuned:refused", policy="auto", tune=True):
+        assert kind == "InputError"
+        assert "neither with auto" in text
+
+
+@pytest.mark.parametrize("backend", ["all-reduce", "server"])
+def test_a_network_that_becomes_slower_makes_it_look_again(two_ranks, backend):
+    first, second = two_ranks.run("tests.live.auto:through_a_change", policy="auto", delays_s=(0.004, 0.04), backend=backend)
+    for found in (first, second):
+        assert found["differs"] == []
+        assert found["losses"]
+    assert first["plans"] == second["plans"]
+    before, *_, after = first["auto"].looks
+    assert before.why == "the job has begun"
+    assert "take" in after.why
+    assert "times as long" in after.why
+    assert after.bytes_per_second < before.bytes_per_second
+    assert after.verdict.endswith(f"looked again since {after.why}")
+    assert first["lines"] == [f"gradlane: {look.verdict}" for look in first["auto"].looks]
+
+
+@pytest.mark.parametrize("backend", ["all-reduce", "server"])
+def test_prophet_profiles_until_it_repeats_itself_and_assembles_its_blocks_anew_for_a_slower_network(two_ranks, backend):
+    first, second = two_ranks.run("tests.live.auto:through_a_change", policy="prophet", delays_s=(0.001, 0.01), backend=backend)
+    for found in (first, second):
+        assert found["differs"] == []
+        assert found["losses"]
+        assert found["auto"] is None
+        (iterations,) = re.findall(r"live, median of (\d+) iterations", found["profiled"])
+        assert 4 <= int(iterations) <= 50
+    assert first["plans"] == second["plans"]
+    assert first["rate"] < second["rate"]
+    assert any("prophet blocks are assembled anew for" in line for line in first["lines"])
+    assert second["lines"] == []

@@ -1,0 +1,138 @@
+"""What `auto` predicts, tries and keeps, without a job."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradlane import zoo
+from gradlane.core.checks import check_plan
+from gradlane.core.chosen import Choice
+from gradlane.core.network import Network
+from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
+from gradlane.core.steps import Step, describe, steps, stepwise
+from gradlane.sim import iteration_ns
+from gradlane.tune import catalog
+from gradlane.tune.choosing import Choosing
+from gradlane.tune.ranking import SAFE, Answer, Question, likeness, plan_of, policy_of, rank
+
+MS = 10**6
+A, B, C = Choice("blocks"), Choice("p3"), Choice("bytescheduler", {"partition_bytes": 2**20})
+PROFILE = zoo.profile("resnet50", device="v100", batch=32)
+NETWORK = Network.line(8, startup_ns=200_000, bytes_per_second=2 * 10**9)
+
+
+def run(choosing, time_ns):
+    """Iterate until it is over; the choice of each iteration."""
+    seen = []
+    while not choosing.over:
+        seen.append(choosing.choice)
+        before = choosing.choice
+        assert choosing.observe(time_ns(choosing.choice, len(seen))) == (choosing.choice != before)
+    return seen
+
+
+def test_the_best_is_measured_twice_and_then_what_was_in_force():
+    table = {SAFE: 10 * MS, A: 9 * MS, B: 12 * MS}
+    choosing = Choosing(SAFE, SAFE, [A, B], again=False)
+    assert run(choosing, lambda choice, _: table[choice]) == [SAFE] * 3 + [A] * 4 + [B] * 4 + [A] * 4 + [SAFE] * 4
+    assert choosing.choice == A
+    assert choosing.verdict(predicted_ns=8 * MS) == (
+        "auto keeps blocks: 9 ms an iteration (predicted 8), 1.11 times as fast as ddp at 10; 3 plans tried in 19 iterations, "
+        "1.8 iterations' time lost"
+    )
+
+
+def test_where_nothing_is_faster_the_safe_choice_stays():
+    choosing = Choosing(SAFE, SAFE, [A, B], again=False)
+    assert len(run(choosing, lambda choice, _: 10 * MS if choice == SAFE else 11 * MS)) == 11
+    assert choosing.choice == SAFE
+    assert ", nothing tried was faster; 3 plans tried in 11 iterations" in choosing.verdict(None)
+
+
+def test_a_later_look_tries_the_safe_choice_too():
+    choosing = Choosing(A, SAFE, [B], again=True)
+    tried = run(choosing, lambda choice, _: {SAFE: 7 * MS, A: 10 * MS, B: 9 * MS}[choice])
+    assert tried == [A] * 2 + [SAFE] * 3 + [B] * 3 + [SAFE] * 3
+    assert choosing.choice == SAFE
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 10**6), noise=st.floats(0, 0.2), worst=st.floats(1, 30))
+def test_a_look_ends_within_fifty_iterations_and_never_keeps_what_it_saw_to_be_slower(seed, noise, worst):
+    draw = random.Random(seed)
+    others = [A, B, C, Choice("prophet")]
+    times = {choice: draw.uniform(1, worst) for choice in (SAFE, *others)}
+    choosing = Choosing(SAFE, SAFE, others, again=False)
+    seen = run(choosing, lambda choice, _: round(MS * times[choice] * (1 + draw.uniform(-noise, noise))))
+    assert len(seen) <= 40
+    assert times[choosing.choice] <= times[SAFE] * (1 + noise) / (1 - noise)
+
+
+def test_everything_that_a_backend_carries_is_predicted_and_the_order_is_that_of_the_simulator():
+    answer = rank(Question(PROFILE, NETWORK, "all-reduce", 0, look=0, most=4, budget_ns=60 * 10**9))
+    by_policy = {each.choice.policy: each.iteration_ns for each in reversed(answer.predicted)}
+    assert set(by_policy) >= set(catalog.names("all-reduce")) - {"mg-wfbp-exact", "sync-easgd", "wfbp", "prophet", "tictac"}
+    for each in answer.predicted[:5]:
+        assert each.iteration_ns == iteration_ns(plan_of(each.choice, PROFILE, NETWORK), PROFILE, NETWORK)
+    best = answer.predicted[0].iteration_ns
+    assert all(each.predicted.iteration_ns <= 1.25 * best for each in answer.worth_trying if each.choice != A)
+    assert A in [each.choice for each in answer.worth_trying]
+    assert SAFE not in [each.choice for each in answer.worth_trying]
+    assert len({likeness(each.plan) for each in answer.worth_trying}) == len(answer.worth_trying) == 4
+    for each in answer.worth_trying:
+        check_plan(each.plan, PROFILE.specs)
+        assert each.plan.sequence is not None
+
+
+def test_time_that_is_up_ends_it_after_three():
+    answer = rank(
+        Question(PROFILE, NETWORK, "all-reduce", 0, look=2, most=4, budget_ns=1), now_ns=iter(range(0, 10**6, 100)).__next__
+    )
+    assert [each.choice.look for each in answer.predicted] == [2, 2, 2]
+    assert {each.choice.policy for each in answer.predicted} == {"ddp", "blocks", "mg-wfbp"}
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_servers_are_predicted_with_the_policies_that_only_they_carry(servers):
+    question = Question(PROFILE, Network.line(4, 100_000, 10**8), "server", servers, look=0, most=4, budget_ns=10**9)
+    answer = rank(question)
+    assert {"ddp", "blocks"} <= {each.choice.policy for each in answer.predicted}
+    assert all(policy_of(each.choice) for each in answer.predicted)
+
+
+def test_asked_as_a_process_it_answers_the_same():
+    question = Question(PROFILE, NETWORK, "all-reduce", 0, look=1, most=2, budget_ns=1)
+    command = [sys.executable, "-m", "gradlane.tune.ranking"]
+    done = subprocess.run(command, input=msgspec.json.encode(question), capture_output=True, check=True, timeout=60)
+    assert msgspec.json.decode(done.stdout, type=Answer).worth_trying[0] == rank(question).worth_trying[0]
+
+
+def profile_at(*ready):
+    tensors = tuple(TensorProfile(TensorSpec(f"t{n}", 4 * (n + 1)), at, 0) for n, at in enumerate(ready))
+    return Profile("m", "d", tensors, (Layer("l", 5),), 1000)
+
+
+def test_gradients_that_come_close_together_are_a_step():
+    profile = profile_at(100, 110, 120, 500, 990, 1000)
+    assert steps(profile) == (Step(120, 3, 4 + 8 + 12), Step(500, 1, 16), Step(1000, 2, 20 + 24))
+    assert [seen.ready_ns for seen in stepwise(profile).tensors] == [120, 120, 120, 500, 1000, 1000]
+    assert describe(profile) == (
+        "6 gradients in 3 steps over a backward pass of 1.00 us; the largest step is of 2 gradients, 44 B, at 1.00 us"
+    )
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=40).map(sorted))
+def test_steps_hold_every_gradient_once_and_none_is_ready_before_it_was(ready):
+    profile = profile_at(*ready)
+    found = steps(profile)
+    assert sum(step.tensors for step in found) == len(ready)
+    assert sum(step.size_bytes for step in found) == profile.size_bytes
+    assert all(after.ready_ns >= before for before, after in zip(ready, stepwise(profile).tensors, strict=True))
+    assert steps(stepwise(profile)) == found
