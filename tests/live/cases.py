@@ -94,3 +94,18 @@ def equals_ddp_with_streams(rank: int, world: int, eager: bool, **case: Any) -> 
     """As `equals_ddp`, with the CPU taken for a device with streams."""
     with streams_on_the_host(eager):
         return equals_ddp(rank, world, **case)
+
+
+def waits_for_the_device(rank: int, world: int, backend: Any) -> tuple[int, list[int]]:
+    """How many gradients there are, and how often the host waited for the device in each of eight steps."""
+    net = MODELS["convolutions"]()
+    opt = OPTIMIZERS["sgd"](net.parameters())
+    counts = []
+    options: dict[str, Any] = {"backend": backend, "timeout": 30, "profile_iterations": 2}
+    with streams_on_the_host(eager=True) as streams, gradlane.attach(net, opt, "wfbp", **options) as session:
+        for _ in range(8):
+            before = streams.waits[0]
+            train(net, net, opt, net.batch, 1, rank)
+            session.flush()
+            counts.append(streams.waits[0] - before)
+        return len(session.plan.tensors), counts

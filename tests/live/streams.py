@@ -35,7 +35,8 @@ class OnHost:
             while not end.over:
                 work, after, done = self._queue.pop(0)
                 for event in after:
-                    event.synchronize()
+                    if not event.query():
+                        event.synchronize()
                 work()
                 done.over = True
 
@@ -52,17 +53,29 @@ class End:
             self._stream.run_up_to(self)
 
 
+class _Reached(End):
+    """Where the script's own stream is."""
+
+    def __init__(self, waits: list[int]) -> None:
+        super().__init__(None)
+        self._waits = waits
+
+    def synchronize(self) -> None:
+        self._waits[0] += 1
+
+
 class HostStreams:
-    """What the script's own stream is given is done at once, as on any CPU."""
+    """What the script's own stream is given is done at once, as on any CPU. `waits[0]` is how often the host waited for it."""
 
     def __init__(self, eager: bool) -> None:
         self._eager = eager
+        self.waits = [0]
 
     def open(self) -> OnHost:
         return OnHost(self._eager)
 
     def so_far(self) -> Event:
-        return End(None)
+        return _Reached(self.waits)
 
     def join(self, event: Event) -> None:
         event.synchronize()
@@ -72,7 +85,8 @@ class HostStreams:
 
 
 @contextlib.contextmanager
-def streams_on_the_host(eager: bool) -> Iterator[None]:
+def streams_on_the_host(eager: bool) -> Iterator[HostStreams]:
     """Sessions attached inside take the CPU for a device with streams."""
-    with patch("gradlane.live.attachment.streams_of", lambda device: HostStreams(eager)):
-        yield
+    streams = HostStreams(eager)
+    with patch("gradlane.live.attachment.streams_of", lambda device: streams):
+        yield streams

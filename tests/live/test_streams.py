@@ -33,6 +33,15 @@ def test_a_device_with_streams_gives_the_bits_of_ddp(two_ranks, backend, eager):
     assert found == [{str(policy): [] for policy in POLICIES[backend]}] * 2
 
 
+@pytest.mark.parametrize("backend", POLICIES)
+def test_the_host_waits_for_the_device_at_each_gradient_of_a_measured_iteration_and_of_no_other(two_ranks, backend):
+    for gradients, waits in two_ranks.run("tests.live.cases:waits_for_the_device", backend=backend):
+        first, *measured, after = waits[0], waits[1], waits[2], waits[3:]
+        assert first == 0
+        assert all(count > gradients for count in measured)
+        assert sum(after) == 0
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 @pytest.mark.parametrize("policy", POLICIES["server"])
 def test_two_ranks_on_one_cuda_device_give_the_bits_of_ddp_over_servers(two_ranks, policy):

@@ -148,6 +148,13 @@ class Session:
     def _flush_for_state_dict(self, *_: Any, **__: Any) -> None:
         self.flush()
 
+    def _now(self, iteration: int) -> int:
+        """The time. A host runs ahead of a device with streams: in an iteration that is measured it waits for it first."""
+        reached = self._backend.so_far() if self._planner.measures(iteration) else None
+        if reached is not None:
+            reached.synchronize()
+        return now_ns()
+
     # -- forward ---------------------------------------------------------------------------------------
 
     def _before_forward(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
@@ -172,7 +179,7 @@ class Session:
         for name, param in self._frozen:
             if param.requires_grad:
                 raise JobError(f"{name} was frozen at attach and is trained now: close() the session and attach again")
-        now = now_ns()
+        now = self._now(self._exchange.iteration + 1)
         if self._forward_began_ns and self._exchange.iteration >= 0:
             self._recorder.add("step", self._exchange.iteration, -1, self._forward_began_ns, now)
         self._forward_began_ns = now
@@ -191,7 +198,7 @@ class Session:
     def _after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
         if not torch.is_grad_enabled() or inside_a_backward_pass():
             return
-        now = self._forward_ended_ns = now_ns()
+        now = self._forward_ended_ns = self._now(self._exchange.iteration + 1)
         self._recorder.add("forward", self._exchange.iteration + 1, -1, self._forward_began_ns, now)
         if not self._sync:
             return
@@ -204,8 +211,8 @@ class Session:
     def _parameter_used(self, tensor: int) -> None:
         """The first use of a watched parameter since it was watched."""
         self._owed.make_current(tensor)
-        now = now_ns()
         iteration = self._exchange.iteration + 1
+        now = self._now(iteration)
         self._recorder.add("use", iteration, tensor, now, now)
         if self._planner.measures(iteration):
             self._planner.builder.used(self._plan.tensors[tensor].name, now - self._forward_began_ns)
@@ -234,7 +241,7 @@ class Session:
                 self._take_up(changed)
         self._recorder.begin()
         self._in_backward = True
-        self._backward_began_ns = now_ns()
+        self._backward_began_ns = self._now(self._exchange.iteration + 1)
         self._fired = [0] * len(self._params)
         self._launched = [False] * len(self._params)
         self._exchange.begin()
@@ -273,13 +280,14 @@ class Session:
             torch.mul(gradient.detach(), self._scale, out=slot)
         param.grad = wrapper
         self._launched[tensor] = True
+        self._now(self._exchange.iteration)
         at = self._exchange.ready(tensor)
         if self._planner.measures(self._exchange.iteration):
             self._planner.builder.ready(self._plan.tensors[tensor].name, at - self._backward_began_ns)
 
     def _end(self) -> None:
         """The backward pass is over: what it did not produce contributes nothing."""
-        ended = now_ns()
+        ended = self._now(self._exchange.iteration)
         if self._counting:
             self._expected = [max(1, fired) for fired in self._fired]
             self._fires_in_a_pass = {spec.name: n for spec, n in zip(self._plan.tensors, self._expected, strict=True)}
@@ -308,7 +316,7 @@ class Session:
         self._exchange.check()
         if not self._in_backward:
             self._split_step(optimizer, defer=not self._needs_all(optimizer, args, kwargs) and self._crosses)
-        self._step_began_ns = now_ns()
+        self._step_began_ns = self._now(self._exchange.iteration)
 
     def _split_step(self, optimizer: torch.optim.Optimizer, defer: bool) -> None:
         """Leave in `.grad` what the optimizer may use now; hide, and owe, what has not arrived."""
@@ -334,7 +342,7 @@ class Session:
         return has_closure or hasattr(optimizer, "grad_scale")
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        now = now_ns()
+        now = self._now(self._exchange.iteration)
         self._owed.show_hidden(self._parameter_used)
         if self._exchange.iteration < 0:
             return
