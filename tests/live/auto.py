@@ -8,8 +8,6 @@ import signal
 import time
 from typing import Any
 
-import torch
-
 import gradlane
 from gradlane.core.chosen import Chosen
 from gradlane.core.plan import Plan
@@ -92,7 +90,7 @@ class AtRandom:
     def start(self, planner: Planner, recorder: Recorder) -> None:
         pass
 
-    def turn(self, planner: Planner, exchange: Exchange, backend: Backend, device: torch.device) -> Plan | None:
+    def turn(self, planner: Planner, exchange: Exchange, backend: Backend) -> Plan | None:
         if not self._words.is_due(exchange):
             return None
         word = policy = None
@@ -105,7 +103,7 @@ class AtRandom:
         if Word.CHANGE not in word:
             return None
         self.changes += 1
-        return planner.change(policy, device, backend, exchange.collective)
+        return planner.change(policy, backend, exchange.collective)
 
     def record(self) -> None:
         return None

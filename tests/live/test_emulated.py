@@ -11,8 +11,6 @@ import torch
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
 from gradlane.lab import emulated
-from gradlane.lab import spec as lab_spec
-from gradlane.live import servers
 from gradlane.live.device import Device, ThreadClock
 from gradlane.live.emulated import coefficient
 from tests.live import emulation
@@ -230,10 +228,6 @@ def test_real_steps_take_at_least_the_profiles_time() -> None:
     for _ in range(5):
         model().backward()
     assert 5 * 20_000_000 <= clock.now_ns() - began < 5_000_000_000
-
-
-def test_a_labs_ports_know_the_marks_of_the_transport() -> None:
-    assert lab_spec.DSCP == servers.DSCP
 
 
 def test_under_gradlane_and_ddp_two_ranks_learn_the_same_bits() -> None:
