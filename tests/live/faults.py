@@ -100,7 +100,7 @@ def another_order(rank: int, world: int, fault: str) -> tuple[str, str, list[str
         first, second, *rest = session.plan.sequence or ()
         session._exchange._dispatcher = Dispatcher(replace(session.plan, sequence=(second, first, *rest)))
     elif rank == 1:
-        session._exchange._rolling_hash += 1
+        session._exchange._rolling_hashes[0] += 1
     began, failed = time.monotonic(), JobError("nothing")
     try:
         while True:
