@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from gradlane.tune import catalog
 from tests.live.cases import differences
 from tests.live.ranks import Ranks
 from tests.live.test_commands import EXAMPLE, gradlane
-from tests.live.test_equality import GIVEN, OVER_SERVERS
+from tests.live.test_equality import GIVEN, KNOBS
+
+APART = [(name, KNOBS.get(name, {})) for name in catalog.names("parameter-server", apart=True)]
 
 
 class Served:
@@ -48,14 +51,14 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def test_every_policy_over_servers_of_their_own_equals_ddp_bit_for_bit(served: Served) -> None:
-    options = {"model": "tied-transformer", "optimizer": "adam", "policies": OVER_SERVERS, "network": GIVEN}
+    options = {"model": "tied-transformer", "optimizer": "adam", "policies": APART, "network": GIVEN}
     for found in served.ranks.run("tests.live.cases:equals_ddp", backend="server", servers=2, **options):
-        assert found == {str(policy): [] for policy in OVER_SERVERS}
+        assert found == {str(policy): [] for policy in APART}
     assert served.close() == [0, 0]
     texts = [path.read_text() for path in served.said]
     assert sorted(text.splitlines()[0].split()[2] for text in texts) == ["0", "1"]
     for text in texts:
-        assert text.count("all workers have left") >= len(OVER_SERVERS)
+        assert text.count("all workers have left") >= len(APART)
         assert text.splitlines()[-1].endswith("the job is over")
 
 
