@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 
@@ -62,8 +63,9 @@ def test_a_sender_that_leaves_and_one_that_says_too_much_end_the_check():
         listener = threading.Thread(target=listen)
         listener.start()
         with path._connect("127.0.0.1", port) as stranger:
-            stranger.sendall(said)
-            stranger.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # it may have hung up already
+                stranger.sendall(said)
+                stranger.shutdown(socket.SHUT_WR)
             listener.join(30)
         assert len(failures) == 1
         assert "the other end left, or says too much while listening on 127.0.0.1" in failures[0]
