@@ -54,7 +54,7 @@ class AllReduce:
         self._sockets: list[Sockets] = []  # by group: where its connections are among
         self._marks: list[Mark] = []
         self._open(1)
-        self._streams = streams
+        self._streams, self.has_streams = streams, streams is not None
         self._stream = None if streams is None else streams.open()
         self._ends: dict[int, Event] = {}
         self._expected: list[list[int]] = []

@@ -27,11 +27,12 @@ OnSent = Callable[[int], None]
 class Backend(Protocol):
     """What a session asks of whatever carries its messages.
 
-    needs_one_order: every rank must start
+    has_streams: what is reported done may still be queued on a device, see `join`. needs_one_order: every rank must start
     messages in one order, since what meets on the network is told apart by that alone. tells_sends: a message leaves
     its window when this rank's part has been sent; otherwise when its sum is there.
     """
 
+    has_streams: bool
     needs_one_order: bool
     tells_sends: bool
 

@@ -245,7 +245,9 @@ class Exchange:
 
     def has_arrived(self, tensor: int) -> bool:
         """Whether the sum of `tensor` is there, without waiting."""
-        return not self._parts[tensor] and all(self._backend.has_ended(message) for message in self._messages_of[tensor])
+        if self._parts[tensor]:
+            return False
+        return not self._backend.has_streams or all(self._backend.has_ended(message) for message in self._messages_of[tensor])
 
     def wait_for(self, tensor: int) -> None:
         """Return when the sum of `tensor` is in its slot (on a device: for whatever the stream does next)."""
@@ -253,7 +255,7 @@ class Exchange:
             began = now_ns()
             self.wait_until(lambda: not self._parts[tensor], f"the sum of {self.plan.tensors[tensor].name}")
             self._recorder.add("wait", self.iteration, tensor, began, now_ns())
-        if self.iteration >= 0:
+        if self._backend.has_streams and self.iteration >= 0:
             for message in self._messages_of[tensor]:
                 self._backend.join(message)
 
@@ -263,7 +265,7 @@ class Exchange:
             began = now_ns()
             self.wait_until(lambda: not any(self._parts), "the sums of this iteration")
             self._recorder.add("wait", self.iteration, -1, began, now_ns())
-        if self.iteration >= 0:
+        if self._backend.has_streams and self.iteration >= 0:
             for message in range(len(self.plan.messages)):
                 self._backend.join(message)
 

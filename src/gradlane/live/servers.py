@@ -80,7 +80,7 @@ class Servers:
         ranks = None if group is None else dist.get_process_group_ranks(group)
         only_of_devices = None if streams is None else "gloo"  # the job's own may be NCCL, which has no CPU tensors
         self._control: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), backend=only_of_devices)
-        self._streams = streams
+        self._streams, self.has_streams = streams, streams is not None
         self._staging = None if streams is None else Staging(streams)
         self._store, self._timeout_s, self._servers_store = store, timeout_s, servers_store
         world, rank = dist.get_world_size(group), dist.get_rank(group)

@@ -148,11 +148,15 @@ class Session:
     def _flush_for_state_dict(self, *_: Any, **__: Any) -> None:
         self.flush()
 
-    def _now(self, iteration: int) -> int:
-        """The time. A host runs ahead of a device with streams: in an iteration that is measured it waits for it first."""
+    def _catch_up(self, iteration: int) -> None:
+        """A host runs ahead of a device with streams: in an iteration that is measured it waits for it."""
         reached = self._backend.so_far() if self._planner.measures(iteration) else None
         if reached is not None:
             reached.synchronize()
+
+    def _now(self, iteration: int) -> int:
+        """The time, where the device is in an iteration that is measured."""
+        self._catch_up(iteration)
         return now_ns()
 
     # -- forward ---------------------------------------------------------------------------------------
@@ -280,7 +284,7 @@ class Session:
             torch.mul(gradient.detach(), self._scale, out=slot)
         param.grad = wrapper
         self._launched[tensor] = True
-        self._now(self._exchange.iteration)
+        self._catch_up(self._exchange.iteration)
         at = self._exchange.ready(tensor)
         if self._planner.measures(self._exchange.iteration):
             self._planner.builder.ready(self._plan.tensors[tensor].name, at - self._backward_began_ns)
