@@ -189,17 +189,20 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         """The links of a host up to the switch and down from it, as the lab makes them: with `scale`. None: unshaped."""
         rate = self.link_bits_per_second
         usual = None if rate is None else Link(max(rate // 8, 1))
-        own = next((entry for entry in self.unlike if entry.host == host), HostSpec(host))
+        own = self._own(host)
         return self._scaled(own.up or usual), self._scaled(own.down or usual)
 
     def delay_and_loss(self, host: int) -> tuple[int, int]:
         """What a host's link does to packets in each direction: delays them, in ns, and loses so many of a million."""
-        own = next((entry for entry in self.unlike if entry.host == host), HostSpec(host))
+        own = self._own(host)
         delay_ns = self.delay_ns if own.delay_ns is None else own.delay_ns
         return delay_ns, self.loss_ppm if own.loss_ppm is None else own.loss_ppm
 
     def compute_percent(self, host: int) -> int:
-        return next((entry.compute_percent for entry in self.unlike if entry.host == host), 100)
+        return self._own(host).compute_percent
+
+    def _own(self, host: int) -> HostSpec:
+        return next((entry for entry in self.unlike if entry.host == host), HostSpec(host))
 
     @property
     def is_shaped(self) -> bool:

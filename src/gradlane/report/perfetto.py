@@ -73,8 +73,9 @@ def chrome_trace(
         seen.add(pid)
         begin = begins[name if shared_clock else place]
         events += _process(pid, f"{name} rank {timeline.rank}".strip(), timeline, plan, layers, begin)
-    for name, place in runs.items() if links and shared_clock else ():
-        events += _counters(len(runs) * stride + place, f"{name} links".strip(), links or {}, begins[name], ends[name])
+    if links and shared_clock:
+        for name, place in runs.items():
+            events += _counters(len(runs) * stride + place, f"{name} links".strip(), links, begins[name], ends[name])
     return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
