@@ -22,7 +22,7 @@ from gradlane.tune import catalog
 from tests.live.cases import bits_of, differences
 from tests.live.loops import GIVEN, log_lines
 from tests.live.networks import counting_deferred_updates, slow_network
-from tests.live.tuned import Trained, digest_of, parts, step, under_ddp
+from tests.live.tuned import Trained, beside_ddp, parts, step, under_ddp
 
 AT_MOST = 20_000
 LIMIT_S = 60
@@ -32,23 +32,12 @@ def train(rank: int, world: int, **attach: Any) -> dict[str, Any]:
     """Train under auto until it has settled and a little longer; what differs from DDP, and what was found."""
     model, optimizer, generator = parts(rank)
     seen = Trained()
-    after = 10
     with log_lines() as lines, gradlane.attach(model, optimizer, "auto", timeout=20, **attach) as session:
-        while after:
-            assert len(seen.losses) < AT_MOST
-            seen.losses.append(step(model, model.batch, optimizer, generator))
-            seen.plans.append(session.plan.fingerprint)
-            session.flush()
-            seen.params.append(digest_of(model))
-            after -= not session.tuning
+        seen.until_settled(session, model, optimizer, generator, after=10, at_most=AT_MOST)
         seen.bits = bits_of(model, optimizer)
         chosen, timeline, plan = session.auto, session.timeline(), session.plan
-    reference = under_ddp(rank, len(seen.losses))
     return {
-        "differs": differences(reference.bits, seen.bits),
-        "losses": seen.losses == reference.losses,
-        "params": seen.params == reference.params,
-        "plans": seen.plans,
+        **beside_ddp(rank, seen),
         "plan": plan,
         "auto": chosen,
         "switches": [span.iteration for span in timeline.of("switch")],

@@ -35,6 +35,19 @@ class Trained:
         self.params: list[str] = []
         self.bits: dict[str, torch.Tensor] = {}
 
+    def until_settled(
+        self, session: Any, model: Mlp, optimizer: Any, generator: Any, *, after: int, at_most: int, flush: bool = True
+    ) -> None:
+        """Train until nothing is tried any more, and `after` steps longer. flush: see the parameters after each."""
+        while after:
+            assert len(self.losses) < at_most
+            self.losses.append(step(model, model.batch, optimizer, generator))
+            self.plans.append(session.plan.fingerprint)
+            if flush:
+                session.flush()
+                self.params.append(digest_of(model))
+            after -= not session.tuning
+
 
 def parts(rank: int) -> tuple[Mlp, torch.optim.Optimizer, torch.Generator]:
     torch.manual_seed(7)
@@ -66,6 +79,17 @@ def under_ddp(rank: int, steps: int) -> Trained:
     return seen
 
 
+def beside_ddp(rank: int, seen: Trained) -> dict[str, Any]:
+    """What differs from as many steps under DDP, and the plans."""
+    reference = under_ddp(rank, len(seen.losses))
+    return {
+        "differs": differences(reference.bits, seen.bits),
+        "losses": seen.losses == reference.losses,
+        "params": seen.params == reference.params,
+        "plans": seen.plans,
+    }
+
+
 def tune(
     rank: int,
     world: int,
@@ -93,24 +117,12 @@ def tune(
             model, optimizer, chosen, network=GIVEN, profile_iterations=1, timeout=20, tune=options, knobs=knobs, **attach
         ) as session,
     ):
-        after = AFTER
-        while after:
-            assert len(seen.losses) < AT_MOST
-            seen.losses.append(step(model, model.batch, optimizer, generator))
-            seen.plans.append(session.plan.fingerprint)
-            if flush:
-                session.flush()
-                seen.params.append(digest_of(model))
-            after -= not session.tuning
+        seen.until_settled(session, model, optimizer, generator, after=AFTER, at_most=AT_MOST, flush=flush)
         session.flush()
         seen.bits = bits_of(model, optimizer)
         tuned = session.tuned
-    reference = under_ddp(rank, len(seen.losses))
     return {
-        "differs": differences(reference.bits, seen.bits),
-        "losses": seen.losses == reference.losses,
-        "params": seen.params == reference.params,
-        "plans": seen.plans,
+        **beside_ddp(rank, seen),
         "tuned": tuned,
         "deferred": sum(deferred),
         "lines": lines,
