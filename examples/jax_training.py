@@ -11,14 +11,13 @@ XLA can run it, so a layer's wait is given what the layer before has computed.
 from __future__ import annotations
 
 import functools
-import multiprocessing
 from multiprocessing.connection import Connection
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
-from numpy_training import LAYERS, RATE, STEPS, WORLD, batch, meet, parameters, the_plan
+from numpy_training import LAYERS, RATE, STEPS, WORLD, batch, meet, parameters, the_plan, train_in_processes
 
 from gradlane.plugin import Core, NodeSums
 
@@ -109,27 +108,12 @@ def alone() -> list[np.ndarray]:
 
 
 def main() -> None:
-    context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
-    for rank in range(WORLD):
-        ours, theirs = context.Pipe()
-        processes.append(context.Process(target=worker, args=(rank, theirs), daemon=True))
-        processes[-1].start()
-        theirs.close()  # so that the end of a process is noticed here
-        pipes.append(ours)
-    ports = [pipe.recv() for pipe in pipes]
-    for pipe in pipes:
-        pipe.send(ports)
-    results = [pipe.recv() for pipe in pipes]
-    for process in processes:
-        process.join()
-    for step in range(0, STEPS, 20):
-        print(f"step {step}: loss {np.mean([losses[step] for losses, _ in results]):.3f}")
+    trained = train_in_processes(worker)
     expected = alone()
     furthest = max(
-        float(np.abs(one - other).max()) for _, trained in results for one, other in zip(trained, expected, strict=True)
+        float(np.abs(one - other).max()) for weights in trained for one, other in zip(weights, expected, strict=True)
     )
-    equal = all(np.array_equal(one, other) for one, other in zip(results[0][1], results[1][1], strict=True))
+    equal = all(np.array_equal(one, other) for one, other in zip(*trained, strict=True))
     print(f"weights {'equal' if equal else 'differ'} on both ranks, and within {furthest:.1e} of those of one process")
 
 

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import itertools
 import multiprocessing
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -150,7 +151,8 @@ def alone() -> list[np.ndarray]:
     return weights
 
 
-def main() -> None:
+def train_in_processes(worker: Callable[[int, Connection], None]) -> list[list[np.ndarray]]:
+    """Run `worker` as every rank, let them meet, and print the losses; returns the weights of each."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for rank in range(WORLD):
@@ -162,13 +164,18 @@ def main() -> None:
     ports = [pipe.recv() for pipe in pipes]
     for pipe in pipes:
         pipe.send(ports)
-    trained = [pipe.recv() for pipe in pipes]
+    results = [pipe.recv() for pipe in pipes]
     for process in processes:
         process.join()
     for step in range(0, STEPS, 20):
-        print(f"step {step}: loss {np.mean([losses[step] for losses, _ in trained]):.3f}")
+        print(f"step {step}: loss {np.mean([losses[step] for losses, _ in results]):.3f}")
+    return [weights for _, weights in results]
+
+
+def main() -> None:
+    trained = train_in_processes(worker)
     expected = alone()
-    same = all(np.array_equal(one, other) for _, weights in trained for one, other in zip(weights, expected, strict=True))
+    same = all(np.array_equal(one, other) for weights in trained for one, other in zip(weights, expected, strict=True))
     print("weights equal to those of one process, bit for bit" if same else "weights differ")
 
 
