@@ -15,7 +15,7 @@ import pytest
 
 from gradlane import lab
 from gradlane.errors import InputError
-from gradlane.lab import LabSpec
+from gradlane.lab import LabSpec, awake
 
 HERE = Path(__file__).parent
 LIMIT_SECONDS = 20
@@ -91,6 +91,23 @@ json.dump([names, own, sorted(heard)], open({str(tmp_path)!r} + "/" + str(rank),
     assert len(namespaces) == 4
 
 
+@pytest.mark.skipif(not awake.sleepy(), reason="no virtual machine, or its processors are rationed")
+def test_processors_of_a_virtual_machine_are_kept_awake_by_what_gives_way() -> None:
+    # a rank that sleeps would leave them idle
+    program = """
+import os, time
+def idle_s():
+    with open("/proc/stat") as lines:
+        fields = [line.split() for line in lines if line.startswith("cpu")]
+    return {name[3:]: int(rest[3]) / os.sysconf("SC_CLK_TCK") for name, *rest in fields}
+before = idle_s()
+time.sleep(1)
+after = idle_s()
+print(max(after[str(each)] - before[str(each)] for each in os.sched_getaffinity(0)))
+"""
+    assert float(run_lab("--hosts", "1", *python(program)).stdout) < 0.5
+
+
 def test_a_link_keeps_its_rate_both_ways_at_once() -> None:
     # the machine may be busy with other tests just then: the best of three counts
     shares: list[float] = []
@@ -124,6 +141,28 @@ def test_output_of_rank_0_comes_as_it_is_and_that_of_others_with_their_rank() ->
     assert sorted(lines) == ["[1] out 1", "[1] unfinished", "out 0"]
     assert lines.index("[1] out 1") < lines.index("[1] unfinished")
     assert sorted(done.stderr.splitlines()) == ["[1] err 1", "err 0"]
+
+
+def test_no_line_comes_between_two_parts_of_another(tmp_path: Path) -> None:
+    # `python -u` writes a line and its end apart; rank 0 does so until rank 1 has printed all of its own
+    program = f"""
+import os
+from pathlib import Path
+done = Path({str(tmp_path / "done")!r})
+if os.environ["RANK"] == "1":
+    for _ in range(2000):
+        print("x" * 50)
+    done.touch()
+while not done.exists():
+    print("x" * 50)
+"""
+    lines = run_lab("--hosts", "2", "--timeout", str(LIMIT_SECONDS), *python(program)).stdout.splitlines()
+    assert lines.count("[1] " + "x" * 50) == 2000
+    assert set(lines) == {"x" * 50, "[1] " + "x" * 50}
+
+
+def test_a_last_line_without_end_stays_without_one() -> None:
+    assert run_lab("--hosts", "1", "printf", "unfinished").stdout == "unfinished"
 
 
 def test_time_is_up(held) -> None:

@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,7 @@ def _examine_here() -> list[Finding]:
     if entered and trial.findings[0].works:
         _examine_network(trial)
     _examine_sockets(trial)
+    trial("timers", "rates of links, emulated devices; on virtual machines a lab keeps the processors awake", _lateness)
     trial("run delay in schedstat", "emulated devices tell waiting from being preempted", _run_delay)
     trial("memory that goes with its process", "what the lab's init tells", lambda: os.close(os.memfd_create("doctor")), True)
     trial("process descriptors", "ends of ranks", lambda: os.close(os.pidfd_open(os.getpid())), needed=True)
@@ -169,6 +171,17 @@ def _examine_sockets(trial: _Trial) -> None:
     trial("SO_MAX_PACING_RATE", "other traffic of a rate", option(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, 10**6))
     trial("SO_PRIORITY", "", option(socket.SOL_SOCKET, socket.SO_PRIORITY, 6))
     trial("IP_TOS", "a flow's priority class", option(socket.IPPROTO_IP, socket.IP_TOS, 0xE0))
+
+
+def _lateness() -> str:
+    """As it is without a lab; of sleeps as long as a packet takes at 50 Mbit/s."""
+    late_us = []
+    for _ in range(200):
+        due_ns = time.monotonic_ns() + 250_000
+        time.sleep(250e-6)
+        late_us.append((time.monotonic_ns() - due_ns) / 1e3)
+    late_us.sort()
+    return f"{late_us[100]:.0f} us late in the median, {late_us[180]:.0f} one time in ten"
 
 
 def _run_delay() -> str:

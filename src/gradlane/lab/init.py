@@ -6,7 +6,7 @@
                 |- rank 0
                 |- rank 1 ...
                 |- servers, other traffic
-                `- what changes rates, and what samples links
+                `- what changes rates, samples links, keeps processors awake
 
 Each of keeper and init dies with its parent (PR_SET_PDEATHSIG), and with init the kernel kills all that is in its PID
 namespace, whoever its parent has become. Network namespaces and the links in them go with the last process inside.
@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 
 from gradlane.errors import InputError, LabError
-from gradlane.lab import changes, gauges, kernel, ranks, wires
+from gradlane.lab import awake, changes, gauges, kernel, ranks, wires
 from gradlane.lab.messages import Job, Outcome, Report
 from gradlane.lab.processes import processes
 from gradlane.lab.relay import relay
@@ -101,6 +101,8 @@ def _helpers(job: Job, network: wires.Wires) -> dict[int, str]:
     if job.samples is not None:
         path = job.samples
         helpers[_fork(lambda: gauges.record(job.spec, network, path))] = "the process that samples links"
+    for processor in awake.sleepy():
+        helpers[_fork(lambda processor=processor: awake.stay(processor))] = "a process that keeps a processor awake"  # type: ignore[misc]
     return helpers
 
 

@@ -18,7 +18,7 @@ class Process(NamedTuple):
     """One process of a lab.
 
     `rank` is its place among the ranks of all jobs, None for whatever else runs; the lab ends when all ranks have.
-    `prefix` stands before each line that it prints; None: it has the launcher's own streams.
+    `prefix` stands before each line that it prints; None: its lines come as they are, and a terminal is its own.
     """
 
     title: str

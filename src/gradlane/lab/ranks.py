@@ -52,7 +52,10 @@ def run(job: Job, everything: Sequence[Process], helpers: dict[int, str], wires:
 
 
 class _Pipe:
-    """One stream of one rank: whole lines are passed on, each with the rank before it."""
+    """One stream of one rank: whole lines are passed on, each with the rank before it; without a prefix, as they are.
+
+    Only the launcher writes where ranks' lines meet, so that none comes between two parts of another.
+    """
 
     def __init__(self, stream: IO[bytes], prefix: bytes, target_fd: int) -> None:
         self._stream = stream  # kept, since it owns the descriptor
@@ -72,18 +75,17 @@ class _Pipe:
             if not data:
                 return False
             *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-            self._write(lines)
+            self._write(b"".join(b"%s%s\n" % (self._prefix, line) for line in lines))
             if len(self._unfinished) > _LONGEST_LINE_BYTES:
                 self.flush()
 
     def flush(self) -> None:
         """Pass on a last line that nothing ended."""
         if self._unfinished:
-            self._write([self._unfinished])
+            self._write(b"%s%s%s" % (self._prefix, self._unfinished, b"\n" if self._prefix else b""))
             self._unfinished = b""
 
-    def _write(self, lines: list[bytes]) -> None:
-        rest = b"".join(b"%s%s\n" % (self._prefix, line) for line in lines)
+    def _write(self, rest: bytes) -> None:
         while rest:
             try:
                 rest = rest[os.write(self._target_fd, rest) :]
@@ -145,6 +147,9 @@ class _Watch:
         # as torchrun's `python -u`: lines through a pipe come when they are printed
         environment.setdefault("PYTHONUNBUFFERED", "1")
         environment.update(process.environment)
+        # a terminal is left to the first rank, whose progress and questions are for people
+        first = process.prefix is None
+        targets = [None if first and os.isatty(fd) else fd for fd in (1, 2)]
         host = process.host
 
         def enter_host() -> None:
@@ -154,14 +159,13 @@ class _Watch:
             if not ignores_interrupt:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-        inherited = process.prefix is None
         try:
             popen = subprocess.Popen(
                 process.command,
                 env=environment,
-                stdin=None if inherited else subprocess.DEVNULL,
-                stdout=None if inherited else subprocess.PIPE,
-                stderr=None if inherited else subprocess.PIPE,
+                stdin=None if first else subprocess.DEVNULL,
+                stdout=None if targets[0] is None else subprocess.PIPE,
+                stderr=None if targets[1] is None else subprocess.PIPE,
                 preexec_fn=enter_host,
             )
         except OSError as error:
@@ -173,8 +177,8 @@ class _Watch:
         pidfd = os.pidfd_open(popen.pid)
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._on_exit(running, pidfd))
         prefix = (process.prefix or "").encode()
-        for stream, target_fd in ((popen.stdout, 1), (popen.stderr, 2)):
-            if stream is not None:
+        for stream, target_fd in zip((popen.stdout, popen.stderr), targets, strict=True):
+            if stream is not None and target_fd is not None:
                 pipe = _Pipe(stream, prefix, target_fd)
                 self._pipes.append(pipe)
                 self._selector.register(pipe.fd, selectors.EVENT_READ, lambda pipe=pipe: self._on_output(pipe))
