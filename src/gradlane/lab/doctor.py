@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from gradlane.errors import LabError
-from gradlane.lab import kernel
+from gradlane.lab import awake, kernel
 from gradlane.lab.relay import open_end
 from gradlane.lab.shaping import open_routes, shape
 from gradlane.lab.spec import LabSpec
@@ -89,7 +89,9 @@ def _examine_here() -> list[Finding]:
     if entered and trial.findings[0].works:
         _examine_network(trial)
     _examine_sockets(trial)
-    trial("timers", "rates of links, emulated devices; on virtual machines a lab keeps the processors awake", _lateness)
+    trial("timers", "rates of links, emulated devices", _lateness)
+    if trial("processors that do not sleep", "timers on time, on virtual machines above all", awake.stay):
+        trial("timers, then", "as they are in a lab", _lateness)
     trial("run delay in schedstat", "emulated devices tell waiting from being preempted", _run_delay)
     trial("memory that goes with its process", "what the lab's init tells", lambda: os.close(os.memfd_create("doctor")), True)
     trial("process descriptors", "ends of ranks", lambda: os.close(os.pidfd_open(os.getpid())), needed=True)
@@ -174,7 +176,7 @@ def _examine_sockets(trial: _Trial) -> None:
 
 
 def _lateness() -> str:
-    """As it is without a lab; of sleeps as long as a packet takes at 50 Mbit/s."""
+    """Of sleeps as long as a packet takes at 50 Mbit/s."""
     late_us = []
     for _ in range(200):
         due_ns = time.monotonic_ns() + 250_000

@@ -6,7 +6,7 @@
                 |- rank 0
                 |- rank 1 ...
                 |- servers, other traffic
-                `- what changes rates, samples links, keeps processors awake
+                `- what changes rates, and what samples links
 
 Each of keeper and init dies with its parent (PR_SET_PDEATHSIG), and with init the kernel kills all that is in its PID
 namespace, whoever its parent has become. Network namespaces and the links in them go with the last process inside.
@@ -72,6 +72,8 @@ def _hold(job: Job, command: list[str], started: float, ignores_interrupt: bool)
         if job.announce:
             print(_announcement(job.spec, network.congestion_control, setup_seconds), file=sys.stderr, flush=True)
         exits = ranks.Exits((), 0, None)
+        with suppress(OSError):
+            awake.stay()
         if command or job.spec.jobs:
             everything = processes(job.spec, command, network.congestion_control)
             exits = ranks.run(job, everything, _helpers(job, network), network, ignores_interrupt)
@@ -101,8 +103,6 @@ def _helpers(job: Job, network: wires.Wires) -> dict[int, str]:
     if job.samples is not None:
         path = job.samples
         helpers[_fork(lambda: gauges.record(job.spec, network, path))] = "the process that samples links"
-    for processor in awake.sleepy():
-        helpers[_fork(lambda processor=processor: awake.stay(processor))] = "a process that keeps a processor awake"  # type: ignore[misc]
     return helpers
 
 
