@@ -29,4 +29,4 @@ def follow(spec: LabSpec, wires: Wires, began_ns: int) -> None:
     for at_ns, host, is_up, rate in sorted(steps):
         time.sleep(max(0, began_ns + at_ns - time.monotonic_ns()) / 1e9)
         where, index = ends[host, is_up]
-        change(where, index, rate, spec, f"{'up' if is_up else 'down'} link of host{host}")
+        change(where, index, rate, spec, f"{'up' if is_up else 'down'} link of host{host}", is_host=is_up)

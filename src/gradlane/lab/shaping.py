@@ -24,6 +24,9 @@ _FIRST_CLASS = 0x1_0010
 _IPV4 = 0x0800
 _ETHERNET_HEADER_BYTES = 14
 _LEAST_QUEUE_PACKETS = 32
+# Linux's own for a network card (txqueuelen). A host's TCP keeps its queue short by itself (TCP small queues) and takes a packet
+# that its own queue drops for one that it could not send: a connection with nothing else on its way then waits for 0.2 s.
+_HOST_QUEUE_PACKETS = 1000
 # What HTB lets go at once, as a time at the link's rate. A smaller one follows the rate more closely and costs more
 # wake-ups; 0.5 ms is 62 kB at 1 Gbit/s, about the largest packet that TCP hands down.
 _BURST_SECONDS = 0.000_5
@@ -66,12 +69,12 @@ def most_segments(bytes_per_second: int, mtu_bytes: int) -> int:
     return min(max(int(bytes_per_second * _BURST_SECONDS) // mtu_bytes, 2), _MOST_SEGMENTS)
 
 
-def shape(where: Any, index: int, bytes_per_second: int, spec: LabSpec, name: str) -> None:
-    """Put the whole tree on an interface that has none yet."""
+def shape(where: Any, index: int, bytes_per_second: int, spec: LabSpec, name: str, *, is_host: bool = False) -> None:
+    """Put the whole tree on an interface that has none yet; is_host: the host's end of a link, not the switch's."""
     with step(f"a queueing discipline on {name} (RTM_NEWQDISC, kind htb)"):
         unmarked = _LINK_CLASS if spec.network_classes == 1 else _FIRST_CLASS + spec.network_classes - 1
         where.tc("add", "htb", index, _HTB, default=unmarked & 0xFFFF)
-    _set("add", where, index, bytes_per_second, spec, name)
+    _set("add", where, index, bytes_per_second, spec, name, is_host)
     for precedence in range(1, 8):
         place = class_of(precedence, spec.network_classes)
         if place < spec.network_classes - 1:
@@ -82,15 +85,16 @@ def shape(where: Any, index: int, bytes_per_second: int, spec: LabSpec, name: st
                 where.tc("add-filter", "u32", index, prio=precedence, keys=keys, **to)
 
 
-def change(where: Any, index: int, bytes_per_second: int, spec: LabSpec, name: str) -> None:
+def change(where: Any, index: int, bytes_per_second: int, spec: LabSpec, name: str, *, is_host: bool) -> None:
     """Give a shaped interface another rate, and its queues the length that goes with it; what is in them stays."""
-    _set("change", where, index, bytes_per_second, spec, name)
+    _set("change", where, index, bytes_per_second, spec, name, is_host)
 
 
-def _set(how: str, where: Any, index: int, bytes_per_second: int, spec: LabSpec, name: str) -> None:
+def _set(how: str, where: Any, index: int, bytes_per_second: int, spec: LabSpec, name: str, is_host: bool) -> None:
     largest = spec.mtu_bytes + _ETHERNET_HEADER_BYTES
     burst = max(int(bytes_per_second * _BURST_SECONDS), 2 * largest)
-    queue = max(bytes_per_second * spec.queue_ns // 10**9, _LEAST_QUEUE_PACKETS * largest)
+    least = _HOST_QUEUE_PACKETS if is_host else _LEAST_QUEUE_PACKETS
+    queue = max(bytes_per_second * spec.queue_ns // 10**9, least * largest)
     # quantum divides between classes of one priority, of which there is one; unset, the kernel warns about its default
     common = {"cburst": burst, "quantum": largest, "mtu": largest}
     with step(f"a shaped class on {name} (RTM_NEWTCLASS, kind htb)"):

@@ -104,7 +104,7 @@ def _add_link(inside: Any, switch: Any, switch_fd: int, bridge: int, host: int, 
         end = inside.link_lookup(ifname=INTERFACE)[0]
         port = switch.link_lookup(ifname=port_at_switch)[0]
     if up is not None:
-        shape(inside, end, up.at(0)[0], spec, f"{INTERFACE} of {port_at_switch}")
+        shape(inside, end, up.at(0)[0], spec, f"{INTERFACE} of {port_at_switch}", is_host=True)
     if down is not None:
         shape(switch, port, down.at(0)[0], spec, f"the switch's port to {port_at_switch}")
     with step(f"connecting {port_at_switch} to the bridge (RTM_SETLINK)"):

@@ -46,7 +46,8 @@ from gradlane.units import format_bytes
 log = logging.getLogger("gradlane")
 
 _FOR_EVER_S = 10**6.0
-_STREAM = 4  # messages under way at once where the network is measured
+# messages of a stream in which the network is measured, and how many of them are under way at once
+_STREAM, _UNDER_WAY = 16, 4
 
 
 class Servers:
@@ -160,27 +161,31 @@ class Servers:
     def measure(self) -> Network:
         """As `Backend.measure`, of messages in a stream: what comes back of one passes what goes of the next.
 
-        A message alone cannot hide its way back, and would make the links look slower than they are.
+        A message alone cannot hide its way back, and where a stream ends one link waits for another: either would make the
+        links look slower than they are.
         """
         beside: list[torch.Tensor] = []
 
         def sum_a_stream(data: torch.Tensor) -> None:
             if not beside or beside[0].shape != data.shape:
-                beside[:] = [torch.zeros_like(data) for _ in range(_STREAM - 1)]
-            self._sum([data, *beside])
+                beside[:] = [torch.zeros_like(data) for _ in range(_UNDER_WAY - 1)]
+            self._sum_in_turn([data, *beside])
 
-        samples = sweep(self._control, self.control_device, all_reduce=sum_a_stream)
+        samples = sweep(self._control, self.control_device, repeats=3, all_reduce=sum_a_stream)
         each = [(size_bytes, duration_ns // _STREAM) for size_bytes, duration_ns in samples]
         return fit_network(each, workers=dist.get_world_size(self._control), source="measured at attach, server")
 
-    def _sum(self, parts: Sequence[torch.Tensor]) -> None:
-        tensors = range(self._next, self._next + len(parts))
-        self._next = tensors.stop
-        for tensor, part in zip(tensors, parts, strict=True):
+    def _sum_in_turn(self, parts: Sequence[torch.Tensor]) -> None:
+        """A stream of sums, each of which takes the place of the first that was begun."""
+        first = self._next
+        self._next += _STREAM
+        for place in range(_STREAM):
+            tensor, part = first + place, parts[place % len(parts)]
+            if place >= len(parts):
+                self._node.wait(tensor - len(parts), self._timeout_s)
             self._node.define(tensor, part.data_ptr(), part.numel() * part.element_size(), _dtype(part))
-        for tensor in tensors:
             self._node.push(tensor, notify=False)
-        for tensor in tensors:
+        for tensor in range(self._next - len(parts), self._next):
             self._node.wait(tensor, self._timeout_s)
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
