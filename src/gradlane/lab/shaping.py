@@ -24,8 +24,8 @@ _FIRST_CLASS = 0x1_0010
 _IPV4 = 0x0800
 _ETHERNET_HEADER_BYTES = 14
 _LEAST_QUEUE_PACKETS = 32
-# Linux's own for a network card (txqueuelen). A host's TCP keeps its queue short by itself (TCP small queues) and takes a packet
-# that its own queue drops for one that it could not send: a connection with nothing else on its way then waits for 0.2 s.
+# Linux's own for a network card (txqueuelen). A host's TCP keeps its queue short by itself (TCP small queues) and takes a
+# packet that its own queue drops for one that it could not send: a connection with nothing else on its way then waits 0.2 s.
 _HOST_QUEUE_PACKETS = 1000
 # What HTB lets go at once, as a time at the link's rate. A smaller one follows the rate more closely and costs more
 # wake-ups; 0.5 ms is 62 kB at 1 Gbit/s, about the largest packet that TCP hands down.

@@ -97,10 +97,11 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Hosts around one switch.
 
-    A link is shaped to `link_bits_per_second` in each direction by itself (Ethernet headers count, as on a real
-    port), with a queue of `queue_ns` at that rate at the switch's port before it drops, and at the host's end one as long as
-    Linux gives a network card; None leaves links as fast as the processor. Hosts in `unlike` have links of their own. With `network_classes` above 1, both ends of each link serve a packet of a more
-    urgent class before any of a less urgent one; a packet's class is its DSCP's class selector (`type_of_service`).
+    A link is shaped to `link_bits_per_second` in each direction by itself (Ethernet headers count, as on a real port); None
+    leaves links as fast as the processor. A switch's port drops what would wait longer than `queue_ns` at its rate; a host's
+    own end has a queue as long as Linux gives a network card. Hosts in `unlike` have links of their own. With
+    `network_classes` above 1, both ends of each link serve a packet of a more urgent class before any of a less urgent
+    one; a packet's class is its DSCP's class selector (`type_of_service`).
 
     Each link delays packets by `delay_ns` in each direction, so that from host to host it is twice that, and loses so many of a
     million as `loss_ppm` says, drawn from a seed.
