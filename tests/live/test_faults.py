@@ -153,6 +153,12 @@ def test_a_killed_rank_is_named_by_all_others_which_end_soon(start, culprit, bac
 
 
 @both
+def test_an_exception_within_attach_ends_the_rank_with_it(start, backend):
+    (end,) = start(2, 0, "raise-in-attach", 0, backend).ends([0], within_s=15)
+    assert (end.code, end.error) == (1, "ValueError: no control channel")
+
+
+@both
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_stopped_rank_is_named_by_all_others_after_two_and_a_half_seconds(start, culprit, backend):
     job = start(3, FOR_EVER, "none", culprit, backend)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.tuned import Tuned
-from gradlane.errors import InputError, PlanError, UnsupportedError
+from gradlane.errors import InputError, JobError, PlanError, UnsupportedError
 from gradlane.live import agree
 from gradlane.live.admission import Optimizers, as_list, copy_from_rank_0, trained_parameters
 from gradlane.live.allreduce import AllReduce
@@ -204,33 +205,46 @@ def attach(
             servers_store=overridden.servers_store,
             weight=weight,
         )
-    buffers = [buffer for buffer in model.buffers() if buffer.numel() > 0]
-    copy_from_rank_0([param for param in model.parameters() if param.numel() > 0] + buffers, process_group)
-    guess = _unmeasured_profile(type(model).__name__, str(device), specs)
-    first_plan = policies.get("ddp").plan(guess, Network.line(world, 0, 10**9))
-    first_plan = first_plan.with_sequence(tuple(range(len(first_plan.messages))))
-    if network is None:
-        network = carrier.measure()
-    needs_sequence = carrier.needs_one_order and order == "planned"
-    session = Session(
-        model,
-        params,
-        optimizers,
-        planner=Planner(start, network, profile, specs, iterations, needs_sequence, until_stable),
-        turns=turns,
-        first_plan=first_plan,
-        coordinated=order == "coordinator",
-        may_cross=may_cross,
-        rank=rank,
-        world=world,
-        timeout_s=timeout,
-        backend=carrier,
-        peers=partial(Peers, store, rank, world, timeout),
-        buffers=BufferSync(buffers, process_group, rank, timeout) if broadcast_buffers and buffers else None,
-    )
+    with _given_back_on_failure(carrier):
+        buffers = [buffer for buffer in model.buffers() if buffer.numel() > 0]
+        copy_from_rank_0([param for param in model.parameters() if param.numel() > 0] + buffers, process_group)
+        guess = _unmeasured_profile(type(model).__name__, str(device), specs)
+        first_plan = policies.get("ddp").plan(guess, Network.line(world, 0, 10**9))
+        first_plan = first_plan.with_sequence(tuple(range(len(first_plan.messages))))
+        if network is None:
+            network = carrier.measure()
+        needs_sequence = carrier.needs_one_order and order == "planned"
+        session = Session(
+            model,
+            params,
+            optimizers,
+            planner=Planner(start, network, profile, specs, iterations, needs_sequence, until_stable),
+            turns=turns,
+            first_plan=first_plan,
+            coordinated=order == "coordinator",
+            may_cross=may_cross,
+            rank=rank,
+            world=world,
+            timeout_s=timeout,
+            backend=carrier,
+            peers=partial(Peers, store, rank, world, timeout),
+            buffers=BufferSync(buffers, process_group, rank, timeout) if broadcast_buffers and buffers else None,
+        )
     keep(session)
     session.on_close(before=_leave_files, after=forget)
     return session
+
+
+@contextmanager
+def _given_back_on_failure(carrier: Backend) -> Iterator[None]:
+    """The carrier's threads end with what went wrong, and so do the other ranks; left to the interpreter's end, a thread of
+    the data plane would abort the process.
+    """
+    try:
+        yield
+    except BaseException as error:
+        carrier.close(error if isinstance(error, JobError) else JobError(f"attach failed: {error!r}"))
+        raise
 
 
 # -- what is refused, and why ----------------------------------------------------------------------------

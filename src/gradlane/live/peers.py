@@ -122,6 +122,7 @@ class Peers:
         self._on_failure, self._on_choice, self._on_left, self._on_turn = on_failure, on_choice, on_left, on_turn
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, _Connection] = {}  # by rank
+        self._met: set[int] = set()  # rank 0: who has come, were it to leave again at once
         self._strangers: list[_Connection] = []
         self._hashes: dict[int, dict[int, int]] = {}  # rank 0: iteration -> rank -> hash
         self._listener: socket.socket | None = None
@@ -146,9 +147,9 @@ class Peers:
         self._selector.register(self._listener, selectors.EVENT_READ)
         store.set("peers", f"{address} {self._listener.getsockname()[1]} {token}")
         deadline = time.monotonic() + timeout_s
-        while len(self._connections) < self._world - 1:
+        while len(self._met) < self._world - 1:
             if time.monotonic() > deadline:
-                missing = sorted(set(range(1, self._world)) - set(self._connections))
+                missing = sorted(set(range(1, self._world)) - self._met)
                 self._release()
                 raise CommunicationError(
                     f"rank 0 listens on {address} for the control channel and ranks {missing} did not connect within "
@@ -260,8 +261,9 @@ class Peers:
 
     def _greet(self, connection: _Connection, frame: Frame, rank: int, payload: bytes) -> None:
         known = frame is Frame.HELLO and secrets.compare_digest(payload, self._token)
-        if not known or not 0 < rank < self._world or rank in self._connections:
+        if not known or not 0 < rank < self._world or rank in self._met:
             raise ValueError("a stranger")
+        self._met.add(rank)
         connection.rank = rank
         self._strangers.remove(connection)
         self._connections[rank] = connection

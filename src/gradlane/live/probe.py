@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from gradlane.core.network import Network, Sharing
 from gradlane.tune.fit import fit_network
+from gradlane.units import NS_PER_SECOND
 
 QUICK_SIZES = tuple(4096 * 4**power for power in range(6))  # 4 KiB .. 4 MiB
 STREAM = 8  # messages
@@ -31,28 +32,36 @@ def sweep(
     """(size_bytes, duration_ns) of single all-reduces, each rank at once; the same list on every rank.
 
     all_reduce: what is measured, where it is not torch.distributed's in `group`.
-    A first one of each size is not counted. Sizes are swept in ascending order until the budget is spent,
-    but never fewer than three; that it is spent is agreed upon, so that ranks stop alike. Durations
-    are the largest over ranks, since a sum ends when its last rank has it.
+    A first one of each size is not counted. Sizes grow until what is left of the budget would not do for the next one too,
+    but there are never fewer than three; that is agreed upon, so that ranks stop alike. Then they are repeated in turns, so
+    that what disturbs the machine for a while disturbs no size alone. Durations are the largest over ranks, since a sum
+    ends when its last rank has it.
     """
     all_reduce = all_reduce or (lambda data: _sum(group, device, [data]))
-    samples: list[tuple[int, int]] = []
-    began = time.monotonic()
-    for index, size_bytes in enumerate(sizes):
-        data = torch.zeros(size_bytes // 4, device=device)
-        durations = []
-        for repeat in range(repeats + 1):
-            _wait(device)
-            start = time.monotonic_ns()
-            all_reduce(data)
-            _wait(device)
-            if repeat > 0:
-                durations.append(time.monotonic_ns() - start)
-        shared = torch.tensor([*durations, int(time.monotonic() - began > budget_s)], dtype=torch.int64, device=device)
+
+    def timed(data: torch.Tensor) -> int:
+        _wait(device)
+        start = time.monotonic_ns()
+        all_reduce(data)
+        _wait(device)
+        return time.monotonic_ns() - start
+
+    def slowest(durations: list[int]) -> list[int]:
+        shared = torch.tensor(durations, dtype=torch.int64, device=device)
         dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
-        samples += [(size_bytes, int(duration)) for duration in shared[:-1].tolist()]
-        if index >= 2 and int(shared[-1]):
+        return [int(duration) for duration in shared.tolist()]
+
+    swept: list[torch.Tensor] = []
+    spent_ns = 0
+    for size_bytes in sizes:
+        if len(swept) >= 3 and spent_ns * (repeats + 1) > budget_s * NS_PER_SECOND:
             break
+        swept.append(torch.zeros(size_bytes // 4, device=device))
+        spent_ns += slowest([timed(swept[-1])])[0]
+    samples: list[tuple[int, int]] = []
+    for _ in range(repeats):
+        durations = slowest([timed(data) for data in swept])
+        samples += [(data.numel() * 4, duration) for data, duration in zip(swept, durations, strict=True)]
     return samples
 
 
@@ -62,13 +71,15 @@ def sweep_streams(
     """(size_bytes, messages, duration_ns) of all-reduces started together, of the sizes that `alone`, from `sweep`, has
     and that do not take long; the same list on every rank.
     """
+    sizes = [
+        size_bytes for size_bytes in dict.fromkeys(size for size, _ in alone)
+        if min(taken for size, taken in alone if size == size_bytes) <= LONGEST_IN_STREAM_NS
+    ]  # fmt: skip
+    streams = [[torch.zeros(size_bytes // 4, device=device) for _ in range(STREAM)] for size_bytes in sizes]
     found: list[tuple[int, int, int]] = []
-    for size_bytes in dict.fromkeys(size for size, _ in alone):
-        if min(taken for size, taken in alone if size == size_bytes) > LONGEST_IN_STREAM_NS:
-            break
-        data = [torch.zeros(size_bytes // 4, device=device) for _ in range(STREAM)]
+    for _ in range(repeats):
         durations = []
-        for _ in range(repeats):
+        for data in streams:
             dist.barrier(group)
             _wait(device)
             start = time.monotonic_ns()
@@ -77,7 +88,7 @@ def sweep_streams(
             durations.append(time.monotonic_ns() - start)
         shared = torch.tensor(durations, dtype=torch.int64, device=device)
         dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
-        found += [(size_bytes, STREAM, int(duration)) for duration in shared.tolist()]
+        found += [(size_bytes, STREAM, int(duration)) for size_bytes, duration in zip(sizes, shared.tolist(), strict=True)]
     return found
 
 

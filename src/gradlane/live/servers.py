@@ -164,12 +164,12 @@ class Servers:
         A message alone cannot hide its way back, and where a stream ends one link waits for another: either would make the
         links look slower than they are.
         """
-        beside: list[torch.Tensor] = []
+        beside: dict[int, list[torch.Tensor]] = {}
 
         def sum_a_stream(data: torch.Tensor) -> None:
-            if not beside or beside[0].shape != data.shape:
-                beside[:] = [torch.zeros_like(data) for _ in range(_UNDER_WAY - 1)]
-            self._sum_in_turn([data, *beside])
+            if data.numel() not in beside:  # for the first, which is not counted
+                beside[data.numel()] = [torch.zeros_like(data) for _ in range(_UNDER_WAY - 1)]
+            self._sum_in_turn([data, *beside[data.numel()]])
 
         samples = sweep(self._control, self.control_device, repeats=3, all_reduce=sum_a_stream)
         each = [(size_bytes, duration_ns // _STREAM) for size_bytes, duration_ns in samples]

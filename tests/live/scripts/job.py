@@ -1,4 +1,5 @@
-"""A rank of a job: `job.py STEPS FAULT CULPRIT BACKEND`. At step 5 it says so, and the culprit does what FAULT says."""
+"""A rank of a job: `job.py STEPS FAULT CULPRIT BACKEND`. At step 5 (or before it attaches) it says so, and the culprit does
+what FAULT says."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from torch import nn
 
 import gradlane
 from gradlane.core.network import Network
+from gradlane.live import attachment
 
 FAULT_AT = 5
 
@@ -29,12 +31,20 @@ class Model(nn.Sequential):
         return x
 
 
+def no_channel(*_: Any, **__: Any) -> None:
+    raise ValueError("no control channel")
+
+
 def main(steps: int, fault: str, culprit: int, backend: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    if fault == "raise-in-attach":
+        print("here", flush=True)
+        if rank == culprit:
+            attachment.Peers = no_channel  # type: ignore[assignment,misc]
     session = gradlane.attach(
         model,
         optimizer,
