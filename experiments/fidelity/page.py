@@ -50,9 +50,9 @@ costs on Gloo's threads is in the startup. Where a stream costs more than its me
 what a message costs: a plan pays for those too. `gradlane.sim.turns` simulates it.
 
 What is left grows with the number of messages: what a small message costs is the processor's doing, and is not the same
-while a network is measured and while the job runs beside others. Among four ranks on two cores torch's Gloo takes 4 to 14 ms and
-2.9 ms of each rank's processor for 4 KiB (`gradlane lab --hosts 4 --link 1gbit -- python -m bench.c10d 4096`), and what is fitted
-to that differs from run to run.
+while a network is measured and while the job runs beside others. Among four ranks on two cores torch's Gloo takes 4 to 14 ms
+for 4 KiB, and 2.9 ms of each rank's processor (`gradlane lab --hosts 4 --link 1gbit -- python -m bench.c10d 4096`); what is
+fitted to that differs from run to run.
 """
 
 QUIET = 0.3

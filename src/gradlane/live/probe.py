@@ -34,8 +34,8 @@ def sweep(
     all_reduce: what is measured, where it is not torch.distributed's in `group`.
     A first one of each size is not counted. Sizes grow until what is left of the budget would not do for the next one too,
     but there are never fewer than three; that is agreed upon, so that ranks stop alike. Then they are repeated in turns, so
-    that what disturbs the machine for a while disturbs no size alone. Durations are the largest over ranks, since a sum
-    ends when its last rank has it.
+    that what disturbs the machine for a while disturbs no size alone; short ones up to four times a turn. Durations are
+    the largest over ranks, since a sum ends when its last rank has it.
     """
     all_reduce = all_reduce or (lambda data: _sum(group, device, [data]))
 
@@ -52,12 +52,15 @@ def sweep(
         return [int(duration) for duration in shared.tolist()]
 
     swept: list[torch.Tensor] = []
-    spent_ns = 0
+    took_ns: list[int] = []
     for size_bytes in sizes:
-        if len(swept) >= 3 and spent_ns * (repeats + 1) > budget_s * NS_PER_SECOND:
+        if len(swept) >= 3 and sum(took_ns) * (repeats + 1) > budget_s * NS_PER_SECOND:
             break
         swept.append(torch.zeros(size_bytes // 4, device=device))
-        spent_ns += slowest([timed(swept[-1])])[0]
+        took_ns += slowest([timed(swept[-1])])
+    swept = [
+        data for data, taken in zip(swept, took_ns, strict=True) for _ in range(max(1, min(4, took_ns[-1] // (4 * taken))))
+    ]
     samples: list[tuple[int, int]] = []
     for _ in range(repeats):
         durations = slowest([timed(data) for data in swept])
@@ -66,7 +69,7 @@ def sweep(
 
 
 def sweep_streams(
-    group: Any, device: torch.device, alone: list[tuple[int, int]], repeats: int = 3
+    group: Any, device: torch.device, alone: list[tuple[int, int]], repeats: int = 5
 ) -> list[tuple[int, int, int]]:
     """(size_bytes, messages, duration_ns) of all-reduces started together, of the sizes that `alone`, from `sweep`, has
     and that do not take long; the same list on every rank.
