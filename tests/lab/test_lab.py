@@ -103,8 +103,10 @@ print(*struct.unpack("i", os.read(os.open({awake.LATENCY!r}, os.O_RDONLY), 4)))
         return int(done.stdout)
 
     before = asked_us()
+    if before == 0:
+        pytest.skip("somebody else keeps processors awake")
     assert int(run_lab("--hosts", "1", *python(program)).stdout) == 0
-    assert asked_us() == before != 0
+    assert asked_us() == before
 
 
 def test_a_link_keeps_its_rate_both_ways_at_once() -> None:
