@@ -32,8 +32,8 @@ def sweep(
     """(size_bytes, duration_ns) of single all-reduces, each rank at once; the same list on every rank.
 
     all_reduce: what is measured, where it is not torch.distributed's in `group`.
-    A first one of each size is not counted. Sizes grow until what is left of the budget would not do for the next one too,
-    but there are never fewer than three; that is agreed upon, so that ranks stop alike. Then they are repeated in turns, so
+    A first one of each size is not counted. Sizes grow until all of one's would take half of the budget, but there are never
+    fewer than three; that is agreed upon, so that ranks stop alike. Then they are repeated in turns, so
     that what disturbs the machine for a while disturbs no size alone; short ones up to four times a turn. Durations are
     the largest over ranks, since a sum ends when its last rank has it.
     """
@@ -54,7 +54,7 @@ def sweep(
     swept: list[torch.Tensor] = []
     took_ns: list[int] = []
     for size_bytes in sizes:
-        if len(swept) >= 3 and sum(took_ns) * (repeats + 1) > budget_s * NS_PER_SECOND:
+        if len(swept) >= 3 and took_ns[-1] * repeats * 2 > budget_s * NS_PER_SECOND:
             break
         swept.append(torch.zeros(size_bytes // 4, device=device))
         took_ns += slowest([timed(swept[-1])])

@@ -22,10 +22,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec import structs
 
 from gradlane.core import marks as core_marks
 from gradlane.core.network import Network
@@ -34,7 +36,7 @@ from gradlane.errors import JobError
 from gradlane.live.arena import MessageBuffer
 from gradlane.live.backend import OnDone, OnSent, refuse_what_cannot_be_done
 from gradlane.live.peers import own_address
-from gradlane.live.probe import sweep
+from gradlane.live.probe import QUICK_SIZES, sweep
 from gradlane.live.serving import meet_servers
 from gradlane.live.staging import Staging
 from gradlane.live.streams import Event, Streams
@@ -48,6 +50,7 @@ log = logging.getLogger("gradlane")
 _FOR_EVER_S = 10**6.0
 # messages of a stream in which the network is measured, and how many of them are under way at once
 _STREAM, _UNDER_WAY = 16, 4
+_NEXT_TO_NOTHING = 64  # bytes: in a stream of larger messages, what one costs by itself is hidden behind their bytes
 
 
 class Servers:
@@ -162,7 +165,7 @@ class Servers:
         """As `Backend.measure`, of messages in a stream: what comes back of one passes what goes of the next.
 
         A message alone cannot hide its way back, and where a stream ends one link waits for another: either would make the
-        links look slower than they are.
+        links look slower than they are. Startup is at least what a message of no bytes costs.
         """
         beside: dict[int, list[torch.Tensor]] = {}
 
@@ -171,9 +174,18 @@ class Servers:
                 beside[data.numel()] = [torch.zeros_like(data) for _ in range(_UNDER_WAY - 1)]
             self._sum_in_turn([data, *beside[data.numel()]])
 
-        samples = sweep(self._control, self.control_device, repeats=3, all_reduce=sum_a_stream)
+        samples = sweep(
+            self._control, self.control_device, (_NEXT_TO_NOTHING, *QUICK_SIZES), repeats=3, all_reduce=sum_a_stream
+        )
         each = [(size_bytes, duration_ns // _STREAM) for size_bytes, duration_ns in samples]
-        return fit_network(each, workers=dist.get_world_size(self._control), source="measured at attach, server")
+        least_ns = round(median(duration_ns for size_bytes, duration_ns in each if size_bytes == _NEXT_TO_NOTHING))
+        network = fit_network(
+            [sample for sample in each if sample[0] > _NEXT_TO_NOTHING],
+            workers=dist.get_world_size(self._control),
+            source="measured at attach, server",
+        )
+        pieces = tuple(structs.replace(piece, startup_ns=max(piece.startup_ns, least_ns)) for piece in network.pieces)
+        return structs.replace(network, pieces=pieces)
 
     def _sum_in_turn(self, parts: Sequence[torch.Tensor]) -> None:
         """A stream of sums, each of which takes the place of the first that was begun."""
