@@ -58,9 +58,9 @@ With `blocks` over servers the simulator is the faster one: a block leaves when 
 ranks are apart by a few milliseconds each waits for the other's, which a simulated worker that stands for all does not. The
 same session was seen at 321 and at 389 ms a step, where 319 were simulated.
 
-Not here: other policies, three hosts, BERT-Base at ratio 2. Four hosts were run once, under the same policies (GoogLeNet, ratio 1,
-`--step-ms 400 --megabytes 8 --rounds 1 --hosts 4`): wrong by 3.6 % in the median and 7.4 % in nine of ten, and what is called best
-within 3 % of it on both backends.
+Not here: other policies, three hosts, BERT-Base at ratio 2. Four hosts were run once, under the same policies (GoogLeNet,
+ratio 1, `--step-ms 400 --megabytes 8 --rounds 1 --hosts 4`): wrong by 3.6 % in the median and 7.4 % in nine of ten, and what
+is called best within 3 % of it on both backends.
 """
 
 QUIET = 0.3
