@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gradlane import policies
 from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
 from gradlane.core.network import Network, Piece
+from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.sim import iteration_ns, simulate_servers
 from gradlane.sim.bounds import _all_arrive_ns, efficiency, lower_bound_ns, oracle_ns, speedup
 from tests.unit.strategies import LAYERS, chain, clusters, networks, profiles
@@ -104,6 +105,16 @@ def test_no_policy_beats_the_bound_over_servers(profile, workers, servers, rate,
     plan = policies.get(name).plan(profile, cluster.as_network())
     (timeline,) = simulate_servers(plan, profile, cluster)
     assert lower_bound_ns(profile, cluster) <= timeline.iteration_ns()[-1]
+
+
+def test_the_bound_over_servers_does_not_round_in_its_own_favour():
+    # a rate that three workers' shares do not divide
+    cluster = Cluster.alike(3, 3, 12_737_105, colocated=True)
+    for size_bytes in range(600_000, 640_000, 328):
+        profile = Profile("one", "none", (TensorProfile(TensorSpec("t", size_bytes), 0, 0),), (Layer("l", 0),), 0)
+        plan = policies.get("wfbp").plan(profile, cluster.as_network())
+        (timeline,) = simulate_servers(plan, profile, cluster)
+        assert lower_bound_ns(profile, cluster) <= timeline.iteration_ns()[-1]
 
 
 @settings(max_examples=40, deadline=None)

@@ -62,7 +62,7 @@ def lower_bound_ns(profile: Profile, where: Network | Cluster) -> int:
     hosts = tuple(Host(Link(host.up.fastest), Link(host.down.fastest)) for host in where.hosts)
     steady = msgspec.structs.replace(where, hosts=hosts)
     if where.is_alike:
-        cost = _line(where.startup_ns, steady.as_network().bytes_per_second)
+        cost = _line(where.startup_ns, steady.as_network().bytes_per_second + 1)  # which is rounded down
         return _bound(profile, cost, where.workers[0].compute_percent, updates_here)
     with_servers = {server.host for server in where.servers}
     bounds = []
