@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,31 +40,19 @@ def sweep(
     """
     all_reduce = all_reduce or (lambda data: _sum(group, device, [data]))
 
-    def timed(data: torch.Tensor) -> int:
-        _wait(device)
-        start = time.monotonic_ns()
-        all_reduce(data)
-        _wait(device)
-        return time.monotonic_ns() - start
-
-    def slowest(durations: list[int]) -> list[int]:
-        shared = torch.tensor(durations, dtype=torch.int64, device=device)
-        dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
-        return [int(duration) for duration in shared.tolist()]
-
     swept: list[torch.Tensor] = []
     took_ns: list[int] = []
     for size_bytes in sizes:
         if len(swept) >= 3 and took_ns[-1] * repeats * 2 > budget_s * NS_PER_SECOND:
             break
         swept.append(torch.zeros(size_bytes // 4, device=device))
-        took_ns += slowest([timed(swept[-1])])
+        took_ns += _slowest(group, device, [_timed(device, all_reduce, swept[-1])])
     swept = [
         data for data, taken in zip(swept, took_ns, strict=True) for _ in range(max(1, min(4, took_ns[-1] // (4 * taken))))
     ]
     samples: list[tuple[int, int]] = []
     for _ in range(repeats):
-        durations = slowest([timed(data) for data in swept])
+        durations = _slowest(group, device, [_timed(device, all_reduce, data) for data in swept])
         samples += [(data.numel() * 4, duration) for data, duration in zip(swept, durations, strict=True)]
     return samples
 
@@ -78,20 +67,15 @@ def sweep_streams(
         size_bytes for size_bytes in dict.fromkeys(size for size, _ in alone)
         if min(taken for size, taken in alone if size == size_bytes) <= LONGEST_IN_STREAM_NS
     ]  # fmt: skip
-    streams = [[torch.zeros(size_bytes // 4, device=device) for _ in range(STREAM)] for size_bytes in sizes]
+    memory = [torch.zeros(max(sizes, default=0) // 4, device=device) for _ in range(STREAM)]
     found: list[tuple[int, int, int]] = []
     for _ in range(repeats):
         durations = []
-        for data in streams:
+        for size_bytes in sizes:
             dist.barrier(group)
-            _wait(device)
-            start = time.monotonic_ns()
-            _sum(group, device, data)
-            _wait(device)
-            durations.append(time.monotonic_ns() - start)
-        shared = torch.tensor(durations, dtype=torch.int64, device=device)
-        dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
-        found += [(size_bytes, STREAM, int(duration)) for size_bytes, duration in zip(sizes, shared.tolist(), strict=True)]
+            durations.append(_timed(device, partial(_sum, group, device), [part[: size_bytes // 4] for part in memory]))
+        slowest = _slowest(group, device, durations)
+        found += [(size_bytes, STREAM, duration) for size_bytes, duration in zip(sizes, slowest, strict=True)]
     return found
 
 
@@ -139,6 +123,21 @@ def _sum(group: Any, device: torch.device, data: list[torch.Tensor]) -> None:
             ended.acquire()
     for work in works:
         work.wait()
+
+
+def _timed(device: torch.device, work: Callable[[Any], Any], data: Any) -> int:
+    _wait(device)
+    start = time.monotonic_ns()
+    work(data)
+    _wait(device)
+    return time.monotonic_ns() - start
+
+
+def _slowest(group: Any, device: torch.device, durations: list[int]) -> list[int]:
+    """Of each, the longest over ranks (collective)."""
+    shared = torch.tensor(durations, dtype=torch.int64, device=device)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
+    return [int(duration) for duration in shared.tolist()]
 
 
 def _wait(device: torch.device) -> None:
