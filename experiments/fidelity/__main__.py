@@ -99,18 +99,14 @@ def _run(trial: Trial, ratio: float, out: Path, again: float | None) -> TrialRes
 
 
 def _busy_and_all() -> tuple[float, float]:
-    """Seconds of all processors that went to processes that are not ours, and all seconds.
-
-    Niced ones give way: among them is what keeps a lab's processors awake.
-    """
+    """Seconds of all processors that went to processes that are not ours, and all seconds."""
     fields = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    _, nice, _, idle, waiting, *_ = fields
     tick = os.sysconf("SC_CLK_TCK")
     own = sum(
         usage.ru_utime + usage.ru_stime
         for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
     )
-    return (sum(fields) - nice - idle - waiting) / tick - own, sum(fields) / tick
+    return (sum(fields) - fields[3] - fields[4]) / tick - own, sum(fields) / tick
 
 
 def _keep(result: TrialResult, path: Path) -> None:
