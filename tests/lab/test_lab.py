@@ -110,7 +110,8 @@ print(*struct.unpack("i", os.read(os.open({awake.LATENCY!r}, os.O_RDONLY), 4)))
 
 
 def test_a_link_keeps_its_rate_both_ways_at_once() -> None:
-    # the machine may be busy with other tests just then, or idle and late: the best of three counts
+    # the machine may be busy with other tests just then: the best of three counts
+    least = 0.95 if os.access(awake.LATENCY, os.W_OK) else 0.85  # timers of a machine that may sleep are late
     shares: list[float] = []
     for _ in range(3):
         done = run_lab("--hosts", "2", "--link", "200mbit", str(HERE / "goodput.py"), "1")
@@ -118,7 +119,7 @@ def test_a_link_keeps_its_rate_both_ways_at_once() -> None:
         lines = done.stdout.replace("[1] ", "").split()
         shares.append(min(int(line) / PAYLOAD_SHARE / 200e6 for line in lines))
         assert max(int(line) / PAYLOAD_SHARE / 200e6 for line in lines) < 1.05
-        if shares[-1] > 0.85:
+        if shares[-1] > least:
             return
     pytest.fail(f"the slower direction had these shares of the rate: {shares}")
 

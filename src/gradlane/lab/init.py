@@ -72,9 +72,9 @@ def _hold(job: Job, command: list[str], started: float, ignores_interrupt: bool)
         if job.announce:
             print(_announcement(job.spec, network.congestion_control, setup_seconds), file=sys.stderr, flush=True)
         exits = ranks.Exits((), 0, None)
-        with suppress(OSError):
-            awake.stay()
         if command or job.spec.jobs:
+            with suppress(OSError):
+                awake.stay()
             everything = processes(job.spec, command, network.congestion_control)
             exits = ranks.run(job, everything, _helpers(job, network), network, ignores_interrupt)
     except LabError as error:

@@ -149,7 +149,7 @@ class _Watch:
         environment.update(process.environment)
         # a terminal is left to the first rank, whose progress and questions are for people
         first = process.prefix is None
-        targets = [None if first and os.isatty(fd) else fd for fd in (1, 2)]
+        inherits_out, inherits_err = (first and os.isatty(fd) for fd in (1, 2))
         host = process.host
 
         def enter_host() -> None:
@@ -164,8 +164,8 @@ class _Watch:
                 process.command,
                 env=environment,
                 stdin=None if first else subprocess.DEVNULL,
-                stdout=None if targets[0] is None else subprocess.PIPE,
-                stderr=None if targets[1] is None else subprocess.PIPE,
+                stdout=None if inherits_out else subprocess.PIPE,
+                stderr=None if inherits_err else subprocess.PIPE,
                 preexec_fn=enter_host,
             )
         except OSError as error:
@@ -177,8 +177,8 @@ class _Watch:
         pidfd = os.pidfd_open(popen.pid)
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._on_exit(running, pidfd))
         prefix = (process.prefix or "").encode()
-        for stream, target_fd in zip((popen.stdout, popen.stderr), targets, strict=True):
-            if stream is not None and target_fd is not None:
+        for stream, target_fd in ((popen.stdout, 1), (popen.stderr, 2)):
+            if stream is not None:
                 pipe = _Pipe(stream, prefix, target_fd)
                 self._pipes.append(pipe)
                 self._selector.register(pipe.fd, selectors.EVENT_READ, lambda pipe=pipe: self._on_output(pipe))
