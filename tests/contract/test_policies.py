@@ -39,7 +39,8 @@ def test_the_registry_has_the_policies_of_the_papers():
         "mercury-no-preemption",
         "dear",
     )
-    assert policies.DEFAULT == "blocks"
+    assert policies.default() == "blocks"
+    assert policies.default("parameter-server") == "mercury"
 
 
 @every_policy

@@ -56,7 +56,7 @@ def test_policies_lists_every_policy_with_its_paper_and_marks_the_default():
     text = run("policies")
     for name in policies.names():
         assert name in text
-    assert "blocks (default)" in text
+    assert "blocks (default of all-reduce)" in text
     assert text.count("(default)") == 1
     assert "MG-WFBP (TPDS '21) Algorithm 1" in text
     assert "partition_bytes=1048576" in text
@@ -74,13 +74,14 @@ def test_policies_as_json_has_the_knobs_with_their_defaults_and_the_backends():
     assert list(rows) == list(catalog.names())
     assert rows["bytescheduler"] == {
         "name": "bytescheduler",
-        "default": False,
+        "default": [],
         "paper": "ByteScheduler (SOSP '19) Algorithm 1",
         "differs": "credit equal to the slice suffices",
         "knobs": {"partition_bytes": 1048576, "credit_bytes": 4194304},
         "backends": ["all-reduce", "server"],
     }
-    assert [name for name, row in rows.items() if row["default"]] == ["blocks"]
+    defaults = {name: row["default"] for name, row in rows.items() if row["default"]}
+    assert defaults == {"blocks": ["all-reduce"], "mercury": ["server"]}
 
 
 # -- gradlane plan ------------------------------------------------------------------------------------------

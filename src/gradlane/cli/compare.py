@@ -153,6 +153,7 @@ def _comparison(first: dict[str, Any], hosts: int, link_bits: int | None) -> Com
     communicate_ns = first["communicate_ns"]
     baseline_ns = statistics.median(arms[BASELINE]["step_ns"])
     least_ns = max(compute_ns, communicate_ns)
+    defaults = [ArmSpec(policies.default(executor), backend).name for backend, executor in EXECUTORS.items()]
     results = []
     for name, arm in arms.items():
         if name == ALONE:
@@ -166,7 +167,7 @@ def _comparison(first: dict[str, Any], hosts: int, link_bits: int | None) -> Com
                 final_loss=arm["final_loss"],
                 # beyond two ranks a sum's last bits depend on how it is cut, between two runs of DDP too
                 equal_to_ddp=arm["equal_to_ddp"] if hosts == 2 else arm["equal_to_ddp"] or None,
-                note="default" if name == policies.DEFAULT else "",
+                note="default" if name in defaults else "",
             )
         )
     return Comparison(

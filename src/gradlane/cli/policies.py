@@ -27,10 +27,10 @@ def command(as_json: bool) -> None:
     table.add_column("knobs", no_wrap=True)
     table.add_column("backends", no_wrap=True)
     for row in rows:
-        name = f"{row['name']}{' (default)' if row['default'] else ''}"
+        defaults = f" (default of {', '.join(row['default'])})" if row["default"] else ""
         knobs = "\n".join(f"{knob}={value}" for knob, value in row["knobs"].items()) or "-"
         backends = "\n".join(row["backends"]) or "simulator only"
-        table.add_row(*(Text(cell) for cell in (name, row["paper"], row["differs"], knobs, backends)))
+        table.add_row(*(Text(cell) for cell in (row["name"] + defaults, row["paper"], row["differs"], knobs, backends)))
     Console().print(table)
 
 
@@ -39,7 +39,7 @@ def _row(name: str) -> dict[str, Any]:
     assert isinstance(policy, msgspec.Struct)
     return {
         "name": name,
-        "default": name == policies.DEFAULT,
+        "default": [backend for backend, executor in EXECUTORS.items() if name == policies.default(executor)],
         "paper": policy.paper,
         "differs": policy.differs,
         "knobs": msgspec.structs.asdict(policy),

@@ -81,7 +81,7 @@ def attach(
     `compile()`. Parameters and buffers become rank 0's. The training loop stays as it is.
 
     policy: a name of `gradlane policies`, "auto" to have the best found while training (docs/auto.md), a Policy with its
-        knobs, a Plan (from `gradlane plan`), or None for the default.
+        knobs, a Plan (from `gradlane plan`), or None for the default: `blocks` over all-reduce, `mercury` over servers.
     backend: what carries the messages. "all-reduce" is torch.distributed's; "server" is gradlane's own transport, through
         CPU memory: it tells packets apart by what they are of, so that no order is planned ahead, and carries
         the policies that choose each packet as it is sent or mark lanes.
@@ -131,7 +131,7 @@ def attach(
     optimizers = as_list(optimizer)
     params = trained_parameters(model)
     specs = tuple(_spec(name, param) for name, param in params)
-    policy = policies.DEFAULT if policy is None else policy
+    policy = policies.default(EXECUTORS[backend]) if policy is None else policy
     is_auto = policy == AUTO
     need(not is_auto or (not tune and knobs is None), "tune, knobs", (tune, knobs), "neither with auto")
     chosen = policy_of(SAFE) if is_auto else catalog.get(policy) if isinstance(policy, str) else policy

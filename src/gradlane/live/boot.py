@@ -17,6 +17,7 @@ import torch.distributed as dist
 from gradlane import policies
 from gradlane.core import files
 from gradlane.core.chosen import AUTO
+from gradlane.core.executors import EXECUTORS, BackendName
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
@@ -30,6 +31,7 @@ def options_from(environment: dict[str, str]) -> overrides.Overrides:
     """The options that `gradlane launch` put there. Raises `InputError`, and `FormatError` for a bad file."""
     knobs = msgspec.json.decode(environment.get("GRADLANE_KNOBS") or "{}", type=dict[str, int | float | str])
     name, plan = environment.get("GRADLANE_POLICY"), environment.get("GRADLANE_PLAN")
+    backend: BackendName | None = environment.get("GRADLANE_BACKEND") or None  # type: ignore[assignment]  # attach judges it
     network, timeout = environment.get("GRADLANE_NETWORK"), environment.get("GRADLANE_TIMEOUT")
     packet_bytes, servers = environment.get("GRADLANE_PACKET_BYTES"), environment.get("GRADLANE_SERVERS")
     timeline, profile = environment.get("GRADLANE_TIMELINE"), environment.get("GRADLANE_PROFILE")
@@ -37,13 +39,13 @@ def options_from(environment: dict[str, str]) -> overrides.Overrides:
     if plan:
         policy = files.read(plan, Plan)
     elif policy is None and (name or knobs):
-        policy = catalog.get(name or policies.DEFAULT, **knobs)
+        policy = catalog.get(name or policies.default(EXECUTORS[backend or "all-reduce"]), **knobs)
     knobs_file = environment.get("GRADLANE_KNOBS_FILE")
     if plan and (name or knobs):
         raise InputError("--plan and --policy were both given; a plan needs no policy")
     return overrides.Overrides(
         policy=policy,
-        backend=environment.get("GRADLANE_BACKEND") or None,  # type: ignore[arg-type]  # attach judges it
+        backend=backend,
         packet_bytes=int(packet_bytes) if packet_bytes else None,
         summation_order=environment.get("GRADLANE_SUMMATION_ORDER") or None,  # type: ignore[arg-type]
         servers=int(servers) if servers else None,

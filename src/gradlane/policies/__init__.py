@@ -35,7 +35,13 @@ _CANNOT: dict[Executor, frozenset[str]] = {
 _CANNOT_APART = frozenset({Dear.name})
 _BY_NAME = {policy.name: policy for policy in _ALL}
 
-DEFAULT = Blocks.name
+# over servers packets do what blocks do elsewhere, and no block has to come back before the next may leave
+_DEFAULTS: dict[Executor, str] = {"all-reduce": Blocks.name, "parameter-server": Mercury.name}
+
+
+def default(executor: Executor = "all-reduce") -> str:
+    """The policy of a session that names none."""
+    return _DEFAULTS[executor]
 
 
 def names(executor: Executor | None = None, apart: bool = False) -> tuple[str, ...]:
@@ -59,4 +65,4 @@ def get(name: str, **knobs: Any) -> Policy:
     return kind(**knobs)
 
 
-__all__ = ["DEFAULT", "Executor", "Policy", "get", "names"]
+__all__ = ["Executor", "Policy", "default", "get", "names"]

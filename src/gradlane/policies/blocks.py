@@ -1,4 +1,4 @@
-"""blocks: gradlane's default until it can choose by itself."""
+"""blocks: gradlane's default over all-reduce."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from gradlane.units import NS_PER_SECOND
 
 
 class Blocks(msgspec.Struct, frozen=True):
-    """Blocks of about one size in readiness order, by priority, a block's bytes at a time, across the barrier.
+    """Blocks of about one size in readiness order, by priority, two at a time, across the barrier.
 
     ByteScheduler's slices keep a large tensor from blocking an urgent one; MG-WFBP's merges keep startup
     from adding up. Both follow from one rule: a block is so large that its startup is a tenth of its time.
     Small tensors are merged up to that size, larger ones cut to it. A block is as urgent as its most urgent
-    tensor. Blocks are never smaller than `least_bytes`, where the cost of handling a message, which no
-    fitted network shows, would dominate.
+    tensor. Two are under way, so that the latency of one passes behind the bytes of the other and no rank
+    waits with nothing to send for one that is behind; more would only make an urgent block wait longer.
+    Blocks are never smaller than `least_bytes`, where the cost of handling a message, which no fitted
+    network shows, would dominate.
 
     Differs from the paper: there is none.
     """
 
     name: ClassVar[str] = "blocks"
-    paper: ClassVar[str] = "none: the default of gradlane"
+    paper: ClassVar[str] = "none: gradlane's own"
     differs: ClassVar[str] = "-"
 
     tunable: ClassVar[dict[str, KnobRange]] = {"least_bytes": KnobRange(64 * 2**10, 25 * 2**20)}
@@ -35,12 +37,14 @@ class Blocks(msgspec.Struct, frozen=True):
     startup_share: float = 0.1
     least_bytes: int = 256 * 1024
     most_bytes: int = 25 * 2**20
+    window_blocks: int = 2
 
     def __post_init__(self) -> None:
         share = self.startup_share
         need(isinstance(share, float) and 0 < share < 1, "startup_share", share, "a part between 0 and 1")
         need_int("least_bytes", self.least_bytes, 8, MAX_BYTES)
         need_int("most_bytes", self.most_bytes, self.least_bytes, MAX_BYTES)
+        need_int("window_blocks", self.window_blocks, 1, MAX_BYTES // self.most_bytes)
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         block_bytes = self.block_bytes(network)
@@ -61,7 +65,7 @@ class Blocks(msgspec.Struct, frozen=True):
                 block.append(whole(profile, tensor))
         if block:
             messages.append(_message(block, urgency))
-        lanes = (Lane(window_bytes=block_bytes),)
+        lanes = (Lane(window_bytes=self.window_blocks * block_bytes),)
         return Plan(self.name, profile.model, profile.specs, tuple(messages), lanes, crosses_barrier=True)
 
     def block_bytes(self, network: Network) -> int:
