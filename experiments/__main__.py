@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from experiments import assumptions
-from experiments.lab.results import section
+from experiments.lab.page import section
 from experiments.table import page
 
 PAPERS = ("bytescheduler", "mg_wfbp", "prophet", "geryon", "mercury")

@@ -1,0 +1,209 @@
+"""Operating points: where a paper's systems are compared, run in the lab, and what that gave."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from experiments.lab.results import Measured
+from experiments.lab.training import Arm, Config, Seen, Trained
+from gradlane import lab
+from gradlane.cli.jobs import fail, python_module, run_on_lab
+from gradlane.core import files
+from gradlane.core.cluster import Cluster, Host, Link, Step, Worker
+from gradlane.core.network import Network
+from gradlane.core.profile import Profile
+from gradlane.core.timeline import Timeline
+from gradlane.study import Case
+from gradlane.study.sweep import Outcome, judge_plan
+from gradlane.tune.measured import where
+from gradlane.units import format_rate
+
+GBIT = 10**9
+TIMEOUT_S = 60.0
+_LOWEST_PACKET, _HIGHEST_PACKET = 64, 512 << 10  # what the transport has
+
+
+class Point(msgspec.Struct, frozen=True):
+    """A model on a device, hosts on links, and the systems that take turns there, all as they are in the paper.
+
+    scale: of tensors, links, partitions and packets in the lab. stretch: of all times; links are slower by as much. unlike:
+    hosts with links or devices of their own. hosts: of workers.
+    """
+
+    profile: Profile
+    bits_per_second: int
+    arms: tuple[Arm, ...]
+    scale: float
+    hosts: int = 2
+    stretch: float = 1.0
+    rounds: int = 2
+    steps: int = 2
+    unlike: tuple[lab.HostSpec, ...] = ()
+    network_classes: int = 1
+
+    @property
+    def key(self) -> str:
+        """Of its folder: equal points are the same run."""
+        return f"{self.profile.model}-{hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:12]}"
+
+    def __str__(self) -> str:
+        rate = format_rate(self.bits_per_second // 8)
+        return f"{self.profile.model}, {self.hosts} hosts on {rate}, x {self.scale:g}, {len(self.arms)} arms"
+
+    def made(self) -> Profile:
+        """The profile as devices in the lab have it, but for its tensors, which a lab makes smaller itself."""
+        return self.profile.stretched(self.stretch)
+
+    def spec(self) -> lab.LabSpec:
+        unlike = tuple(
+            msgspec.structs.replace(host, up=self._slower(host.up), down=self._slower(host.down)) for host in self.unlike
+        )
+        servers = tuple(range(self.hosts, self.hosts + max(arm.servers for arm in self.arms)))
+        return lab.LabSpec(
+            self.hosts + len(servers),
+            round(self.bits_per_second / self.stretch),
+            unlike=unlike,
+            jobs=(lab.JobSpec(tuple(range(self.hosts)), servers),),
+            network_classes=self.network_classes,
+            scale=self.scale,
+        )
+
+    def smaller(self, arm: Arm) -> Arm:
+        """The same with sizes as they are in the lab."""
+        knobs = {
+            name: max(8, round(size * self.scale)) if name.endswith("_bytes") else size for name, size in arm.knobs.items()
+        }
+        packet = arm.packet_bytes
+        if packet is not None:
+            # the transport's packets are multiples of 64 bytes
+            packet = min(max(round(packet * self.scale / 64) * 64, _LOWEST_PACKET), _HIGHEST_PACKET)
+        return msgspec.structs.replace(arm, knobs=knobs, packet_bytes=packet)
+
+    def _slower(self, link: Link | None) -> Link | None:
+        if link is None:
+            return None
+        steps = tuple(Step(step.at_ns, round(step.bytes_per_second / self.stretch)) for step in link.steps)
+        return Link(round(link.bytes_per_second / self.stretch), steps)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one arm did. simulated: of its plan; None where nothing is simulated beside it."""
+
+    seen: Seen
+    alone_ns: int
+    simulated: Outcome | None
+
+    @property
+    def step_ns(self) -> float:
+        return statistics.median(self.seen.step_ns)
+
+    @property
+    def simulated_ns(self) -> int | None:
+        return None if self.simulated is None else self.simulated.iteration_ns
+
+    @property
+    def simulated_timeline(self) -> Timeline | None:
+        return None if self.simulated is None else self.simulated.timeline()
+
+
+def cells(point: Point, out: Path, *, simulates: bool = True) -> dict[str, Cell]:
+    """By the label of an arm. What is in `out` already is not run again."""
+    folder = out / point.key
+    done = folder / "trained.json"
+    print(f"{point}" + (", from before" if done.exists() else ""), file=sys.stderr, flush=True)
+    if not done.exists():
+        _run(point, folder, done)
+    trained = msgspec.json.decode(done.read_bytes(), type=Trained)
+    alone_ns = round(statistics.median(trained.alone_ns))
+    found = {}
+    for arm in point.arms:
+        seen = trained.arms[arm.label]
+        simulated = _simulated(point, arm, seen, trained.networks[arm.place], alone_ns) if simulates else None
+        found[arm.label] = Cell(seen, alone_ns, simulated)
+    return found
+
+
+def _run(point: Point, folder: Path, done: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write(folder / "given.json", point.made())
+    arms = tuple(point.smaller(arm) for arm in point.arms)
+    config = Config(str(folder / "given.json"), arms, point.rounds, point.steps, TIMEOUT_S, str(done))
+    path = folder / "config.json"
+    path.write_bytes(msgspec.json.encode(config))
+    exit_code = run_on_lab(point.spec(), python_module("experiments.lab.training", [str(path)]))
+    if exit_code:
+        fail(str(point), exit_code)
+
+
+def _simulated(point: Point, arm: Arm, seen: Seen, network: Network, alone_ns: int) -> Outcome | None:
+    spec = point.spec()
+    links = [spec.links(host) for host in range(point.hosts)]
+    changes = any(link is not None and link.steps for pair in links for link in pair)
+    if changes or arm.packet_bytes is not None or (point.unlike and arm.backend != "server"):
+        return None  # a run measures its network once; packets cost nothing there; servers alone are simulated unlike
+    profile = point.made().scaled(point.scale)
+    profile = profile.stretched(alone_ns / profile.compute_ns).in_order_of(seen.plan.tensors)
+    place = where(network, arm.backend, arm.servers)
+    if isinstance(place, Cluster):
+        place = msgspec.structs.replace(place, network_classes=point.network_classes)
+        if point.unlike:
+            place = msgspec.structs.replace(place, hosts=tuple(map(_host, links)), workers=tuple(_workers(spec)))
+    return judge_plan(seen.plan, Case(profile, place), bound_ns=0)
+
+
+def _host(links: tuple[Link | None, Link | None]) -> Host:
+    up, down = links
+    assert up is not None
+    assert down is not None
+    return Host(up, down)
+
+
+def _workers(spec: lab.LabSpec) -> Iterable[Worker]:
+    """Rank 0 measured what computing takes, so that the others' times count from its."""
+    first = spec.compute_percent(0)
+    return (Worker(host, round(100 * spec.compute_percent(host) / first)) for host in range(spec.hosts))
+
+
+# -- rows ---------------------------------------------------------------------------------------------------
+
+
+def ratio(figure: str, what: str, published: float | str | None, ours: Cell, other: Cell) -> Measured:
+    """The speed of `ours`, of that of `other`."""
+    simulated = _quotient(other.simulated_ns, ours.simulated_ns)
+    return Measured(figure, what, published, simulated, other.step_ns / ours.step_ns, "x")
+
+
+def faster(figure: str, what: str, published: float | str | None, ours: Cell, other: Cell) -> Measured:
+    """By how many per cent `ours` is faster than `other`."""
+    found = ratio(figure, what, published, ours, other)
+    simulated = None if found.simulated is None else 100 * (found.simulated - 1)
+    return Measured(figure, what, published, simulated, 100 * (found.lab - 1), "%")
+
+
+def of_best(figure: str, what: str, published: float | str | None, ours: Cell, among: Sequence[Cell]) -> Measured:
+    """The speed of `ours`, of that of the best of `among`, each time the best there."""
+    simulated = [cell.simulated_ns for cell in among if cell.simulated_ns is not None]
+    least = _quotient(min(simulated, default=None), ours.simulated_ns)
+    return Measured(figure, what, published, least, min(cell.step_ns for cell in among) / ours.step_ns, "x")
+
+
+def efficiency(figure: str, what: str, published: float | str | None, ours: Cell) -> Measured:
+    """The part of a step that computing alone takes."""
+    part = _quotient(ours.alone_ns, ours.simulated_ns)
+    simulated = None if part is None else 100 * part
+    return Measured(figure, what, published, simulated, 100 * ours.alone_ns / ours.step_ns, "%")
+
+
+def _quotient(above: float | None, below: float | None) -> float | None:
+    return None if above is None or below is None else above / below
+
+
+__all__ = ["GBIT", "Arm", "Cell", "Point", "cells", "efficiency", "faster", "of_best", "ratio"]

@@ -1,0 +1,52 @@
+"""The part of the page that was measured in the lab."""
+
+from __future__ import annotations
+
+import re
+
+from experiments.lab import bytescheduler, geryon, mercury, mg_wfbp, prophet
+from experiments.lab.results import Measured, read
+from experiments.table import text
+
+PAPERS = {
+    "ByteScheduler": bytescheduler,
+    "MG-WFBP": mg_wfbp,
+    "Prophet": prophet,
+    "Geryon": geryon,
+    "Mercury": mercury,
+}
+
+
+def section() -> str:
+    """Each paper's remarks, and the rows that have been measured so far."""
+    lines = ["## In the lab", "", REMARKS.strip(), ""]
+    rows = read()
+    for name, paper in PAPERS.items():
+        own = sorted((row for row in rows if row.figure.startswith(f"{name} ")), key=_place)
+        lines += [f"### {name}", ""]
+        if own:
+            lines += ["| figure | what | published | lab | simulated |", "|---|---|---|---|---|", *map(_line, own), ""]
+        lines += [paper.REMARKS.strip(), ""]
+    return "\n".join(lines)
+
+
+def _line(row: Measured) -> str:
+    simulated = "-" if row.simulated is None else text(row.simulated, row.unit)
+    figure = row.figure.split(" ", 1)[1]
+    return f"| {figure} | {row.what} | {text(row.published, row.unit)} | {text(row.lab, row.unit)} | {simulated} |"
+
+
+def _place(row: Measured) -> list[tuple[int, str]]:
+    """Fig. 4 before Fig. 13; rows of a figure stay in their order."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", row.figure)]
+
+
+REMARKS = """
+Made by `python -m experiments.lab`: emulated devices and hosts, real processes, sockets and TCP, on two cores. Tensors, links
+and the sizes that a paper's system has as knobs (partitions, credits, slices, packets) are a small part of what they are there,
+the same for all, which keeps every transfer's time. What a message costs whatever its size does not shrink with them. Where
+an experiment is stretched, all of a device's times are longer and links slower by the same factor, which keeps the ratio of
+computing to communicating, and makes a message's own cost count for less. "Simulated" is of the very plans that ran, with the
+network and the computing time that the run measured, but where a paper's remarks say otherwise. A policy over servers has
+one in each worker's process, so that each link carries as many bytes as with as many servers on hosts of their own.
+"""
