@@ -110,16 +110,16 @@ EXPERIMENTS: dict[str, Callable[[Path], list[Measured]]] = {
 
 REMARKS = """
 Fig. 5: two servers answer one worker over its link of 100 Mbit/s, 4 MB each; the urgent one's packets are marked EF. Its
-simulated value is that of the table above.
+simulated value is that of Geryon's table above.
 
 Tables II to IV: four workers with a server in each one's process, where the paper has eight, on links that tell two classes
 apart. "Vanilla" is `wfbp`, whole tensors behind the barrier. TensorFlow deals whole variables to servers in turn, so that one
 of eight has 62 % of AlexNet or 72 % of VGG-19, and its link carries 4.9 or 5.7 times the model each way; the lab deals packets
 evenly, and has one server for all of the four workers' bytes instead, on a host of its own, whose link carries 4 times the
-model. For ResNet-50, whose variables are small, vanilla has a server in each process too. "Slices" are `geryon`'s with
-all layers in one lane, first in, first out, across the barrier. YOLO is left out for its size. Sums and copies of Geryon's
-testbed on the processor, and RDMA, are not there. At 10 Gbit/s AlexNet and ResNet-50 have 0.02 of the bytes, VGG-19 0.01 with
-all times half as long; at 40 Gbit/s AlexNet has 0.01. Slices are as much smaller, and their number is the paper's, so that what
-each costs weighs the more. Table IV's order by hosts is `p3` with slices of that size, one at a time, in place of TicTac
-with slices: its threads, to which the paper lays the loss, are not there.
+model. For ResNet-50, whose variables are small, vanilla has a server in each process too. "Slices" are `geryon`'s with all
+layers in one lane, first in, first out, across the barrier. YOLO is left out for its size. Sums and copies of Geryon's testbed
+on the processor, and RDMA, are not there. At 10 Gbit/s AlexNet and ResNet-50 have 0.02 of the bytes, VGG-19 0.01 with all
+times half as long; at 40 Gbit/s AlexNet has 0.01. Slices are as much smaller, and as many as at full size. Table IV's order by
+hosts is `p3` with slices of that size, one at a time, in place of TicTac with slices: its threads, to which the paper lays the
+loss, are not there.
 """

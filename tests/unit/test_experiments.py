@@ -7,10 +7,23 @@ import pytest
 
 from experiments import bytescheduler, geryon, mg_wfbp, prophet, searches
 from experiments.assumptions import k80_cluster
+from experiments.lab import operating
+from experiments.lab import page as lab_page
+from experiments.lab import results as lab_results
+from experiments.lab.first_come import FirstCome
+from experiments.lab.operating import Arm, Cell, Point
+from experiments.lab.results import Measured
+from experiments.lab.training import Seen
 from experiments.table import Row, difference, page
+from gradlane import lab, zoo
+from gradlane.core.checks import check_plan
+from gradlane.core.cluster import Link
+from gradlane.core.network import Network
+from gradlane.core.timeline import Timeline
 from gradlane.tune.search import GaussianProcess, Grid, Prior
 
 NO_DATA = Path("nowhere")
+MB = 10**6
 
 
 def test_the_k80_cluster_of_16_costs_what_was_fitted():
@@ -49,3 +62,67 @@ def test_a_search_is_done_when_it_tries_what_is_within_two_per_cent_of_the_best(
     assert searches.trials(GaussianProcess(1, 0, slope), slope, seed=0) == 1
     never = Grid(iter([(0.0,)] * 1000))
     assert searches.trials(never, slope, seed=0) == searches.AT_MOST
+
+
+def cell(step_ns: int, alone_ns: int = 1) -> Cell:
+    profile = zoo.profile("alexnet")
+    plan = FirstCome(partition_bytes=100 * MB).plan(profile, Network.line(2, 0, 10**9))
+    return Cell(Seen([step_ns], plan, Timeline(plan.fingerprint, 0, ())), alone_ns, None)
+
+
+def test_a_point_keeps_the_ratio_of_computing_to_communicating():
+    profile = zoo.profile("alexnet")
+    slow = lab.HostSpec(1, Link(125 * MB), Link(125 * MB))
+    point = Point(profile, 10**10, (Arm("wfbp"),), 0.1, stretch=2.0, unlike=(slow,))
+    assert point.made().compute_ns == pytest.approx(2 * profile.compute_ns, rel=1e-6)
+    assert point.spec().links(0) == (Link(62_500_000), Link(62_500_000))  # a twentieth: a tenth of the bytes in twice the time
+    assert point.spec().links(1) == (Link(6_250_000), Link(6_250_000))
+
+
+def test_what_a_paper_states_in_bytes_is_as_small_in_the_lab_as_tensors_are():
+    arm = Arm("geryon", knobs={"slice_bytes": 2**20, "threshold_percent": 100}, packet_bytes=256_000)
+    smaller = Point(zoo.profile("alexnet"), 10**10, (arm,), 0.01).smaller(arm)
+    assert smaller.knobs == {"slice_bytes": 10486, "threshold_percent": 100}
+    assert smaller.packet_bytes == 2560  # a multiple of 64
+
+
+def test_servers_of_their_own_are_on_hosts_of_their_own():
+    spec = Point(zoo.profile("alexnet"), 10**10, (Arm("wfbp"), Arm("wfbp", name="one", servers=1)), 0.1, hosts=4).spec()
+    assert (spec.hosts, spec.jobs) == (5, (lab.JobSpec((0, 1, 2, 3), (4,)),))
+
+
+def test_first_come_moves_every_byte_once_in_the_order_of_readiness():
+    profile = zoo.profile("alexnet")
+    plan = FirstCome(partition_bytes=4 * MB, credit_bytes=8 * MB).plan(profile, Network.line(2, 0, 10**9))
+    check_plan(plan, profile.specs)
+    assert [message.slices[0].tensor for message in plan.messages] == sorted(m.slices[0].tensor for m in plan.messages)
+    assert {message.priority for message in plan.messages} == {0}
+
+
+def test_a_cell_that_takes_half_as_long_is_twice_as_fast():
+    ours, other = cell(50, alone_ns=40), cell(100)
+    assert operating.ratio("f", "w", None, ours, other).lab == 2.0
+    assert operating.faster("f", "w", None, ours, other).lab == 100.0
+    assert operating.of_best("f", "w", None, other, [ours, other]).lab == 0.5
+    assert operating.efficiency("f", "w", None, ours).lab == 80.0
+    assert operating.ratio("f", "w", None, ours, other).simulated is None
+
+
+def test_the_labs_part_of_the_page_stands_without_rows_and_sorts_those_that_are_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(lab_results, "MEASURED", tmp_path / "measured.json")
+    assert all(f"### {name}" in lab_page.section() for name in lab_page.PAPERS)
+    assert "| figure |" not in lab_page.section()
+    rows = [
+        Measured("Mercury Fig. 17", "packets", "less", None, 0.9, "x"),
+        Measured("Mercury Fig. 4", "partitions", None, 1.0, 0.5, "x"),
+    ]
+    lab_results.write(rows)
+    section = lab_page.section()
+    assert section.index("| Fig. 4 | partitions | plot | 0.5 x | 1 x |") < section.index(
+        "| Fig. 17 | packets | less | 0.9 x | - |"
+    )
+
+
+def test_each_experiment_of_the_lab_has_a_name_of_its_own():
+    names = [name for paper in lab_page.PAPERS.values() for name in paper.EXPERIMENTS]
+    assert len(names) == len(set(names))
