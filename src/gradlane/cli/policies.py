@@ -23,14 +23,14 @@ def command(as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2))
         return
-    table = Table("name", "paper", "differs from it", show_lines=True)
+    table = Table("name", "paper", "differs from it", show_lines=True, caption="*: the default there")
     table.add_column("knobs", no_wrap=True)
     table.add_column("backends", no_wrap=True)
     for row in rows:
-        defaults = f" (default of {', '.join(row['default'])})" if row["default"] else ""
         knobs = "\n".join(f"{knob}={value}" for knob, value in row["knobs"].items()) or "-"
-        backends = "\n".join(row["backends"]) or "simulator only"
-        table.add_row(*(Text(cell) for cell in (row["name"] + defaults, row["paper"], row["differs"], knobs, backends)))
+        carried = [f"{backend} *" if backend in row["default"] else backend for backend in row["backends"]]
+        backends = "\n".join(carried) or "simulator only"
+        table.add_row(*(Text(cell) for cell in (row["name"], row["paper"], row["differs"], knobs, backends)))
     Console().print(table)
 
 
