@@ -5,14 +5,17 @@ long a step takes under auto, under the best fixed policy and under torch's DDP,
 measured is kept, and a grid that was ended goes on where it was.
 
 --change FACTOR runs another case: the links of two hosts carry FACTOR times as much for a while, and then what they did before;
-said is how long after the first iteration that differed auto had settled again.
+said is how long after the first iteration that differed auto had settled again. --load N with it runs N processes that do
+nothing but compute for as long; with a factor of 1 nothing else changes, and auto should not look again.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 from gradlane import lab, zoo
@@ -45,6 +48,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--change", type=float, help="run the case of changing links instead, with MODEL and --link")
+    parser.add_argument(
+        "--load", type=int, default=0, metavar="N", help="with --change: N processes that compute, while it lasts"
+    )
     given = parser.parse_args()
     reason = lab.supported()
     if reason is not None:
@@ -99,7 +105,23 @@ def _change(name: str, stretch: float, rate: int, given: argparse.Namespace) -> 
     unlike = tuple(lab.HostSpec(host, link, link) for host in range(given.hosts))
     spec = lab.LabSpec(hosts=given.hosts, link_bits_per_second=rate, scale=given.scale, unlike=unlike)
     backend = given.backend.split(",")[0]
-    return lab.run(spec, [sys.executable, "-m", "bench.auto_change", name, str(stretch), backend])
+    loads: list[subprocess.Popen[bytes]] = []
+    timer = threading.Timer(_HIGH_NS / 1e9, lambda: loads.extend(_load((_LOW_NS - _HIGH_NS) / 1e9) for _ in range(given.load)))
+    timer.start()
+    try:
+        return lab.run(spec, [sys.executable, "-m", "bench.auto_change", name, str(stretch), backend])
+    finally:
+        timer.cancel()
+        for load in loads:
+            load.kill()
+            load.wait()
+
+
+def _load(seconds: float) -> subprocess.Popen[bytes]:
+    """Computes for so long, and ends."""
+    return subprocess.Popen(
+        [sys.executable, "-c", f"import time; end = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass"]
+    )
 
 
 def _say(text: str) -> None:

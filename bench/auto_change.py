@@ -42,14 +42,14 @@ def main(name: str, stretch: str, backend: str) -> None:
     if found is None:
         return
     steps = [end - start for start, end in itertools.pairwise(ends)]
+    print(f"{len(steps)} iterations, {len(found.looks)} looks")
     for look in found.looks:
         print(f"iterations {look.began} to {look.ended}: {look.why}; {look.verdict}")
         if look is found.looks[0]:
             continue
         before = median(steps[max(0, look.began - 20) : max(1, look.began - 8)])
-        first = next(
-            at for at in range(max(0, look.began - 8), look.ended) if not 1 / _DIFFERENT < steps[at] / before < _DIFFERENT
-        )
+        near = range(max(0, look.began - 8), look.ended)
+        first = next((at for at in near if not 1 / _DIFFERENT < steps[at] / before < _DIFFERENT), look.began)
         after = median(steps[look.ended + 1 : look.ended + 11] or steps[-1:])
         took_s = (ends[look.ended - 1] - ends[first]) / 1e9
         print(

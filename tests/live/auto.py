@@ -8,6 +8,10 @@ import signal
 import time
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
 import gradlane
 from gradlane.core.chosen import Chosen
 from gradlane.core.plan import Plan
@@ -20,7 +24,8 @@ from gradlane.live.session import Session
 from gradlane.live.turns import Word, Words
 from gradlane.tune import catalog
 from tests.live.cases import bits_of, differences
-from tests.live.loops import GIVEN, log_lines
+from tests.live.loops import GIVEN, log_lines, momentum
+from tests.live.models import Turnable
 from tests.live.networks import counting_deferred_updates, slow_network
 from tests.live.tuned import Trained, beside_ddp, parts, step, under_ddp
 
@@ -170,3 +175,49 @@ def through_a_change(rank: int, world: int, policy: str, delays_s: tuple[float, 
         "rate": rate,
         "lines": lines,
     }
+
+
+def through_another_order(rank: int, world: int) -> dict[str, Any]:
+    """Train a model whose layers run in the opposite order from some moment on, until `auto` has looked again for that."""
+    model, optimizer, generator = _turnable(rank)
+    losses: list[float] = []
+    turned_at = 0
+
+    def train_until(done: Any) -> None:
+        began = time.monotonic()
+        while not done():
+            assert time.monotonic() < began + LIMIT_S
+            losses.append(step(model, model.batch, optimizer, generator))
+
+    with gradlane.attach(model, optimizer, "auto", network=GIVEN, timeout=20) as session:
+        train_until(lambda: session.settled and not session.tuning)
+        here = len(losses)
+        train_until(lambda: len(losses) > here + 20)
+        model.turned, turned_at = True, len(losses)
+        told = torch.zeros(1)
+        while not told:  # it may look for something else before
+            train_until(lambda: session.tuning)
+            train_until(lambda: not session.tuning)
+            if session.auto is not None:
+                told.fill_("gradients are ready" in session.auto.looks[-1].why)
+            dist.broadcast(told, 0)
+        session.flush()
+        bits, chosen, profile = bits_of(model, optimizer), session.auto, session.profile()
+    reference, optimizer, generator = _turnable(rank)
+    call = DistributedDataParallel(reference)
+    expected = []
+    for at in range(len(losses)):
+        reference.turned = at >= turned_at
+        expected.append(step(call, reference.batch, optimizer, generator))
+    return {
+        "differs": differences(bits_of(reference, optimizer), bits),
+        "losses": losses == expected,
+        "auto": chosen,
+        "profile": profile,
+    }
+
+
+def _turnable(rank: int) -> tuple[Turnable, torch.optim.Optimizer, torch.Generator]:
+    torch.manual_seed(7)
+    model = Turnable()
+    return model, momentum(model), torch.Generator().manual_seed(rank)

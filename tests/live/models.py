@@ -55,3 +55,22 @@ OPTIMIZERS = {
     "rmsprop": lambda params: torch.optim.RMSprop(params, lr=1e-3, momentum=0.5),
     "adagrad": lambda params: torch.optim.Adagrad(params, lr=1e-2),
 }
+
+
+class Turnable(nn.Module):
+    """Layers of one shape that run in their order, or in the opposite one. (16, 128) -> (16, 128)"""
+
+    LAYERS, SIZE = 6, 128
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(self.SIZE, self.SIZE) for _ in range(self.LAYERS))
+        self.turned = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in reversed(self.layers) if self.turned else self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+    def batch(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(16, self.SIZE, generator=generator), torch.randint(self.SIZE, (16,), generator=generator)

@@ -109,3 +109,14 @@ def test_prophet_profiles_until_it_repeats_itself_and_assembles_its_blocks_anew_
     assert first["rate"] < second["rate"]
     assert any("prophet blocks are assembled anew for" in line for line in first["lines"])
     assert second["lines"] == []
+
+
+def test_layers_that_run_in_another_order_make_it_look_again_with_a_profile_of_that_order(two_ranks):
+    first, second = two_ranks.run("tests.live.auto:through_another_order")
+    for found in (first, second):
+        assert found["differs"] == []
+        assert found["losses"]
+    assert any("of a backward pass earlier or later" in look.why for look in first["auto"].looks)
+    ready = {seen.spec.name: seen.ready_ns for seen in first["profile"].tensors}
+    weights = [ready[f"layers.{layer}.weight"] for layer in range(len(ready) // 2)]
+    assert weights[0] < weights[len(weights) // 2] < weights[-1]  # the first layer runs last, and has its gradient first

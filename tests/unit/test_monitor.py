@@ -6,8 +6,23 @@ from hypothesis import strategies as st
 
 from gradlane.core.network import Network
 from gradlane.core.plan import Message, Plan, Slice
-from gradlane.core.profile import TensorSpec
-from gradlane.tune.monitor import LEARN, LONG_PATIENCE, PATIENCE, Drift, Monitor, Moved, Observed, observe, slowed
+from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
+from gradlane.tune.monitor import (
+    CROWD_PATIENCE,
+    CROWDED,
+    LEARN,
+    LONG_PATIENCE,
+    PATIENCE,
+    Crowd,
+    Drift,
+    Monitor,
+    Moved,
+    Observed,
+    observe,
+    slowed,
+)
+from gradlane.tune.pattern import shift_of, with_pattern
+from tests.unit.strategies import profiles
 
 MS = 10**6
 NETWORK = Network.line(2, startup_ns=MS, bytes_per_second=10**6)  # 1 ms + 1 us a byte
@@ -23,7 +38,7 @@ def spans(*sent):
 
 def test_messages_that_take_what_was_planned_are_as_fast_as_planned():
     seen = observe(spans((0, 0, 5), (1, 5, 10), (2, 20, 25), (3, 25, 30)), PLAN, NETWORK, 100 * MS)
-    assert seen == Observed(100 * MS, 100 * MS, 1.0)
+    assert (seen.iteration_ns, seen.compute_ns, seen.slowness) == (100 * MS, 100 * MS, 1.0)
 
 
 def test_messages_side_by_side_count_as_long_as_the_network_is_busy():
@@ -116,3 +131,84 @@ def test_computing_and_whole_iterations_have_to_differ_for_longer():
     monitor = Monitor(100 * MS)
     told = [monitor.observe(seen) for seen in [usual] * LEARN + [slow] * LONG_PATIENCE]
     assert told == [None] * (LEARN + LONG_PATIENCE - 1) + [Moved(compute=2.0, iteration=2.0)]
+
+
+# -- other work on the machine ------------------------------------------------------------------------------
+
+
+def test_a_machine_is_crowded_where_more_waits_for_a_processor_than_is_normal_there_until_that_is_how_it_is():
+    crowd = Crowd()
+    assert not any(crowd.observe(0.1) for _ in range(LEARN + 10))
+    assert not crowd.observe(0.1 + CROWDED * 0.9)
+    assert [crowd.observe(0.9) for _ in range(3)] == [True] * 3
+    assert not crowd.observe(0.1)
+    assert [crowd.observe(0.9) for _ in range(CROWD_PATIENCE + 2)] == [True] * CROWD_PATIENCE + [False] * 2
+    assert not any(crowd.observe(0.9) for _ in range(LEARN + 50))
+
+
+def test_where_the_kernel_does_not_count_nothing_is_crowded():
+    crowd = Crowd()
+    assert not any(crowd.observe(None) for _ in range(100))
+
+
+# -- the model's pattern ------------------------------------------------------------------------------------
+
+FORWARD = ("a", "b", "c")  # layers; the last has its gradient first
+
+
+def profile_of(order):
+    tensors = [
+        TensorProfile(TensorSpec(f"{name}.weight", 4000), 30 * MS * (place + 1), FORWARD.index(name))
+        for place, name in enumerate(order)
+    ]
+    layers = tuple(Layer(name, 10 * MS, 0) for name in FORWARD)
+    return Profile("m", "d", tuple(tensors), layers, 100 * MS)
+
+
+def ready_rows(ready_ms):
+    return [("backward", 0, -1, 0, 100 * MS)] + [("ready", 0, at, ms * MS, ms * MS) for at, ms in enumerate(ready_ms)]
+
+
+def test_readiness_is_told_as_a_part_of_the_backward_pass_and_left_out_where_it_was_not_seen():
+    plan = Plan("p", "m", profile_of("cba").specs, tuple(Message((Slice(at, 0, 4000),)) for at in range(3)))
+    seen = observe(ready_rows([30, 60]), plan, NETWORK, 200 * MS)
+    assert seen.ready == (0.3, 0.6, None)
+
+
+def test_gradients_that_become_ready_at_other_times_for_long_enough_have_moved():
+    profile, monitor = profile_of("cba"), Monitor()
+    usual = {"c.weight": 0.32, "b.weight": 0.58, "a.weight": 0.9}
+    other = {"c.weight": 0.9, "b.weight": 0.6, "a.weight": 0.3}
+    assert shift_of(profile, usual) == pytest.approx(0.04 / 3)
+    assert shift_of(profile, other) == pytest.approx(0.4)
+    assert shift_of(profile, {"a.weight": 0.9}) == pytest.approx(0.0)
+    iteration = Observed(200 * MS, 100 * MS, None)
+    told = [monitor.observe(iteration, shift_of(profile, seen)) for seen in [usual] * 20 + [other] * LONG_PATIENCE]
+    assert told[:-1] == [None] * (20 + LONG_PATIENCE - 1)
+    assert told[-1].pattern == pytest.approx(0.4)
+    assert str(told[-1]) == "gradients are ready 40% of a backward pass earlier or later"
+
+
+def test_a_profile_with_another_pattern_has_the_times_and_layers_that_belong_to_it():
+    profile = profile_of("cba")
+    moved = with_pattern(profile, {"c.weight": 0.9, "b.weight": 0.6, "a.weight": 0.3})
+    assert [(seen.spec.name, seen.ready_ns) for seen in moved.tensors] == [
+        ("a.weight", 30 * MS), ("b.weight", 60 * MS), ("c.weight", 90 * MS),
+    ]  # fmt: skip
+    assert [layer.name for layer in moved.layers] == ["c", "b", "a"]
+    assert [moved.layers[seen.layer].name for seen in moved.tensors] == ["a", "b", "c"]
+    assert (moved.compute_ns, moved.size_bytes) == (profile.compute_ns, profile.size_bytes)
+
+
+@given(profiles(), st.data())
+def test_a_profile_is_itself_with_its_own_pattern_and_keeps_its_bytes_and_times_with_any(profile, data):
+    assume(profile.backward_ns)
+    names = [seen.spec.name for seen in profile.tensors]
+    ready = data.draw(st.fixed_dictionaries({name: st.floats(0, 1) for name in names}))
+    moved = with_pattern(profile, ready)
+    assert (moved.compute_ns, moved.size_bytes) == (profile.compute_ns, profile.size_bytes)
+    assert shift_of(moved, ready) <= 1 / profile.backward_ns
+    own = with_pattern(profile, {seen.spec.name: seen.ready_ns / profile.backward_ns for seen in profile.tensors})
+    assert (
+        shift_of(profile, {seen.spec.name: seen.ready_ns / own.backward_ns for seen in own.tensors}) <= 1 / profile.backward_ns
+    )

@@ -25,7 +25,7 @@ from gradlane.live.turns import Word, Words, silence_of
 from gradlane.live.watch import Watch
 from gradlane.tune.choosing import ALLOWANCE_NS, PART_OF_TIME, Choosing
 from gradlane.tune.monitor import PATIENCE
-from gradlane.tune.ranking import FIRST, Answer, Question, likeness, plan_of
+from gradlane.tune.ranking import Answer, Question, likeness, often_good, plan_of
 
 log = logging.getLogger("gradlane")
 
@@ -98,7 +98,8 @@ class Auto:
     def _decide(self, planner: Planner, exchange: Exchange, took_ns: int, is_due: bool) -> Word:
         """Take note of the iteration that has ended; the word, where one is due."""
         self._recent.append(took_ns)
-        moved = self._watch.observe(exchange.plan, took_ns, watching=self.settled)
+        assert planner.profile is not None
+        moved = self._watch.observe(exchange.plan, planner.profile, took_ns, watching=self.settled)
         if self._choosing is not None:
             changed = self._choosing.observe(took_ns)
             if changed:
@@ -116,8 +117,7 @@ class Auto:
         if moved is not None and self._may_look():
             self._why, self._began = str(moved), exchange.iteration + 1
             planner.network = self._watch.network
-            assert planner.profile is not None
-            planner.profile = planner.profile.stretched(moved.compute)
+            planner.profile = self._watch.profile(planner.profile, moved)
             self._silence = 1
             self._think(planner)
             return Word.STAY
@@ -144,7 +144,8 @@ class Auto:
         self._plans = {each.choice: each.plan for each in answer.worth_trying} | {self._in_force: in_force}
         others = [each.choice for each in answer.worth_trying if likeness(each.plan) != likeness(in_force)]
         if not answer.worth_trying:  # it could not be predicted
-            others = [msgspec.structs.replace(choice, look=len(self._about.looks)) for choice in FIRST[1:4]]
+            untold = often_good(self._backend, apart=self._servers > 0)[1:4]
+            others = [msgspec.structs.replace(choice, look=len(self._about.looks)) for choice in untold]
         self._choosing = Choosing(self._in_force, self._about.safe, others, again=bool(self._about.looks))
 
     def _planned(self, planner: Planner) -> Policy | Plan | None:

@@ -45,7 +45,8 @@ class Reassembly:
         word = policy = None
         if self._rank == 0:
             # what has moved stays moved until it may be said
-            self._moved = self._watch.observe(exchange.plan, took_ns) or self._moved
+            assert planner.profile is not None
+            self._moved = self._watch.observe(exchange.plan, planner.profile, took_ns) or self._moved
         if self._words.is_due(exchange):
             if self._rank == 0:
                 word = Word.SETTLED if self._moved is None else Word.CHANGE
@@ -63,7 +64,7 @@ class Reassembly:
             return None
         assert planner.profile is not None
         planner.network = self._watch.network
-        planner.profile = planner.profile.stretched(moved.compute)
+        planner.profile = self._watch.profile(planner.profile, moved)
         self._watch.settle()
         rate = format_rate(planner.network.bytes_per_second)
         log.warning("gradlane: %s blocks are assembled anew for %s: %s", self._policy.name, rate, moved)

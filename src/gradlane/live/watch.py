@@ -1,4 +1,4 @@
-"""Watch: what one rank's own iterations say about network and worker; `tune.monitor` on what the recorder saw.
+"""Watch: what one rank's own iterations say about network, worker and model; `tune.monitor` on what the recorder saw.
 
 Rank 0 alone watches: what slows another rank down reaches it as sums that come later.
 """
@@ -10,8 +10,11 @@ from statistics import median
 
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
+from gradlane.live.pressure import Pressure
 from gradlane.live.recorder import Recorder
-from gradlane.tune.monitor import LEARN, PATIENCE, Monitor, Moved, Observed, observe, slowed
+from gradlane.tune.monitor import LEARN, PATIENCE, Crowd, Monitor, Moved, Observed, observe, slowed
+from gradlane.tune.pattern import shift_of, with_pattern
 
 
 class Watch:
@@ -22,6 +25,8 @@ class Watch:
 
     def __init__(self, recorder: Recorder, network: Network, stream_ordered: bool) -> None:
         self._recorder, self._network, self._stream_ordered = recorder, network, stream_ordered
+        self._pressure, self._crowd = Pressure(), Crowd()
+        self._ready: deque[dict[str, float]] = deque(maxlen=PATIENCE)
         self._first: list[float] = []  # slowness, when `network` had just been measured
         self._last: deque[float] = deque(maxlen=PATIENCE)
         self._monitor = Monitor()
@@ -30,16 +35,32 @@ class Watch:
         """Another plan is in force for good; what is normal is learnt anew. iteration_ns: where that is known already."""
         self._monitor = Monitor(iteration_ns)
 
-    def observe(self, plan: Plan, iteration_ns: int, watching: bool = True) -> Moved | None:
-        """An iteration under `plan` took so long: what has moved since `settle`. watching: False while plans are tried."""
-        seen = observe(self._recorder.last(), plan, self._network, iteration_ns)
+    def observe(self, plan: Plan, profile: Profile, iteration_ns: int, watching: bool = True) -> Moved | None:
+        """An iteration under `plan` took so long: what has moved since `settle`, and from `profile`, which was planned for.
+
+        watching: False while plans are tried.
+        """
+        seen = observe(self._recorder.last(), plan, self._network, iteration_ns, self._pressure.part_of(iteration_ns))
+        if self._crowd.observe(seen.waiting):
+            return None
+        parts = zip(plan.tensors, seen.ready, strict=False)
+        ready = {spec.name: part for spec, part in parts if part is not None}
+        self._ready.append(ready)
         if self._stream_ordered:
             seen = Observed(iteration_ns, seen.compute_ns, None)
         elif seen.slowness is not None:
             if len(self._first) < LEARN:
                 self._first.append(seen.slowness)
             self._last.append(seen.slowness)
-        return self._monitor.observe(seen) if watching else None
+        shift = None if self._stream_ordered else shift_of(profile, ready)
+        return self._monitor.observe(seen, shift) if watching else None
+
+    def profile(self, planned_for: Profile, moved: Moved) -> Profile:
+        """The profile as it is now, from the one that was planned for, and what has moved since."""
+        if moved.pattern:
+            names = set.intersection(*(set(ready) for ready in self._ready))
+            planned_for = with_pattern(planned_for, {name: median(ready[name] for ready in self._ready) for name in names})
+        return planned_for.stretched(moved.compute)
 
     @property
     def network(self) -> Network:

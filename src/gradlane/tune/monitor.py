@@ -15,6 +15,7 @@ from statistics import median
 from gradlane.core.network import MAX_RATE, Network, Piece
 from gradlane.core.plan import Plan
 from gradlane.core.timeline import Kind
+from gradlane.tune.pattern import ready_parts
 
 Row = tuple[Kind, int, int, int, int]
 """A span: kind, iteration, subject, start and end, in ns."""
@@ -25,8 +26,14 @@ COMPUTE_MOVED = 0.4
 """So for a worker's computing."""
 ITERATION_MOVED = 0.5
 """So for whole iterations, against those in which the plan in force was measured."""
+PATTERN_MOVED = 0.15
+"""The model's pattern has changed where gradients are ready so much of the backward pass earlier or later (`pattern`)."""
+CROWDED = 0.2
+"""A machine is crowded where, for so much more of an iteration than is normal there, something waits for a processor."""
 PATIENCE, LONG_PATIENCE = 3, 8
 """Iterations in a row that have to say so: of the network; of the rest, which a busy machine disturbs more."""
+CROWD_PATIENCE = 64
+"""What a crowded machine shows is other work's doing, unless it stays crowded for so many iterations in a row."""
 LEARN = 5
 """Iterations after a look from which it is learnt what is normal."""
 _SHARE = 0.25  # of the bursts of an iteration, by what they should have taken, so much was faster than what is believed
@@ -36,14 +43,17 @@ _HIDDEN = 0.05  # networks that are busy for less of an iteration say little, an
 @dataclass(frozen=True)
 class Observed:
     """One iteration. slowness: how many times as long as planned for messages kept the network busy; None where too few
-    were sent to tell."""
+    were sent to tell. ready: after which part of the backward pass each gradient was ready, in the plan's order; None for
+    those that were not. waiting: for which part of it something on this machine waited for a processor; None: unknown."""
 
     iteration_ns: int
     compute_ns: int
     slowness: float | None
+    ready: tuple[float | None, ...] = ()
+    waiting: float | None = None
 
 
-def observe(rows: Iterable[Row], plan: Plan, network: Network, iteration_ns: int) -> Observed:
+def observe(rows: Iterable[Row], plan: Plan, network: Network, iteration_ns: int, waiting: float | None = None) -> Observed:
     """What the spans of one iteration of `iteration_ns` say, under `plan`, which was made for `network`.
 
     A burst is a time without a pause in which messages are under way. What begins with waiting for another rank makes a
@@ -52,9 +62,15 @@ def observe(rows: Iterable[Row], plan: Plan, network: Network, iteration_ns: int
     waited_ns = 0
     begun: dict[int, int] = {}
     ended: dict[int, int] = {}
+    ready_ns: dict[int, int] = {}
+    backward = (0, 0)
     for kind, _, subject, start_ns, end_ns in rows:
         if kind == "wait":
             waited_ns += end_ns - start_ns
+        elif kind == "ready":
+            ready_ns[subject] = end_ns
+        elif kind == "backward":
+            backward = (start_ns, end_ns)
         elif kind in ("send", "receive"):
             begun[subject] = min(start_ns, begun.get(subject, start_ns))
             ended[subject] = max(end_ns, ended.get(subject, end_ns))
@@ -62,7 +78,8 @@ def observe(rows: Iterable[Row], plan: Plan, network: Network, iteration_ns: int
     found = _bursts(sent)
     busy_ns = sum(took_ns for took_ns, _ in found)
     slowness = _faster(found) if busy_ns > iteration_ns * _HIDDEN else None
-    return Observed(iteration_ns, max(0, iteration_ns - waited_ns), slowness)
+    ready = ready_parts(ready_ns, backward, len(plan.tensors))
+    return Observed(iteration_ns, max(0, iteration_ns - waited_ns), slowness, ready, waiting)
 
 
 def _bursts(sent: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
@@ -121,15 +138,19 @@ class Drift:
 
 @dataclass(frozen=True)
 class Moved:
-    """What has changed. network, compute, iteration: by which factor it takes longer than before, 1.0 for no change."""
+    """What has changed. network, compute, iteration: by which factor it takes longer than before, 1.0 for no change.
+    pattern: by which part of the backward pass gradients are ready at other times, on average, 0.0 for no change."""
 
     network: float = 1.0
     compute: float = 1.0
     iteration: float = 1.0
+    pattern: float = 0.0
 
     def __str__(self) -> str:
         told = (("messages", self.network), ("computing", self.compute), ("iterations", self.iteration))
         said = [f"{what} take {factor:.2f} times as long" for what, factor in told if factor != 1.0]
+        if self.pattern:
+            said.append(f"gradients are ready {self.pattern:.0%} of a backward pass earlier or later")
         return " and ".join(said) or "nothing has changed"
 
 
@@ -140,14 +161,49 @@ class Monitor:
         self._network = Drift(NETWORK_MOVED)
         self._compute = Drift(COMPUTE_MOVED, patience=LONG_PATIENCE)
         self._iteration = Drift(ITERATION_MOVED, iteration_ns, LONG_PATIENCE)
+        self._last_shifts: deque[float] = deque(maxlen=LONG_PATIENCE)
 
-    def observe(self, seen: Observed) -> Moved | None:
-        """What has moved, or None for nothing. Says so for as long as it is away from what it was."""
+    def observe(self, seen: Observed, shift: float | None = None) -> Moved | None:
+        """What has moved, or None for nothing. Says so for as long as it is away from what it was.
+
+        shift: by which part of the backward pass gradients are ready at other times than planned for, on average.
+        """
         network = None if seen.slowness is None else self._network.observe(seen.slowness)
         moved = Moved(
-            network or 1.0, self._compute.observe(seen.compute_ns) or 1.0, self._iteration.observe(seen.iteration_ns) or 1.0
+            network or 1.0,
+            self._compute.observe(seen.compute_ns) or 1.0,
+            self._iteration.observe(seen.iteration_ns) or 1.0,
+            self._shifted(shift),
         )
         return None if moved == Moved() else moved
+
+    def _shifted(self, shift: float | None) -> float:
+        if shift is None:
+            return 0.0
+        self._last_shifts.append(shift)
+        enough = len(self._last_shifts) == LONG_PATIENCE and min(self._last_shifts) > PATTERN_MOVED
+        return median(self._last_shifts) if enough else 0.0
+
+
+class Crowd:
+    """Whether other work keeps a machine's processors, so that an iteration says nothing about network and worker."""
+
+    def __init__(self) -> None:
+        self._first: list[float] = []
+        self._in_a_row = 0
+
+    def observe(self, waiting: float | None) -> bool:
+        """An iteration for which part of which something waited for a processor: whether it is to be left out."""
+        if waiting is None:
+            return False
+        if len(self._first) < LEARN:
+            self._first.append(waiting)
+            return False
+        self._in_a_row = self._in_a_row + 1 if waiting > median(self._first) + CROWDED else 0
+        if self._in_a_row <= CROWD_PATIENCE:
+            return self._in_a_row > 0
+        self._first, self._in_a_row = [], 0  # that is how it is here now
+        return False
 
 
 def slowed(network: Network, factor: float) -> Network:

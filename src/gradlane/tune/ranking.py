@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from gradlane import policies
 from gradlane.core.checks import check_plan
 from gradlane.core.chosen import Choice, Predicted
 from gradlane.core.executors import EXECUTORS, BackendName
@@ -28,8 +29,7 @@ from gradlane.tune.search.space import MOST_PIECES, Space
 
 SAFE = Choice("ddp")
 """What DDP itself does: nothing else can promise to be no slower than DDP."""
-FIRST = (SAFE, Choice("blocks"), Choice("mg-wfbp"), Choice("bytescheduler"), Choice("prophet"), Choice("tictac"))
-"""Predicted first, should time be short."""
+_FIRST = ("blocks", "mercury", "mg-wfbp", "bytescheduler", "prophet", "tictac")
 _NAMES_LAST = ("searched",)
 _SEARCH_MOVES = 1500  # `searched` as one candidate among many: about a second
 _SIZES = 4  # of each knob
@@ -77,10 +77,16 @@ def plan_of(choice: Choice, profile: Profile, network: Network) -> Plan:
     return catalog.plan(policy_of(choice), profile, network)
 
 
+def often_good(backend: BackendName, apart: bool = False) -> tuple[Choice, ...]:
+    """The safe choice and others that are predicted first, should time be short."""
+    carried = catalog.names(EXECUTORS[backend], apart)
+    return (SAFE, *(Choice(name) for name in _FIRST if name in carried))
+
+
 def candidates(profile: Profile, backend: BackendName, apart: bool = False) -> Iterator[Choice]:
     """Everything that `backend` carries: first some that are often good, then every policy, then sizes of each."""
     names = catalog.names(EXECUTORS[backend], apart)
-    first = [choice for choice in FIRST if choice.policy in names]
+    first = often_good(backend, apart)
     others = [Choice(name) for name in names if Choice(name) not in first and name not in _NAMES_LAST]
     yield from first
     yield from others
@@ -120,7 +126,8 @@ def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> A
             took_ns = simulated_ns(plan, profile, network, question.backend, question.servers)
             found[alike] = Ranked(Predicted(msgspec.structs.replace(choice, look=question.look), took_ns), plan)
     ranked = sorted(found.values(), key=lambda each: each.predicted.iteration_ns + _HANDLING_NS * len(each.plan.messages))
-    return Answer(tuple(each.predicted for each in ranked), tuple(_worth_trying(ranked, question.most)))
+    default = policies.default(EXECUTORS[question.backend])
+    return Answer(tuple(each.predicted for each in ranked), tuple(_worth_trying(ranked, question.most, default)))
 
 
 def likeness(plan: Plan) -> str:
@@ -136,15 +143,15 @@ def simulated_ns(plan: Plan, profile: Profile, network: Network, backend: Backen
     return max(timeline.iteration_ns()[-1] for timeline in simulate_servers(plan, profile, place, iterations=2))
 
 
-def _worth_trying(ranked: list[Ranked], most: int) -> list[Ranked]:
+def _worth_trying(ranked: list[Ranked], most: int, default: str) -> list[Ranked]:
     """The best of each of the best policies, since what the simulator gets wrong of one size it gets wrong of the next;
-    then other sizes. gradlane's own rule is among them, whatever is expected of it.
+    then other sizes. The backend's default is among them, whatever is expected of it.
     """
     near = [each for each in ranked if each.predicted.iteration_ns <= ranked[0].predicted.iteration_ns * _NEAR]
     of_policy: dict[str, Ranked] = {}
     for each in near:
         of_policy.setdefault(each.choice.policy, each)
-    own = [each for each in ranked if each.choice.policy == "blocks" and not each.choice.knobs]
+    own = [each for each in ranked if each.choice.policy == default and not each.choice.knobs]
     order = [*list(of_policy.values())[: max(1, most - 1)], *own, *near]
     chosen: list[Ranked] = []
     for each in order:
