@@ -25,15 +25,15 @@ class Watch:
 
     def __init__(self, recorder: Recorder, network: Network, stream_ordered: bool) -> None:
         self._recorder, self._network, self._stream_ordered = recorder, network, stream_ordered
-        self._pressure, self._crowd = Pressure(), Crowd()
+        self._pressure = Pressure()
         self._ready: deque[dict[str, float]] = deque(maxlen=PATIENCE)
         self._first: list[float] = []  # slowness, when `network` had just been measured
         self._last: deque[float] = deque(maxlen=PATIENCE)
-        self._monitor = Monitor()
+        self._monitor, self._crowd = Monitor(), Crowd()
 
     def settle(self, iteration_ns: int | None = None) -> None:
         """Another plan is in force for good; what is normal is learnt anew. iteration_ns: where that is known already."""
-        self._monitor = Monitor(iteration_ns)
+        self._monitor, self._crowd = Monitor(iteration_ns), Crowd()
 
     def observe(self, plan: Plan, profile: Profile, iteration_ns: int, watching: bool = True) -> Moved | None:
         """An iteration under `plan` took so long: what has moved since `settle`, and from `profile`, which was planned for.
@@ -41,7 +41,7 @@ class Watch:
         watching: False while plans are tried.
         """
         seen = observe(self._recorder.last(), plan, self._network, iteration_ns, self._pressure.part_of(iteration_ns))
-        if self._crowd.observe(seen.waiting):
+        if watching and self._crowd.observe(seen.waiting):
             return None
         parts = zip(plan.tensors, seen.ready, strict=False)
         ready = {spec.name: part for spec, part in parts if part is not None}

@@ -29,7 +29,7 @@ ITERATION_MOVED = 0.5
 PATTERN_MOVED = 0.15
 """The model's pattern has changed where gradients are ready so much of the backward pass earlier or later (`pattern`)."""
 CROWDED = 0.2
-"""A machine is crowded where, for so much more of an iteration than is normal there, something waits for a processor."""
+"""A machine is crowded where threads wait for a processor for so much more of an iteration than is normal there."""
 PATIENCE, LONG_PATIENCE = 3, 8
 """Iterations in a row that have to say so: of the network; of the rest, which a busy machine disturbs more."""
 CROWD_PATIENCE = 64
@@ -44,7 +44,7 @@ _HIDDEN = 0.05  # networks that are busy for less of an iteration say little, an
 class Observed:
     """One iteration. slowness: how many times as long as planned for messages kept the network busy; None where too few
     were sent to tell. ready: after which part of the backward pass each gradient was ready, in the plan's order; None for
-    those that were not. waiting: for which part of it something on this machine waited for a processor; None: unknown."""
+    those that were not. waiting: for which part of it threads waited for a processor, all together; None: unknown."""
 
     iteration_ns: int
     compute_ns: int
@@ -193,7 +193,7 @@ class Crowd:
         self._in_a_row = 0
 
     def observe(self, waiting: float | None) -> bool:
-        """An iteration for which part of which something waited for a processor: whether it is to be left out."""
+        """An iteration for `waiting` of which threads waited for a processor: whether it is to be left out."""
         if waiting is None:
             return False
         if len(self._first) < LEARN:
