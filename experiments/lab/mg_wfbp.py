@@ -38,4 +38,7 @@ EXPERIMENTS: dict[str, Callable[[Path], list[Measured]]] = {
 REMARKS = """
 Four hosts of one worker each, where the paper has two nodes of two GPUs; a twentieth of the bytes. The profiles are the zoo's,
 calibrated to the throughput of one node. What a message costs does not shrink with tensors and links.
+
+What came out: MG-WFBP is ahead of both, as published. Beside WFBP it is so by more: among four ranks on two cores a small
+message costs Gloo some milliseconds, which favours few messages.
 """

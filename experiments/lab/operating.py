@@ -27,6 +27,7 @@ from gradlane.units import format_rate
 
 GBIT = 10**9
 TIMEOUT_S = 60.0
+STARTUP_NS = 100_000  # about what a small message costs in the lab, where it is not measured
 _LOWEST_PACKET, _HIGHEST_PACKET = 64, 512 << 10  # what the transport has
 
 
@@ -206,4 +207,4 @@ def _quotient(above: float | None, below: float | None) -> float | None:
     return None if above is None or below is None else above / below
 
 
-__all__ = ["GBIT", "Arm", "Cell", "Point", "cells", "efficiency", "faster", "of_best", "ratio"]
+__all__ = ["GBIT", "STARTUP_NS", "Arm", "Cell", "Point", "cells", "efficiency", "faster", "of_best", "ratio"]

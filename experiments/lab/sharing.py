@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from experiments.lab.operating import Point
+from experiments.lab.operating import STARTUP_NS, Point
 from experiments.lab.training import Arm, Taking
 from gradlane import lab
 from gradlane.cli.jobs import fail, python_module, run_on_lab
@@ -25,7 +25,6 @@ from gradlane.core.profile import Profile
 from gradlane.sim import Job as SimulatedJob
 from gradlane.sim import simulate_jobs
 
-STARTUP_NS = 100_000  # about what a small message costs in the lab
 SECONDS, TOGETHER = 12.0, 2  # how long each policy has, and how many iterations ranks do between asking whether it is over
 SIMULATED_ITERATIONS = 12
 TIMEOUT_S = 60.0
