@@ -49,7 +49,7 @@ class Arm:
         self.call: nn.Module = self.model
         self.session = None
         if scheduled:
-            self.session = gradlane.attach(self.model, self.optimizer)
+            self.session = gradlane.attach(self.model, self.optimizer, "blocks")
         else:
             self.call = nn.parallel.DistributedDataParallel(self.model)
         self.images = torch.randn(batch_size, 1, side, side)
@@ -70,7 +70,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     talks = dist.get_rank() == 0
     if talks:
-        print("\noverhead on loopback, 2 ranks: torch DDP beside gradlane's default policy")
+        print("\noverhead on loopback, 2 ranks: torch DDP beside gradlane's blocks")
         print(
             f"{'input':>7} {'DDP ms (p10..p90)':>26} {'gradlane ms (p10..p90)':>26} {'gradlane/DDP':>13} {'pairs p25..p75':>16}"
         )

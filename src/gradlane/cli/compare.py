@@ -16,7 +16,6 @@ import click
 import msgspec
 from rich.console import Console
 
-from gradlane import policies
 from gradlane.cli.cases import parse_counts, read_profile
 from gradlane.cli.jobs import fail, rate_or_none, run_on_ranks
 from gradlane.cli.trials import Trial, run_all
@@ -46,7 +45,7 @@ _LINKS = "links.jsonl"
     "--link", default="200mbit", show_default=True, metavar="RATE,...", help="Of each host, each way; 'none': no limit."
 )
 @click.option("--loopback", is_flag=True, help="No emulated hosts and links: bare loopback.")
-@click.option("--policies", "chosen", metavar="NAME,...", help="The policies to try, auto too. Default: all that are carried.")
+@click.option("--policies", "chosen", metavar="NAME,...", help="The policies to try. Default: auto, and all that are carried.")
 @click.option("--backend", "backends", default="all-reduce", show_default=True, metavar="NAME,...", help="all-reduce, server.")
 @click.option("--rounds", default=3, show_default=True, help="Turns that each policy gets.")
 @click.option("--steps", default=4, show_default=True, help="Measured steps a turn.")
@@ -121,12 +120,12 @@ def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out:
 
 
 def _arms(backends: list[str], chosen: list[str] | None) -> list[ArmSpec]:
-    """Each policy over each backend that carries it."""
+    """`auto` and each policy, or those that were chosen, over each backend that carries them."""
     arms = []
     for backend in backends:
         need(backend in EXECUTORS, "--backend", backend, "all-reduce or server, or both with a comma")
         carried = catalog.names(EXECUTORS[backend])  # type: ignore[index]
-        arms += [ArmSpec(name, backend) for name in chosen or carried if name in (*carried, AUTO)]  # type: ignore[arg-type]
+        arms += [ArmSpec(name, backend) for name in chosen or (AUTO, *carried) if name in (*carried, AUTO)]  # type: ignore[arg-type]
     for name in chosen or ():
         if name != AUTO:
             catalog.get(name)
@@ -153,7 +152,7 @@ def _comparison(first: dict[str, Any], hosts: int, link_bits: int | None) -> Com
     communicate_ns = first["communicate_ns"]
     baseline_ns = statistics.median(arms[BASELINE]["step_ns"])
     least_ns = max(compute_ns, communicate_ns)
-    defaults = [ArmSpec(policies.default(executor), backend).name for backend, executor in EXECUTORS.items()]
+    defaults = [ArmSpec(AUTO, backend).name for backend in EXECUTORS]
     results = []
     for name, arm in arms.items():
         if name == ALONE:

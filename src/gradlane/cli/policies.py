@@ -23,7 +23,13 @@ def command(as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2))
         return
-    table = Table("name", "paper", "differs from it", show_lines=True, caption="*: the default there")
+    table = Table(
+        "name",
+        "paper",
+        "differs from it",
+        show_lines=True,
+        caption="Where none is named, a session finds the best by itself (auto).\n*: what --knob and --tune are of then",
+    )
     table.add_column("knobs", no_wrap=True)
     table.add_column("backends", no_wrap=True)
     for row in rows:

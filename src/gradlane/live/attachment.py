@@ -80,8 +80,9 @@ def attach(
     Call it on every rank after `init_process_group()`, with the model on its device and before any
     `compile()`. Parameters and buffers become rank 0's. The training loop stays as it is.
 
-    policy: a name of `gradlane policies`, "auto" to have the best found while training (docs/auto.md), a Policy with its
-        knobs, a Plan (from `gradlane plan`), or None for the default: `blocks` over all-reduce, `mercury` over servers.
+    policy: "auto" or None to have the best found while training (docs/auto.md), a name of `gradlane policies`, a Policy
+        with its knobs, or a Plan (from `gradlane plan`). With `tune` or `knobs` None is `blocks` over all-reduce, `mercury`
+        over servers.
     backend: what carries the messages. "all-reduce" is torch.distributed's; "server" is gradlane's own transport, through
         CPU memory: it tells packets apart by what they are of, so that no order is planned ahead, and carries
         the policies that choose each packet as it is sent or mark lanes.
@@ -131,7 +132,8 @@ def attach(
     optimizers = as_list(optimizer)
     params = trained_parameters(model)
     specs = tuple(_spec(name, param) for name, param in params)
-    policy = policies.default(EXECUTORS[backend]) if policy is None else policy
+    if policy is None:
+        policy = policies.default(EXECUTORS[backend]) if tune or knobs is not None else AUTO
     is_auto = policy == AUTO
     need(not is_auto or (not tune and knobs is None), "tune, knobs", (tune, knobs), "neither with auto")
     chosen = policy_of(SAFE) if is_auto else catalog.get(policy) if isinstance(policy, str) else policy

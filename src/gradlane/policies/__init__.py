@@ -40,7 +40,7 @@ _DEFAULTS: dict[Executor, str] = {"all-reduce": Blocks.name, "parameter-server":
 
 
 def default(executor: Executor = "all-reduce") -> str:
-    """The policy of a session that names none."""
+    """The policy where one is needed and none is named: that of knobs. A session that names none finds its own (`auto`)."""
     return _DEFAULTS[executor]
 
 

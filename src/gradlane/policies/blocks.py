@@ -1,4 +1,4 @@
-"""blocks: gradlane's default over all-reduce."""
+"""blocks: gradlane's own, and what `auto` tries over all-reduce whatever it expects."""
 
 from __future__ import annotations
 
