@@ -221,3 +221,30 @@ def _turnable(rank: int) -> tuple[Turnable, torch.optim.Optimizer, torch.Generat
     torch.manual_seed(7)
     model = Turnable()
     return model, momentum(model), torch.Generator().manual_seed(rank)
+
+
+def clipping(rank: int, world: int, clips: bool) -> dict[str, Any]:
+    """Train until auto has settled, gradients clipped before each step or not; whether plans may cross the barrier."""
+    model, optimizer, generator = parts(rank)
+    losses: list[float] = []
+    with gradlane.attach(model, optimizer, network=GIVEN, timeout=20) as session:
+        while not session.settled or session.tuning:
+            assert len(losses) < AT_MOST
+            losses.append(_clipped_step(model, model, optimizer, generator, clips))
+        session.flush()
+        bits, crosses = bits_of(model, optimizer), session._planner.crosses
+    reference, optimizer, generator = parts(rank)
+    call = DistributedDataParallel(reference)
+    expected = [_clipped_step(call, reference, optimizer, generator, clips) for _ in losses]
+    return {"differs": differences(bits_of(reference, optimizer), bits), "losses": losses == expected, "crosses": crosses}
+
+
+def _clipped_step(call: Any, model: Any, optimizer: Any, generator: torch.Generator, clips: bool) -> float:
+    x, y = model.batch(generator)
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(call(x), y)
+    loss.backward()
+    if clips:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    return float(loss)

@@ -120,3 +120,11 @@ def test_layers_that_run_in_another_order_make_it_look_again_with_a_profile_of_t
     ready = {seen.spec.name: seen.ready_ns for seen in first["profile"].tensors}
     weights = [ready[f"layers.{layer}.weight"] for layer in range(len(ready) // 2)]
     assert weights[0] < weights[len(weights) // 2] < weights[-1]  # the first layer runs last, and has its gradient first
+
+
+@pytest.mark.parametrize("clips", [True, False])
+def test_a_session_without_a_policy_finds_its_own_and_knows_whether_each_step_waits_for_all_sums(two_ranks, clips):
+    for found in two_ranks.run("tests.live.auto:clipping", clips=clips):
+        assert found["differs"] == []
+        assert found["losses"]
+        assert found["crosses"] is not clips

@@ -92,6 +92,26 @@ def test_everything_that_a_backend_carries_is_predicted_and_the_order_is_that_of
         assert each.plan.sequence is not None
 
 
+def test_where_each_step_waits_for_all_sums_policies_are_predicted_behind_the_barrier_and_may_still_cross_it():
+    question = Question(PROFILE, NETWORK, "all-reduce", 0, look=0, most=4, budget_ns=60 * 10**9, crosses=False)
+    answer = rank(question)
+    assert any(each.plan.crosses_barrier for each in answer.worth_trying)
+    for each in answer.predicted[:5]:
+        plan = msgspec.structs.replace(plan_of(each.choice, PROFILE, NETWORK), crosses_barrier=False)
+        assert each.iteration_ns == iteration_ns(plan, PROFILE, NETWORK)
+
+
+def test_what_crosses_the_barrier_is_expected_to_gain_by_it_only_where_it_can():
+    network = Network.line(2, 100_000, 5 * 10**8)
+    behind = Question(zoo.profile("alexnet"), network, "all-reduce", 0, look=0, most=2, budget_ns=1, crosses=False)
+    takes = [
+        {each.choice.policy: each.iteration_ns for each in rank(question).predicted}
+        for question in (behind, msgspec.structs.replace(behind, crosses=True))
+    ]
+    assert takes[0]["blocks"] > takes[1]["blocks"]
+    assert takes[0]["mg-wfbp"] == takes[1]["mg-wfbp"]
+
+
 def test_time_that_is_up_ends_it_after_three():
     answer = rank(
         Question(PROFILE, NETWORK, "all-reduce", 0, look=2, most=4, budget_ns=1), now_ns=iter(range(0, 10**6, 100)).__next__

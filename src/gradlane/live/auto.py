@@ -136,7 +136,7 @@ class Auto:
         budget_ns = min(max(_LEAST_THINK_NS, _THINK_ITERATIONS * iteration_ns), _MOST_THINK_NS[bool(look)])
         self._assumed = planner.network
         self._thinking = Thinking(
-            Question(planner.profile, planner.network, self._backend, self._servers, look, most, budget_ns)
+            Question(planner.profile, planner.network, self._backend, self._servers, look, most, budget_ns, planner.crosses)
         )
 
     def _try(self, answer: Answer, in_force: Plan) -> None:

@@ -49,6 +49,8 @@ class Planner:
         """iterations: measured before the plan. until_stable: fewer, where the times of gradients repeat themselves before."""
         self.network = network
         self.profile = profile
+        self.crosses = True
+        """Whether the next forward pass can begin before all sums have come, as far as the first iterations have shown."""
         self.builder = ProfileBuilder(specs)
         self._policy = policy
         self._needs_sequence = needs_sequence

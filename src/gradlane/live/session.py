@@ -88,6 +88,7 @@ class Session:
         self._settled = False
         self._forward_began_ns = self._forward_ended_ns = self._backward_began_ns = self._step_began_ns = 0
         self._fires_in_a_pass: dict[str, int] = {}
+        self._reads: set[int] = set()  # iterations, until settled, in which gradients were read before the step
         self._compiled_parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._params: list[torch.nn.Parameter] = []
         self._wrappers: list[pending.PendingGradient] = []
@@ -235,6 +236,8 @@ class Session:
         if not self._settled and self._planner.is_due(self._exchange):
             plan = self._planner.decide(type(self.model).__name__, self._device, self._backend, self._exchange.collective)
             self._settled = True
+            always_read = 0 <= self._exchange.iteration < len(self._reads)
+            self._planner.crosses = self._may_cross and not always_read
             self._take_up(plan)
             log.info("rank %d: %s", self.rank, plan.describe(limit=0).partition("\n")[0])
             if self._turns is not None:
@@ -367,6 +370,8 @@ class Session:
                 "sent and before the backward pass has ended; use checkpoint(use_reentrant=False), and read gradients after "
                 "backward()"
             )
+        if not self._settled:
+            self._reads.add(self._exchange.iteration)
         told = self._told & {"closure"}  # then it is the optimizer that reads, after its closure
         if self._crosses and not told and tensor not in self._owed and not self._exchange.has_arrived(tensor):
             self._tell(

@@ -38,7 +38,8 @@ _NEAR = 1.25  # what is expected to take so many times the best prediction is no
 
 
 class Question(msgspec.Struct, frozen=True):
-    """look: its number. servers: in processes of their own. most: how many plans are wanted. budget_ns: for predicting."""
+    """look: its number. servers: in processes of their own. most: how many plans are wanted. budget_ns: for predicting.
+    crosses: whether the next forward pass can begin before all sums have come; not where each step waits for them."""
 
     profile: Profile
     network: Network
@@ -47,6 +48,7 @@ class Question(msgspec.Struct, frozen=True):
     look: int
     most: int
     budget_ns: int
+    crosses: bool = True
 
 
 class Ranked(msgspec.Struct, frozen=True):
@@ -119,11 +121,13 @@ def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> A
         if any(lane.network_priority for lane in plan.lanes):
             continue  # whether this network serves classes nobody has asked it (`gradlane probe --priority`)
         check_plan(plan, profile.specs)
+        carried = plan if question.crosses else msgspec.structs.replace(plan, crosses_barrier=False)
         if question.backend == "all-reduce" and plan.sequence is None:
-            plan = planned_ahead(plan, profile, network)
+            carried = planned_ahead(carried, profile, network)
+            plan = msgspec.structs.replace(plan, sequence=carried.sequence)
         alike = likeness(plan)
         if alike not in found:
-            took_ns = simulated_ns(plan, profile, network, question.backend, question.servers)
+            took_ns = simulated_ns(carried, profile, network, question.backend, question.servers)
             found[alike] = Ranked(Predicted(msgspec.structs.replace(choice, look=question.look), took_ns), plan)
     ranked = sorted(found.values(), key=lambda each: each.predicted.iteration_ns + _HANDLING_NS * len(each.plan.messages))
     default = policies.default(EXECUTORS[question.backend])
