@@ -120,8 +120,8 @@ times a quarter as long. Figs. 10 to 13: at 100 Gbit/s VGG-16 is stretched by 2,
 10 Gbit/s ResNet-50 by 2, VGG-16 not. The published gains are those that the text states, for RDMA (P3's for TCP); the
 Transformer's batch of 512 is taken as tokens, 16 sequences.
 
-What came out: at 10 Gbit/s ByteScheduler gains more over servers than over all-reduce, and more for VGG-16 than for ResNet-50,
-as published, in lab and simulator alike. At 100 Gbit/s nothing is left to gain: two workers' `wfbp` already hides all but the
-last message there, so that the published gains are not of the schedule alone. In Fig. 4 all sizes are within 3 %: a message
-costs a third of what it did there (0.1 against 0.3 ms).
+What came out: at 10 Gbit/s ByteScheduler gains more for VGG-16 than for ResNet-50, and for VGG-16 more over servers than over
+all-reduce, as published, in lab and simulator alike. At 100 Gbit/s little is left to gain, 5 % at most: two workers' `wfbp`
+already hides nearly all there, so that the published gains are not of the schedule alone. In Fig. 4 all sizes are within 3 %:
+a message costs a third of what it did there (0.1 against 0.3 ms).
 """
