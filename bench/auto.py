@@ -20,14 +20,13 @@ import threading
 from pathlib import Path
 
 from gradlane import lab, zoo
-from gradlane.cli.trials import Trial, run_all
+from gradlane.cli.trials import Trial, at_ratio, run_all
 from gradlane.core import files
 from gradlane.core.arms import BASELINE, ArmSpec
 from gradlane.core.chosen import AUTO
 from gradlane.core.cluster import Link, Step
 from gradlane.core.executors import EXECUTORS, BackendName
 from gradlane.core.plan import Plan
-from gradlane.core.profile import Profile
 from gradlane.report.sweep import Cell
 from gradlane.tune import catalog
 
@@ -71,20 +70,12 @@ def main() -> int:
                 folder = given.out or Path(scratch)
                 cells = run_all([trial], folder, _say)
                 for backend in backends:
-                    _row(cells, ratio, backend, folder / trial.key)
+                    _row(trial, cells, ratio, backend, folder / trial.key)
     return 0
 
 
-def _made(name: str, ratio: float, given: argparse.Namespace) -> tuple[Profile, int, float]:
-    """The profile as it is stretched, the rate of links in bit/s, and how much smaller tensors and links are."""
-    profile = zoo.profile(name)
-    profile = profile.stretched(given.step_ms * 1e6 / profile.compute_ns)
-    bits = round(8e9 * profile.size_bytes / (ratio * profile.compute_ns))
-    return profile, bits, float(f"{given.megabytes * 1e6 / profile.size_bytes:.3g}")
-
-
 def _trial(name: str, ratio: float, backends: list[BackendName], given: argparse.Namespace) -> Trial:
-    profile, bits, scale = _made(name, ratio, given)
+    profile, bits, scale = at_ratio(zoo.profile(name), ratio, given.step_ms, given.megabytes)
     arms = []
     for backend in backends:
         carried = catalog.names(EXECUTORS[backend])
@@ -93,11 +84,11 @@ def _trial(name: str, ratio: float, backends: list[BackendName], given: argparse
     return Trial(profile, given.hosts, bits, scale, False, arms, given.rounds, given.steps, 0, 0, 60.0)
 
 
-def _row(cells: tuple[Cell, ...], ratio: float, backend: BackendName, folder: Path) -> None:
+def _row(trial: Trial, cells: tuple[Cell, ...], ratio: float, backend: BackendName, folder: Path) -> None:
     by_arm = {cell.arm: cell for cell in cells}
-    auto, ddp = by_arm.pop(ArmSpec(AUTO, backend).name), by_arm[BASELINE]
-    of_backend = [cell for name, cell in by_arm.items() if ("@" in name) == ("@" in auto.arm) and not name.startswith(AUTO)]
-    best = min(of_backend, key=lambda cell: cell.median_ns)
+    auto, ddp = by_arm[ArmSpec(AUTO, backend).name], by_arm[BASELINE]
+    fixed = [by_arm[arm.name] for arm in trial.arms if arm.backend == backend and arm.policy != AUTO]
+    best = min(fixed, key=lambda cell: cell.median_ns)
     kept = files.read(folder / f"plan-{auto.arm}-rank0.json", Plan).policy
     print(
         f"| {auto.model} | {ratio:g} | {backend} | {kept} | {auto.median_ns / 1e6:.1f} | {best.arm.partition('@')[0]} | "
@@ -108,7 +99,7 @@ def _row(cells: tuple[Cell, ...], ratio: float, backend: BackendName, folder: Pa
 
 
 def _change(name: str, ratio: float, backend: BackendName, given: argparse.Namespace) -> int:
-    profile, bits, scale = _made(name, ratio, given)
+    profile, bits, scale = at_ratio(zoo.profile(name), ratio, given.step_ms, given.megabytes)
     link = Link(bits // 8, (Step(_HIGH_NS, round(bits // 8 * given.change)), Step(_LOW_NS, bits // 8)))
     unlike = tuple(lab.HostSpec(host, link, link) for host in range(given.hosts))
     spec = lab.LabSpec(hosts=given.hosts, link_bits_per_second=bits, scale=scale, unlike=unlike)

@@ -18,7 +18,7 @@ from experiments.fidelity.anatomy import dissect
 from experiments.fidelity.page import page
 from experiments.fidelity.results import Results, TrialResult, read, spread, write
 from gradlane import zoo
-from gradlane.cli.trials import Trial, cells_of, predicted, run_all
+from gradlane.cli.trials import Trial, at_ratio, cells_of, predicted, run_all
 from gradlane.core import files
 from gradlane.core.arms import BASELINE, ArmSpec
 from gradlane.core.executors import EXECUTORS
@@ -64,15 +64,12 @@ def main() -> None:
 
 
 def _trial(model: str, hosts: int, ratio: float, given: argparse.Namespace) -> Trial:
-    profile = zoo.profile(model)
-    profile = profile.stretched(given.step_ms * 1e6 / profile.compute_ns)
-    bits = round(8e9 * profile.size_bytes / (ratio * profile.compute_ns))
+    profile, bits, scale = at_ratio(zoo.profile(model), ratio, given.step_ms, given.megabytes)
     arms = [
         ArmSpec(name, backend)
         for backend in given.backends for name in given.policies or catalog.names(EXECUTORS[backend])
         if name in catalog.names(EXECUTORS[backend])
     ]  # fmt: skip
-    scale = float(f"{given.megabytes * 1e6 / profile.size_bytes:.3g}")
     return Trial(profile, hosts, bits, scale, False, arms, given.rounds, given.steps, 0, 0, 60.0)
 
 

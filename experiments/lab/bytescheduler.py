@@ -49,7 +49,7 @@ def frameworks(out: Path) -> list[Measured]:
         there = cells(_fast(model), out)
         for place, (backend, published) in enumerate(zip(("server", "all-reduce"), GAINS[model], strict=True)):
             what = f"{title}, 100 Gbit/s, over {('servers', 'all-reduce')[place]}: ByteScheduler faster than the default"
-            ours, other = (there[_label(policy, backend)] for policy in ("bytescheduler", "wfbp"))
+            ours, other = (there[Arm(policy, backend).label] for policy in ("bytescheduler", "wfbp"))
             found.append(faster(f"ByteScheduler Fig. {figure}", what, published, ours, other))
         if model == "vgg16":
             what = f"{title}, 100 Gbit/s, over servers: ByteScheduler faster than P3 (published: of three models)"
@@ -61,15 +61,13 @@ def rates(out: Path) -> list[Measured]:
     """Fig. 13: ResNet-50 and VGG-16 at 10 and 100 Gbit/s over servers, and at 10 Gbit/s over all-reduce."""
     found = []
     for model, title, slow in (("resnet50", "ResNet-50", (0.08, 2.0)), ("vgg16", "VGG-16", (0.04, 1.0))):
-        ten = _point(model, 10 * GBIT, *slow)
-        for rate, point in ((10, ten), (100, _fast(model))):
-            there = cells(point, out)
+        ten, hundred = cells(_point(model, 10 * GBIT, *slow), out), cells(_fast(model), out)
+        for rate, there in ((10, ten), (100, hundred)):
             published = {("resnet50", 10): 64.4, ("resnet50", 100): 9.6}.get((model, rate))
             what = f"{title}, {rate} Gbit/s, over servers: ByteScheduler faster than the default"
             found.append(faster("ByteScheduler Fig. 13", what, published, there["bytescheduler"], there["wfbp"]))
-        there = cells(ten, out)
         what = f"{title}, 10 Gbit/s, over all-reduce: ByteScheduler faster than the default"
-        found.append(faster("ByteScheduler Fig. 13", what, None, there["bytescheduler@all-reduce"], there["wfbp@all-reduce"]))
+        found.append(faster("ByteScheduler Fig. 13", what, None, ten["bytescheduler@all-reduce"], ten["wfbp@all-reduce"]))
     return found
 
 
@@ -96,10 +94,6 @@ def _point(model: str, bits: int, scale: float, stretch: float) -> Point:
 def _knobs(megabytes: tuple[int, int]) -> dict[str, int]:
     partition, credit = megabytes
     return {"partition_bytes": partition * MB, "credit_bytes": credit * MB}
-
-
-def _label(policy: str, backend: str) -> str:
-    return policy if backend == "server" else f"{policy}@{backend}"
 
 
 EXPERIMENTS: dict[str, Callable[[Path], list[Measured]]] = {

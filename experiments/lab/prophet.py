@@ -51,11 +51,12 @@ def blocks(out: Path) -> list[Measured]:
 def batches(out: Path) -> list[Measured]:
     """Table 3, ResNet-18 of §5.3 and, of Fig. 8, a third model, all at 3 Gbit/s."""
     found = []
+    at = {key: cells(_point(*key, 3), out) for key in TABLE_3}
     for (model, batch), (ours, other) in TABLE_3.items():
-        there = cells(_point(model, batch, 3), out)
+        there = at[model, batch]
         what = f"{TITLES[model]}, batch {batch}, 3 Gbit/s: speed of Prophet, of that of bytescheduler"
         found.append(ratio("Prophet Table 3", what, ours / other, there["prophet"], there["bytescheduler"]))
-    there = cells(_point("resnet18", 64, 3), out)
+    there = at["resnet18", 64]
     for name, title, rate in (("wfbp", "the default", 110), ("p3", "p3", 137)):
         what = f"ResNet-18, batch 64, 3 Gbit/s: speed of Prophet, of that of {title}"
         found.append(ratio("Prophet Sec. 5.3", what, 153 / rate, there["prophet"], there[name]))

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -136,16 +137,22 @@ def _put(session: Session, turns: AtRandom) -> None:
     session._turns = turns
 
 
+def until(done: Callable[[], bool]) -> Iterator[None]:
+    """Once for each step that it takes, in bounded time."""
+    began = time.monotonic()
+    while not done():
+        assert time.monotonic() < began + LIMIT_S
+        yield
+
+
 def through_a_change(rank: int, world: int, policy: str, delays_s: tuple[float, float], **attach: Any) -> dict[str, Any]:
     """Train over a network whose messages take longer from some moment on, until the session has answered to that."""
     model, optimizer, generator = parts(rank)
     losses: list[float] = []
     plans: list[str] = []
 
-    def train_until(done: Any) -> None:
-        began = time.monotonic()
-        while not done():
-            assert time.monotonic() < began + LIMIT_S
+    def train_until(done: Callable[[], bool]) -> None:
+        for _ in until(done):
             losses.append(step(model, model.batch, optimizer, generator))
             plans.append(session.plan.fingerprint)
 
@@ -183,10 +190,8 @@ def through_another_order(rank: int, world: int) -> dict[str, Any]:
     losses: list[float] = []
     turned_at = 0
 
-    def train_until(done: Any) -> None:
-        began = time.monotonic()
-        while not done():
-            assert time.monotonic() < began + LIMIT_S
+    def train_until(done: Callable[[], bool]) -> None:
+        for _ in until(done):
             losses.append(step(model, model.batch, optimizer, generator))
 
     with gradlane.attach(model, optimizer, "auto", network=GIVEN, timeout=20) as session:

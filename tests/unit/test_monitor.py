@@ -38,7 +38,7 @@ def spans(*sent):
 
 def test_messages_that_take_what_was_planned_are_as_fast_as_planned():
     seen = observe(spans((0, 0, 5), (1, 5, 10), (2, 20, 25), (3, 25, 30)), PLAN, NETWORK, 100 * MS)
-    assert (seen.iteration_ns, seen.compute_ns, seen.slowness) == (100 * MS, 100 * MS, 1.0)
+    assert seen == Observed(100 * MS, 100 * MS, 1.0)
 
 
 def test_messages_side_by_side_count_as_long_as_the_network_is_busy():
@@ -172,7 +172,7 @@ def ready_rows(ready_ms):
 def test_readiness_is_told_as_a_part_of_the_backward_pass_and_left_out_where_it_was_not_seen():
     plan = Plan("p", "m", profile_of("cba").specs, tuple(Message((Slice(at, 0, 4000),)) for at in range(3)))
     seen = observe(ready_rows([30, 60]), plan, NETWORK, 200 * MS)
-    assert seen.ready == (0.3, 0.6, None)
+    assert seen.ready == {"c.weight": 0.3, "b.weight": 0.6}
 
 
 def test_gradients_that_become_ready_at_other_times_for_long_enough_have_moved():

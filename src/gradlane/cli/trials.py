@@ -57,6 +57,14 @@ class Trial:
         return f"{self.profile.model} on {self.hosts} hosts, {rate}" + (f", x {self.scale:g}" if self.scale != 1 else "")
 
 
+def at_ratio(profile: Profile, ratio: float, compute_ms: float, megabytes: float) -> tuple[Profile, int, float]:
+    """The profile stretched to compute so long, the rate of links in bit/s at which all of its bytes take `ratio` times as
+    long as that, and the scale at which they are so many megabytes."""
+    profile = profile.stretched(compute_ms * 1e6 / profile.compute_ns)
+    bits = round(8e9 * profile.size_bytes / (ratio * profile.compute_ns))
+    return profile, bits, float(f"{megabytes * 1e6 / profile.size_bytes:.3g}")
+
+
 def run_all(trials: Sequence[Trial], folder: Path, say: Callable[[str], None]) -> tuple[Cell, ...]:
     """The cells of all trials, in order; those whose outcome is in `folder` already are not run again."""
     cells: list[Cell] = []

@@ -6,6 +6,7 @@ Rank 0 alone watches: what slows another rank down reaches it as sums that come 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from statistics import median
 
 from gradlane.core.network import Network
@@ -26,7 +27,7 @@ class Watch:
     def __init__(self, recorder: Recorder, network: Network, stream_ordered: bool) -> None:
         self._recorder, self._network, self._stream_ordered = recorder, network, stream_ordered
         self._pressure = Pressure()
-        self._ready: deque[dict[str, float]] = deque(maxlen=PATIENCE)
+        self._ready: deque[Mapping[str, float]] = deque(maxlen=PATIENCE)
         self._first: list[float] = []  # slowness, when `network` had just been measured
         self._last: deque[float] = deque(maxlen=PATIENCE)
         self._monitor, self._crowd = Monitor(), Crowd()
@@ -40,20 +41,20 @@ class Watch:
 
         watching: False while plans are tried.
         """
-        seen = observe(self._recorder.last(), plan, self._network, iteration_ns, self._pressure.part_of(iteration_ns))
-        if watching and self._crowd.observe(seen.waiting):
+        waiting = self._pressure.part_of(iteration_ns)
+        if watching and self._crowd.observe(waiting):
             return None
-        parts = zip(plan.tensors, seen.ready, strict=False)
-        ready = {spec.name: part for spec, part in parts if part is not None}
-        self._ready.append(ready)
+        seen = observe(self._recorder.last(), plan, self._network, iteration_ns)
+        self._ready.append(seen.ready)
         if self._stream_ordered:
             seen = Observed(iteration_ns, seen.compute_ns, None)
         elif seen.slowness is not None:
             if len(self._first) < LEARN:
                 self._first.append(seen.slowness)
             self._last.append(seen.slowness)
-        shift = None if self._stream_ordered else shift_of(profile, ready)
-        return self._monitor.observe(seen, shift) if watching else None
+        if not watching:
+            return None
+        return self._monitor.observe(seen, None if self._stream_ordered else shift_of(profile, seen.ready))
 
     def profile(self, planned_for: Profile, moved: Moved) -> Profile:
         """The profile as it is now, from the one that was planned for, and what has moved since."""

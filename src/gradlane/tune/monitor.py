@@ -8,8 +8,8 @@ handed in as spans.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
 from gradlane.core.network import MAX_RATE, Network, Piece
@@ -43,17 +43,15 @@ _HIDDEN = 0.05  # networks that are busy for less of an iteration say little, an
 @dataclass(frozen=True)
 class Observed:
     """One iteration. slowness: how many times as long as planned for messages kept the network busy; None where too few
-    were sent to tell. ready: after which part of the backward pass each gradient was ready, in the plan's order; None for
-    those that were not. waiting: for which part of it threads waited for a processor, all together; None: unknown."""
+    were sent to tell. ready: by tensor, after which part of the backward pass its gradient was ready, if it was."""
 
     iteration_ns: int
     compute_ns: int
     slowness: float | None
-    ready: tuple[float | None, ...] = ()
-    waiting: float | None = None
+    ready: Mapping[str, float] = field(default_factory=dict)
 
 
-def observe(rows: Iterable[Row], plan: Plan, network: Network, iteration_ns: int, waiting: float | None = None) -> Observed:
+def observe(rows: Iterable[Row], plan: Plan, network: Network, iteration_ns: int) -> Observed:
     """What the spans of one iteration of `iteration_ns` say, under `plan`, which was made for `network`.
 
     A burst is a time without a pause in which messages are under way. What begins with waiting for another rank makes a
@@ -78,8 +76,8 @@ def observe(rows: Iterable[Row], plan: Plan, network: Network, iteration_ns: int
     found = _bursts(sent)
     busy_ns = sum(took_ns for took_ns, _ in found)
     slowness = _faster(found) if busy_ns > iteration_ns * _HIDDEN else None
-    ready = ready_parts(ready_ns, backward, len(plan.tensors))
-    return Observed(iteration_ns, max(0, iteration_ns - waited_ns), slowness, ready, waiting)
+    ready = ready_parts(ready_ns, backward, plan.tensors)
+    return Observed(iteration_ns, max(0, iteration_ns - waited_ns), slowness, ready)
 
 
 def _bursts(sent: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from gradlane.core.profile import Profile
+from gradlane.core.profile import Profile, TensorSpec
 
 
-def ready_parts(ready_ns: Mapping[int, int], backward: tuple[int, int], tensors: int) -> tuple[float | None, ...]:
-    """When each of `tensors` was ready, as a part of the backward pass (start, end); None where that was not seen."""
+def ready_parts(ready_ns: Mapping[int, int], backward: tuple[int, int], tensors: Sequence[TensorSpec]) -> dict[str, float]:
+    """By name when those of `tensors` that were seen were ready, as a part of the backward pass (start, end)."""
     start_ns, end_ns = backward
     if end_ns <= start_ns:
-        return ()
-    return tuple(
-        min(1.0, max(0.0, (ready_ns[tensor] - start_ns) / (end_ns - start_ns))) if tensor in ready_ns else None
-        for tensor in range(tensors)
-    )
+        return {}
+    return {
+        tensors[tensor].name: min(1.0, max(0.0, (at_ns - start_ns) / (end_ns - start_ns))) for tensor, at_ns in ready_ns.items()
+    }
 
 
 def shift_of(profile: Profile, ready: Mapping[str, float]) -> float:
