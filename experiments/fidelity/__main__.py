@@ -37,6 +37,7 @@ def main() -> None:
     add("--models", type=_names, default=MODELS, metavar="NAME,...", help="of gradlane zoo")
     add("--ratios", type=_numbers, default=RATIOS, metavar="R,...", help="communication over computing, on an ideal link")
     add("--hosts", type=_counts, default=HOSTS, metavar="N,...")
+    add("--in-turns", action="store_true", help="for each model and ratio one number of hosts, in turns, in place of all")
     add("--backends", type=_names, default=tuple(EXECUTORS), metavar="NAME,...")
     add("--policies", type=_names, metavar="NAME,...", help="default: all that a backend carries")
     add("--rounds", type=int, default=3, help="turns that each arm gets")
@@ -53,7 +54,8 @@ def main() -> None:
         return
     trials = [
         (_trial(model, count, ratio, given), ratio)
-        for model, ratio, count in itertools.product(given.models, given.ratios, given.hosts)
+        for (nth, model), (other, ratio) in itertools.product(enumerate(given.models), enumerate(given.ratios))
+        for count in ([given.hosts[(nth + other) % len(given.hosts)]] if given.in_turns else given.hosts)
     ]
     for place, (trial, ratio) in enumerate(trials):
         print(f"{place + 1} of {len(trials)}, ratio {ratio:g}", file=sys.stderr)

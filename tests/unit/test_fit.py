@@ -219,3 +219,27 @@ def test_where_streams_cost_more_than_messages_alone_their_mean_is_what_a_messag
 def test_a_stream_of_no_use_is_refused():
     with pytest.raises(InputError, match=r"streams\[0\]: got 0 messages of 8 bytes in 5 ns"):
         fit_network([(8, 500), (16, 600)], 2, streams=[(8, 0, 5)], sharing=Sharing(2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), least_ns=st.integers(10**6, 4 * 10**6), rate=st.integers(10**7, 10**8))
+def test_what_no_message_goes_below_is_found_and_bytes_behind_it_cost_nothing(seed, least_ns, rate):
+    random = Random(seed)
+    truth = Network(2, (Piece(100_000, rate),), least_ns=least_ns)
+    sizes = [256 * 4**power for power in range(8)]
+    fitted = fit_network([(size, round(cost * random.uniform(0.97, 1.03))) for size, cost in sweep(truth, sizes, 3)], 2)
+    assert fitted.least_ns == pytest.approx(least_ns, rel=0.05)
+    assert fitted.startup_ns == fitted.least_ns
+    assert fitted.bytes_per_second == pytest.approx(rate, rel=0.1)
+    assert fitted.source.endswith("one line and a least cost")
+
+
+def test_a_least_cost_is_that_of_messages_in_a_row_where_streams_tell_it():
+    # alone a small message takes twice as long: it wakes who sleeps
+    sizes = [256 * 4**power for power in range(8)]
+    truth = Network(2, (Piece(0, 10**7),), least_ns=1_500_000)
+    alone = [(size, max(cost, 3_000_000)) for size, cost in sweep(truth, sizes)]
+    streams = [(size, 8, 8 * truth.cost_ns(size)) for size in sizes if size < 10**6]
+    fitted = fit_network(alone, 2, streams=streams, sharing=Sharing(2, 2))
+    assert fitted.least_ns == 1_500_000
+    assert fitted.stream_ns(256, 8) == 8 * 1_500_000

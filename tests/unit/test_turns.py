@@ -115,3 +115,12 @@ def test_policies_that_plan_by_the_papers_startup_do_not_see_latency(profile, ne
 def test_latency_is_a_part_of_the_startup():
     with pytest.raises(InputError, match="latency_ns: got 101"):
         Piece(100, 10**9, latency_ns=101)
+
+
+def test_no_message_takes_less_than_the_least_cost_and_what_costs_more_takes_no_longer():
+    network = Network(2, (Piece(0, 10**9),), sharing=Sharing(at_once=2), least_ns=500)
+    assert ends(Turns(network), [10]) == [network.cost_ns(10)] == [500]
+    assert ends(Turns(network), [10, 20, 2_000]) == [500, 1_000, 3_000]
+    # a link at half its rate halves what bytes pass, not what handling them costs
+    halved = Link(10**9, (Step(0, 5 * 10**8),))
+    assert ends(Turns(network, halved), [100, 2_000]) == [400 + 200, 600 + 4_000]

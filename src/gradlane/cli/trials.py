@@ -122,7 +122,10 @@ def cells_of(trial: Trial, folder: Path) -> list[Cell]:
                 compute_ns=_alone_ns(measured),
                 predicted_ns=outcome.iteration_ns,
                 bound_ns=outcome.bound_ns,
-                network=f"{network.startup_ns} ns ({network.pieces[-1].latency_ns} latency) + {network.bytes_per_second} B/s",
+                network=(
+                    f"{network.pieces[-1].startup_ns} ns ({network.pieces[-1].latency_ns} latency) + "
+                    f"{network.bytes_per_second} B/s, at least {network.least_ns} ns"
+                ),
                 equal_to_ddp=measured[name]["equal_to_ddp"],
             )
         )

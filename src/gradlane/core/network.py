@@ -2,7 +2,8 @@
 
 For all-reduce that is a startup and a rate, as fitted from a sweep or computed from an algorithm. One line
 does not always serve (small and large messages may use other protocols), so a network holds one or more
-pieces by message size. What messages cost that are under way together is less than the sum, where one's startup
+pieces by message size; and handling a message costs the processor something while its bytes pass, so that none takes less than
+that. What messages cost that are under way together is less than the sum, where one's startup
 passes behind another's bytes: that is a piece's latency and the network's sharing.
 """
 
@@ -69,6 +70,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All-reduce among `workers`, as pieces in ascending order of `up_to_bytes`.
 
     `residual` is the median relative error of the fit that the pieces come from (0 where they are exact).
+    least_ns: no message takes less, however small; where its startup and bytes take longer, it costs nothing.
     """
 
     workers: int
@@ -77,11 +79,13 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     residual: float = 0.0
     source: str = "unstated"
     sharing: Sharing = ONE_BY_ONE
+    least_ns: int = 0
 
     def __post_init__(self) -> None:
         need_int("workers", self.workers, 1, MAX_WORKERS)
         need(0 < len(self.pieces) <= 16, "pieces", len(self.pieces), "1 to 16 of them")
         need_name("algorithm", self.algorithm)
+        need_int("least_ns", self.least_ns, 0, MAX_NS)
         need(0 <= self.residual < 1e6, "residual", self.residual, "a relative error of 0 or more")
         for before, after in itertools.pairwise(self.pieces):
             need(before.up_to_bytes < after.up_to_bytes, "pieces", after.up_to_bytes, "ascending up_to_bytes")
@@ -99,8 +103,9 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def startup_ns(self) -> int:
-        """Startup of large messages: the `a` of a + b * size (MG-WFBP Eq. 10)."""
-        return self.pieces[-1].startup_ns
+        """What a message costs beside its bytes: the `a` of a + b * size (MG-WFBP Eq. 10), of large messages, or what the
+        smallest costs, where that is more."""
+        return max(self.pieces[-1].startup_ns, self.least_ns)
 
     @property
     def bytes_per_second(self) -> int:
@@ -109,7 +114,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def cost_ns(self, size_bytes: int) -> int:
         """Time of one all-reduce of `size_bytes`, alone on the network."""
-        return self.piece_of(size_bytes).cost_ns(size_bytes)
+        return max(self.least_ns, self.piece_of(size_bytes).cost_ns(size_bytes))
 
     def stream_ns(self, size_bytes: int, messages: int) -> int:
         """Time of so many all-reduces of `size_bytes` that start together.
@@ -119,7 +124,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         that is left over may take up to itself longer.
         """
         piece, turns = self.piece_of(size_bytes), self.sharing.turns_of(size_bytes)
-        alone_ns = piece.cost_ns(size_bytes)
+        alone_ns = self.cost_ns(size_bytes)
         if not self.overlaps:
             return messages * alone_ns
         on_link_ns = alone_ns - piece.latency_ns

@@ -123,7 +123,7 @@ class AllReduce:
         if self._stream is None:
             buffer.gather()
             if halves is None:
-                self._tell_end(message, dist.all_reduce(buffer.tensor, group=group, async_op=True), buffer.scatter, on_done)
+                self._tell_end(message, [dist.all_reduce(buffer.tensor, group=group, async_op=True)], buffer.scatter, on_done)
             else:
                 self._tell_end(message, halves.scatter(group), halves.add, on_done)
             return False
@@ -131,7 +131,8 @@ class AllReduce:
         def queue() -> None:
             buffer.gather()
             if halves is not None:
-                halves.scatter(group).wait()
+                for work in halves.scatter(group):
+                    work.wait()
                 halves.add()
                 return
             work = dist.all_reduce(buffer.tensor, group=group, async_op=True)
@@ -155,7 +156,8 @@ class AllReduce:
             return False
 
         def queue() -> None:
-            halves.gather(group).wait()
+            for work in halves.gather(group):
+                work.wait()
             take_over()
 
         self._ends[message] = self._stream.run(queue)
@@ -176,7 +178,7 @@ class AllReduce:
         return self._groups[lane + len(self._plan.lanes) * (message % self._weight)]
 
     @staticmethod
-    def _tell_end(message: int, work: Any, then: Callable[[], None], on_done: OnDone) -> None:
+    def _tell_end(message: int, works: list[Any], then: Callable[[], None], on_done: OnDone) -> None:
         def ended(future: Any) -> None:
             try:
                 future.wait()
@@ -186,7 +188,8 @@ class AllReduce:
             then()
             on_done(message, None)
 
-        work.get_future().add_done_callback(ended)
+        futures = [work.get_future() for work in works]
+        (futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)).add_done_callback(ended)
 
     def join(self, message: int) -> None:
         """On a device: the script's own stream goes on when the sum of `message` is there."""

@@ -5,7 +5,8 @@ The model is the demonstration's network on real images, or an emulated device w
 
 All arms live side by side and take turns of a few steps, so that a noisy machine disturbs them alike. A
 step is timed from its start to the start of the next, so that what a policy leaves for the next forward
-pass is counted there; the first step of a turn follows a flush and is not counted. `auto` is measured once it has settled.
+pass is counted there; the first step of a turn follows a flush and is not counted. Network and profile are measured by the
+first arm that needs them and serve the others; `auto` measures for itself, and is measured once it has settled.
 
 Run as `python -m gradlane.live.comparison CONFIG` under any torchrun-like launcher.
 """
@@ -27,7 +28,6 @@ from torch import nn
 from gradlane.core import files
 from gradlane.core.arms import ALONE, BASELINE, ArmSpec
 from gradlane.core.chosen import AUTO
-from gradlane.core.network import Network
 from gradlane.core.profile import Profile
 from gradlane.live.attachment import attach
 from gradlane.live.demo import Digits, DigitsNet
@@ -36,7 +36,7 @@ from gradlane.live.probe import measure
 from gradlane.live.session import Session
 from gradlane.tune import catalog
 
-WARM_UP_STEPS = 6  # counting, measuring, and one step under the final plan
+WARM_UP_STEPS = 3  # as many again, until the final plan is in force
 MOST_EXTRA_TURNS = 60  # of as many steps, where it takes more to settle
 
 
@@ -110,7 +110,7 @@ class _Device:
 class _Arm:
     """One model with its optimizer, its data and its way of summing gradients."""
 
-    def __init__(self, name: str, spec: ArmSpec | None, config: Config, load: Workload, network: Network | None) -> None:
+    def __init__(self, name: str, spec: ArmSpec | None, config: Config, load: Workload, **known: Any) -> None:
         self.name, self.spec, self.load = name, spec, load
         self.model = load.model
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
@@ -118,8 +118,8 @@ class _Arm:
         self.session: Session | None = None
         if spec is not None:
             servers = config.servers if spec.backend == "server" else 0
-            options: dict[str, Any] = {"backend": spec.backend, "servers": servers, "network": network}
-            self.session = attach(self.model, self.optimizer, spec.policy, timeout=config.timeout_s, **options)
+            known |= {"backend": spec.backend, "servers": servers, "timeout": config.timeout_s}
+            self.session = attach(self.model, self.optimizer, spec.policy, **known)
         elif name == BASELINE:
             self.call = nn.parallel.DistributedDataParallel(self.model)
         self.step_ns: list[int] = []
@@ -127,7 +127,7 @@ class _Arm:
         self.extra_turns = 0  # that others did not have
 
     def warm_up(self) -> None:
-        """Until the plan is the policy's own: Prophet profiles for as long as it takes, and auto looks."""
+        """Until the plan is the policy's own: the first arm profiles, Prophet for as long as it takes, and auto looks."""
         self.turn(WARM_UP_STEPS, count=False)
         if self.session is None:
             return
@@ -171,26 +171,34 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
         batch_size = config.batch_size or _batch_size_for(communicate_ns)
         described = f"{type(model).__name__} on digits at batch {batch_size}"
     say(f"{described}\nall-reduce of the {size_bytes / 2**20:.1f} MiB of gradients: {communicate_ns / 1e6:.0f} ms")
+    specs = (None, None, *config.arms)
     arms: list[_Arm] = []
-    for spec in (None, None, *config.arms):
-        name = spec.name if spec is not None else (BASELINE, ALONE)[len(arms)]
-        load: Workload = _Device(profile) if profile is not None else _Demonstration(batch_size)
-        arms.append(_Arm(name, spec, config, load, networks.get(spec.backend) if spec is not None else None))
-        if spec is not None and arms[-1].session is not None:
-            networks[spec.backend] = arms[-1].session.network  # measured by the first of its backend
-    total = (config.rounds + 1) * len(arms)
+    known: Profile | None = None
     for turn in range(config.rounds + 1):
-        for place, arm in enumerate(arms):
+        for place, spec in enumerate(specs):
             began = time.perf_counter()
-            if turn == 0:
-                arm.warm_up()
-            else:
+            if turn:
+                arm = arms[place]
                 arm.turn(config.steps, count=True)
-            steps = (WARM_UP_STEPS + 1) * (1 + arm.extra_turns) if turn == 0 else config.steps + 1
+            else:
+                name = spec.name if spec is not None else (BASELINE, ALONE)[place]
+                load: Workload = _Device(profile) if profile is not None else _Demonstration(batch_size)
+                measured: dict[str, Any] = {}
+                if spec is not None:
+                    measured = {"network": networks.get(spec.backend), "profile": known if spec.policy != AUTO else None}
+                arm = _Arm(name, spec, config, load, **measured)
+                arms.append(arm)
+                began = time.perf_counter()
+                arm.warm_up()
+                if spec is not None and arm.session is not None:
+                    networks[spec.backend] = arm.session.network
+                    known = known or arm.session.profile()
+            steps = config.steps + 1 if turn else (WARM_UP_STEPS + 1) * (1 + arm.extra_turns)
             each_ms = (time.perf_counter() - began) / steps * 1e3
             say(
-                f"[{turn * len(arms) + place + 1:3d}/{total}] {'warm-up' if turn == 0 else f'round {turn}'} "
-                f"{arm.name:16s} {each_ms:7.1f} ms a step" + (f", loss {arm.last_loss:.3f}" if profile is None else "")
+                f"[{turn * len(specs) + place + 1:3d}/{(config.rounds + 1) * len(specs)}] "
+                f"{f'round {turn}' if turn else 'warm-up'} {arm.name:16s} {each_ms:7.1f} ms a step"
+                + (f", loss {arm.last_loss:.3f}" if profile is None else "")
             )
     out = Path(config.out)
     outcomes = {}

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from gradlane.core.network import Network, Sharing
 from gradlane.tune.fit import fit_network
 from gradlane.units import NS_PER_SECOND
 
-QUICK_SIZES = tuple(4096 * 4**power for power in range(6))  # 4 KiB .. 4 MiB
+QUICK_SIZES = tuple(256 * 4**power for power in range(8))  # 256 B .. 4 MiB
 STREAM = 8  # messages
 # a stream of messages that take longer alone has too little startup in it to tell anything
 LONGEST_IN_STREAM_NS = 30_000_000
@@ -67,6 +68,10 @@ def sweep_streams(
         size_bytes for size_bytes in dict.fromkeys(size for size, _ in alone)
         if min(taken for size, taken in alone if size == size_bytes) <= LONGEST_IN_STREAM_NS
     ]  # fmt: skip
+    # as in `sweep`: short ones weigh little, and what stalls for some milliseconds weighs on them most
+    longest_ns = max((taken for size, taken in alone if size in sizes), default=0)
+    typical_ns = {size: median(taken for each, taken in alone if each == size) for size in sizes}
+    sizes = [size for size in sizes for _ in range(2 if 4 * typical_ns[size] < longest_ns else 1)]
     memory = [torch.zeros(max(sizes, default=0) // 4, device=device) for _ in range(STREAM)]
     found: list[tuple[int, int, int]] = []
     for _ in range(repeats):

@@ -184,8 +184,9 @@ class Servers:
             workers=dist.get_world_size(self._control),
             source="measured at attach, server",
         )
+        least_ns = max(least_ns, network.least_ns)
         pieces = tuple(structs.replace(piece, startup_ns=max(piece.startup_ns, least_ns)) for piece in network.pieces)
-        return structs.replace(network, pieces=pieces)
+        return structs.replace(network, pieces=pieces, least_ns=0)
 
     def _sum_in_turn(self, parts: Sequence[torch.Tensor]) -> None:
         """A stream of sums, each of which takes the place of the first that was begun."""

@@ -81,7 +81,7 @@ def _line(startup_ns: int, bytes_per_second: int | None) -> Callable[[int], int]
 
 
 def _all_reduce_cost(network: Network) -> Callable[[int], int]:
-    alone_ns = min(piece.startup_ns for piece in network.pieces)
+    alone_ns = max(network.least_ns, min(piece.startup_ns for piece in network.pieces))
     startup_ns = min(network.occupied_ns(piece) for piece in network.pieces)
     fastest = max(piece.bytes_per_second for piece in network.pieces)
     byte_ns = min(

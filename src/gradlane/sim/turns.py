@@ -62,8 +62,9 @@ class Turns:
     ) -> None:
         """Start a message of `size_bytes`. half: 0 or 1 for the first or second operation of a split one."""
         piece = self._network.piece_of(size_bytes)
-        occupied_ns = self._network.occupied_ns(piece)
-        parts = piece.startup_ns - occupied_ns, occupied_ns, piece.cost_ns(size_bytes) - piece.startup_ns
+        occupied_ns, alone_ns = self._network.occupied_ns(piece), piece.cost_ns(size_bytes)
+        more_ns = self._network.cost_ns(size_bytes) - alone_ns
+        parts = piece.startup_ns - occupied_ns, occupied_ns + more_ns, alone_ns - piece.startup_ns
         turns = self._network.sharing.turns_of(size_bytes) if self._network.overlaps else 1
         if half is not None:
             parts, turns = _half(parts, half), -(-turns // 2)

@@ -62,7 +62,8 @@ def _cuts(pieces: list[Group], network: Network, target_ns: int) -> list[tuple[i
         later_from = np.maximum.accumulate(later[begins:end][::-1])[::-1]
         sizes = sent[end] - sent[begins:end]
         which = np.searchsorted(limits, sizes)
-        ends = np.maximum(earliest[begins:end], ready_from) + startups[which] + sizes * byte_ns[which]
+        cost_ns = np.maximum(startups[which] + sizes * byte_ns[which], network.least_ns)
+        ends = np.maximum(earliest[begins:end], ready_from) + cost_ns
         ends[ends + later_from > target_ns] = np.inf
         best = int(ends.argmin())
         earliest[end] = ends[best]

@@ -2,8 +2,8 @@
 
 A least-squares line through such a sweep lets one stalled sample, or the largest size, decide everything, and may
 come out with a negative startup. Here the error is relative and absolute (L1), so that each size counts alike and
-an outlier counts at most once; startup and slope are bounded; and a second line is fitted only where one
-clearly does not serve.
+an outlier counts at most once; startup and slope are bounded; and a second line, or a time that no message goes below, is
+fitted only where one line clearly does not serve.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ Floats = npt.NDArray[np.float64]
 MAX_SIZES = 96
 # fewer sizes than this on a side and a line through two of them explains noise
 LEAST_SIZES_PER_PIECE = 4
-# two lines must bring the error per degree of freedom down to this part of one line's ...
-WORTH_A_PIECE = 0.6
+# sizes that must cost alike before their cost is what no message goes below, and sizes beyond them that make a line
+LEAST_SIZES_ON_FLOOR, LEAST_SIZES_ABOVE = 2, 3
+# the error per degree of freedom must come down to this part of one line's for a floor, or of either's for two lines ...
+WORTH_A_FLOOR, WORTH_A_PIECE = 0.95, 0.6
 # ... and lower it by this much, so that a one per cent error is not split into two of half a per cent
 LEAST_GAIN = 0.01
 # a cost may fall by this part where the next piece begins, beyond what the data themselves fall
@@ -52,8 +54,8 @@ def fit_network(
     """The network whose cost fits `samples`, pairs of (size in bytes, duration in ns), repeats included.
 
     Each size stands for itself by its median. One line startup + size / rate (MG-WFBP Eq. 10) is fitted by least
-    relative absolute error under startup >= 0 and rate > 0; two lines, with a break between two sizes, when they
-    lower the error clearly. `residual` is the median over sizes of |fitted - measured| / measured. The result's
+    relative absolute error under startup >= 0 and rate > 0; with a least cost, or two lines with a break between two sizes,
+    when that lowers the error clearly. `residual` is the median over sizes of |fitted - measured| / measured. The result's
     `source` is `source` followed by what was fitted.
 
     streams: (size in bytes, number of messages, duration in ns) of equal messages started at once, on a network that is
@@ -65,21 +67,24 @@ def fit_network(
     """
     sizes, medians, count = _medians(samples)
     in_streams = _stream_medians(streams)
+    in_a_row = medians.copy()
     for (size_bytes, messages), duration_ns in in_streams.items():
+        in_a_row[sizes == size_bytes] = duration_ns / messages
         # one after another they cannot cost less than together: where they seem to, some messages take much longer than
         # the median one, and a plan pays for those too
         medians[sizes == size_bytes] = np.maximum(medians[sizes == size_bytes], duration_ns / messages)
     kept = _thinned(sizes)
-    pieces = _two_lines(sizes[kept], medians[kept]) or (_piece(*_line(sizes[kept], medians[kept])[:2]),)
-    fitted = Network(workers, pieces, algorithm)
+    pieces, least_ns = _pieces(sizes[kept], medians[kept], in_a_row[kept])
+    fitted = Network(workers, pieces, algorithm, least_ns=least_ns)
     costs = np.array([fitted.cost_ns(int(size)) for size in sizes], dtype=np.float64)
     residual = float(np.median(np.abs(costs - medians) / medians))
     shape = "one line" if len(pieces) == 1 else f"two lines that meet at {format_bytes(pieces[0].up_to_bytes)}"
+    if least_ns:
+        shape += " and a least cost"
     span = f"{count} samples of {len(sizes)} sizes, {format_bytes(int(sizes[0]))} to {format_bytes(int(sizes[-1]))}"
-    if not in_streams:
-        return Network(workers, pieces, algorithm, residual, f"{source}; {span}; {shape}", sharing)
-    described = f"{source}; {span}; {shape}; streams of {len(in_streams)} kinds"
-    return _with_latency(Network(workers, pieces, algorithm, residual, described, sharing), in_streams)
+    described = f"{source}; {span}; {shape}" + (f"; streams of {len(in_streams)} kinds" if in_streams else "")
+    network = Network(workers, pieces, algorithm, residual, described, sharing, least_ns)
+    return _with_latency(network, in_streams) if in_streams else network
 
 
 def _stream_medians(streams: Iterable[tuple[int, int, int]]) -> dict[tuple[int, int], float]:
@@ -173,22 +178,56 @@ def _line(sizes: Floats, medians: Floats) -> tuple[float, float, float]:
     return float(startup[best]), float(slope[best]), float(errors[best])
 
 
-def _two_lines(sizes: Floats, medians: Floats) -> tuple[Piece, Piece] | None:
-    """The best two pieces, or None where one line serves."""
+def _pieces(sizes: Floats, medians: Floats, in_a_row: Floats) -> tuple[tuple[Piece, ...], int]:
+    """The line or lines that serve best, and what no message goes below, or 0."""
+    startup, slope, error = _line(sizes, medians)
+    found: tuple[tuple[Piece, ...], int] = (_piece(startup, slope),), 0
+    best = error / max(1, len(sizes) - 2)
+    with_floor = _line_and_floor(sizes, medians, in_a_row)
+    if with_floor is not None and _is_worth(with_floor[0], best, WORTH_A_FLOOR):
+        best, found = with_floor[0], ((with_floor[1],), with_floor[2])
+    two = _two_lines(sizes, medians)
+    if two is not None and _is_worth(two[0], best, WORTH_A_PIECE):
+        found = two[1], 0
+    return found
+
+
+def _is_worth(error: float, simpler: float, part: float) -> bool:
+    return error <= part * simpler and simpler - error >= LEAST_GAIN
+
+
+def _line_and_floor(sizes: Floats, medians: Floats, in_a_row: Floats) -> tuple[float, Piece, int] | None:
+    """(error per degree of freedom, line, least cost): the smallest sizes, as many as serves best, cost the median of what
+    they cost `in_a_row`, and the line is that of the others.
+    """
     count = len(sizes)
-    single = _line(sizes, medians)[2] / max(1, count - 2)
+    best: tuple[float, Piece, int] | None = None
+    for split in range(LEAST_SIZES_ON_FLOOR, count - LEAST_SIZES_ABOVE + 1):
+        floor = float(np.median(in_a_row[:split]))
+        startup, slope, _ = _line(sizes[split:], medians[split:])
+        seen = np.concatenate((in_a_row[:split], medians[split:]))
+        # three numbers are chosen: a line and a floor, which ends where the line goes above it
+        error = float(np.sum(np.abs(np.maximum(floor, startup + slope * sizes) - seen) / seen)) / (count - 3)
+        if best is None or error < best[0]:
+            best = error, _piece(startup, slope), round(floor)
+    return best
+
+
+def _two_lines(sizes: Floats, medians: Floats) -> tuple[float, tuple[Piece, Piece]] | None:
+    """The best two pieces, with their error per degree of freedom."""
+    count = len(sizes)
     best: tuple[float, tuple[Piece, Piece]] | None = None
     for split in range(LEAST_SIZES_PER_PIECE, count - LEAST_SIZES_PER_PIECE + 1):
         left = _line(sizes[:split], medians[:split])
         right = _line(sizes[split:], medians[split:])
         # five numbers are chosen: two lines and the break
-        double = (left[2] + right[2]) / max(1, count - 5)
-        if double > WORTH_A_PIECE * single or single - double < LEAST_GAIN or (best is not None and double >= best[0]):
+        error = (left[2] + right[2]) / max(1, count - 5)
+        if best is not None and error >= best[0]:
             continue
         at = _break_at(left, right, sizes[split - 1 : split + 1], medians[split - 1 : split + 1])
         if at is not None:
-            best = double, (_piece(left[0], left[1], at), _piece(right[0], right[1]))
-    return None if best is None else best[1]
+            best = error, (_piece(left[0], left[1], at), _piece(right[0], right[1]))
+    return best
 
 
 def _break_at(

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from gradlane.core.network import MAX_RATE, Network, Piece
+import msgspec
+
+from gradlane.core.network import MAX_RATE, Network
 from gradlane.core.plan import Plan
 from gradlane.core.timeline import Kind
 from gradlane.tune.pattern import ready_parts
@@ -207,8 +209,8 @@ class Crowd:
 def slowed(network: Network, factor: float) -> Network:
     """The same network where bytes take `factor` times as long; what a message costs whatever its size stays."""
     pieces = tuple(
-        Piece(piece.startup_ns, min(MAX_RATE, max(1, round(piece.bytes_per_second / factor))), piece.up_to_bytes)
+        msgspec.structs.replace(piece, bytes_per_second=min(MAX_RATE, max(1, round(piece.bytes_per_second / factor))))
         for piece in network.pieces
     )
     source = f"{network.source}; {factor:.2f} times as slow since"
-    return Network(network.workers, pieces, network.algorithm, network.residual, source[-1000:])
+    return msgspec.structs.replace(network, pieces=pieces, source=source[-1000:])
