@@ -41,19 +41,19 @@ def run(choosing, time_ns):
 def test_the_best_is_measured_twice_and_then_what_was_in_force():
     table = {SAFE: 10 * MS, A: 9 * MS, B: 12 * MS}
     choosing = Choosing(SAFE, SAFE, [A, B], again=False)
-    assert run(choosing, lambda choice, _: table[choice]) == [SAFE] * 3 + [A] * 4 + [B] * 4 + [A] * 4 + [SAFE] * 4
+    assert run(choosing, lambda choice, _: table[choice]) == [SAFE] * 2 + [A] * 3 + [B] * 3 + [A] * 4 + [SAFE] * 4
     assert choosing.choice == A
     assert choosing.verdict(predicted_ns=8 * MS) == (
-        "auto keeps blocks: 9 ms an iteration (predicted 8), 1.11 times as fast as ddp at 10; 3 plans tried in 19 iterations, "
-        "1.8 iterations' time lost"
+        "auto keeps blocks: 9 ms an iteration (predicted 8), 1.11 times as fast as ddp at 10; 3 plans tried in 16 iterations, "
+        "1.4 iterations' time lost"
     )
 
 
 def test_where_nothing_is_faster_the_safe_choice_stays():
     choosing = Choosing(SAFE, SAFE, [A, B], again=False)
-    assert len(run(choosing, lambda choice, _: 10 * MS if choice == SAFE else 11 * MS)) == 11
+    assert len(run(choosing, lambda choice, _: 10 * MS if choice == SAFE else 11 * MS)) == 8
     assert choosing.choice == SAFE
-    assert ", nothing tried was faster; 3 plans tried in 11 iterations" in choosing.verdict(None)
+    assert ", nothing tried was faster; 3 plans tried in 8 iterations" in choosing.verdict(None)
 
 
 def test_a_later_look_tries_the_safe_choice_too():
@@ -67,7 +67,7 @@ def test_a_later_look_tries_the_safe_choice_too():
 @given(seed=st.integers(0, 10**6), noise=st.floats(0, 0.2), worst=st.floats(1, 30))
 def test_a_look_ends_within_fifty_iterations_and_never_keeps_what_it_saw_to_be_slower(seed, noise, worst):
     draw = random.Random(seed)
-    others = [A, B, C, Choice("prophet")]
+    others = [A, B, C, Choice("prophet"), Choice("tictac"), Choice("wfbp")]
     times = {choice: draw.uniform(1, worst) for choice in (SAFE, *others)}
     choosing = Choosing(SAFE, SAFE, others, again=False)
     seen = run(choosing, lambda choice, _: round(MS * times[choice] * (1 + draw.uniform(-noise, noise))))

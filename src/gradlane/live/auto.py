@@ -29,7 +29,7 @@ from gradlane.tune.ranking import Answer, Question, likeness, often_good, plan_o
 
 log = logging.getLogger("gradlane")
 
-_MOST, _AGAIN = 4, 2  # plans tried in the first look, and in later ones, ...
+_MOST, _AGAIN = 6, 2  # plans tried in the first look, and in later ones, ...
 _SLOW_NS = 500_000_000  # ... of which one alone where iterations take so long: it is to be over in ten seconds
 _KEEP = 1000  # switches on record
 _LEAST_QUIET_NS, _MOST_QUIET_NS = 2 * 10**9, 600 * 10**9  # from one look to the next

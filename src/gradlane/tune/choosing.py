@@ -8,7 +8,9 @@ from gradlane.core.chosen import Choice, Tried
 from gradlane.tune.trying import Trying, TryOptions
 
 _LOSS = 3.0  # iterations' time that a look may lose before it tries nothing further
-_ITERATIONS, _AGAIN = 3, 2  # measured a trial: of the first look, and of later ones, which hold up a job that runs well
+# measured a trial, and once more of what looks best: of the first look, and of later ones, which hold up a job that runs well.
+# Many trials of two find more than few of three: what is missed is mostly what was not tried
+_FIRST, _AGAIN = (2, 3), (2, 2)
 PART_OF_TIME = 0.03
 """Of a job's time at most so much is lost to looking again, ..."""
 ALLOWANCE_NS = 5 * 10**9
@@ -36,8 +38,9 @@ class Choosing(Trying[Choice]):
 
     def __init__(self, in_force: Choice, safe: Choice, others: Sequence[Choice], again: bool) -> None:
         listed = [choice for choice in dict.fromkeys((safe, *others)) if choice != in_force]
-        iterations = _AGAIN if again else _ITERATIONS
-        super().__init__(in_force, _Listed(listed), TryOptions(1 + max(1, len(listed)), iterations, loss=_LOSS), True)
+        once, finally_ = _AGAIN if again else _FIRST
+        options = TryOptions(1 + max(1, len(listed)), once, loss=_LOSS, final_iterations=finally_)
+        super().__init__(in_force, _Listed(listed), options, in_force=True)
         self._safe = safe
 
     @property

@@ -33,7 +33,9 @@ _FIRST = ("blocks", "mercury", "mg-wfbp", "bytescheduler", "prophet", "tictac")
 _NAMES_LAST = ("searched",)
 _SEARCH_MOVES = 1500  # `searched` as one candidate among many: about a second
 _SIZES = 4  # of each knob
-_HANDLING_NS = 20_000  # what a message costs the processor, which no fitted network shows: decides between equals
+# what handling a message takes from computing, which is not simulated: at least so long, and a part of what a message costs
+# whatever its size, which is mostly the processor's. It decides between those that are predicted alike
+_HANDLING_NS, _HANDLING_PART = 20_000, 0.25
 _NEAR = 1.25  # what is expected to take so many times the best prediction is not tried
 
 
@@ -129,7 +131,8 @@ def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> A
         if alike not in found:
             took_ns = simulated_ns(carried, profile, network, question.backend, question.servers)
             found[alike] = Ranked(Predicted(msgspec.structs.replace(choice, look=question.look), took_ns), plan)
-    ranked = sorted(found.values(), key=lambda each: each.predicted.iteration_ns + _HANDLING_NS * len(each.plan.messages))
+    handling_ns = max(_HANDLING_NS, _HANDLING_PART * network.startup_ns)
+    ranked = sorted(found.values(), key=lambda each: each.predicted.iteration_ns + handling_ns * len(each.plan.messages))
     default = policies.default(EXECUTORS[question.backend])
     return Answer(tuple(each.predicted for each in ranked), tuple(_worth_trying(ranked, question.most, default)))
 

@@ -26,7 +26,7 @@ class TryOptions(msgspec.Struct, frozen=True):
     """How choices are tried.
 
     trials: at most so many, the given choice included. iterations: measured a trial; its value is their median.
-    settle: iterations after a change that are not measured. loss: trying ends once so many iterations' time, of the
+    final_iterations: measured when a choice is measured once more, as many where not given. settle: iterations after a change that are not measured. loss: trying ends once so many iterations' time, of the
     best known, was lost to worse ones.
     """
 
@@ -34,11 +34,14 @@ class TryOptions(msgspec.Struct, frozen=True):
     iterations: int = 5
     settle: int = 1
     loss: float = 30.0
+    final_iterations: int | None = None
 
     def __post_init__(self) -> None:
         need_int("trials", self.trials, 2, 10_000)
         need_int("iterations", self.iterations, 1, 10_000)
         need_int("settle", self.settle, 0, 10_000)
+        if self.final_iterations is not None:
+            need_int("final_iterations", self.final_iterations, 1, 10_000)
         need(isinstance(self.loss, (int, float)) and self.loss > 0, "loss", self.loss, "iterations, more than 0")
 
 
@@ -111,9 +114,12 @@ class Trying(Generic[Choice]):
         bad = False
         if best_ns is not None and self._finals is None:  # what is measured again was found good before
             bad = min(self._times) > best_ns * _CUT_AT[min(len(self._times), len(_CUT_AT)) - 1]
-        if len(self._times) < self._options.iterations and not bad:
+        wanted = self._options.iterations
+        if self._finals is not None:
+            wanted = self._options.final_iterations or wanted
+        if len(self._times) < wanted and not bad:
             return False
-        return self._end_trial(cut=bad and len(self._times) < self._options.iterations)
+        return self._end_trial(cut=bad and len(self._times) < wanted)
 
     def _end_trial(self, cut: bool) -> bool:
         attempt = Attempt(self.choice, tuple(self._times), cut)
