@@ -81,7 +81,7 @@ def _trial(name: str, ratio: float, backends: list[BackendName], given: argparse
         carried = catalog.names(EXECUTORS[backend])
         wanted = given.policies.split(",") if given.policies else carried
         arms += [ArmSpec(policy, backend) for policy in (AUTO, *wanted) if policy in (AUTO, *carried)]
-    return Trial(profile, given.hosts, bits, scale, False, arms, given.rounds, given.steps, 0, 0, 60.0)
+    return Trial(profile, given.hosts, bits, scale, False, arms, given.rounds, given.steps, 0, 60.0)
 
 
 def _row(trial: Trial, cells: tuple[Cell, ...], ratio: float, backend: BackendName, folder: Path) -> None:

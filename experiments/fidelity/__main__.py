@@ -72,7 +72,7 @@ def _trial(model: str, hosts: int, ratio: float, given: argparse.Namespace) -> T
         for backend in given.backends for name in given.policies or catalog.names(EXECUTORS[backend])
         if name in catalog.names(EXECUTORS[backend])
     ]  # fmt: skip
-    return Trial(profile, hosts, bits, scale, False, arms, given.rounds, given.steps, 0, 0, 60.0)
+    return Trial(profile, hosts, bits, scale, False, arms, given.rounds, given.steps, 0, 60.0)
 
 
 def _run(trial: Trial, ratio: float, out: Path, again: float | None) -> TrialResult:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments.lab.first_come import FirstCome
-from experiments.lab.operating import GBIT, Arm, Point, cells, faster, of_best
+from experiments.lab.operating import GBIT, Point, arm, cells, faster, of_best
 from experiments.lab.results import Measured
 from gradlane import zoo
+from gradlane.core.arms import ArmSpec
 
 KB, MB = 10**3, 10**6
+FIRST_COME = "experiments.lab.first_come:FirstCome"
 P3_BYTES = 160 * KB  # §2.3
 # Table 1: the best partition and credit at 100 Gbit/s, over servers and over all-reduce
 TUNED = {"vgg16": ((6, 21), (88, 171)), "resnet50": ((3, 17), (56, 64)), "transformer-base": ((5, 29), (56, 103))}
@@ -22,13 +23,13 @@ def partitions(out: Path) -> list[Measured]:
     """Fig. 4: VGG-16 first come, first served; (a) over partitions, (b) a credit of one partition beside no limit."""
     profile = zoo.profile("vgg16", device="v100", batch=32)
 
-    def arm(name: str, partition: int, credit: int | None = None) -> Arm:
+    def slices(name: str, partition: int, credit: int | None = None) -> ArmSpec:
         knobs = {"partition_bytes": partition} | ({} if credit is None else {"credit_bytes": credit})
-        return Arm(FirstCome.name, name=name, knobs=knobs)
+        return arm(FIRST_COME, name=name, knobs=knobs)
 
     sizes = {"160 KB": P3_BYTES, "640 KB": 640 * KB, "4 MB": 4 * MB, "32 MB": 32 * MB, "whole tensors": 512 * MB}
-    by_size = tuple(arm(name, size) for name, size in sizes.items())
-    one = arm("credit of one", 4 * MB, 4 * MB)
+    by_size = tuple(slices(name, size) for name, size in sizes.items())
+    one = slices("credit of one", 4 * MB, 4 * MB)
     found = []
     for rate, scale, stretch in ((10, 0.04, 1.0), (1, 0.02, 0.25)):
         there = cells(Point(profile, rate * GBIT, (*by_size, one), scale, stretch=stretch), out)
@@ -49,7 +50,7 @@ def frameworks(out: Path) -> list[Measured]:
         there = cells(_fast(model), out)
         for place, (backend, published) in enumerate(zip(("server", "all-reduce"), GAINS[model], strict=True)):
             what = f"{title}, 100 Gbit/s, over {('servers', 'all-reduce')[place]}: ByteScheduler faster than the default"
-            ours, other = (there[Arm(policy, backend).label] for policy in ("bytescheduler", "wfbp"))
+            ours, other = (there[arm(policy, backend).name] for policy in ("bytescheduler", "wfbp"))
             found.append(faster(f"ByteScheduler Fig. {figure}", what, published, ours, other))
         if model == "vgg16":
             what = f"{title}, 100 Gbit/s, over servers: ByteScheduler faster than P3 (published: of three models)"
@@ -80,13 +81,13 @@ def _fast(model: str) -> Point:
 def _point(model: str, bits: int, scale: float, stretch: float) -> Point:
     over_servers, over_all_reduce = TUNED[model]
     arms = [
-        Arm("wfbp"),
-        Arm("bytescheduler", knobs=_knobs(over_servers)),
-        Arm("wfbp", "all-reduce"),
-        Arm("bytescheduler", "all-reduce", _knobs(over_all_reduce)),
+        arm("wfbp"),
+        arm("bytescheduler", knobs=_knobs(over_servers)),
+        arm("wfbp", "all-reduce"),
+        arm("bytescheduler", "all-reduce", _knobs(over_all_reduce)),
     ]
     if model == "vgg16":
-        arms.append(Arm("p3", knobs={"slice_bytes": P3_BYTES}))
+        arms.append(arm("p3", knobs={"slice_bytes": P3_BYTES}))
     batch = 16 if model == "transformer-base" else 32
     return Point(zoo.profile(model, device="v100", batch=batch), bits, tuple(arms), scale, stretch=stretch)
 

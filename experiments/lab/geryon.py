@@ -12,19 +12,20 @@ from pathlib import Path
 import msgspec
 
 import experiments.geryon as simulated
-from experiments.lab.operating import GBIT, STARTUP_NS, Arm, Point, cells, efficiency, ratio
+from experiments.lab.operating import GBIT, STARTUP_NS, Point, arm, cells, efficiency, policy_of, ratio
 from experiments.lab.results import Measured
 from gradlane import lab, zoo
+from gradlane.core.arms import ArmSpec
 from gradlane.core.cluster import Cluster, Link
 from gradlane.study import Case
 from gradlane.study.sweep import judge_plan
 
 KIB = 1024
 # a slice a message; with a threshold of 100 all are in one lane, first in, first out
-SLICES = Arm("geryon", name="slices", knobs={"slice_bytes": 1024 * KIB, "threshold_percent": 100})
-LANES = Arm("geryon", name="lanes", knobs={"slice_bytes": 1024 * KIB})
-EVEN = Arm("wfbp")
-VANILLA = Arm("wfbp", name="vanilla", servers=1)
+SLICES = arm("geryon", name="slices", knobs={"slice_bytes": 1024 * KIB, "threshold_percent": 100})
+LANES = arm("geryon", name="lanes", knobs={"slice_bytes": 1024 * KIB})
+EVEN = arm("wfbp")
+VANILLA = arm("wfbp", name="vanilla", servers=1)
 FINE = 256 * KIB
 TITLES = {"alexnet": "AlexNet", "vgg19": "VGG-19", "resnet50": "ResNet-50"}
 # Table IV, VGG-19, images a second with slices of 1024 and 256 KiB
@@ -103,7 +104,7 @@ def _rate_for(point: Point, part: float) -> int:
     while high - low > 0.05:
         rate = (low + high) / 2
         place = Cluster.alike(point.hosts, point.hosts, int(rate * GBIT / 8), colocated=True, startup_ns=STARTUP_NS)
-        plan = SLICES.made().plan(point.profile, place.as_network())
+        plan = policy_of(SLICES).plan(point.profile, place.as_network())
         simulated_ns = judge_plan(plan, Case(point.profile, place), bound_ns=0).iteration_ns
         low, high = (rate, high) if point.profile.compute_ns / simulated_ns < part else (low, rate)
     return round(high * GBIT)
@@ -121,12 +122,12 @@ def slices(out: Path) -> list[Measured]:
 
 def _point(model: str, rate: int) -> Point:
     profile = zoo.profile(model, device="k40", batch=simulated.BATCHES[model])
-    arms: tuple[Arm, ...] = (EVEN if model == "resnet50" else VANILLA, SLICES, LANES)
+    arms: tuple[ArmSpec, ...] = (EVEN if model == "resnet50" else VANILLA, SLICES, LANES)
     if model == "vgg19":
         arms += (
-            Arm("geryon", name="fine lanes", knobs={"slice_bytes": FINE}),
-            Arm("p3", name="by hosts", knobs={"slice_bytes": 1024 * KIB}),
-            Arm("p3", name="fine by hosts", knobs={"slice_bytes": FINE}),
+            arm("geryon", name="fine lanes", knobs={"slice_bytes": FINE}),
+            arm("p3", name="by hosts", knobs={"slice_bytes": 1024 * KIB}),
+            arm("p3", name="fine by hosts", knobs={"slice_bytes": FINE}),
         )
     stretch = 0.5 if model == "vgg19" else 1.0
     scale = {10: 0.01 if model == "vgg19" else 0.02, 40: 0.01}[rate]

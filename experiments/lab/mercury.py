@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from experiments.lab import sharing
-from experiments.lab.operating import GBIT, Arm, Point, cells, efficiency, faster, of_best
+from experiments.lab.operating import GBIT, Point, arm, cells, efficiency, faster, of_best
 from experiments.lab.results import Measured
 from gradlane import lab, zoo
 from gradlane.core.cluster import Link, random_steps
@@ -16,15 +16,15 @@ from gradlane.core.cluster import Link, random_steps
 KB, MB = 10**3, 10**6
 SECOND_NS = 10**9
 DEVICE, FASTER_DEVICE = "gtx-1080ti", "rtx-3090"
-MERCURY = Arm("mercury")
-DEFAULT = Arm("wfbp")
-BYTESCHEDULER = Arm("bytescheduler", knobs={"partition_bytes": 4 * MB, "credit_bytes": 20 * MB})  # Fig. 4: the best
+MERCURY = arm("mercury")
+DEFAULT = arm("wfbp")
+BYTESCHEDULER = arm("bytescheduler", knobs={"partition_bytes": 4 * MB, "credit_bytes": 20 * MB})  # Fig. 4: the best
 TOLD = {"wfbp": "the default", "bytescheduler": "bytescheduler", "mercury-no-preemption": "itself without preemption"}
 
 
 def preemption(out: Path) -> list[Measured]:
     """Figs. 13 and 14 with 15: VGG-16, and ResNet-50, which 10 Gbit/s are enough for."""
-    arms = (DEFAULT, BYTESCHEDULER, Arm("mercury-no-preemption"), MERCURY)
+    arms = (DEFAULT, BYTESCHEDULER, arm("mercury-no-preemption"), MERCURY)
     there = cells(Point(zoo.profile("vgg16", device=DEVICE, batch=32), 10 * GBIT, arms, 0.04), out)
     found = [
         faster(
@@ -49,7 +49,7 @@ def preemption(out: Path) -> list[Measured]:
 def packets(out: Path) -> list[Measured]:
     """Fig. 17: VGG-16 at 10 Gbit/s with packets of 8 KB to 8 MB."""
     sizes = {"8 KB": 8 * KB, "16 KB": 16 * KB, "64 KB": 64 * KB, "256 KB": 256 * KB, "1 MB": MB, "8 MB": 8 * MB}
-    arms = tuple(Arm("mercury", name=name, packet_bytes=size) for name, size in sizes.items())
+    arms = tuple(arm("mercury", name=name, packet_bytes=size) for name, size in sizes.items())
     there = cells(Point(zoo.profile("vgg16", device=DEVICE, batch=32), 10 * GBIT, arms, 0.04), out)
     return [
         of_best("Mercury Fig. 17", f"VGG-16, packets of {name}: of the best speed", published, there[name], [*there.values()])
@@ -67,14 +67,14 @@ def changing(figure: int, low: int, published: dict[str, int], out: Path) -> lis
     profile = zoo.profile("vgg16-cifar10", batch=128)
     point = Point(profile, 10 * GBIT, (DEFAULT, BYTESCHEDULER, MERCURY), 0.1, rounds=24, steps=1, unlike=unlike)
     there = cells(point, out)
-    ours_ns = statistics.mean(there["mercury"].seen.step_ns)
+    ours_ns = statistics.mean(there["mercury"].step_times_ns)
     return [
         Measured(
             f"Mercury Fig. {figure}",
             f"VGG-16 (CIFAR-10), {low} to 10 Gbit/s: Mercury faster than {TOLD[name]} (published: the most of all models)",
             most,
             None,
-            100 * (statistics.mean(there[name].seen.step_ns) / ours_ns - 1),
+            100 * (statistics.mean(there[name].step_times_ns) / ours_ns - 1),
             "%",
         )
         for name, most in published.items()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from experiments.lab.operating import GBIT, Arm, Point, cells, ratio
+from experiments.lab.operating import GBIT, Point, arm, cells, ratio
 from experiments.lab.results import Measured
 from gradlane import zoo
 
@@ -16,7 +16,7 @@ FIGURE_7 = {"wfbp": 151.1, "mg-wfbp": 151.18, "sync-easgd": 120.0}
 
 
 def merging(figure: int, model: str, title: str, published: dict[str, float], out: Path) -> list[Measured]:
-    arms = tuple(Arm(name, "all-reduce", name=name) for name in published)
+    arms = tuple(arm(name, "all-reduce", name=name) for name in published)
     there = cells(Point(zoo.profile(model), 10 * GBIT, arms, 0.05, hosts=4), out)
     return [
         ratio(

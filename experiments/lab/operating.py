@@ -12,16 +12,20 @@ from pathlib import Path
 import msgspec
 
 from experiments.lab.results import Measured
-from experiments.lab.training import Arm, Config, Seen, Trained
 from gradlane import lab
 from gradlane.cli.jobs import fail, python_module, run_on_lab
 from gradlane.core import files
+from gradlane.core.arms import ALONE, ArmSpec
 from gradlane.core.cluster import Cluster, Host, Link, Step, Worker
+from gradlane.core.executors import BackendName
 from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
 from gradlane.study import Case
 from gradlane.study.sweep import Outcome, judge_plan
+from gradlane.tune import catalog
 from gradlane.tune.measured import where
 from gradlane.units import format_rate
 
@@ -29,6 +33,25 @@ GBIT = 10**9
 TIMEOUT_S = 60.0
 STARTUP_NS = 100_000  # about what a small message costs in the lab, where it is not measured
 _LOWEST_PACKET, _HIGHEST_PACKET = 64, 512 << 10  # what the transport has
+
+
+def arm(
+    policy: str,
+    backend: BackendName = "server",
+    knobs: dict[str, int] | None = None,
+    *,
+    name: str = "",
+    packet_bytes: int | None = None,
+    servers: int = 0,
+) -> ArmSpec:
+    """A policy over servers, where nothing else is said, as in most of the papers, and by its own name then."""
+    label = name or (policy if backend == "server" else f"{policy}@{backend}")
+    return ArmSpec(policy, backend, label, knobs or {}, packet_bytes, servers)
+
+
+def policy_of(arm: ArmSpec) -> Policy:
+    """The policy with its knobs."""
+    return catalog.get(arm.policy, **arm.knobs)
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -40,7 +63,7 @@ class Point(msgspec.Struct, frozen=True):
 
     profile: Profile
     bits_per_second: int
-    arms: tuple[Arm, ...]
+    arms: tuple[ArmSpec, ...]
     scale: float
     hosts: int = 2
     stretch: float = 1.0
@@ -76,7 +99,7 @@ class Point(msgspec.Struct, frozen=True):
             scale=self.scale,
         )
 
-    def smaller(self, arm: Arm) -> Arm:
+    def smaller(self, arm: ArmSpec) -> ArmSpec:
         """The same with sizes as they are in the lab."""
         knobs = {
             name: max(8, round(size * self.scale)) if name.endswith("_bytes") else size for name, size in arm.knobs.items()
@@ -96,15 +119,18 @@ class Point(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Cell:
-    """What one arm did. simulated: of its plan; None where nothing is simulated beside it."""
+    """What one arm did. alone_ns: what computing without communication took. simulated: of its plan; None where nothing is
+    simulated beside it."""
 
-    seen: Seen
+    step_times_ns: Sequence[int]
+    plan: Plan
+    timeline: Timeline
     alone_ns: int
     simulated: Outcome | None
 
     @property
     def step_ns(self) -> float:
-        return statistics.median(self.seen.step_ns)
+        return statistics.median(self.step_times_ns)
 
     @property
     def simulated_ns(self) -> int | None:
@@ -116,48 +142,52 @@ class Cell:
 
 
 def cells(point: Point, out: Path, *, simulates: bool = True) -> dict[str, Cell]:
-    """By the label of an arm. What is in `out` already is not run again."""
+    """By the name of an arm. What is in `out` already is not run again."""
     folder = out / point.key
-    done = folder / "trained.json"
+    done = folder / "rank-0.json"
     print(f"{point}" + (", from before" if done.exists() else ""), file=sys.stderr, flush=True)
     if not done.exists():
-        _run(point, folder, done)
-    trained = msgspec.json.decode(done.read_bytes(), type=Trained)
-    alone_ns = round(statistics.median(trained.alone_ns))
+        _run(point, folder)
+    measured = msgspec.json.decode(done.read_bytes())["arms"]
+    alone_ns = round(statistics.median(measured[ALONE]["step_ns"]))
     found = {}
     for arm in point.arms:
-        seen = trained.arms[arm.label]
-        simulated = _simulated(point, arm, seen, trained.networks[arm.place], alone_ns) if simulates else None
-        found[arm.label] = Cell(seen, alone_ns, simulated)
+        plan = files.read(folder / f"plan-{arm.name}-rank0.json", Plan)
+        timeline = files.read(folder / f"timeline-{arm.name}-rank0.json", Timeline)
+        network = files.read(folder / f"network-{arm.place}-rank0.json", Network)
+        simulated = _simulated(point, arm, plan, network, alone_ns) if simulates else None
+        found[arm.name] = Cell(measured[arm.name]["step_ns"], plan, timeline, alone_ns, simulated)
     return found
 
 
-def _run(point: Point, folder: Path, done: Path) -> None:
+def _run(point: Point, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     files.write(folder / "given.json", point.made())
-    arms = tuple(point.smaller(arm) for arm in point.arms)
-    config = Config(str(folder / "given.json"), arms, point.rounds, point.steps, TIMEOUT_S, str(done))
+    config = {
+        "out": str(folder), "arms": [point.smaller(arm) for arm in point.arms], "rounds": point.rounds, "steps": point.steps,
+        "batch_size": 0, "timeout_s": TIMEOUT_S, "profile": str(folder / "given.json"), "measures": False,
+    }  # fmt: skip
     path = folder / "config.json"
     path.write_bytes(msgspec.json.encode(config))
-    exit_code = run_on_lab(point.spec(), python_module("experiments.lab.training", [str(path)]))
+    exit_code = run_on_lab(point.spec(), python_module("gradlane.live.comparison", [str(path)]))
     if exit_code:
         fail(str(point), exit_code)
 
 
-def _simulated(point: Point, arm: Arm, seen: Seen, network: Network, alone_ns: int) -> Outcome | None:
+def _simulated(point: Point, arm: ArmSpec, plan: Plan, network: Network, alone_ns: int) -> Outcome | None:
     spec = point.spec()
     links = [spec.links(host) for host in range(point.hosts)]
     changes = any(link is not None and link.steps for pair in links for link in pair)
     if changes or arm.packet_bytes is not None or (point.unlike and arm.backend != "server"):
         return None  # a run measures its network once; packets cost nothing there; servers alone are simulated unlike
     profile = point.made().scaled(point.scale)
-    profile = profile.stretched(alone_ns / profile.compute_ns).in_order_of(seen.plan.tensors)
+    profile = profile.stretched(alone_ns / profile.compute_ns).in_order_of(plan.tensors)
     place = where(network, arm.backend, arm.servers)
     if isinstance(place, Cluster):
         place = msgspec.structs.replace(place, network_classes=point.network_classes)
         if point.unlike:
             place = msgspec.structs.replace(place, hosts=tuple(map(_host, links)), workers=tuple(_workers(spec)))
-    return judge_plan(seen.plan, Case(profile, place), bound_ns=0)
+    return judge_plan(plan, Case(profile, place), bound_ns=0)
 
 
 def _host(links: tuple[Link | None, Link | None]) -> Host:
@@ -207,4 +237,4 @@ def _quotient(above: float | None, below: float | None) -> float | None:
     return None if above is None or below is None else above / below
 
 
-__all__ = ["GBIT", "STARTUP_NS", "Arm", "Cell", "Point", "cells", "efficiency", "faster", "of_best", "ratio"]
+__all__ = ["GBIT", "STARTUP_NS", "Cell", "Point", "arm", "cells", "efficiency", "faster", "of_best", "policy_of", "ratio"]

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments.lab.operating import GBIT, Arm, Cell, Point, cells, efficiency, faster, ratio
+from experiments.lab.operating import GBIT, Cell, Point, arm, cells, efficiency, faster, ratio
 from experiments.lab.results import Measured
 from experiments.prophet import in_steps
 from gradlane import lab, zoo
@@ -16,10 +16,10 @@ from gradlane.core.plan import Plan
 from gradlane.core.timeline import Timeline
 
 PARTITION_BYTES = 4_096_000  # BytePS's default, as in experiments/prophet.py
-PROPHET = Arm("prophet", knobs={"partition_bytes": PARTITION_BYTES})
-BYTESCHEDULER = Arm("bytescheduler", knobs={"partition_bytes": PARTITION_BYTES, "credit_bytes": 4 * PARTITION_BYTES})
-P3 = Arm("p3", knobs={"slice_bytes": 4_000_000})
-FIFO = Arm("wfbp")
+PROPHET = arm("prophet", knobs={"partition_bytes": PARTITION_BYTES})
+BYTESCHEDULER = arm("bytescheduler", knobs={"partition_bytes": PARTITION_BYTES, "credit_bytes": 4 * PARTITION_BYTES})
+P3 = arm("p3", knobs={"slice_bytes": 4_000_000})
+FIFO = arm("wfbp")
 ALL = (FIFO, P3, BYTESCHEDULER, PROPHET)
 
 # samples a second
@@ -119,7 +119,7 @@ def _times(cell: Cell) -> tuple[tuple[float, float], tuple[float, float]]:
     """In the lab and as simulated: how long a gradient waits and is on its way, and the way alone, on average."""
     assert cell.simulated is not None
     assert cell.simulated_timeline is not None
-    return _wait_and_way(cell.seen.timeline, cell.seen.plan), _wait_and_way(cell.simulated_timeline, cell.simulated.plan)
+    return _wait_and_way(cell.timeline, cell.plan), _wait_and_way(cell.simulated_timeline, cell.simulated.plan)
 
 
 def _wait_and_way(timeline: Timeline, plan: Plan) -> tuple[float, float]:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from experiments.lab.operating import STARTUP_NS, Point
-from experiments.lab.training import Arm, Taking
+from experiments.lab.operating import STARTUP_NS, Point, policy_of
 from gradlane import lab
 from gradlane.cli.jobs import fail, python_module, run_on_lab
 from gradlane.core import files
+from gradlane.core.arms import ArmSpec
 from gradlane.core.cluster import Cluster
 from gradlane.core.network import Network
 from gradlane.core.profile import Profile
@@ -35,14 +35,14 @@ Speeds = dict[str, list[float]]
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     profile: str
-    arm: Arm
+    arm: ArmSpec
     bytes_per_second: int
     seconds: float
     out: str
 
 
 def speeds(
-    profiles: Sequence[Profile], bits: int, arms: Sequence[Arm], scale: float, stretch: float, out: Path
+    profiles: Sequence[Profile], bits: int, arms: Sequence[ArmSpec], scale: float, stretch: float, out: Path
 ) -> tuple[Speeds, Speeds]:
     """Measured and simulated."""
     measured: Speeds = {}
@@ -50,15 +50,15 @@ def speeds(
     for arm in arms:
         points = [Point(profile, bits, (arm,), scale, stretch=stretch) for profile in profiles]
         key = hashlib.sha256("".join(point.key for point in points).encode()).hexdigest()[:12]
-        measured[arm.label] = _measured(points, out / f"shared-{arm.label}-{key}")
-        simulated[arm.label] = _simulated(points)
+        measured[arm.name] = _measured(points, out / f"shared-{arm.name}-{key}")
+        simulated[arm.name] = _simulated(points)
     return measured, simulated
 
 
 def _measured(points: Sequence[Point], folder: Path) -> list[float]:
     ends = [folder / f"ends-{job}.json" for job in range(len(points))]
     spec = points[0].spec()
-    print(f"{len(points)} jobs under {points[0].arms[0].label}", file=sys.stderr, flush=True)
+    print(f"{len(points)} jobs under {points[0].arms[0].name}", file=sys.stderr, flush=True)
     if not all(path.exists() for path in ends):
         folder.mkdir(parents=True, exist_ok=True)
         jobs = []
@@ -87,7 +87,7 @@ def _simulated(points: Sequence[Point]) -> list[float]:
     jobs = []
     for each in points:
         profile = each.made().scaled(each.scale)
-        jobs.append(SimulatedJob(each.smaller(each.arms[0]).made().plan(profile, cluster.as_network()), profile))
+        jobs.append(SimulatedJob(policy_of(each.smaller(each.arms[0])).plan(profile, cluster.as_network()), profile))
     found = []
     for timelines in simulate_jobs(jobs, cluster, SIMULATED_ITERATIONS):
         later = timelines[0].iteration_ns()[2:]
@@ -105,23 +105,25 @@ def main(path: str) -> None:
     import torch
     import torch.distributed as dist
 
+    from gradlane.live.comparison import Arm, Device
+
     job = msgspec.json.decode(Path(path).read_bytes(), type=Job)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     network = Network.line(dist.get_world_size(), startup_ns=STARTUP_NS, bytes_per_second=job.bytes_per_second)
-    taking = Taking(files.read(job.profile, Profile), job.arm, network, TIMEOUT_S)
+    device = Device(files.read(job.profile, Profile))
+    arm = Arm(job.arm.name, job.arm, device, TIMEOUT_S, network=network, profile=device.model.profile)
+    assert arm.session is not None
     ends: list[float] = []
     more = torch.ones(1)
     began = time.time()
     while float(more):
-        taking.optimizer.zero_grad()
-        taking.model().backward()
-        taking.optimizer.step()
+        arm.step()
         ends.append(time.time())  # hosts share a clock
         if len(ends) % TOGETHER == 0:  # all ranks stop alike
             more.fill_(ends[-1] < began + job.seconds)
             dist.broadcast(more, 0)
-    taking.session.close()
+    arm.session.close()
     if dist.get_rank() == 0:
         Path(job.out).write_text(json.dumps(ends))
     dist.destroy_process_group()

@@ -11,9 +11,8 @@ from experiments.lab import operating
 from experiments.lab import page as lab_page
 from experiments.lab import results as lab_results
 from experiments.lab.first_come import FirstCome
-from experiments.lab.operating import Arm, Cell, Point
+from experiments.lab.operating import Cell, Point, arm
 from experiments.lab.results import Measured
-from experiments.lab.training import Seen
 from experiments.table import Row, difference, page
 from gradlane import lab, zoo
 from gradlane.core.checks import check_plan
@@ -67,27 +66,27 @@ def test_a_search_is_done_when_it_tries_what_is_within_two_per_cent_of_the_best(
 def cell(step_ns: int, alone_ns: int = 1) -> Cell:
     profile = zoo.profile("alexnet")
     plan = FirstCome(partition_bytes=100 * MB).plan(profile, Network.line(2, 0, 10**9))
-    return Cell(Seen([step_ns], plan, Timeline(plan.fingerprint, 0, ())), alone_ns, None)
+    return Cell([step_ns], plan, Timeline(plan.fingerprint, 0, ()), alone_ns, None)
 
 
 def test_a_point_keeps_the_ratio_of_computing_to_communicating():
     profile = zoo.profile("alexnet")
     slow = lab.HostSpec(1, Link(125 * MB), Link(125 * MB))
-    point = Point(profile, 10**10, (Arm("wfbp"),), 0.1, stretch=2.0, unlike=(slow,))
+    point = Point(profile, 10**10, (arm("wfbp"),), 0.1, stretch=2.0, unlike=(slow,))
     assert point.made().compute_ns == pytest.approx(2 * profile.compute_ns, rel=1e-6)
     assert point.spec().links(0) == (Link(62_500_000), Link(62_500_000))  # a twentieth: a tenth of the bytes in twice the time
     assert point.spec().links(1) == (Link(6_250_000), Link(6_250_000))
 
 
 def test_what_a_paper_states_in_bytes_is_as_small_in_the_lab_as_tensors_are():
-    arm = Arm("geryon", knobs={"slice_bytes": 2**20, "threshold_percent": 100}, packet_bytes=256_000)
-    smaller = Point(zoo.profile("alexnet"), 10**10, (arm,), 0.01).smaller(arm)
+    slices = arm("geryon", knobs={"slice_bytes": 2**20, "threshold_percent": 100}, packet_bytes=256_000)
+    smaller = Point(zoo.profile("alexnet"), 10**10, (slices,), 0.01).smaller(slices)
     assert smaller.knobs == {"slice_bytes": 10486, "threshold_percent": 100}
     assert smaller.packet_bytes == 2560  # a multiple of 64
 
 
 def test_servers_of_their_own_are_on_hosts_of_their_own():
-    spec = Point(zoo.profile("alexnet"), 10**10, (Arm("wfbp"), Arm("wfbp", name="one", servers=1)), 0.1, hosts=4).spec()
+    spec = Point(zoo.profile("alexnet"), 10**10, (arm("wfbp"), arm("wfbp", name="one", servers=1)), 0.1, hosts=4).spec()
     assert (spec.hosts, spec.jobs) == (5, (lab.JobSpec((0, 1, 2, 3), (4,)),))
 
 

@@ -20,7 +20,7 @@ from gradlane.cli.cases import parse_counts, read_profile
 from gradlane.cli.jobs import fail, rate_or_none, run_on_ranks
 from gradlane.cli.trials import Trial, run_all
 from gradlane.core import files
-from gradlane.core.arms import ArmSpec
+from gradlane.core.arms import ALONE, BASELINE, ArmSpec
 from gradlane.core.checking import need
 from gradlane.core.chosen import AUTO
 from gradlane.core.executors import EXECUTORS
@@ -34,7 +34,6 @@ from gradlane.report.sweep import Sweep, render_sweep
 from gradlane.report.table import Comparison, Result, render
 from gradlane.tune import catalog
 
-BASELINE, ALONE = "torch-ddp", "no-communication"
 _LINKS = "links.jsonl"
 
 
@@ -75,12 +74,13 @@ def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out:
     """
     as_json, rounds, steps = options.pop("as_json"), options["rounds"], options["steps"]
     chosen, batch_size = options.pop("chosen"), options["batch_size"]
-    arms = _arms(options.pop("backends").split(","), chosen.split(",") if chosen else None)
+    servers = options.pop("servers")
+    arms = _arms(options.pop("backends").split(","), chosen.split(",") if chosen else None, servers)
     counts = parse_counts("--hosts", (hosts,), "2")
     rates = [None if loopback else rate_or_none(each) for each in link.split(",")]
     if min(counts) < 2 or rounds < 1 or steps < 1 or batch_size < 0:
         raise InputError("compare: expected at least 2 hosts, 1 round and 1 step")
-    servers, scale = options["servers"], options.pop("scale")
+    scale = options.pop("scale")
     if servers and (not models or loopback or all(arm.backend != "server" for arm in arms)):
         raise InputError("compare --servers: expected a MODEL, --backend server and emulated hosts")
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
@@ -119,16 +119,25 @@ def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out:
         click.echo(f"{out}/comparison.json has the same; {out}/timeline.json opens in ui.perfetto.dev, ranks side by side")
 
 
-def _arms(backends: list[str], chosen: list[str] | None) -> list[ArmSpec]:
-    """`auto` and each policy, or those that were chosen, over each backend that carries them."""
-    arms = []
-    for backend in backends:
-        need(backend in EXECUTORS, "--backend", backend, "all-reduce or server, or both with a comma")
-        carried = catalog.names(EXECUTORS[backend])  # type: ignore[index]
-        arms += [ArmSpec(name, backend) for name in chosen or (AUTO, *carried) if name in (*carried, AUTO)]  # type: ignore[arg-type]
+def _arms(backends: list[str], chosen: list[str] | None, servers: int) -> list[ArmSpec]:
+    """`auto` and each policy, or those that were chosen, over each backend that carries them.
+
+    A user's own goes by its class's name; whether its plans can be carried is found when they are there.
+    """
     for name in chosen or ():
         if name != AUTO:
             catalog.get(name)
+    arms = []
+    for backend in backends:
+        need(backend in EXECUTORS, "--backend", backend, "all-reduce or server, or both with a comma")
+        apart = servers if backend == "server" else 0
+        carried = (AUTO, *catalog.names(EXECUTORS[backend], apart > 0))  # type: ignore[index]
+        for name in chosen or carried:
+            own = catalog.get(name).name if catalog.is_own(name) else ""
+            if own or name in carried:
+                plain = ArmSpec(own or name, backend, servers=apart)  # type: ignore[arg-type]
+                arms.append(msgspec.structs.replace(plain, policy=name, label=plain.name if own else ""))
+    for name in chosen or ():
         if all(arm.policy != name for arm in arms):
             raise InputError(f"--policies: got {name}, which {' and '.join(backends)} cannot carry; see gradlane policies")
     return arms

@@ -41,7 +41,6 @@ class Trial:
     rounds: int
     steps: int
     batch_size: int
-    servers: int
     timeout: float
     unlike: tuple[lab.HostSpec, ...] = ()
 
@@ -83,7 +82,7 @@ def _run(trial: Trial, folder: Path) -> None:
     files.write(folder / "given.json", trial.profile)
     config: dict[str, Any] = {
         "out": str(folder), "arms": trial.arms, "rounds": trial.rounds, "steps": trial.steps, "batch_size": 0,
-        "timeout_s": trial.timeout, "servers": trial.servers, "profile": str(folder / "given.json"),
+        "timeout_s": trial.timeout, "profile": str(folder / "given.json"),
     }  # fmt: skip
     path = folder / "config.json"
     path.write_bytes(msgspec.json.encode(config))
@@ -91,9 +90,9 @@ def _run(trial: Trial, folder: Path) -> None:
     if trial.loopback:
         exit_code = run_on_loopback(command[1:], trial.hosts, {"GRADLANE_LAB_SCALE": str(trial.scale)})
     else:
-        workers, servers = range(trial.hosts), range(trial.hosts, trial.hosts + trial.servers)
+        workers, servers = range(trial.hosts), range(trial.hosts, trial.hosts + max(arm.servers for arm in trial.arms))
         spec = lab.LabSpec(
-            hosts=trial.hosts + trial.servers,
+            hosts=servers.stop,
             link_bits_per_second=trial.link_bits_per_second,
             unlike=trial.unlike,
             jobs=(lab.JobSpec(tuple(workers), tuple(servers)),),
@@ -114,7 +113,7 @@ def cells_of(trial: Trial, folder: Path) -> list[Cell]:
             Cell(
                 model=trial.profile.model,
                 hosts=trial.hosts,
-                servers=trial.servers if _spec(trial, name).backend == "server" else 0,
+                servers=_spec(trial, name).servers,
                 link_bits_per_second=trial.link_bits_per_second,
                 scale=trial.scale,
                 arm=name,
@@ -141,7 +140,8 @@ def predicted(trial: Trial, folder: Path) -> Iterator[tuple[str, Plan, Outcome]]
             continue
         network = _network(trial, folder, name)
         plan = get("ddp").plan(profile, network) if name == BASELINE else files.read(folder / f"plan-{name}-rank0.json", Plan)
-        yield name, plan, predict(plan, profile, network, _spec(trial, name).backend, trial.servers)
+        spec = _spec(trial, name)
+        yield name, plan, predict(plan, profile, network, spec.backend, spec.servers)
 
 
 def _measured(folder: Path) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def _spec(trial: Trial, name: str) -> ArmSpec:
 
 
 def _network(trial: Trial, folder: Path, name: str) -> Network:
-    return files.read(folder / f"network-{_spec(trial, name).backend}-rank0.json", Network)
+    return files.read(folder / f"network-{_spec(trial, name).place}-rank0.json", Network)
 
 
 def _as_measured(profile: Profile, alone_ns: int) -> Profile:

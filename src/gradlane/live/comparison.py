@@ -44,7 +44,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the parent asks for.
 
     profile: a file; the model is an emulated device with its times. Without one it is the demonstration's network, with
-    batch_size 0 at the batch for which computing takes as long as communicating.
+    batch_size 0 at the batch for which computing takes as long as communicating. measures: whether the first arm measures
+    the profile that all plan from; else that is the device's own.
     """
 
     out: str
@@ -53,8 +54,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: int
     batch_size: int
     timeout_s: float
-    servers: int = 0
     profile: str = ""
+    measures: bool = True
 
 
 class ArmOutcome(msgspec.Struct, frozen=True):
@@ -98,7 +99,9 @@ class _Demonstration:
         return nn.functional.cross_entropy(call(images), labels)
 
 
-class _Device:
+class Device:
+    """An emulated one."""
+
     def __init__(self, profile: Profile) -> None:
         self.model = Emulated(profile)
 
@@ -107,19 +110,20 @@ class _Device:
         return total
 
 
-class _Arm:
+class Arm:
     """One model with its optimizer, its data and its way of summing gradients."""
 
-    def __init__(self, name: str, spec: ArmSpec | None, config: Config, load: Workload, **known: Any) -> None:
-        self.name, self.spec, self.load = name, spec, load
+    def __init__(self, name: str, spec: ArmSpec | None, load: Workload, timeout_s: float, **known: Any) -> None:
+        """known: the network or the profile, where it is not to be measured."""
+        self.name, self.load = name, load
         self.model = load.model
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
         self.call: nn.Module = self.model
         self.session: Session | None = None
         if spec is not None:
-            servers = config.servers if spec.backend == "server" else 0
-            known |= {"backend": spec.backend, "servers": servers, "timeout": config.timeout_s}
-            self.session = attach(self.model, self.optimizer, spec.policy, **known)
+            policy = AUTO if spec.policy == AUTO else catalog.get(spec.policy, **spec.knobs)
+            known |= {"backend": spec.backend, "packet_bytes": spec.packet_bytes, "servers": spec.servers}
+            self.session = attach(self.model, self.optimizer, policy, timeout=timeout_s, **known)
         elif name == BASELINE:
             self.call = nn.parallel.DistributedDataParallel(self.model)
         self.step_ns: list[int] = []
@@ -140,16 +144,21 @@ class _Arm:
         marks = []
         for _ in range(steps + 1):
             marks.append(time.perf_counter_ns())
-            self.optimizer.zero_grad()
-            loss = self.load.loss(self.call)
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step()
+            loss = self.step()
         marks.append(time.perf_counter_ns())
         if self.session is not None:
             self.session.flush()
         self.last_loss = float(loss.detach())
         if count:
             self.step_ns += [end - start for start, end in itertools.pairwise(marks[1:])]
+
+    def step(self) -> torch.Tensor:
+        """One iteration; its loss."""
+        self.optimizer.zero_grad()
+        loss = self.load.loss(self.call)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss
 
     def bits(self) -> list[torch.Tensor]:
         tensors = [*self.model.parameters(), *self.model.buffers()]
@@ -163,7 +172,7 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
     model = Emulated(profile) if profile is not None else DigitsNet()
     size_bytes = sum(param.numel() * param.element_size() for param in model.parameters())
     group = dist.new_group()
-    networks = {"all-reduce": measure(group, torch.device("cpu"), "measured by compare", budget_s=3.0)}
+    networks = {ArmSpec("ddp").place: measure(group, torch.device("cpu"), "measured by compare", budget_s=3.0)}
     communicate_ns = networks["all-reduce"].cost_ns(size_bytes)
     batch_size = 0
     described = repr(model)
@@ -172,8 +181,8 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
         described = f"{type(model).__name__} on digits at batch {batch_size}"
     say(f"{described}\nall-reduce of the {size_bytes / 2**20:.1f} MiB of gradients: {communicate_ns / 1e6:.0f} ms")
     specs = (None, None, *config.arms)
-    arms: list[_Arm] = []
-    known: Profile | None = None
+    arms: list[Arm] = []
+    known = model.profile if isinstance(model, Emulated) and not config.measures else None
     for turn in range(config.rounds + 1):
         for place, spec in enumerate(specs):
             began = time.perf_counter()
@@ -182,16 +191,16 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
                 arm.turn(config.steps, count=True)
             else:
                 name = spec.name if spec is not None else (BASELINE, ALONE)[place]
-                load: Workload = _Device(profile) if profile is not None else _Demonstration(batch_size)
+                load: Workload = Device(profile) if profile is not None else _Demonstration(batch_size)
                 measured: dict[str, Any] = {}
                 if spec is not None:
-                    measured = {"network": networks.get(spec.backend), "profile": known if spec.policy != AUTO else None}
-                arm = _Arm(name, spec, config, load, **measured)
+                    measured = {"network": networks.get(spec.place), "profile": known if spec.policy != AUTO else None}
+                arm = Arm(name, spec, load, config.timeout_s, **measured)
                 arms.append(arm)
                 began = time.perf_counter()
                 arm.warm_up()
                 if spec is not None and arm.session is not None:
-                    networks[spec.backend] = arm.session.network
+                    networks[spec.place] = arm.session.network
                     known = known or arm.session.profile()
             steps = config.steps + 1 if turn else (WARM_UP_STEPS + 1) * (1 + arm.extra_turns)
             each_ms = (time.perf_counter() - began) / steps * 1e3
@@ -215,8 +224,8 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
             messages = len(arm.session.plan.messages)
             arm.session.close()
         outcomes[arm.name] = ArmOutcome(tuple(arm.step_ns), arm.last_loss, equal, messages)
-    for backend, network in networks.items():
-        files.write(out / f"network-{backend}-rank{rank}.json", network)
+    for place, network in networks.items():
+        files.write(out / f"network-{place}-rank{rank}.json", network)
     return Outcome(rank, described, size_bytes, batch_size, communicate_ns, networks["all-reduce"].source, outcomes)
 
 
@@ -251,9 +260,6 @@ def main(path: str) -> None:
         if rank == 0:
             print(text, file=sys.stderr, flush=True)
 
-    for arm in config.arms:
-        if arm.policy != AUTO:
-            catalog.get(arm.policy)
     outcome = compare(config, say)
     Path(config.out, f"rank-{rank}.json").write_bytes(msgspec.json.encode(outcome))
     dist.barrier()

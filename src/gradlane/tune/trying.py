@@ -26,8 +26,8 @@ class TryOptions(msgspec.Struct, frozen=True):
     """How choices are tried.
 
     trials: at most so many, the given choice included. iterations: measured a trial; its value is their median.
-    final_iterations: measured when a choice is measured once more, as many where not given. settle: iterations after a change that are not measured. loss: trying ends once so many iterations' time, of the
-    best known, was lost to worse ones.
+    final_iterations: when a choice is measured once more, as many where not given. settle: iterations after a change that
+    are not measured. loss: trying ends once so many iterations' time, of the best known, was lost to worse ones.
     """
 
     trials: int = 12
