@@ -131,12 +131,12 @@ def test_the_plan_that_is_written_has_its_order_fixed_and_fits_the_profile(input
     assert plan.sequence == (0, 1, 2)
 
 
-def test_knobs_take_sizes_as_people_write_them_and_shares(inputs):
+def test_knobs_take_sizes_as_people_write_them(inputs):
     rows = json.loads(run("plan", *inputs, "--policy", "bytescheduler", "--knob", "partition_bytes=512KiB", "--json"))[
         "policies"
     ]
     assert {row["policy"]: row["messages"] for row in rows}["bytescheduler"] == 8 + 1 + 4
-    text = run("plan", *inputs, "--policy", "blocks", "--knob", "startup_share=0.5", "--knob", "least_bytes=256KiB")
+    text = run("plan", *inputs, "--policy", "blocks", "--knob", "least_bytes=256KiB")
     assert "blocks: " in text
 
 

@@ -107,7 +107,7 @@ def test_latency_changes_nothing_where_one_message_is_under_way(profile, network
 @given(profile=profiles(max_tensors=12), network=networks())
 def test_policies_that_plan_by_the_papers_startup_do_not_see_latency(profile, network):
     without = tuple(msgspec.structs.replace(piece, latency_ns=0) for piece in network.pieces)
-    old = Network(network.workers, without)
+    old = Network(network.workers, without, least_ns=network.least_ns)
     for name in ("mg-wfbp", "mg-wfbp-exact", "blocks"):
         assert policies.get(name).plan(profile, network) == policies.get(name).plan(profile, old)
 

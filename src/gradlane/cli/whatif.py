@@ -79,13 +79,14 @@ def bandwidth(
         raise InputError("--rate: got one, expected none: it is what is asked for")
     profile, there, count = read_profile(profile_text, device, batch), read_place(**where), _one(workers)
     targets = targets or (0.9, 0.99)
-    names = policies or Case(profile, there.at(10**10, count)).policies
+    asked = [catalog.get(name) for name in policies or Case(profile, there.at(10**10, count)).policies]
+    names = [policy.name for policy in asked]
     with bar() as progress:
-        task = progress.add_task("simulating", total=len(names))
+        task = progress.add_task("simulating", total=len(asked))
         answers = []
-        for name in names:
-            found = needed_rates(catalog.get(name), profile, lambda rate: there.at(8 * rate, count), targets)
-            answers += [(name, target, needed) for target, needed in zip(targets, found, strict=True)]
+        for policy in asked:
+            found = needed_rates(policy, profile, lambda rate: there.at(8 * rate, count), targets)
+            answers += [(policy.name, target, needed) for target, needed in zip(targets, found, strict=True)]
             progress.advance(task)
     if as_json:
         _print_json([
@@ -202,10 +203,11 @@ def knobs(
 
 def _against(todo: Sequence[Case], policies: Sequence[str], x: str, as_json: bool, plot: Path | None, title: str) -> None:
     """Simulate and print a row a policy and a column a value of `x`."""
-    names = tuple(policies) or todo[0].policies
+    asked = tuple(policies) or todo[0].policies
     with bar() as progress:
-        task = progress.add_task("simulating", total=len(todo) * len(names))
-        outcomes = sweep(todo, names, lambda done: progress.advance(task, done))
+        task = progress.add_task("simulating", total=len(todo) * len(asked))
+        outcomes = sweep(todo, asked, lambda done: progress.advance(task, done))
+    names = tuple(dict.fromkeys(outcome.policy for outcome in outcomes))
     if as_json:
         _print_json([row(outcome) for outcome in outcomes])
     else:

@@ -224,8 +224,8 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
             messages = len(arm.session.plan.messages)
             arm.session.close()
         outcomes[arm.name] = ArmOutcome(tuple(arm.step_ns), arm.last_loss, equal, messages)
-    for place, network in networks.items():
-        files.write(out / f"network-{place}-rank{rank}.json", network)
+    for over, network in networks.items():
+        files.write(out / f"network-{over}-rank{rank}.json", network)
     return Outcome(rank, described, size_bytes, batch_size, communicate_ns, networks["all-reduce"].source, outcomes)
 
 

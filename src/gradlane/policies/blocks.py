@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import msgspec
 
-from gradlane.core.checking import MAX_BYTES, need, need_int
+from gradlane.core.checking import MAX_BYTES, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.policy import KnobRange, cut, whole
@@ -18,7 +19,8 @@ class Blocks(msgspec.Struct, frozen=True):
     """Blocks of about one size in readiness order, by priority, two at a time, across the barrier.
 
     ByteScheduler's slices keep a large tensor from blocking an urgent one; MG-WFBP's merges keep startup
-    from adding up. Both follow from one rule: a block is so large that its startup is a tenth of its time.
+    from adding up. Both follow from one rule: blocks of b bytes cost a startup a for each of the model's S / b,
+    and make what is urgent wait for b at the network's rate r; a S / b + b / r is least at b = sqrt(a S r).
     Small tensors are merged up to that size, larger ones cut to it. A block is as urgent as its most urgent
     tensor. Two are under way, so that the latency of one passes behind the bytes of the other and no rank
     waits with nothing to send for one that is behind; more would only make an urgent block wait longer.
@@ -34,20 +36,17 @@ class Blocks(msgspec.Struct, frozen=True):
 
     tunable: ClassVar[dict[str, KnobRange]] = {"least_bytes": KnobRange(64 * 2**10, 25 * 2**20)}
 
-    startup_share: float = 0.1
     least_bytes: int = 256 * 1024
-    most_bytes: int = 25 * 2**20
+    most_bytes: int = 64 * 2**20
     window_blocks: int = 2
 
     def __post_init__(self) -> None:
-        share = self.startup_share
-        need(isinstance(share, float) and 0 < share < 1, "startup_share", share, "a part between 0 and 1")
         need_int("least_bytes", self.least_bytes, 8, MAX_BYTES)
         need_int("most_bytes", self.most_bytes, self.least_bytes, MAX_BYTES)
         need_int("window_blocks", self.window_blocks, 1, MAX_BYTES // self.most_bytes)
 
     def plan(self, profile: Profile, network: Network) -> Plan:
-        block_bytes = self.block_bytes(network)
+        block_bytes = self.block_bytes(profile.size_bytes, network)
         urgency = profile.urgency()
         messages: list[Message] = []
         block: list[Slice] = []
@@ -68,10 +67,9 @@ class Blocks(msgspec.Struct, frozen=True):
         lanes = (Lane(window_bytes=self.window_blocks * block_bytes),)
         return Plan(self.name, profile.model, profile.specs, tuple(messages), lanes, crosses_barrier=True)
 
-    def block_bytes(self, network: Network) -> int:
-        """The size at which startup is `startup_share` of a message's time, within the limits."""
-        transfer_ns = network.startup_ns * (1 - self.startup_share) / self.startup_share
-        wanted = int(transfer_ns * network.bytes_per_second / NS_PER_SECOND)
+    def block_bytes(self, model_bytes: int, network: Network) -> int:
+        """The size at which all startups take as long as the bytes of one block, within the limits."""
+        wanted = math.isqrt(network.startup_ns * model_bytes * network.bytes_per_second // NS_PER_SECOND)
         return min(max(wanted, self.least_bytes), self.most_bytes) // 8 * 8
 
 
