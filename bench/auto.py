@@ -8,29 +8,38 @@ take `ratio` times as long as computing. With --out what was measured is kept, a
 --change FACTOR runs another case: the links of two hosts carry FACTOR times as much for a while, and then what they did before;
 said is how long after the first iteration that differed auto had settled again. --load N with it runs N processes that do
 nothing but compute for as long; with a factor of 1 nothing else changes, and auto should not look again.
+
+--varying SECONDS runs a third case: every 5 s each host's link has another rate, drawn between 1 and 10 tenths of what the
+ratio says (Mercury Figs. 18, 19), and auto, DDP and each fixed policy train one after another on the same links for so long;
+after 20 s, by which auto has settled once, iterations are counted, auto's further looks with them.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import subprocess
 import sys
 import tempfile
 import threading
 from pathlib import Path
 
+import msgspec
+
+from bench.auto_varying import Counted
 from gradlane import lab, zoo
 from gradlane.cli.trials import Trial, at_ratio, run_all
 from gradlane.core import files
 from gradlane.core.arms import BASELINE, ArmSpec
 from gradlane.core.chosen import AUTO
-from gradlane.core.cluster import Link, Step
+from gradlane.core.cluster import Link, Step, random_steps
 from gradlane.core.executors import EXECUTORS, BackendName
 from gradlane.core.plan import Plan
 from gradlane.report.sweep import Cell
 from gradlane.tune import catalog
 
 MODELS = ("resnet50", "vgg16", "inception-v3", "bert-base", "gpt2", "alexnet", "resnet152", "transformer-base")
+_WARM_UP_S, _EVERY_NS, _RATES = 20.0, 5 * 10**9, 200
 _HIGH_NS, _LOW_NS = 40 * 10**9, 80 * 10**9  # when the links change, and change back
 
 
@@ -52,6 +61,7 @@ def main() -> int:
     parser.add_argument(
         "--load", type=int, default=0, metavar="N", help="with --change: N processes that compute while it lasts"
     )
+    parser.add_argument("--varying", type=float, metavar="SECONDS", help="run the case of varying links instead")
     given = parser.parse_args()
     reason = lab.supported()
     if reason is not None:
@@ -61,6 +71,8 @@ def main() -> int:
     backends: list[BackendName] = given.backend.split(",")
     if given.change is not None:
         return _change(names[0], ratios[0], backends[0], given)
+    if given.varying is not None:
+        return _vary(names, ratios, backends, given)
     print("| model | ratio | backend | auto kept | ms | best fixed | ms | auto / best | auto / DDP | bits as DDP |")
     print("|---|---|---|---|---:|---|---:|---:|---:|---|")
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
@@ -114,6 +126,48 @@ def _change(name: str, ratio: float, backend: BackendName, given: argparse.Names
         for load in loads:
             load.kill()
             load.wait()
+
+
+def _vary(names: list[str], ratios: list[float], backends: list[BackendName], given: argparse.Namespace) -> int:
+    print("| model | ratio | backend | auto's last | looks | a second | best fixed | a second | auto / best | auto / DDP |")
+    print("|---|---|---|---|---:|---:|---|---:|---:|---:|")
+    for name, ratio, backend in itertools.product(names, ratios, backends):
+        trial = _trial(name, ratio, [backend], given)
+        speeds = {}
+        for arm in (*trial.arms, None):
+            title = arm.name if arm is not None else BASELINE
+            speeds[title] = _counted(trial, arm, given.varying)
+            _say(f"{name} {ratio:g}, {title}: {speeds[title]}")
+        auto, ddp = speeds.pop(ArmSpec(AUTO, backend).name), speeds.pop(BASELINE)
+        best = max(speeds, key=lambda title: speeds[title].per_second)
+        fastest = speeds[best].per_second
+        print(
+            f"| {name} | {ratio:g} | {backend} | {auto.policy} | {auto.looks} | {auto.per_second:.2f} | "
+            f"{best.partition('@')[0]} | {fastest:.2f} | {fastest / auto.per_second:.3f} | "
+            f"{ddp.per_second / auto.per_second:.3f} |",
+            flush=True,
+        )
+    return 0
+
+
+def _counted(trial: Trial, arm: ArmSpec | None, seconds: float) -> Counted:
+    assert trial.link_bits_per_second is not None
+    fastest = trial.link_bits_per_second // 8
+    unlike = tuple(
+        lab.HostSpec(host, link, link)
+        for host in range(trial.hosts)
+        for link in [Link(fastest, random_steps(host, fastest // 10, fastest, _EVERY_NS, _RATES))]
+    )
+    spec = lab.LabSpec(trial.hosts, trial.link_bits_per_second, unlike=unlike, scale=trial.scale)
+    with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
+        given, found = Path(scratch, "given.json"), Path(scratch, "counted.json")
+        files.write(given, trial.profile)
+        wanted = msgspec.json.encode(arm).decode() if arm is not None else BASELINE
+        when = [str(_WARM_UP_S), str(_WARM_UP_S + seconds)]
+        command = [sys.executable, "-m", "bench.auto_varying", str(given), wanted, *when, str(found)]
+        if lab.run(spec, command):
+            sys.exit(f"bench.auto: a rank failed under {wanted}")
+        return msgspec.json.decode(found.read_bytes(), type=Counted)
 
 
 def _load(seconds: float) -> subprocess.Popen[bytes]:
