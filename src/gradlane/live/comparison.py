@@ -200,7 +200,7 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
                 began = time.perf_counter()
                 arm.warm_up()
                 if spec is not None and arm.session is not None:
-                    networks[spec.place] = arm.session.network
+                    networks.setdefault(spec.place, arm.session.network)
                     known = known or arm.session.profile()
             steps = config.steps + 1 if turn else (WARM_UP_STEPS + 1) * (1 + arm.extra_turns)
             each_ms = (time.perf_counter() - began) / steps * 1e3
@@ -209,7 +209,14 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
                 f"{f'round {turn}' if turn else 'warm-up'} {arm.name:16s} {each_ms:7.1f} ms a step"
                 + (f", loss {arm.last_loss:.3f}" if profile is None else "")
             )
-    out = Path(config.out)
+    outcomes = _leave(arms, Path(config.out), rank)
+    for over, network in networks.items():
+        files.write(Path(config.out, f"network-{over}-rank{rank}.json"), network)
+    return Outcome(rank, described, size_bytes, batch_size, communicate_ns, networks["all-reduce"].source, outcomes)
+
+
+def _leave(arms: list[Arm], out: Path, rank: int) -> dict[str, ArmOutcome]:
+    """Plans, timelines and profiles as files, and what came out of each arm, beside DDP after as many steps."""
     outcomes = {}
     for arm in sorted(arms, key=lambda arm: arm.extra_turns):
         for _ in range(arms[0].extra_turns, arm.extra_turns):  # DDP catches up
@@ -224,9 +231,7 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
             messages = len(arm.session.plan.messages)
             arm.session.close()
         outcomes[arm.name] = ArmOutcome(tuple(arm.step_ns), arm.last_loss, equal, messages)
-    for over, network in networks.items():
-        files.write(out / f"network-{over}-rank{rank}.json", network)
-    return Outcome(rank, described, size_bytes, batch_size, communicate_ns, networks["all-reduce"].source, outcomes)
+    return outcomes
 
 
 def _batch_size_for(communicate_ns: int) -> int:
