@@ -231,7 +231,7 @@ def _leave(arms: list[Arm], out: Path, rank: int) -> dict[str, ArmOutcome]:
             messages = len(arm.session.plan.messages)
             arm.session.close()
         outcomes[arm.name] = ArmOutcome(tuple(arm.step_ns), arm.last_loss, equal, messages)
-    return outcomes
+    return {arm.name: outcomes[arm.name] for arm in arms}
 
 
 def _batch_size_for(communicate_ns: int) -> int:
