@@ -64,16 +64,17 @@ between 1.4 and 1.95 ms where it was found (16 of 18), and the rate within 3 % o
   best, so that the last column above says little here.
 - **Four hosts fill the two cores** where messages are many: errors there are negative, most of all BERT-Base at ratio 0.5,
   which has most tensors and the least time for each. Computing of 300 ms is too short for four.
-- **One message at a time over Gloo** (`tictac`, `p3`, `prophet`) is 8 to 18 % slower than simulated in the median: each waits for
-  the last rank to hand it over, on threads that are woken late, and Gloo's thread keeps a core busy while its peer is ahead
-  of it: among four ranks on two cores torch.distributed takes 4 to 14 ms for 4 KiB, and 2.9 ms of each rank's processor
+- **One message at a time over Gloo** (`tictac`, `p3`, `prophet`) is 8 to 18 % slower than simulated in the median: each waits
+  for the last rank to hand it over, on threads that are woken late, and Gloo's thread keeps a core busy while its peer is
+  ahead of it: among four ranks on two cores torch.distributed takes 4 to 14 ms for 4 KiB, and 2.9 ms of each rank's processor
   (`gradlane lab --hosts 4 --link 1gbit -- python -m bench.c10d 4096`).
 - **`geryon` over all-reduce** is simulated 7 % too slow in the median: its two groups have two threads each, and the simulator
   has two for both.
 - **Many messages over servers**: handing one over and taking it back costs Python's thread more than is simulated.
 
-Measured the session before, on two hosts only and under five policies, 153 cells were wrong by 1.1 % in the median and 11.1 % in
-nine of ten, and what is called best was within 3 % of the best in 34 of 34; here two hosts have {two_median:.1%} and {two_most:.1%}.
+In an earlier grid, on two hosts and under `wfbp`, `mg-wfbp`, `bytescheduler`, `blocks` and `mercury`, 153 cells were wrong by
+1.1 % in the median and by less than 11.1 % in nine of ten, and what is called best was within 3 % of the best in 34 of 34. Here
+two hosts have {two_median:.1%} and {two_most:.1%}.
 
 With `blocks` over servers the simulator is the faster one where communicating takes as long as computing. The most urgent block
 is the last to be ready, and goes behind what is queued, both ways; where two ranks are apart by 10 ms they send in different
