@@ -227,12 +227,12 @@ def test_bytescheduler_has_partitions_and_credit_as_given():
 @pytest.mark.parametrize(
     ("startup_ns", "rate", "expected"),
     [
-        (1_000_000, 10**9, 10_000_000),  # ten startups of 1 ms cost what a block's 10 MB do at 1 GB/s
+        (2_000_000, 10**9, 10_000_000),  # ten startups of 2 ms cost what two blocks of 10 MB do at 1 GB/s
         (0, 10**9, 256 * 1024),
         (10**9, 10**9, 64 * MIB),
     ],
 )
-def test_a_block_is_so_large_that_its_bytes_take_as_long_as_all_startups(startup_ns, rate, expected):
+def test_blocks_are_so_large_that_the_two_under_way_take_as_long_as_all_startups(startup_ns, rate, expected):
     assert policies.get("blocks").block_bytes(100_000_000, Network.line(2, startup_ns, rate)) == expected
 
 
@@ -242,7 +242,7 @@ def test_no_other_size_of_block_costs_less_of_startups_and_waiting(startup_ns, r
     found = policies.get("blocks", least_bytes=8, most_bytes=2**40).block_bytes(model_bytes, Network.line(2, startup_ns, rate))
 
     def cost_s(block_bytes):
-        return startup_ns / 1e9 * model_bytes / block_bytes + block_bytes / rate
+        return startup_ns / 1e9 * model_bytes / block_bytes + 2 * block_bytes / rate
 
     assert all(cost_s(found) <= cost_s(found * part) * (1 + 1e-6) for part in (0.1, 0.5, 0.9, 1.1, 2, 10))
 

@@ -20,10 +20,10 @@ class Blocks(msgspec.Struct, frozen=True):
 
     ByteScheduler's slices keep a large tensor from blocking an urgent one; MG-WFBP's merges keep startup
     from adding up. Both follow from one rule: blocks of b bytes cost a startup a for each of the model's S / b,
-    and make what is urgent wait for b at the network's rate r; a S / b + b / r is least at b = sqrt(a S r).
-    Small tensors are merged up to that size, larger ones cut to it. A block is as urgent as its most urgent
-    tensor. Two are under way, so that the latency of one passes behind the bytes of the other and no rank
-    waits with nothing to send for one that is behind; more would only make an urgent block wait longer.
+    and make what is urgent wait for the w that are under way at the network's rate r; a S / b + w b / r is least
+    at b = sqrt(a S r / w). Small tensors are merged up to that size, larger ones cut to it. A block is as urgent
+    as its most urgent tensor. Two are under way, so that the latency of one passes behind the bytes of the other
+    and no rank waits with nothing to send for one that is behind; more would only make an urgent block wait longer.
     Blocks are never smaller than `least_bytes`, where the cost of handling a message, which no fitted
     network shows, would dominate.
 
@@ -68,8 +68,9 @@ class Blocks(msgspec.Struct, frozen=True):
         return Plan(self.name, profile.model, profile.specs, tuple(messages), lanes, crosses_barrier=True)
 
     def block_bytes(self, model_bytes: int, network: Network) -> int:
-        """The size at which all startups take as long as the bytes of one block, within the limits."""
-        wanted = math.isqrt(network.startup_ns * model_bytes * network.bytes_per_second // NS_PER_SECOND)
+        """The size at which all startups take as long as the bytes of the blocks under way, within the limits."""
+        squared = network.startup_ns * model_bytes * network.bytes_per_second // (self.window_blocks * NS_PER_SECOND)
+        wanted = math.isqrt(squared)
         return min(max(wanted, self.least_bytes), self.most_bytes) // 8 * 8
 
 
