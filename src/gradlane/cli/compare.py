@@ -133,10 +133,11 @@ def _arms(backends: list[str], chosen: list[str] | None, servers: int) -> list[A
         apart = servers if backend == "server" else 0
         carried = (AUTO, *catalog.names(EXECUTORS[backend], apart > 0))  # type: ignore[index]
         for name in chosen or carried:
-            own = catalog.get(name).name if catalog.is_own(name) else ""
-            if own or name in carried:
-                plain = ArmSpec(own or name, backend, servers=apart)  # type: ignore[arg-type]
-                arms.append(msgspec.structs.replace(plain, policy=name, label=plain.name if own else ""))
+            if name in carried:
+                arms.append(ArmSpec(name, backend, servers=apart))  # type: ignore[arg-type]
+            elif catalog.is_own(name):
+                label = ArmSpec(catalog.get(name).name, backend).name  # type: ignore[arg-type]
+                arms.append(ArmSpec(name, backend, label, servers=apart))  # type: ignore[arg-type]
     for name in chosen or ():
         if all(arm.policy != name for arm in arms):
             raise InputError(f"--policies: got {name}, which {' and '.join(backends)} cannot carry; see gradlane policies")
