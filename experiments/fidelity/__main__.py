@@ -42,7 +42,7 @@ def main() -> None:
     add("--policies", type=_names, metavar="NAME,...", help="default: all that a backend carries")
     add("--rounds", type=int, default=3, help="turns that each arm gets")
     add("--steps", type=int, default=1, help="measured steps a turn")
-    add("--step-ms", type=float, default=250.0, help="to which computing is stretched")
+    add("--step-ms", type=float, default=250.0, help="to which computing is stretched, on two hosts; on more in proportion")
     add("--megabytes", type=float, default=8.0, help="to which tensors are shrunk, links with them")
     add("--out", type=Path, default=Path("out/fidelity"), help="of trials; those that are there are not run again")
     add("--again", type=float, metavar="PART", help="run trials again during which others took more of the machine than this")
@@ -66,7 +66,8 @@ def main() -> None:
 
 
 def _trial(model: str, hosts: int, ratio: float, given: argparse.Namespace) -> Trial:
-    profile, bits, scale = at_ratio(zoo.profile(model), ratio, given.step_ms, given.megabytes)
+    # more hosts have less of the processors each, which handle as many messages
+    profile, bits, scale = at_ratio(zoo.profile(model), ratio, given.step_ms * hosts / 2, given.megabytes)
     arms = [
         ArmSpec(name, backend)
         for backend in given.backends for name in given.policies or catalog.names(EXECUTORS[backend])

@@ -53,7 +53,13 @@ def networks(draw, overlapping=True):
         latency_ns = draw(st.integers(0, startup_ns)) if overlapping else 0
         pieces.insert(0, Piece(startup_ns, rate, draw(st.integers(1, 10**6)), latency_ns))
     least_ns = draw(st.sampled_from((0, 0, 300_000, 3_000_000)))
-    return Network(draw(st.integers(2, 64)), tuple(pieces), sharing=sharing, least_ns=least_ns)
+    return Network(
+        draw(st.integers(2, 64)),
+        tuple(pieces),
+        sharing=sharing,
+        least_ns=least_ns,
+        least_latency_ns=draw(st.integers(0, least_ns)),
+    )
 
 
 @st.composite

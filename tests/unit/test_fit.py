@@ -234,12 +234,24 @@ def test_what_no_message_goes_below_is_found_and_bytes_behind_it_cost_nothing(se
     assert fitted.source.endswith("one line and a least cost")
 
 
-def test_a_least_cost_is_that_of_messages_in_a_row_where_streams_tell_it():
+def test_what_a_least_cost_saves_in_a_row_is_its_latency():
     # alone a small message takes twice as long: it wakes who sleeps
     sizes = [256 * 4**power for power in range(8)]
     truth = Network(2, (Piece(0, 10**7),), least_ns=1_500_000)
     alone = [(size, max(cost, 3_000_000)) for size, cost in sweep(truth, sizes)]
     streams = [(size, 8, 8 * truth.cost_ns(size)) for size in sizes if size < 10**6]
     fitted = fit_network(alone, 2, streams=streams, sharing=Sharing(2, 2))
-    assert fitted.least_ns == 1_500_000
-    assert fitted.stream_ns(256, 8) == 8 * 1_500_000
+    assert (fitted.least_ns, fitted.least_latency_ns) == (3_000_000, 1_500_000)
+    assert fitted.stream_ns(256, 8) == pytest.approx(8 * 1_500_000, rel=0.1)
+    assert fitted.stream_ns(4 * 2**20, 8) == 8 * fitted.cost_ns(4 * 2**20)
+
+
+def test_a_least_cost_is_a_mean_since_a_plan_pays_for_the_slow_ones_too():
+    sizes = [256 * 4**power for power in range(8)]
+    truth = Network(2, (Piece(0, 10**7),), least_ns=1_000_000)
+    samples = [
+        (size, cost + (2_000_000 if size < 10**4 and turn % 4 == 0 else 0))
+        for turn in range(20)
+        for size, cost in sweep(truth, sizes)
+    ]
+    assert fit_network(samples, 2).least_ns == pytest.approx(1_420_000, rel=0.02)

@@ -19,7 +19,7 @@ from tests.unit.strategies import networks, profiles
 TWO_AT_ONCE = Network(2, (Piece(100, 10**9, latency_ns=60),), sharing=Sharing(at_once=2))
 
 
-def ends(turns, sizes, starts=None, urgencies=None):
+def ends(turns, sizes, starts=None, urgencies=None, lanes=None):
     """When each message ends."""
     found = {}
     left = sorted(zip(starts or [0] * len(sizes), range(len(sizes)), strict=True))
@@ -27,7 +27,9 @@ def ends(turns, sizes, starts=None, urgencies=None):
         now = turns.next_ns()
         if left and left[0][0] <= now:
             start, message = left.pop(0)
-            turns.add(start, message, sizes[message], 0, urgencies[message] if urgencies else 0)
+            turns.add(
+                start, message, sizes[message], 0, urgencies[message] if urgencies else 0, lane=lanes[message] if lanes else 0
+            )
         else:
             ended = turns.run()
             if ended is not None:
@@ -112,6 +114,13 @@ def test_policies_that_plan_by_the_papers_startup_do_not_see_latency(profile, ne
         assert policies.get(name).plan(profile, network) == policies.get(name).plan(profile, old)
 
 
+def test_a_lane_has_as_many_under_way_as_another_whatever_that_has():
+    assert ends(Turns(TWO_AT_ONCE), [1_000] * 3) == [1_100, 2_140, 3_180]
+    # the third begins at once, and its latency passes with theirs
+    assert ends(Turns(TWO_AT_ONCE), [1, 1, 1]) == [101, 142, 202]
+    assert ends(Turns(TWO_AT_ONCE), [1, 1, 1], lanes=[0, 0, 1]) == [101, 142, 183]
+
+
 def test_latency_is_a_part_of_the_startup():
     with pytest.raises(InputError, match="latency_ns: got 101"):
         Piece(100, 10**9, latency_ns=101)
@@ -122,5 +131,11 @@ def test_no_message_takes_less_than_the_least_cost_and_what_costs_more_takes_no_
     assert ends(Turns(network), [10]) == [network.cost_ns(10)] == [500]
     assert ends(Turns(network), [10, 20, 2_000]) == [500, 1_000, 3_000]
     # a link at half its rate halves what bytes pass, not what handling them costs
+    # what handling hides passes behind the other's, and less of it where bytes take longer
+    hiding = msgspec.structs.replace(network, least_latency_ns=200)
+    assert ends(Turns(hiding), [10]) == [500]
+    assert ends(Turns(hiding), [10, 20]) == [500, 800]
+    assert hiding.parts_ns(600) == (0, 0, 600)
+    assert [hiding.parts_ns(size) for size in (10, 450)] == [(200, 290, 10), (50, 0, 450)]
     halved = Link(10**9, (Step(0, 5 * 10**8),))
     assert ends(Turns(network, halved), [100, 2_000]) == [400 + 200, 600 + 4_000]

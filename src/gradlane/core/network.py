@@ -46,7 +46,7 @@ class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Sharing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How messages that were started share the network; the first values are those of most papers: one after another.
 
-    at_once: so many are under way; the others wait. turns: a message passes in so many equal parts, and as often as
+    at_once: so many of a lane are under way; its others wait. turns: a message passes in so many equal parts, and as often as
     that for each `turn_bytes` of it or less; between two of them the other messages' parts pass.
     """
 
@@ -71,6 +71,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `residual` is the median relative error of the fit that the pieces come from (0 where they are exact).
     least_ns: no message takes less, however small; where its startup and bytes take longer, it costs nothing.
+    least_latency_ns: the part of it during which the network may carry other messages, as a piece's `latency_ns`.
     """
 
     workers: int
@@ -80,12 +81,14 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str = "unstated"
     sharing: Sharing = ONE_BY_ONE
     least_ns: int = 0
+    least_latency_ns: int = 0
 
     def __post_init__(self) -> None:
         need_int("workers", self.workers, 1, MAX_WORKERS)
         need(0 < len(self.pieces) <= 16, "pieces", len(self.pieces), "1 to 16 of them")
         need_name("algorithm", self.algorithm)
         need_int("least_ns", self.least_ns, 0, MAX_NS)
+        need_int("least_latency_ns", self.least_latency_ns, 0, self.least_ns)
         need(0 <= self.residual < 1e6, "residual", self.residual, "a relative error of 0 or more")
         for before, after in itertools.pairwise(self.pieces):
             need(before.up_to_bytes < after.up_to_bytes, "pieces", after.up_to_bytes, "ascending up_to_bytes")
@@ -123,14 +126,26 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         own latencies, and only the last of them for one another. Exact for one at once and for pairs; otherwise a message
         that is left over may take up to itself longer.
         """
-        piece, turns = self.piece_of(size_bytes), self.sharing.turns_of(size_bytes)
-        alone_ns = self.cost_ns(size_bytes)
+        turns, alone_ns = self.sharing.turns_of(size_bytes), self.cost_ns(size_bytes)
         if not self.overlaps:
             return messages * alone_ns
-        on_link_ns = alone_ns - piece.latency_ns
+        latency_ns = self.parts_ns(size_bytes)[0]
+        on_link_ns = alone_ns - latency_ns
         groups = -(-messages // self.sharing.at_once)
         by_latency_ns = groups * alone_ns + (messages - 1) % self.sharing.at_once * on_link_ns // turns
-        return max(piece.latency_ns // turns + messages * on_link_ns, by_latency_ns)
+        return max(latency_ns // turns + messages * on_link_ns, by_latency_ns)
+
+    def parts_ns(self, size_bytes: int) -> tuple[int, int, int]:
+        """What `cost_ns` is made of: latency, during which the network may carry others; what else occupies it; and bytes.
+
+        What handling hides of a small message it hides of one whose bytes take a little longer too, only less.
+        """
+        piece = self.piece_of(size_bytes)
+        alone_ns = piece.cost_ns(size_bytes)
+        beside_bytes_ns = piece.startup_ns + max(0, self.least_ns - alone_ns)
+        hidden_ns = min(beside_bytes_ns, self.least_latency_ns - max(0, alone_ns - self.least_ns))
+        latency_ns = max(piece.latency_ns, hidden_ns) if self.overlaps else 0
+        return latency_ns, beside_bytes_ns - latency_ns, alone_ns - piece.startup_ns
 
     def piece_of(self, size_bytes: int) -> Piece:
         for piece in self.pieces:

@@ -6,17 +6,20 @@ The model is the demonstration's network on real images, or an emulated device w
 All arms live side by side and take turns of a few steps, so that a noisy machine disturbs them alike. A
 step is timed from its start to the start of the next, so that what a policy leaves for the next forward
 pass is counted there; the first step of a turn follows a flush and is not counted. Network and profile are measured by the
-first arm that needs them and serve the others; `auto` measures for itself, and is measured once it has settled.
+first arm that needs them and serve the others, the network while a thread beside computes; `auto` measures both for itself,
+and is measured once it has settled.
 
 Run as `python -m gradlane.live.comparison CONFIG` under any torchrun-like launcher.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -172,7 +175,9 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
     model = Emulated(profile) if profile is not None else DigitsNet()
     size_bytes = sum(param.numel() * param.element_size() for param in model.parameters())
     group = dist.new_group()
-    networks = {ArmSpec("ddp").place: measure(group, torch.device("cpu"), "measured by compare", budget_s=3.0)}
+    with _computing(Device(profile) if profile is not None else _Demonstration(8)):
+        found = measure(group, torch.device("cpu"), "measured by compare, beside computing", budget_s=3.0)
+    networks = {ArmSpec("ddp").place: found}
     communicate_ns = networks["all-reduce"].cost_ns(size_bytes)
     batch_size = 0
     described = repr(model)
@@ -193,9 +198,11 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
                 name = spec.name if spec is not None else (BASELINE, ALONE)[place]
                 load: Workload = Device(profile) if profile is not None else _Demonstration(batch_size)
                 measured: dict[str, Any] = {}
-                if spec is not None:
-                    measured = {"network": networks.get(spec.place), "profile": known if spec.policy != AUTO else None}
-                arm = Arm(name, spec, load, config.timeout_s, **measured)
+                if spec is not None and spec.policy != AUTO:
+                    measured = {"network": networks.get(spec.place), "profile": known}
+                beside = Device(profile) if profile is not None else _Demonstration(batch_size)
+                with _computing(beside) if measured.get("network", beside) is None else contextlib.nullcontext():
+                    arm = Arm(name, spec, load, config.timeout_s, **measured)
                 arms.append(arm)
                 began = time.perf_counter()
                 arm.warm_up()
@@ -232,6 +239,24 @@ def _leave(arms: list[Arm], out: Path, rank: int) -> dict[str, ArmOutcome]:
             arm.session.close()
         outcomes[arm.name] = ArmOutcome(tuple(arm.step_ns), arm.last_loss, equal, messages)
     return {arm.name: outcomes[arm.name] for arm in arms}
+
+
+@contextlib.contextmanager
+def _computing(load: Workload) -> Iterator[None]:
+    """Iterations in a thread beside: messages share the processors with computing, as they do while training."""
+    ended = threading.Event()
+
+    def train() -> None:
+        while not ended.is_set():
+            load.loss(load.model).backward()  # type: ignore[no-untyped-call]
+
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _batch_size_for(communicate_ns: int) -> int:

@@ -140,7 +140,7 @@ def _communicate(dispatcher: Dispatcher, plan: Plan, profile: Profile, network: 
             details = plan.messages[message]
             urgency = details.priority if by_priority else 0
             half = int(dispatcher.in_second_half(message)) if details.split else None
-            turns.add(now, message, details.size_bytes, classes[details.lane], urgency, half)
+            turns.add(now, message, details.size_bytes, classes[details.lane], urgency, half, details.lane)
             handed_over[message] = len(sent), now
             sent.append(None)
     assert dispatcher.done, dispatcher.describe_state()

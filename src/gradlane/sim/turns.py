@@ -1,13 +1,14 @@
 """Turns: all-reduces that share a network, in virtual time.
 
-The first `Sharing.at_once` of all that were added are under way, the most urgent first. Each passes the link in its turns:
-a turn's latency lets others pass, then its startup and bytes have the link to themselves, in the order in which
+Of each lane the first `Sharing.at_once` that were added are under way, the most urgent first. Each passes the link in its
+turns: a turn's latency lets others pass, then its startup and bytes have the link to themselves, in the order in which
 latencies end. A more urgent message takes the link at once; what was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from itertools import accumulate
 
 from gradlane.core.cluster import Link
@@ -19,10 +20,10 @@ from gradlane.units import NS_PER_SECOND
 class _Passing:
     """A message: what is left of its present turn, and of how much the turns are made."""
 
-    __slots__ = ("_parts", "_turn", "_turns", "free_ns", "key", "message", "startup_ns", "transfer_ns")
+    __slots__ = ("_parts", "_turn", "_turns", "free_ns", "key", "lane", "message", "startup_ns", "transfer_ns")
 
-    def __init__(self, key: tuple[int, int, int], message: int, turns: int, parts: tuple[int, int, int]) -> None:
-        self.key, self.message = key, message
+    def __init__(self, key: tuple[int, int, int], lane: int, message: int, turns: int, parts: tuple[int, int, int]) -> None:
+        self.key, self.lane, self.message = key, lane, message
         self._turns, self._turn, self._parts = turns, -1, parts
         self.free_ns = FOREVER  # when the latency of the present turn has passed; not under way yet
         self.startup_ns = self.transfer_ns = 0
@@ -52,32 +53,36 @@ class Turns:
     def __init__(self, network: Network, pace: Link | None = None) -> None:
         self._network, self._pace = network, pace
         self._at_once = network.sharing.at_once
-        self._all: list[tuple[tuple[int, int, int], _Passing]] = []
+        self._lanes: dict[int, list[tuple[tuple[int, int, int], _Passing]]] = {}
         self._numbers = 0
         self._head: _Passing | None = None  # whose turn has the link
         self._now_ns = 0  # up to which the head has been carried
 
     def add(
-        self, now_ns: int, message: int, size_bytes: int, network_class: int, urgency: int, half: int | None = None
+        self,
+        now_ns: int,
+        message: int,
+        size_bytes: int,
+        network_class: int,
+        urgency: int,
+        half: int | None = None,
+        lane: int = 0,
     ) -> None:
         """Start a message of `size_bytes`. half: 0 or 1 for the first or second operation of a split one."""
-        piece = self._network.piece_of(size_bytes)
-        occupied_ns, alone_ns = self._network.occupied_ns(piece), piece.cost_ns(size_bytes)
-        more_ns = self._network.cost_ns(size_bytes) - alone_ns
-        parts = piece.startup_ns - occupied_ns, occupied_ns + more_ns, alone_ns - piece.startup_ns
+        parts = self._network.parts_ns(size_bytes)
         turns = self._network.sharing.turns_of(size_bytes) if self._network.overlaps else 1
         if half is not None:
             parts, turns = _half(parts, half), -(-turns // 2)
         self._carry(now_ns)
         key = (network_class, urgency, self._numbers)
         self._numbers += 1
-        insort(self._all, (key, _Passing(key, message, turns, parts)))
+        insort(self._lanes.setdefault(lane, []), (key, _Passing(key, lane, message, turns, parts)))
         self._settle()
 
     def next_ns(self) -> int:
         """When something happens next if nothing is added before; `FOREVER` if nothing does."""
         after = self._turn_ends_ns()
-        for _, passing in self._all[: self._at_once]:
+        for passing in self._under_way():
             if self._now_ns < passing.free_ns < after:
                 after = passing.free_ns
         return after
@@ -90,9 +95,13 @@ class Turns:
         ended = None
         if head is not None and turn_ends_ns == next_ns and not head.next_turn(next_ns):
             ended = head.message
-            del self._all[bisect_left(self._all, (head.key,))]
+            waiting = self._lanes[head.lane]
+            del waiting[bisect_left(waiting, (head.key,))]
         self._settle()
         return ended
+
+    def _under_way(self) -> Iterator[_Passing]:
+        return (passing for waiting in self._lanes.values() for _, passing in waiting[: self._at_once])
 
     def _turn_ends_ns(self) -> int:
         head = self._head
@@ -104,7 +113,7 @@ class Turns:
     def _settle(self) -> None:
         """Whoever is among the first is under way; of them the head is who waits longest among the most urgent."""
         self._head = None
-        for _, passing in self._all[: self._at_once]:
+        for passing in self._under_way():
             if passing.free_ns == FOREVER:
                 passing.next_turn(self._now_ns)
             if passing.free_ns <= self._now_ns and (self._head is None or passing.order < self._head.order):

@@ -82,7 +82,8 @@ class _CollectiveFabric:
         half = None if not details.split else 0 if is_first else 1
         urgency = details.priority if self._plan.wire == "packet-priority" else 0
         self._tells[message] = [pulled for pulled, tells in ((False, is_first), (True, is_last)) if tells]
-        self._turns.add(now_ns, message, details.size_bytes, self._plan.lanes[details.lane].network_priority, urgency, half)
+        network_class = self._plan.lanes[details.lane].network_priority
+        self._turns.add(now_ns, message, details.size_bytes, network_class, urgency, half, details.lane)
 
     def next_ns(self) -> int:
         return self._turns.next_ns()

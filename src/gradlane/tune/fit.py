@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import numpy as np
@@ -37,6 +37,8 @@ LEAST_GAIN = 0.01
 TOLERATED_DROP = 0.02
 # how finely the part of the startup that is latency is told: far finer than it can be measured
 LATENCY_STEPS = 200
+# the part of the smallest sizes' samples, of the slowest of them, that their mean leaves out
+STALLED = 0.05
 
 _LEAST_SLOPE = NS_PER_SECOND / MAX_RATE
 _MOST_SLOPE = float(NS_PER_SECOND)
@@ -60,12 +62,15 @@ def fit_network(
 
     streams: (size in bytes, number of messages, duration in ns) of equal messages started at once, on a network that is
     known to share itself as `sharing` says. What they save against as many messages alone tells how much of the startup is
-    latency: one part for all pieces, again by least relative absolute error.
+    latency: one part for all pieces, and one of the least cost, again by least relative absolute error.
 
     Raises `InputError` for fewer than two different sizes, for sizes or durations that are not positive, and for a
     sample faster than any network.
     """
-    sizes, medians, count = _medians(samples)
+    by_size = _by_size(samples)
+    count = sum(map(len, by_size.values()))
+    sizes = np.array(sorted(by_size), dtype=np.float64)
+    medians = np.array([np.median(by_size[size]) for size in sizes])
     in_streams = _stream_medians(streams)
     in_a_row = medians.copy()
     for (size_bytes, messages), duration_ns in in_streams.items():
@@ -74,7 +79,10 @@ def fit_network(
         # the median one, and a plan pays for those too
         medians[sizes == size_bytes] = np.maximum(medians[sizes == size_bytes], duration_ns / messages)
     kept = _thinned(sizes)
-    pieces, least_ns = _pieces(sizes[kept], medians[kept], in_a_row[kept])
+    pieces, least_ns, on_floor = _pieces(sizes[kept], medians[kept], in_a_row[kept])
+    if least_ns:
+        # alone such a message wakes who sleeps: now and then that takes several times as long, and a plan pays for those too
+        least_ns = max(least_ns, _mean([taken for size in sizes[kept][:on_floor] for taken in by_size[size]]))
     fitted = Network(workers, pieces, algorithm, least_ns=least_ns)
     costs = np.array([fitted.cost_ns(int(size)) for size in sizes], dtype=np.float64)
     residual = float(np.median(np.abs(costs - medians) / medians))
@@ -84,7 +92,11 @@ def fit_network(
     span = f"{count} samples of {len(sizes)} sizes, {format_bytes(int(sizes[0]))} to {format_bytes(int(sizes[-1]))}"
     described = f"{source}; {span}; {shape}" + (f"; streams of {len(in_streams)} kinds" if in_streams else "")
     network = Network(workers, pieces, algorithm, residual, described, sharing, least_ns)
-    return _with_latency(network, in_streams) if in_streams else network
+    if not in_streams:
+        return network
+    small = {kind: taken for kind, taken in in_streams.items() if network.cost_ns(kind[0]) == least_ns}
+    large = {kind: taken for kind, taken in in_streams.items() if kind not in small}
+    return _fitting(_with_latency_of_least, _fitting(_with_latency, network, large), small)
 
 
 def _stream_medians(streams: Iterable[tuple[int, int, int]]) -> dict[tuple[int, int], float]:
@@ -99,45 +111,52 @@ def _stream_medians(streams: Iterable[tuple[int, int, int]]) -> dict[tuple[int, 
     return {kind: float(np.median(durations)) for kind, durations in by_kind.items()}
 
 
-def _with_latency(network: Network, in_streams: dict[tuple[int, int], float]) -> Network:
-    """The network with that part of its startups as latency, one for all pieces, which fits the streams best."""
+def _fitting(
+    candidate: Callable[[Network, int], Network], network: Network, in_streams: dict[tuple[int, int], float]
+) -> Network:
+    """Of the candidates made of `network`, from 0 to `LATENCY_STEPS`, the one that fits the streams best."""
 
-    def error(candidate: Network) -> float:
-        return sum(abs(candidate.stream_ns(*kind) / duration - 1) for kind, duration in in_streams.items())
+    def error(network: Network) -> float:
+        return sum(abs(network.stream_ns(*kind) / duration - 1) for kind, duration in in_streams.items())
 
     # the error has several minima, so that all are tried
-    return min((_of_latency(network, step) for step in range(LATENCY_STEPS + 1)), key=error)
+    return min((candidate(network, step) for step in range(LATENCY_STEPS + 1)), key=error) if in_streams else network
 
 
-def _of_latency(network: Network, step: int) -> Network:
+def _with_latency(network: Network, step: int) -> Network:
     pieces = tuple(
         msgspec.structs.replace(piece, latency_ns=piece.startup_ns * step // LATENCY_STEPS) for piece in network.pieces
     )
     return msgspec.structs.replace(network, pieces=pieces)
 
 
-def _medians(samples: Iterable[tuple[int, int]]) -> tuple[Floats, Floats, int]:
-    """Sizes in ascending order, the median duration of each, and how many samples there were."""
-    by_size: dict[int, list[float]] = defaultdict(list)
-    count = 0
-    for count, (size_bytes, duration_ns) in enumerate(samples, start=1):
+def _with_latency_of_least(network: Network, step: int) -> Network:
+    most_ns = network.least_ns * (network.sharing.at_once - 1) // network.sharing.at_once  # with so few at once no more shows
+    return msgspec.structs.replace(network, least_latency_ns=most_ns * step // LATENCY_STEPS)
+
+
+def _by_size(samples: Iterable[tuple[int, int]]) -> dict[float, list[float]]:
+    """The durations of each size."""
+    by_size: dict[float, list[float]] = defaultdict(list)
+    for index, (size_bytes, duration_ns) in enumerate(samples):
         if not 0 < size_bytes <= MAX_BYTES:
-            raise InputError(f"samples[{count - 1}]: got a size of {size_bytes} bytes, expected 1 to {MAX_BYTES}")
+            raise InputError(f"samples[{index}]: got a size of {size_bytes} bytes, expected 1 to {MAX_BYTES}")
         if not 0 < duration_ns <= MAX_NS:
-            raise InputError(
-                f"samples[{count - 1}]: got a duration of {duration_ns} ns, expected more than 0 and at most {MAX_NS}"
-            )
+            raise InputError(f"samples[{index}]: got a duration of {duration_ns} ns, expected more than 0 and at most {MAX_NS}")
         if size_bytes * NS_PER_SECOND > duration_ns * MAX_RATE:
             raise InputError(
-                f"samples[{count - 1}]: got {size_bytes} bytes in {duration_ns} ns, expected at most {MAX_RATE} bytes "
+                f"samples[{index}]: got {size_bytes} bytes in {duration_ns} ns, expected at most {MAX_RATE} bytes "
                 "a second; was the operation waited for?"
             )
         by_size[size_bytes].append(duration_ns)
     if len(by_size) < 2:
         raise InputError(f"samples: got {len(by_size)} different sizes, expected 2 or more; measure a sweep of sizes")
-    sizes = sorted(by_size)
-    medians = [float(np.median(by_size[size])) for size in sizes]
-    return np.array(sizes, dtype=np.float64), np.array(medians), count
+    return by_size
+
+
+def _mean(durations: list[float]) -> int:
+    """But of the slowest few."""
+    return round(float(np.mean(np.sort(durations)[: len(durations) - int(len(durations) * STALLED)])))
 
 
 def _thinned(sizes: Floats) -> npt.NDArray[np.intp]:
@@ -178,17 +197,17 @@ def _line(sizes: Floats, medians: Floats) -> tuple[float, float, float]:
     return float(startup[best]), float(slope[best]), float(errors[best])
 
 
-def _pieces(sizes: Floats, medians: Floats, in_a_row: Floats) -> tuple[tuple[Piece, ...], int]:
-    """The line or lines that serve best, and what no message goes below, or 0."""
+def _pieces(sizes: Floats, medians: Floats, in_a_row: Floats) -> tuple[tuple[Piece, ...], int, int]:
+    """The line or lines that serve best; what no message goes below, or 0; and how many sizes cost that."""
     startup, slope, error = _line(sizes, medians)
-    found: tuple[tuple[Piece, ...], int] = (_piece(startup, slope),), 0
+    found: tuple[tuple[Piece, ...], int, int] = (_piece(startup, slope),), 0, 0
     best = error / max(1, len(sizes) - 2)
     with_floor = _line_and_floor(sizes, medians, in_a_row)
     if with_floor is not None and _is_worth(with_floor[0], best, WORTH_A_FLOOR):
-        best, found = with_floor[0], ((with_floor[1],), with_floor[2])
+        best, found = with_floor[0], ((with_floor[1],), *with_floor[2:])
     two = _two_lines(sizes, medians)
     if two is not None and _is_worth(two[0], best, WORTH_A_PIECE):
-        found = two[1], 0
+        found = two[1], 0, 0
     return found
 
 
@@ -196,12 +215,12 @@ def _is_worth(error: float, simpler: float, part: float) -> bool:
     return error <= part * simpler and simpler - error >= LEAST_GAIN
 
 
-def _line_and_floor(sizes: Floats, medians: Floats, in_a_row: Floats) -> tuple[float, Piece, int] | None:
-    """(error per degree of freedom, line, least cost): the smallest sizes, as many as serves best, cost the median of what
-    they cost `in_a_row`, and the line is that of the others.
+def _line_and_floor(sizes: Floats, medians: Floats, in_a_row: Floats) -> tuple[float, Piece, int, int] | None:
+    """(error per degree of freedom, line, least cost, sizes that cost it): the smallest sizes, as many as serves best, cost the
+    median of what they cost `in_a_row`, and the line is that of the others.
     """
     count = len(sizes)
-    best: tuple[float, Piece, int] | None = None
+    best: tuple[float, Piece, int, int] | None = None
     for split in range(LEAST_SIZES_ON_FLOOR, count - LEAST_SIZES_ABOVE + 1):
         floor = float(np.median(in_a_row[:split]))
         startup, slope, _ = _line(sizes[split:], medians[split:])
@@ -209,7 +228,7 @@ def _line_and_floor(sizes: Floats, medians: Floats, in_a_row: Floats) -> tuple[f
         # three numbers are chosen: a line and a floor, which ends where the line goes above it
         error = float(np.sum(np.abs(np.maximum(floor, startup + slope * sizes) - seen) / seen)) / (count - 3)
         if best is None or error < best[0]:
-            best = error, _piece(startup, slope), round(floor)
+            best = error, _piece(startup, slope), round(floor), split
     return best
 
 
