@@ -1,9 +1,11 @@
 """`auto` beside every fixed policy, on emulated devices and hosts: `python -m bench.auto [MODEL...] [--out FOLDER]`.
 
 All arms of a model and a rate train in turns in one run, over both backends; `auto` is measured once it has settled, its
-looking apart. One row a cell: how long a step takes under auto, under the best fixed policy and under torch's DDP, and the
-ratios. Profiles are stretched and tensors shrunk to the same time and size for all, and a link's rate is such that all bytes
-take `ratio` times as long as computing. With --out what was measured is kept, and a grid that was ended goes on where it was.
+looking apart. Then, in --finals further rounds, only auto, DDP and the two fastest fixed policies of each backend do: which of
+many is the fastest is known only from times that did not choose it. One row a cell: how long a step took in those under auto,
+under the faster of the two and under torch's DDP, the ratios, and whether auto's plan is the other's too. Profiles are
+stretched and tensors shrunk to the same time and size for all, and a link's rate is such that all bytes take `ratio` times as
+long as computing. With --out what was measured is kept, and a grid that was ended goes on where it was.
 
 --change FACTOR runs another case: the links of two hosts carry FACTOR times as much for a while, and then what they did before;
 said is how long after the first iteration that differed auto had settled again. --load N with it runs N processes that do
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,7 +35,7 @@ from gradlane.cli.trials import Trial, at_ratio, run_all
 from gradlane.core import files
 from gradlane.core.arms import BASELINE, ArmSpec
 from gradlane.core.chosen import AUTO
-from gradlane.core.cluster import Link, Step, random_steps
+from gradlane.core.cluster import Link, Step
 from gradlane.core.executors import EXECUTORS, BackendName
 from gradlane.core.plan import Plan
 from gradlane.report.sweep import Cell
@@ -52,8 +55,9 @@ def main() -> int:
     parser.add_argument("--megabytes", type=float, default=8, help="of all tensors, as they are shrunk (default: %(default)s)")
     parser.add_argument("--step-ms", type=float, default=150, help="of computing, as it is stretched (default: %(default)s)")
     parser.add_argument("--policies", help="the fixed ones, with a comma; default: all that a backend carries")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=2, help="measured, a round (default: %(default)s)")
+    parser.add_argument("--finals", type=int, default=8, help="rounds (default: %(default)s)")
     parser.add_argument("--out", type=Path)
     parser.add_argument(
         "--change", type=float, help="run the case of changing links instead, with one MODEL, ratio and backend"
@@ -73,8 +77,8 @@ def main() -> int:
         return _change(names[0], ratios[0], backends[0], given)
     if given.varying is not None:
         return _vary(names, ratios, backends, given)
-    print("| model | ratio | backend | auto kept | ms | best fixed | ms | auto / best | auto / DDP | bits as DDP |")
-    print("|---|---|---|---|---:|---|---:|---:|---:|---|")
+    print("| model | ratio | backend | auto kept | ms | best fixed | ms | auto / best | auto / DDP | plan | bits as DDP |")
+    print("|---|---|---|---|---:|---|---:|---:|---:|---|---|")
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
         for name in names:
             for ratio in ratios:
@@ -93,21 +97,27 @@ def _trial(name: str, ratio: float, backends: list[BackendName], given: argparse
         carried = catalog.names(EXECUTORS[backend])
         wanted = given.policies.split(",") if given.policies else carried
         arms += [ArmSpec(policy, backend) for policy in (AUTO, *wanted) if policy in (AUTO, *carried)]
-    return Trial(profile, given.hosts, bits, scale, False, arms, given.rounds, given.steps, 0, 60.0)
+    return Trial(profile, given.hosts, bits, scale, False, arms, given.rounds, given.steps, 0, 60.0, finals=given.finals)
 
 
 def _row(trial: Trial, cells: tuple[Cell, ...], ratio: float, backend: BackendName, folder: Path) -> None:
     by_arm = {cell.arm: cell for cell in cells}
     auto, ddp = by_arm[ArmSpec(AUTO, backend).name], by_arm[BASELINE]
-    fixed = [by_arm[arm.name] for arm in trial.arms if arm.backend == backend and arm.policy != AUTO]
-    best = min(fixed, key=lambda cell: cell.median_ns)
-    kept = files.read(folder / f"plan-{auto.arm}-rank0.json", Plan).policy
+    finalists = [cell for arm in trial.arms if arm.backend == backend and (cell := by_arm[arm.name]).final_step_ns]
+    best = min((cell for cell in finalists if cell is not auto), key=_final_ns)
+    plans = [files.read(folder / f"plan-{cell.arm}-rank0.json", Plan) for cell in (auto, best)]
+    auto_ns, best_ns, ddp_ns = map(_final_ns, (auto, best, ddp))
+    same = "the same" if plans[0].messages == plans[1].messages else "another"
     print(
-        f"| {auto.model} | {ratio:g} | {backend} | {kept} | {auto.median_ns / 1e6:.1f} | {best.arm.partition('@')[0]} | "
-        f"{best.median_ns / 1e6:.1f} | {auto.median_ns / best.median_ns:.3f} | {auto.median_ns / ddp.median_ns:.3f} | "
+        f"| {auto.model} | {ratio:g} | {backend} | {plans[0].policy} | {auto_ns / 1e6:.1f} | {best.arm.partition('@')[0]} | "
+        f"{best_ns / 1e6:.1f} | {auto_ns / best_ns:.3f} | {auto_ns / ddp_ns:.3f} | {same} | "
         f"{'yes' if auto.equal_to_ddp else 'no'} |",
         flush=True,
     )
+
+
+def _final_ns(cell: Cell) -> float:
+    return statistics.median(cell.final_step_ns)
 
 
 def _change(name: str, ratio: float, backend: BackendName, given: argparse.Namespace) -> int:
@@ -153,11 +163,7 @@ def _vary(names: list[str], ratios: list[float], backends: list[BackendName], gi
 def _counted(trial: Trial, arm: ArmSpec | None, seconds: float) -> Counted:
     assert trial.link_bits_per_second is not None
     fastest = trial.link_bits_per_second // 8
-    unlike = tuple(
-        lab.HostSpec(host, link, link)
-        for host in range(trial.hosts)
-        for link in [Link(fastest, random_steps(host, fastest // 10, fastest, _EVERY_NS, _RATES))]
-    )
+    unlike = tuple(lab.HostSpec.varying(host, fastest // 10, fastest, _EVERY_NS, _RATES) for host in range(trial.hosts))
     spec = lab.LabSpec(trial.hosts, trial.link_bits_per_second, unlike=unlike, scale=trial.scale)
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
         given, found = Path(scratch, "given.json"), Path(scratch, "counted.json")

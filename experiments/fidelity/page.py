@@ -23,10 +23,15 @@ the network that the run measured by itself, and simulates the very plan that ra
 was too slow; it is that of the median step, and beside it stands the median error of the fastest step, which others have
 disturbed least.
 
-Computing is stretched to {step_ms:.0f} ms a step and tensors shrunk to {megabytes:.1f} MB a model, so that two cores can
-carry it. "ratio" is the time of all bytes on an ideal link, as a part of computing. "others" is what processes that are
+Computing is stretched to {step_ms} and tensors shrunk to
+{megabytes:.1f} MB a model, so that two cores can carry it: more hosts have less of them each, which handle as many messages.
+"ratio" is the time of all bytes on an ideal link, as a part of computing. "others" is what processes that are
 not of the trial took of the machine meanwhile: each wake-up waits for them, and a message has several.
 
+"""
+
+CHECKED = """The least of many medians of a few steps is low by chance, too. Where one half of each arm's steps says which is
+best and the other half how long both took, it is {within} of {count}, and the choice is slower by {median:.1%} in the median.
 """
 
 TAIL = """
@@ -52,8 +57,13 @@ what a message costs: a plan pays for those too. `gradlane.sim.turns` simulates 
 
 A small message costs the processor more than the link, and on a slow link its bytes pass meanwhile: no message takes less than
 that, and a larger one no more for it (`Network.least_ns`). As a startup beside the bytes, fitted by a line, it came out
-anywhere between 0.1 and 1.7 ms on one link; as a least cost, in six measurements each on links of 100, 200 and 400 Mbit/s,
-between 1.4 and 1.95 ms where it was found (16 of 18), and the rate within 3 % of its median.
+anywhere between 0.1 and 1.7 ms on one link. Alone it takes longer than in a stream, where one's threads are woken while
+another's work: on links of 300 Mbit/s 2.5 to 3.3 ms and 1.9 between two hosts, 5.1 to 7.4 and 3.6 to 4.1 among three; what the
+stream saves is latency (`least_latency_ns`). Alone its times have two peaks, 1.3 ms in the median and 2.5 in the mean, and the
+mean is what a plan pays. With the median of what messages in a stream cost in its place, plans with one message at a time
+(`tictac`, `p3`, `prophet`) over Gloo were simulated 8 to 18 % too fast in the median, at most 31 %.
+
+Networks are measured while a thread beside computes, since messages share the processors with computing when a model trains.
 
 ## What is wrong
 
@@ -94,15 +104,23 @@ def page(results: Results) -> str:
     cells = [(trial, cell) for trial in results.trials for cell in trial.own]
     first = results.trials[0].cells[0]
     megabytes = statistics.median(trial.cells[0].scale * _bytes(trial) for trial in results.trials) / 1e6
+    computed = {trial.hosts: trial.cells[0].compute_ns / 1e6 for trial in results.trials}
+    step_ms = ", ".join(f"{computed[hosts]:.0f} ms a step on {hosts} hosts" for hosts in sorted(computed))
     text = HEAD.format(
-        command=results.command, machine=results.machine, step_ms=first.compute_ns / 1e6, megabytes=megabytes,
-        steps=len(first.step_ns),
-    )  # fmt: skip
+        command=results.command, machine=results.machine, step_ms=step_ms, megabytes=megabytes, steps=len(first.step_ns)
+    )
     text += f"## All of it: {len(results.trials)} trials, {len(cells)} cells\n\n"
     rows = [_row("all", cells, results)]
     rows += [_row(backend, [each for each in cells if backend_of(each[1]) == backend], results) for backend in results.backends]
     text += _table(("backend", *ERRORS, "best within 3 %"), rows)
     text += "\nThe last column: in how many trials what the simulator calls best took at most 3 % longer than the best.\n"
+    checked = [
+        trial.checked_loss_of_choice(backend)
+        for trial in results.trials for backend in sorted({backend_of(cell) for cell in trial.own})
+    ]  # fmt: skip
+    text += CHECKED.format(
+        within=sum(loss <= BEST_WITHIN - 1 for loss in checked), count=len(checked), median=statistics.median(checked)
+    )
     keys: tuple[tuple[str, Callable[[TrialResult, Cell], str]], ...] = (
         ("By policy", lambda trial, cell: f"{policy_of(cell)}, {backend_of(cell)}"),
         ("By model", lambda trial, cell: trial.model),

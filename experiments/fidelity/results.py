@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,18 @@ class TrialResult(msgspec.Struct, frozen=True):
         chosen = min(cells, key=lambda cell: cell.predicted_ns)
         return chosen.median_ns / min(cell.median_ns for cell in cells) - 1
 
+    def checked_loss_of_choice(self, backend: str) -> float:
+        """The same where one half of each arm's steps says which was best and the other how long both took; the mean of both
+        ways. The least of many medians of a few steps is below that of any of them measured anew.
+        """
+        cells = [cell for cell in self.own if backend_of(cell) == backend]
+        chosen = min(cells, key=lambda cell: cell.predicted_ns)
+        losses = []
+        for judge in (0, 1):
+            best = min(cells, key=lambda cell: _half_ns(cell, 1 - judge))
+            losses.append(_half_ns(chosen, judge) / _half_ns(best, judge) - 1)
+        return statistics.mean(losses)
+
 
 class Results(msgspec.Struct, frozen=True):
     command: str
@@ -53,6 +66,11 @@ def backend_of(cell: Cell) -> str:
 
 def policy_of(cell: Cell) -> str:
     return cell.arm.removesuffix("@server")
+
+
+def _half_ns(cell: Cell, half: int) -> float:
+    middle = len(cell.step_ns) // 2
+    return statistics.median(cell.step_ns[middle:] if half else cell.step_ns[:middle])
 
 
 def spread(errors: list[float]) -> tuple[float, float]:

@@ -11,7 +11,6 @@ from experiments.lab import sharing
 from experiments.lab.operating import GBIT, Point, arm, cells, efficiency, faster, of_best
 from experiments.lab.results import Measured
 from gradlane import lab, zoo
-from gradlane.core.cluster import Link, random_steps
 
 KB, MB = 10**3, 10**6
 SECOND_NS = 10**9
@@ -59,11 +58,7 @@ def packets(out: Path) -> list[Measured]:
 
 def changing(figure: int, low: int, published: dict[str, int], out: Path) -> list[Measured]:
     """Figs. 18, 19: links that are drawn anew every 5 s, the same for all arms, which take turns of a step."""
-    unlike = tuple(
-        lab.HostSpec(host, link, link)
-        for host in range(2)
-        for link in [Link(10 * GBIT // 8, random_steps(host, low * GBIT // 8, 10 * GBIT // 8, 5 * SECOND_NS, 60))]
-    )
+    unlike = tuple(lab.HostSpec.varying(host, low * GBIT // 8, 10 * GBIT // 8, 5 * SECOND_NS, 60) for host in range(2))
     profile = zoo.profile("vgg16-cifar10", batch=128)
     point = Point(profile, 10 * GBIT, (DEFAULT, BYTESCHEDULER, MERCURY), 0.1, rounds=24, steps=1, unlike=unlike)
     there = cells(point, out)

@@ -7,13 +7,15 @@ import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from experiments.lab.results import Measured
 from gradlane import lab
-from gradlane.cli.jobs import fail, python_module, run_on_lab
+from gradlane.cli.jobs import fail, run_on_lab
+from gradlane.cli.trials import train_in_turns
 from gradlane.core import files
 from gradlane.core.arms import ALONE, ArmSpec
 from gradlane.core.cluster import Cluster, Host, Link, Step, Worker
@@ -161,15 +163,9 @@ def cells(point: Point, out: Path, *, simulates: bool = True) -> dict[str, Cell]
 
 
 def _run(point: Point, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write(folder / "given.json", point.made())
-    config = {
-        "out": str(folder), "arms": [point.smaller(arm) for arm in point.arms], "rounds": point.rounds, "steps": point.steps,
-        "batch_size": 0, "timeout_s": TIMEOUT_S, "profile": str(folder / "given.json"), "measures": False,
-    }  # fmt: skip
-    path = folder / "config.json"
-    path.write_bytes(msgspec.json.encode(config))
-    exit_code = run_on_lab(point.spec(), python_module("gradlane.live.comparison", [str(path)]))
+    arms = [point.smaller(arm) for arm in point.arms]
+    how = {"rounds": point.rounds, "steps": point.steps, "timeout_s": TIMEOUT_S, "measures": False}
+    exit_code = train_in_turns(point.made(), arms, folder, partial(run_on_lab, point.spec()), **how)
     if exit_code:
         fail(str(point), exit_code)
 

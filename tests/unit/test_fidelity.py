@@ -78,3 +78,12 @@ def test_the_choice_is_judged_by_what_was_measured_and_the_page_counts_it(tmp_pa
     text = page(results)
     assert "| all | 4 | 10.0% | 26.3% | -3.5% | 10.0% | 1 of 2 |" in text
     assert "| vgg16 | 2 | 1 | 10% | 4 | 10.0% | -33.3% blocks | 20.0% (all-reduce), 2.0% (server) |" in text
+
+
+def test_who_is_best_by_chance_in_one_half_of_the_steps_is_judged_by_the_other():
+    lucky = msgspec.structs.replace(cell("wfbp", 100, 120), step_ns=(80, 80, 120, 120))
+    chosen = cell("blocks", 100, 100)
+    trial = TrialResult("vgg16", 2, 1.0, 0.1, (lucky, msgspec.structs.replace(chosen, step_ns=(100,) * 4)), {})
+    # by the first half wfbp is best and takes 120 in the other; by the second blocks is
+    assert trial.checked_loss_of_choice("all-reduce") == pytest.approx((0 + 100 / 120 - 1) / 2)
+    assert "it is 1 of 1, and the choice is slower by -8.3% in the median" in page(Results("", "", (trial,)))

@@ -91,8 +91,12 @@ def command(
     console.print(table)
     for piece in network.pieces:
         upto = "" if piece is network.pieces[-1] else f" up to {format_bytes(piece.up_to_bytes)}"
-        latency = f", {format_ns(piece.latency_ns)} of it passing behind other messages" if piece.latency_ns else ""
-        console.print(f"startup {format_ns(piece.startup_ns)}{latency}, {format_rate(piece.bytes_per_second)}{upto}")
+        rate = format_rate(piece.bytes_per_second)
+        console.print(f"startup {format_ns(piece.startup_ns)}{_hidden(piece.latency_ns)}, {rate}{upto}")
     if network.least_ns:
-        console.print(f"no message takes less than {format_ns(network.least_ns)}")
+        console.print(f"no message takes less than {format_ns(network.least_ns)}{_hidden(network.least_latency_ns)}")
     console.print(f"median error of the fit {network.residual:.1%}; {network.source}", highlight=False)
+
+
+def _hidden(latency_ns: int) -> str:
+    return f", {format_ns(latency_ns)} of it passing behind other messages" if latency_ns else ""

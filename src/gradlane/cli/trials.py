@@ -29,7 +29,7 @@ from gradlane.units import format_rate
 class Trial:
     """One run. Rates and tensors are those that are meant; `scale` makes both smaller where they run.
 
-    unlike: hosts with links of their own, which may change while the run goes on.
+    unlike: hosts with links of their own, which may change while the run goes on. finals: as in `comparison.Config`.
     """
 
     profile: Profile
@@ -43,6 +43,7 @@ class Trial:
     batch_size: int
     timeout: float
     unlike: tuple[lab.HostSpec, ...] = ()
+    finals: int = 0
 
     @property
     def key(self) -> str:
@@ -78,18 +79,9 @@ def run_all(trials: Sequence[Trial], folder: Path, say: Callable[[str], None]) -
 
 
 def _run(trial: Trial, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write(folder / "given.json", trial.profile)
-    config: dict[str, Any] = {
-        "out": str(folder), "arms": trial.arms, "rounds": trial.rounds, "steps": trial.steps, "batch_size": 0,
-        "timeout_s": trial.timeout, "profile": str(folder / "given.json"),
-    }  # fmt: skip
-    path = folder / "config.json"
-    path.write_bytes(msgspec.json.encode(config))
-    command = python_module("gradlane.live.comparison", [str(path)])
-    if trial.loopback:
-        exit_code = run_on_loopback(command[1:], trial.hosts, {"GRADLANE_LAB_SCALE": str(trial.scale)})
-    else:
+    def start(command: list[str]) -> int:
+        if trial.loopback:
+            return run_on_loopback(command[1:], trial.hosts, {"GRADLANE_LAB_SCALE": str(trial.scale)})
         workers, servers = range(trial.hosts), range(trial.hosts, trial.hosts + max(arm.servers for arm in trial.arms))
         spec = lab.LabSpec(
             hosts=servers.stop,
@@ -98,9 +90,25 @@ def _run(trial: Trial, folder: Path) -> None:
             jobs=(lab.JobSpec(tuple(workers), tuple(servers)),),
             scale=trial.scale,
         )
-        exit_code = run_on_lab(spec, command)
+        return run_on_lab(spec, command)
+
+    how = {"rounds": trial.rounds, "steps": trial.steps, "timeout_s": trial.timeout, "finals": trial.finals}
+    exit_code = train_in_turns(trial.profile, trial.arms, folder, start, **how)
     if exit_code:
         fail(f"the trial of {trial}", exit_code)
+
+
+def train_in_turns(
+    profile: Profile, arms: Sequence[ArmSpec], folder: Path, start: Callable[[list[str]], int], **how: float
+) -> int:
+    """Emulated devices of `profile` under all `arms`, by a command that `start` gives to each rank; its exit code. What comes
+    out is left in `folder`. how: as in `live.comparison.Config`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    given, config = folder / "given.json", folder / "config.json"
+    files.write(given, profile)
+    config.write_bytes(msgspec.json.encode({"out": str(folder), "arms": arms, "batch_size": 0, "profile": str(given), **how}))
+    return start(python_module("gradlane.live.comparison", [str(config)]))
 
 
 def cells_of(trial: Trial, folder: Path) -> list[Cell]:
@@ -118,12 +126,13 @@ def cells_of(trial: Trial, folder: Path) -> list[Cell]:
                 scale=trial.scale,
                 arm=name,
                 step_ns=tuple(measured[name]["step_ns"]),
+                final_step_ns=tuple(measured[name]["final_step_ns"]),
                 compute_ns=_alone_ns(measured),
                 predicted_ns=outcome.iteration_ns,
                 bound_ns=outcome.bound_ns,
                 network=(
                     f"{network.pieces[-1].startup_ns} ns ({network.pieces[-1].latency_ns} latency) + "
-                    f"{network.bytes_per_second} B/s, at least {network.least_ns} ns"
+                    f"{network.bytes_per_second} B/s, at least {network.least_ns} ns ({network.least_latency_ns} latency)"
                 ),
                 equal_to_ddp=measured[name]["equal_to_ddp"],
             )

@@ -11,7 +11,7 @@ from collections import Counter
 import msgspec
 
 from gradlane.core.checking import MAX_NS, need, need_int, need_name
-from gradlane.core.cluster import NETWORK_CLASSES, Cluster, Link, Step
+from gradlane.core.cluster import NETWORK_CLASSES, Cluster, Link, Step, random_steps
 from gradlane.core.marks import DSCP
 from gradlane.core.network import MAX_RATE
 from gradlane.errors import InputError
@@ -41,6 +41,12 @@ class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         need_int("host", self.host, 0, MOST_HOSTS - 1)
         need_int("compute_percent", self.compute_percent, 1, 1_000_000)
         _need_delay_and_loss(self.delay_ns or 0, self.loss_ppm or 0)
+
+    @staticmethod
+    def varying(host: int, low: int, high: int, every_ns: int, count: int) -> HostSpec:
+        """A host whose link has rates drawn from `low` to `high` bytes per second, as `random_steps` does for its number."""
+        link = Link(high, random_steps(host, low, high, every_ns, count))
+        return HostSpec(host, link, link)
 
 
 class Flow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol
 
 import msgspec
@@ -41,6 +42,7 @@ from gradlane.tune import catalog
 
 WARM_UP_STEPS = 3  # as many again, until the final plan is in force
 MOST_EXTRA_TURNS = 60  # of as many steps, where it takes more to settle
+FINALISTS = 2
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,7 +50,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     profile: a file; the model is an emulated device with its times. Without one it is the demonstration's network, with
     batch_size 0 at the batch for which computing takes as long as communicating. measures: whether the first arm measures
-    the profile that all plan from; else that is the device's own.
+    the profile that all plan from; else that is the device's own. finals: further rounds, in which only DDP, `auto` and of each
+    backend the `FINALISTS` other arms take part that were the fastest before: who is best of many, each measured a few times,
+    is known only from times that did not choose it.
     """
 
     out: str
@@ -59,12 +63,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: float
     profile: str = ""
     measures: bool = True
+    finals: int = 0
 
 
 class ArmOutcome(msgspec.Struct, frozen=True):
     """One arm on one rank. equal_to_ddp: parameters and buffers, bit for bit, after the same steps."""
 
     step_ns: tuple[int, ...]
+    final_step_ns: tuple[int, ...]
     final_loss: float
     equal_to_ddp: bool
     messages: int
@@ -118,7 +124,7 @@ class Arm:
 
     def __init__(self, name: str, spec: ArmSpec | None, load: Workload, timeout_s: float, **known: Any) -> None:
         """known: the network or the profile, where it is not to be measured."""
-        self.name, self.load = name, load
+        self.name, self.spec, self.load = name, spec, load
         self.model = load.model
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
         self.call: nn.Module = self.model
@@ -130,19 +136,21 @@ class Arm:
         elif name == BASELINE:
             self.call = nn.parallel.DistributedDataParallel(self.model)
         self.step_ns: list[int] = []
+        self.final_step_ns: list[int] = []
         self.last_loss = float("nan")
         self.extra_turns = 0  # that others did not have
 
     def warm_up(self) -> None:
         """Until the plan is the policy's own: the first arm profiles, Prophet for as long as it takes, and auto looks."""
-        self.turn(WARM_UP_STEPS, count=False)
+        self.turn(WARM_UP_STEPS)
         if self.session is None:
             return
         while (self.session.tuning or not self.session.settled) and self.extra_turns < MOST_EXTRA_TURNS:
-            self.turn(WARM_UP_STEPS, count=False)
+            self.turn(WARM_UP_STEPS)
             self.extra_turns += 1
 
-    def turn(self, steps: int, count: bool) -> None:
+    def turn(self, steps: int, into: list[int] | None = None) -> None:
+        """So many steps after one that is not counted. into: where their times go."""
         dist.barrier()
         marks = []
         for _ in range(steps + 1):
@@ -152,8 +160,8 @@ class Arm:
         if self.session is not None:
             self.session.flush()
         self.last_loss = float(loss.detach())
-        if count:
-            self.step_ns += [end - start for start, end in itertools.pairwise(marks[1:])]
+        if into is not None:
+            into += [end - start for start, end in itertools.pairwise(marks[1:])]
 
     def step(self) -> torch.Tensor:
         """One iteration; its loss."""
@@ -171,65 +179,105 @@ class Arm:
 def compare(config: Config, say: Callable[[str], None]) -> Outcome:
     """Run all arms and return this rank's outcome; `say` hears of progress on rank 0."""
     rank = dist.get_rank()
-    profile = files.read(config.profile, Profile) if config.profile else None
-    model = Emulated(profile) if profile is not None else DigitsNet()
-    size_bytes = sum(param.numel() * param.element_size() for param in model.parameters())
-    group = dist.new_group()
-    with _computing(Device(profile) if profile is not None else _Demonstration(8)):
-        found = measure(group, torch.device("cpu"), "measured by compare, beside computing", budget_s=3.0)
-    networks = {ArmSpec("ddp").place: found}
-    communicate_ns = networks["all-reduce"].cost_ns(size_bytes)
-    batch_size = 0
-    described = repr(model)
-    if profile is None:
-        batch_size = config.batch_size or _batch_size_for(communicate_ns)
-        described = f"{type(model).__name__} on digits at batch {batch_size}"
-    say(f"{described}\nall-reduce of the {size_bytes / 2**20:.1f} MiB of gradients: {communicate_ns / 1e6:.0f} ms")
+    maker = _Maker(config)
+    sums = f"all-reduce of the {maker.size_bytes / 2**20:.1f} MiB of gradients: {maker.communicate_ns / 1e6:.0f} ms"
+    say(f"{maker.described}\n{sums}")
     specs = (None, None, *config.arms)
     arms: list[Arm] = []
-    known = model.profile if isinstance(model, Emulated) and not config.measures else None
     for turn in range(config.rounds + 1):
         for place, spec in enumerate(specs):
+            if not turn:
+                arms.append(maker.arm((BASELINE, ALONE)[place] if spec is None else spec.name, spec))
+            arm = arms[place]
             began = time.perf_counter()
             if turn:
-                arm = arms[place]
-                arm.turn(config.steps, count=True)
+                arm.turn(config.steps, arm.step_ns)
             else:
-                name = spec.name if spec is not None else (BASELINE, ALONE)[place]
-                load: Workload = Device(profile) if profile is not None else _Demonstration(batch_size)
-                measured: dict[str, Any] = {}
-                if spec is not None and spec.policy != AUTO:
-                    measured = {"network": networks.get(spec.place), "profile": known}
-                beside = Device(profile) if profile is not None else _Demonstration(batch_size)
-                with _computing(beside) if measured.get("network", beside) is None else contextlib.nullcontext():
-                    arm = Arm(name, spec, load, config.timeout_s, **measured)
-                arms.append(arm)
-                began = time.perf_counter()
                 arm.warm_up()
-                if spec is not None and arm.session is not None:
-                    networks.setdefault(spec.place, arm.session.network)
-                    known = known or arm.session.profile()
+                maker.learn(arm)
             steps = config.steps + 1 if turn else (WARM_UP_STEPS + 1) * (1 + arm.extra_turns)
             each_ms = (time.perf_counter() - began) / steps * 1e3
             say(
                 f"[{turn * len(specs) + place + 1:3d}/{(config.rounds + 1) * len(specs)}] "
                 f"{f'round {turn}' if turn else 'warm-up'} {arm.name:16s} {each_ms:7.1f} ms a step"
-                + (f", loss {arm.last_loss:.3f}" if profile is None else "")
+                + ("" if config.profile else f", loss {arm.last_loss:.3f}")
             )
-    outcomes = _leave(arms, Path(config.out), rank)
-    for over, network in networks.items():
+    finalists = _finalists(arms) if config.finals else []
+    outcomes = _leave([arm for arm in arms if arm not in finalists], arms[0], Path(config.out))
+    for turn in range(config.finals):
+        for arm in finalists:
+            arm.turn(config.steps, arm.final_step_ns)
+        medians = ", ".join(f"{arm.name} {median(arm.final_step_ns) / 1e6:.1f}" for arm in finalists)
+        say(f"[{turn + 1:3d}/{config.finals}] final, medians in ms: {medians}")
+    outcomes |= _leave(finalists, arms[0], Path(config.out))
+    for over, network in maker.networks.items():
         files.write(Path(config.out, f"network-{over}-rank{rank}.json"), network)
-    return Outcome(rank, described, size_bytes, batch_size, communicate_ns, networks["all-reduce"].source, outcomes)
+    source = maker.networks["all-reduce"].source
+    ordered = {arm.name: outcomes[arm.name] for arm in arms}
+    return Outcome(rank, maker.described, maker.size_bytes, maker.batch_size, maker.communicate_ns, source, ordered)
 
 
-def _leave(arms: list[Arm], out: Path, rank: int) -> dict[str, ArmOutcome]:
+class _Maker:
+    """Makes arms, and knows what the first of them have measured for the others."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._profile = files.read(config.profile, Profile) if config.profile else None
+        self.batch_size = 0
+        model: nn.Module = DigitsNet()
+        self._known: Profile | None = None  # what policies plan from
+        if self._profile is not None:
+            model = emulated = Emulated(self._profile)
+            self._known = None if config.measures else emulated.profile
+        self.described = repr(model)
+        self.size_bytes = sum(param.numel() * param.element_size() for param in model.parameters())
+        with _computing(self._load()):
+            network = measure(dist.new_group(), torch.device("cpu"), "measured by compare, beside computing", budget_s=3.0)
+        self.networks = {ArmSpec("ddp").place: network}
+        self.communicate_ns = network.cost_ns(self.size_bytes)
+        if self._profile is None:
+            self.batch_size = config.batch_size or _batch_size_for(self.communicate_ns)
+            self.described = f"{type(model).__name__} on digits at batch {self.batch_size}"
+
+    def arm(self, name: str, spec: ArmSpec | None) -> Arm:
+        if spec is None or spec.policy == AUTO:
+            return Arm(name, spec, self._load(), self._config.timeout_s)
+        network = self.networks.get(spec.place)
+        with _computing(self._load()) if network is None else contextlib.nullcontext():
+            return Arm(name, spec, self._load(), self._config.timeout_s, network=network, profile=self._known)
+
+    def learn(self, arm: Arm) -> None:
+        """`arm` has warmed up: others need not measure what it has."""
+        if arm.session is not None and arm.spec is not None and arm.spec.policy != AUTO:
+            self.networks.setdefault(arm.spec.place, arm.session.network)
+            self._known = self._known or arm.session.profile()
+
+    def _load(self) -> Workload:
+        return Device(self._profile) if self._profile is not None else _Demonstration(self.batch_size or 8)
+
+
+def _finalists(arms: list[Arm]) -> list[Arm]:
+    """DDP, `auto`, and of each place the fastest others, by what rank 0 has measured."""
+    medians = torch.tensor([median(arm.step_ns) for arm in arms])
+    dist.broadcast(medians, 0)
+    by_time = [arms[nth] for nth in medians.argsort().tolist()]
+    chosen = [arm for arm in arms if arm.name == BASELINE or (arm.spec is not None and arm.spec.policy == AUTO)]
+    for place in {arm.spec.place for arm in arms if arm.spec is not None}:
+        fixed = [arm for arm in by_time if arm.spec is not None and arm.spec.place == place and arm not in chosen]
+        chosen += fixed[:FINALISTS]
+    return [arm for arm in arms if arm in chosen]
+
+
+def _leave(arms: list[Arm], ddp: Arm, out: Path) -> dict[str, ArmOutcome]:
     """Plans, timelines and profiles as files, and what came out of each arm, beside DDP after as many steps."""
     outcomes = {}
+    rank = dist.get_rank()
     for arm in sorted(arms, key=lambda arm: arm.extra_turns):
-        for _ in range(arms[0].extra_turns, arm.extra_turns):  # DDP catches up
-            arms[0].turn(WARM_UP_STEPS, count=False)
-            arms[0].extra_turns += 1
-        equal = all(torch.equal(a, b) for a, b in zip(arms[0].bits(), arm.bits(), strict=True))
+        behind, ahead = (arm, ddp) if arm.extra_turns < ddp.extra_turns else (ddp, arm)
+        for _ in range(behind.extra_turns, ahead.extra_turns):
+            behind.turn(WARM_UP_STEPS)
+            behind.extra_turns += 1
+        equal = all(torch.equal(a, b) for a, b in zip(ddp.bits(), arm.bits(), strict=True))
         messages = 0
         if arm.session is not None:
             files.write(out / f"timeline-{arm.name}-rank{rank}.json", arm.session.timeline())
@@ -237,8 +285,8 @@ def _leave(arms: list[Arm], out: Path, rank: int) -> dict[str, ArmOutcome]:
             files.write(out / f"profile-rank{rank}.json", arm.session.profile())
             messages = len(arm.session.plan.messages)
             arm.session.close()
-        outcomes[arm.name] = ArmOutcome(tuple(arm.step_ns), arm.last_loss, equal, messages)
-    return {arm.name: outcomes[arm.name] for arm in arms}
+        outcomes[arm.name] = ArmOutcome(tuple(arm.step_ns), tuple(arm.final_step_ns), arm.last_loss, equal, messages)
+    return outcomes
 
 
 @contextlib.contextmanager

@@ -22,7 +22,8 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An arm on a model, a number of hosts and a link.
 
     step_ns: each measured step on rank 0. compute_ns: of a step without communication. predicted_ns, bound_ns: what the
-    simulator says of this arm's plan, and what no schedule can beat there. network: as the run measured it.
+    simulator says of this arm's plan, and what no schedule can beat there. network: as the run measured it. final_step_ns: of
+    further rounds in which only the best took part.
     """
 
     model: str
@@ -37,6 +38,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bound_ns: int
     network: str = ""
     equal_to_ddp: bool | None = None
+    final_step_ns: tuple[int, ...] = ()
 
     @property
     def median_ns(self) -> int:
