@@ -153,6 +153,16 @@ def test_a_killed_rank_is_named_by_all_others_which_end_soon(start, culprit, bac
 
 
 @both
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_script_that_catches_the_error_ends_with_the_exit_code_of_its_own(start, culprit, backend):
+    job = start(3, FOR_EVER, "catch", culprit, backend)
+    job.signal(culprit, signal.SIGKILL)
+    for end in job.ends([rank for rank in range(3) if rank != culprit], within_s=15):
+        assert end.code == 7  # not that of a process that was aborted while sums of it were stuck
+        assert end.error.startswith(f"rank {culprit} is gone: its process ended")
+
+
+@both
 def test_an_exception_within_attach_ends_the_rank_with_it(start, backend):
     (end,) = start(2, 0, "raise-in-attach", 0, backend).ends([0], within_s=15)
     assert (end.code, end.error) == (1, "ValueError: no control channel")

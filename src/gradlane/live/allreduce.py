@@ -7,9 +7,7 @@ torch.distributed compares each with the agreed order: what would be a wrong sum
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,8 +19,9 @@ from gradlane.core.plan import Plan
 from gradlane.errors import JobError, OrderError, UnsupportedError
 from gradlane.live.arena import MessageBuffer
 from gradlane.live.backend import OnDone, OnSent, refuse_what_cannot_be_done
+from gradlane.live.groups import Groups
 from gradlane.live.halves import Halves
-from gradlane.live.marking import Sockets, mark_group, open_sockets
+from gradlane.live.marking import mark_group
 from gradlane.live.probe import measure
 from gradlane.live.streams import Event, Streams
 
@@ -48,10 +47,7 @@ class AllReduce:
     ) -> None:
         """weight: process groups a lane, over which its messages are dealt."""
         self.control_device, self._weight = device, weight
-        self._ranks = None if group is None else dist.get_process_group_ranks(group)
-        self._timeout = timedelta(seconds=timeout_s)
-        self._groups: list[Any] = []
-        self._sockets: list[Sockets] = []  # by group: where its connections are among
+        self._groups = Groups(group, timeout_s)
         self._marks: list[Mark] = []
         self._open(1)
         self._streams, self.has_streams = streams, streams is not None
@@ -62,9 +58,7 @@ class AllReduce:
 
     def _open(self, groups: int) -> None:
         while len(self._groups) < groups:
-            before = open_sockets()
-            self._groups.append(dist.new_group(self._ranks, timeout=self._timeout))
-            self._sockets.append(open_sockets() - before)
+            self._groups.open()
             self._marks.append(Mark())
 
     def measure(self) -> Network:
@@ -92,7 +86,7 @@ class AllReduce:
                 "the plan's lanes ask for classes in the network, which sums of tensors on a device do not have; expected "
                 "tensors in CPU memory, or backend='server'"
             )
-        mark_group(self._groups[group], self._sockets[group], mark)
+        mark_group(self._groups[group], self._groups.sockets(group), mark)
         self._marks[group] = mark
 
     @property
@@ -177,19 +171,13 @@ class AllReduce:
         # what a group gets of the lane's order, it gets in that order on every rank
         return self._groups[lane + len(self._plan.lanes) * (message % self._weight)]
 
-    @staticmethod
-    def _tell_end(message: int, works: list[Any], then: Callable[[], None], on_done: OnDone) -> None:
-        def ended(future: Any) -> None:
-            try:
-                future.wait()
-            except Exception as error:
-                on_done(message, error)
-                return
-            then()
-            on_done(message, None)
+    def _tell_end(self, message: int, works: list[Any], then: Callable[[], None], on_done: OnDone) -> None:
+        def ended(error: BaseException | None) -> None:
+            if error is None:
+                then()
+            on_done(message, error)
 
-        futures = [work.get_future() for work in works]
-        (futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)).add_done_callback(ended)
+        self._groups.when_ended(works, ended)
 
     def join(self, message: int) -> None:
         """On a device: the script's own stream goes on when the sum of `message` is there."""
@@ -202,10 +190,5 @@ class AllReduce:
 
     def close(self, failure: JobError | None) -> None:
         """Give the process groups back, unless sums are stuck in them."""
-        if failure is not None:
-            return
-        for group in self._groups:
-            # at exit the script may have destroyed them all already
-            with contextlib.suppress(ValueError, AssertionError):
-                dist.destroy_process_group(group)
-        self._groups.clear()
+        if failure is None:
+            self._groups.close()

@@ -7,13 +7,13 @@ of the next one: same values, no wait. A buffer that a rank's script changed in 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from gradlane.live.groups import Groups
 
 _ALIGN = 16
 
@@ -24,8 +24,8 @@ class BufferSync:
     def __init__(self, buffers: Sequence[torch.Tensor], group: Any, rank: int, timeout_s: float) -> None:
         self._buffers = list(buffers)
         self._rank = rank
-        ranks = None if group is None else dist.get_process_group_ranks(group)
-        self._group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s))
+        self._groups = Groups(group, timeout_s)
+        self._groups.open()
         offsets, end = [], 0
         for buffer in self._buffers:
             offsets.append(end)
@@ -50,18 +50,13 @@ class BufferSync:
             torch._foreach_copy_(self._staged, self._buffers)
         self._versions = [buffer._version for buffer in self._buffers]
         self._ended = False
-        self._work = dist.broadcast(self._bytes, group_src=0, group=self._group, async_op=True)
+        self._work = dist.broadcast(self._bytes, group_src=0, group=self._groups[0], async_op=True)
         if self._bytes.device.type == "cpu":
-            self._work.get_future().add_done_callback(self._end)
+            self._groups.when_ended([self._work], self._end)
 
-    def _end(self, future: Any) -> None:
-        try:
-            future.wait()
-        except Exception as error:
-            self._notify(error)
-            return
-        self._ended = True
-        self._notify(None)
+    def _end(self, error: BaseException | None) -> None:
+        self._ended = error is None
+        self._notify(error)
 
     def apply(self, wait_until: Callable[[Callable[[], bool], str], None]) -> None:
         """A forward pass begins: take over what rank 0 sent, if anything."""
@@ -83,6 +78,5 @@ class BufferSync:
         return True
 
     def close(self) -> None:
-        """Give the process group back, unless the script has destroyed them all already."""
-        with contextlib.suppress(ValueError, AssertionError):
-            dist.destroy_process_group(self._group)
+        """Give the process group back."""
+        self._groups.close()

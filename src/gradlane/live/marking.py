@@ -43,7 +43,7 @@ def mark_group(group: Any, candidates: Sockets, mark: Mark) -> None:
     """
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     still_open = candidates & open_sockets()
-    ends = {fd: pair for fd, _ in still_open if (pair := _ends_of(fd)) is not None}
+    ends = {fd: pair for fd, _ in still_open if (pair := ends_of(fd)) is not None}
     most = torch.tensor([len(ends)], dtype=torch.int64)
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
     mine = torch.zeros(world, int(most), dtype=torch.int64)
@@ -64,7 +64,7 @@ def mark_group(group: Any, candidates: Sockets, mark: Mark) -> None:
             put_mark(one, mark)
 
 
-def _ends_of(fd: int) -> tuple[str, str] | None:
+def ends_of(fd: int) -> tuple[str, str] | None:
     """The (local, remote) addresses of a connection over TCP; None for any other socket."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
         if one.type == socket.SOCK_STREAM and one.family in (socket.AF_INET, socket.AF_INET6):

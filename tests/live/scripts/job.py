@@ -1,5 +1,5 @@
 """A rank of a job: `job.py STEPS FAULT CULPRIT BACKEND`. At step 5 (or before it attaches) it says so, and the culprit does
-what FAULT says."""
+what FAULT says; with "catch" the others catch their error and end in a way of their own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 
 import gradlane
 from gradlane.core.network import Network
+from gradlane.errors import JobError
 from gradlane.live import attachment
 
 FAULT_AT = 5
@@ -68,4 +69,11 @@ def main(steps: int, fault: str, culprit: int, backend: Any) -> None:
             optimizer.step()
 
 
-main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    except JobError as error:
+        if sys.argv[2] != "catch":
+            raise
+        print(error, file=sys.stderr)
+        sys.exit(7)
