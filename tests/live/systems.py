@@ -64,14 +64,15 @@ def marks_of_groups(rank: int, world: int) -> tuple[list[list[tuple[int, int]]],
         backend = session._backend
         assert isinstance(backend, allreduce.AllReduce)
         # other threads of torch.distributed may open connections meanwhile
-        of_groups = [[mark for mark in _marks(group) if mark != (0, 0)] for group in backend._sockets]
-        return of_groups, _marks(marking.open_sockets().difference(*backend._sockets))
+        sockets = [backend._groups.sockets(group) for group in range(len(backend._groups))]
+        of_groups = [[mark for mark in _marks(group) if mark != (0, 0)] for group in sockets]
+        return of_groups, _marks(marking.open_sockets().difference(*sockets))
 
 
 def _marks(sockets: marking.Sockets) -> list[tuple[int, int]]:
     found = []
     for fd, _ in sockets:
-        if marking._ends_of(fd) is not None:
+        if marking.ends_of(fd) is not None:
             with socket.socket(fileno=os.dup(fd)) as one:
                 tos = one.getsockopt(socket.IPPROTO_IP, socket.IP_TOS)
                 found.append((tos, one.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY)))
@@ -82,7 +83,7 @@ def geryon_without_its_sockets(rank: int, world: int) -> str:
     """What is raised where rank 1 finds none of its connections."""
     session, model, optimizer = _attached("geryon")
     if rank == 1:
-        session._backend._sockets[0] = frozenset()  # type: ignore[attr-defined]
+        session._backend._groups._sockets[0] = frozenset()  # type: ignore[attr-defined]
     try:
         with session:
             _train(model, optimizer, 6, rank)
