@@ -14,7 +14,7 @@ dist.init_process_group("gloo")
 torch.manual_seed(0)
 
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
-optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 session = gradlane.attach_to_servers(model, optimizer, staleness=None)
 
 rank = dist.get_rank()
