@@ -141,12 +141,18 @@ def start(server: Server, tmp_path: Path) -> Iterator[Any]:
 # -- processes that end, stop or raise ---------------------------------------------------------------------------
 
 
+def ends_after_a_kill(start: Any, fault: str, culprit: int, backend: str) -> list[End]:
+    """How the other two of three ranks end."""
+    job = start(3, FOR_EVER, fault, culprit, backend)
+    job.signal(culprit, signal.SIGKILL)
+    ends: list[End] = job.ends([rank for rank in range(3) if rank != culprit], within_s=15)
+    return ends
+
+
 @both
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_killed_rank_is_named_by_all_others_which_end_soon(start, culprit, backend):
-    job = start(3, FOR_EVER, "none", culprit, backend)
-    job.signal(culprit, signal.SIGKILL)
-    for end in job.ends([rank for rank in range(3) if rank != culprit], within_s=15):
+    for end in ends_after_a_kill(start, "none", culprit, backend):
         assert end.code == 1
         assert end.after_s < 10
         assert end.error.startswith(f"gradlane.errors.PeerDied: rank {culprit} is gone: its process ended")
@@ -155,9 +161,7 @@ def test_a_killed_rank_is_named_by_all_others_which_end_soon(start, culprit, bac
 @both
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_script_that_catches_the_error_ends_with_the_exit_code_of_its_own(start, culprit, backend):
-    job = start(3, FOR_EVER, "catch", culprit, backend)
-    job.signal(culprit, signal.SIGKILL)
-    for end in job.ends([rank for rank in range(3) if rank != culprit], within_s=15):
+    for end in ends_after_a_kill(start, "catch", culprit, backend):
         assert end.code == 7  # not that of a process that was aborted while sums of it were stuck
         assert end.error.startswith(f"rank {culprit} is gone: its process ended")
 
