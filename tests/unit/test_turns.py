@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gradlane import policies
@@ -119,6 +119,15 @@ def test_a_lane_has_as_many_under_way_as_another_whatever_that_has():
     # the third begins at once, and its latency passes with theirs
     assert ends(Turns(TWO_AT_ONCE), [1, 1, 1]) == [101, 142, 202]
     assert ends(Turns(TWO_AT_ONCE), [1, 1, 1], lanes=[0, 0, 1]) == [101, 142, 183]
+
+
+@settings(max_examples=60, deadline=None)
+@given(network=networks(), size_bytes=st.integers(1, 10**8))
+@example(Network(2, (Piece(500, 10**9),), sharing=Sharing(at_once=2), least_ns=3_000, least_latency_ns=1_500), 2_500)
+def test_no_message_occupies_the_network_for_less_than_the_bounds_take_it_to(network, size_bytes):
+    latency_ns, occupied_ns, bytes_ns = network.parts_ns(size_bytes)
+    assert latency_ns + occupied_ns + bytes_ns == network.cost_ns(size_bytes)
+    assert occupied_ns >= network.occupied_ns(network.piece_of(size_bytes))
 
 
 def test_latency_is_a_part_of_the_startup():

@@ -154,5 +154,6 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise AssertionError("the last piece has no limit")
 
     def occupied_ns(self, piece: Piece) -> int:
-        """The part of a piece's startup during which the network can carry nothing else."""
-        return piece.startup_ns - (piece.latency_ns if self.overlaps else 0)
+        """The part of a piece's startup during which, whatever the size, the network can carry nothing else."""
+        hidden_ns = max(piece.latency_ns, self.least_latency_ns) if self.overlaps else 0
+        return max(0, piece.startup_ns - hidden_ns)
