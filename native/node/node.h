@@ -8,6 +8,9 @@
 // while it works and not while it sleeps. A call takes the lock if it is free and does its work, and a small
 // message's first write, at once, which saves a wake-up; otherwise it leaves a command for the I/O thread.
 //
+// Its code is in node.cc (life, calls and waits), node_tensors.cc (what the calls ask for), node_peers.cc (meeting
+// and losing peers), node_frames.cc (what comes from them) and node_io.cc (the I/O thread).
+//
 // Errors: the first failure stands (failure()); every wait ends with it, and every other process is told.
 
 #pragma once
@@ -126,6 +129,11 @@ class Node : private Connection::Owner, private Outbox {
 
   private:
     friend class NodeSeam;  // fuzz/dispatcher_fuzz.cc: a node without its thread
+
+    static constexpr size_t kInlineBytes = 64 << 10;  // what a calling thread writes before it leaves the rest to the I/O thread
+    static constexpr size_t kWriteBudget = 1 << 20;   // of one connection before the next has its turn
+
+    static int64_t Now();
 
     struct Tensor {
         Spec spec;

@@ -1,0 +1,257 @@
+// Node's I/O thread: sleeping, reading and writing sockets, and the clock. Under the lock while it is awake.
+
+#include "node/node.h"
+
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace gradlane {
+
+namespace {
+
+constexpr size_t kReadBudget = 128 << 10;   // of one connection before the next has its turn
+constexpr uint64_t kWorkBytes = 256 << 10;  // of local sums between two looks at the sockets
+
+}  // namespace
+
+// -- sockets ----------------------------------------------------------------------------------------------
+
+void Node::Touch(Connection& connection) {
+    if (connection.touched || connection.state == Connection::State::kClosed) return;
+    connection.touched = true;
+    touched_.push_back(&connection);
+}
+
+void Node::FlushTouched(size_t budget) {
+    // writing may touch others (a sum that ends), which then are in the list too
+    for (size_t i = 0; i < touched_.size(); ++i) {
+        if (touched_[i]->touched) WriteTo(*touched_[i], budget);
+    }
+    touched_.clear();
+}
+
+void Node::Watch(Connection& connection, bool output) {
+    if (connection.state == Connection::State::kClosed) return;
+    const uint32_t interest = (connection.parked() ? 0u : uint32_t{EPOLLIN}) | (output ? uint32_t{EPOLLOUT} : 0u);
+    if (interest == connection.interest) return;
+    connection.interest = interest;
+    epoll_event event{};
+    event.events = interest;
+    event.data.ptr = &connection;
+    epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.socket().get(), &event);
+}
+
+void Node::WriteTo(Connection& connection, size_t budget) {
+    if (connection.state == Connection::State::kClosed || connection.state == Connection::State::kConnecting) return;
+    switch (connection.Write(*this, budget, now_ns_)) {
+        case Connection::Io::kDone: Watch(connection, false); break;
+        case Connection::Io::kBlocked:
+        case Connection::Io::kMore: Watch(connection, true); break;
+        default: {
+            const Code code = connection.code();
+            const std::string why = connection.why();
+            // it may have said why before it closed
+            if (connection.state == Connection::State::kOpen && !connection.parked()) ReadFrom(connection);
+            if (connection.state != Connection::State::kClosed) Lose(connection, code, why);
+            break;
+        }
+    }
+}
+
+void Node::ReadFrom(Connection& connection) {
+    switch (connection.Read(*this, kReadBudget, now_ns_)) {
+        case Connection::Io::kDone:
+        case Connection::Io::kMore: break;
+        case Connection::Io::kParked: Watch(connection, (connection.interest & EPOLLOUT) != 0); break;
+        case Connection::Io::kEnd:
+            if (connection.state != Connection::State::kClosed) Lose(connection, Code::kDied, "its process ended (the connection was closed)");
+            break;
+        default:
+            if (connection.state != Connection::State::kClosed) Lose(connection, connection.code(), connection.why());
+            break;
+    }
+}
+
+void Node::ResumeParked(uint32_t tensor) {
+    for (const auto& connection : connections_) {
+        if (!connection->parked() || connection->parked_for != tensor || connection->state != Connection::State::kOpen) continue;
+        connection->Resume();
+        connection->heard_ns = now_ns_;
+        Watch(*connection, (connection->interest & EPOLLOUT) != 0);
+        resumed_.push_back(connection.get());
+    }
+}
+
+// By the I/O thread alone: it may be a lot, and a calling thread has its own work to do.
+void Node::ReadResumed() {
+    for (size_t i = 0; i < resumed_.size(); ++i) {
+        if (resumed_[i]->state != Connection::State::kClosed && !resumed_[i]->parked()) ReadFrom(*resumed_[i]);
+    }
+    resumed_.clear();
+}
+
+void Node::OnEvent(Connection& connection, uint32_t events) {
+    if (connection.state == Connection::State::kClosed) return;
+    if (connection.state == Connection::State::kConnecting) {
+        if ((events & (EPOLLOUT | EPOLLERR | EPOLLHUP)) == 0) return;
+        if (const int error = ErrorOf(connection.socket()); error != 0) {
+            Lose(connection, Code::kDied, std::string("cannot be reached: ") + std::strerror(error));
+            return;
+        }
+        connection.state = Connection::State::kGreeting;
+        connection.QueueControl(connection.as_worker->Begin());
+    }
+    if ((events & (EPOLLIN | EPOLLERR | EPOLLHUP)) != 0) {
+        if (!connection.parked()) {
+            ReadFrom(connection);
+        } else if ((events & (EPOLLERR | EPOLLHUP)) != 0) {
+            Lose(connection, Code::kDied, "its process ended (the connection was reset)");
+        }
+    }
+    if (connection.state != Connection::State::kClosed && (events & EPOLLOUT) != 0) WriteTo(connection, kWriteBudget);
+}
+
+// -- the thread -------------------------------------------------------------------------------------------
+
+void Node::Tick(int64_t now_ns) {
+    const int64_t ping_ns = int64_t{options_.ping_ms} * 1'000'000, dead_ns = int64_t{options_.dead_ms} * 1'000'000;
+    // after a stop of this process (a debugger, SIGSTOP, a sleeping machine) the silence was ours
+    const bool was_away = now_ns - ticked_ns_ > ping_ns + 1'000'000'000;
+    ticked_ns_ = now_ns;
+    if (!hears_) Hear(true);
+    for (const auto& connection : connections_) {
+        if (connection->state == Connection::State::kClosed) continue;
+        if (was_away) connection->heard_ns = now_ns;
+        if (connection->parked()) {
+            // nothing is read from it, but its host acknowledges pings. Where pings cannot leave, since the peer does
+            // not read either, silence means nothing.
+            connection->heard_ns = now_ns - (connection->has_output() ? 0 : NanosecondsSinceAck(connection->socket()));
+        }
+        if (connection->state != Connection::State::kOpen) {
+            if (now_ns - connection->opened_ns > int64_t{options_.greeting_ms} * 1'000'000) {
+                Lose(*connection, Code::kTimeout, "no end of the greeting within " + std::to_string(options_.greeting_ms) + " ms");
+            }
+            continue;
+        }
+        if (connection->left) continue;
+        if (now_ns - connection->heard_ns > dead_ns) {
+            Lose(*connection, Code::kStalled, "has said nothing for " + std::to_string((now_ns - connection->heard_ns) / 1'000'000) +
+                                                  " ms, though it is connected");
+            continue;
+        }
+        if (now_ns - connection->sent_ns > ping_ns - 1'000'000 && !connection->has_output()) {
+            connection->QueueControl(ControlFrame(FrameType::kPing, connection->sender, 0, nullptr, 0));
+            Touch(*connection);
+        }
+    }
+    if (left_ns_ != 0 && !failed_ && now_ns - left_ns_ > dead_ns) {
+        bool waits = options_.rank < 0 && aggregator_->IsWaiting();
+        if (options_.rank >= 0) {
+            std::lock_guard guard(done_mutex_);
+            waits = !open_.empty();
+        }
+        if (waits) Fail({Code::kLeft, left_rank_, left_server_, left_name_ + " has left the job, and something still waits for it"});
+    }
+    std::lock_guard guard(done_mutex_);
+    if (!joined_) {
+        missing_.clear();
+        const auto list = [this](const char* what, const std::vector<std::vector<Connection*>>& table, int32_t self) {
+            for (size_t peer = 0; peer < table.size(); ++peer) {
+                if (static_cast<int32_t>(peer) == self) continue;
+                if (std::count(table[peer].begin(), table[peer].end(), nullptr) == 0) continue;
+                missing_ += (missing_.empty() ? "" : ", ") + std::string(what) + std::to_string(peer);
+            }
+        };
+        if (options_.rank >= 0) list("server ", to_server_, options_.server);
+        if (options_.server >= 0) list("rank ", to_worker_, options_.rank);
+    }
+}
+
+void Node::Reap() {
+    connections_.remove_if([](const std::unique_ptr<Connection>& connection) { return connection->state == Connection::State::kClosed; });
+}
+
+// What is done between two sleeps, under the lock. True: there is more to do at once.
+bool Node::Turn(const epoll_event* events, int n) {
+    now_ns_ = Now();
+    RunCommands(false);
+    ReadResumed();
+    for (int i = 0; i < n; ++i) {
+        void* what = events[i].data.ptr;
+        if (what == &wake_) {
+            uint64_t count;
+            (void)!read(wake_.get(), &count, sizeof count);
+        } else if (what == &listener_) {
+            AcceptAll();
+        } else {
+            OnEvent(*static_cast<Connection*>(what), events[i].events);
+            SweepOver();
+            FlushTouched(kWriteBudget);
+        }
+    }
+    ReadResumed();  // a definition may have come: no event tells of what waited for it, and Reap() may free it
+    const bool working = aggregator_ && aggregator_->Work(kWorkBytes);
+    SweepOver();
+    if (now_ns_ - ticked_ns_ >= tick_ns()) Tick(now_ns_);
+    FlushTouched(kWriteBudget);
+    Reap();
+    return working;
+}
+
+void Node::Loop() {
+    std::vector<epoll_event> events(64);
+    int64_t stop_by_ns = 0;
+    bool working = false;
+    while (true) {
+        const int64_t until_tick = ticked_ns_ + tick_ns() - Now();
+        const int timeout = working ? 0 : static_cast<int>(std::clamp<int64_t>(until_tick / 1'000'000 + 1, 0, 1000));
+        const int n = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), stop_by_ns != 0 ? std::min(timeout, 10) : timeout);
+        std::lock_guard guard(mutex_);
+        ++stats_.wakeups;
+        working = Turn(events.data(), std::max(n, 0));
+        if (!stop_) continue;
+        if (stop_by_ns == 0) {
+            closing_ = true;
+            stop_by_ns = now_ns_ + int64_t{options_.linger_ms} * 1'000'000;
+        }
+        // what is queued leaves first; then goodbye; then everybody else's goodbye is awaited, so that no
+        // connection is reset while the other side still reads
+        bool waits = false;
+        for (const auto& connection : connections_) {
+            if (connection->state != Connection::State::kOpen) continue;
+            if (connection->has_output()) {
+                waits = true;  // after a failure, its reason
+            } else if (failed_) {
+                continue;
+            } else if (!connection->said_goodbye) {
+                connection->said_goodbye = true;
+                connection->QueueControl(ControlFrame(FrameType::kGoodbye, connection->sender, 0, nullptr, 0));
+                WriteTo(*connection, kWriteBudget);
+                waits = true;
+            } else if (!connection->left) {
+                waits = true;
+            }
+        }
+        if (!waits || now_ns_ >= stop_by_ns) break;
+    }
+    std::lock_guard guard(mutex_);
+    for (const auto& connection : connections_) {
+        if (connection->state != Connection::State::kClosed) connection->Drop();
+    }
+    connections_.clear();
+    touched_.clear();
+    resumed_.clear();
+    for (auto* table : {&to_server_, &to_worker_}) {
+        for (auto& lanes : *table) std::fill(lanes.begin(), lanes.end(), nullptr);
+    }
+    failed_ = true;  // what is handed over from now on goes nowhere
+    listener_ = Fd();
+    reserve_ = Fd();
+    epoll_ = Fd();
+}
+
+}  // namespace gradlane

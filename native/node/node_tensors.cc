@@ -1,0 +1,332 @@
+// Node's commands, and what becomes of a tensor from its definition to its end. All of it under the lock.
+
+#include "node/node.h"
+
+#include <algorithm>
+#include <new>
+
+namespace gradlane {
+
+namespace {
+
+constexpr uint32_t kSmallestCut = 4 << 10;  // a tensor smaller than this is not cut: a packet has its price
+
+uint32_t RankInQueue(const Spec& spec) { return spec.urgent_first ? spec.priority : 0; }
+
+}  // namespace
+
+// -- commands ---------------------------------------------------------------------------------------------
+
+void Node::RunCommands(bool inline_call) {
+    while (true) {
+        Command command;
+        {
+            std::lock_guard guard(command_mutex_);
+            if (commands_.empty()) break;
+            command = std::move(commands_.front());
+            commands_.pop_front();
+        }
+        Execute(command);
+    }
+    if (inline_call && aggregator_ && aggregator_->Work(kInlineBytes)) Wake();
+    SweepOver();
+    FlushTouched(inline_call ? kInlineBytes : kWriteBudget);
+    if (inline_call && !resumed_.empty()) Wake();
+}
+
+void Node::Execute(Command& command) {
+    switch (command.kind) {
+        case Command::Kind::kDial: DoDial(command.tensor, command.text, command.port); break;
+        case Command::Kind::kDefine: DoDefine(command.tensor, command.spec, command.from, command.into); break;
+        case Command::Kind::kPush: DoPush(command.tensor, command.notify, command.notify_sent, command.flags, command.held); break;
+        case Command::Kind::kStart:
+            if (DoDefine(command.tensor, command.spec, command.from, command.into)) DoPush(command.tensor, command.notify, false, 0);
+            break;
+        case Command::Kind::kForget: {
+            for (auto each = tensors_.begin(); each != tensors_.end();) {
+                if (each->first < command.tensor) {
+                    defined_bytes_ -= Footprint(each->second.spec, aggregator_ != nullptr);
+                    if (aggregator_) aggregator_->Forget(each->first);
+                    each = tensors_.erase(each);
+                } else {
+                    ++each;
+                }
+            }
+            dealer_ = Dealer(options_.membership.servers);
+            if (!options_.tell_tables) break;
+            for (const auto& lanes : to_server_) {
+                if (lanes[0] == nullptr) continue;
+                lanes[0]->QueueControl(ControlFrame(FrameType::kForget, lanes[0]->sender, command.tensor, nullptr, 0));
+                Touch(*lanes[0]);
+            }
+            break;
+        }
+        case Command::Kind::kRule: DoSetRule(command.tensor, command.rule); break;
+        case Command::Kind::kRelease: DoRelease(command.tensor); break;
+        case Command::Kind::kAbort: Fail({Code::kAborted, options_.rank, options_.server, command.text}); break;
+    }
+}
+
+// -- tensors ----------------------------------------------------------------------------------------------
+
+std::shared_ptr<const Layout> Node::Cut(uint32_t tensor, const Spec& spec) {
+    const uint32_t servers = options_.membership.servers;
+    if (!options_.deal_evenly) return dealer_.Cut(spec.bytes, options_.packet_bytes, spec.at);
+    Dealer alone(servers);
+    if (spec.at != kDealt) return alone.Cut(spec.bytes, options_.packet_bytes, spec.at);
+    if (spec.bytes <= kSmallestCut) return alone.Cut(spec.bytes, options_.packet_bytes, static_cast<int32_t>(tensor % servers));
+    const uint64_t share = ((spec.bytes + servers - 1) / servers + 63) / 64 * 64;
+    const auto packet = static_cast<uint32_t>(std::min<uint64_t>(options_.packet_bytes, share));
+    return alone.Cut(spec.bytes, packet);
+}
+
+bool Node::DoDefine(uint32_t tensor, const Spec& spec, const uint8_t* from, uint8_t* into) {
+    if (failed_) return false;
+    if (const char* why = WhyNot(spec)) {
+        Fail({Code::kProtocol, options_.rank, options_.server, "tensor " + std::to_string(tensor) + ": " + why});
+        return false;
+    }
+    if (tensor != next_tensor_ || spec.lane >= options_.membership.lanes ||
+        spec.at >= static_cast<int64_t>(options_.membership.servers)) {
+        Fail({Code::kProtocol, options_.rank, options_.server, "tensor " + std::to_string(tensor) + ": not a definition that can be used"});
+        return false;
+    }
+    const uint64_t footprint = Footprint(spec, aggregator_ != nullptr);
+    if (footprint > options_.max_bytes - defined_bytes_ || tensors_.size() >= options_.max_tensors) {
+        Fail({Code::kFull, options_.rank, options_.server,
+              "tensor " + std::to_string(tensor) + " takes " + std::to_string(footprint) + " bytes: " +
+                  std::to_string(defined_bytes_) + " bytes are registered and " + std::to_string(options_.max_bytes) +
+                  " allowed"});
+        return false;
+    }
+    ++next_tensor_;
+    defined_bytes_ += footprint;
+    Tensor state;
+    state.spec = spec;
+    state.layout = Cut(tensor, spec);
+    state.from = from;
+    state.into = into;
+    if (options_.rank >= 0) {
+        state.contributes = spec.from == kAll || spec.from == options_.rank;
+        state.receives = spec.to == kAll ? spec.from != options_.rank : spec.to == options_.rank;
+        state.received.resize((state.layout->packets + 63) / 64);
+    }
+    if (aggregator_) {
+        const bool mine = !state.layout->by_server[static_cast<size_t>(options_.server)].empty();
+        // one that is defined once is forgotten when its last packet is summed: with none here, it never would be
+        try {
+            if (mine || !spec.once) aggregator_->Define(tensor, spec, state.layout);
+        } catch (const std::bad_alloc&) {
+            Fail({Code::kFull, options_.rank, options_.server, "tensor " + std::to_string(tensor) + ": no memory for " + std::to_string(footprint) + " bytes"});
+            return false;
+        }
+    }
+    tensors_.insert_or_assign(tensor, std::move(state));
+    if (options_.tell_tables && options_.rank >= 0) {
+        uint8_t payload[Definition::kBytes];
+        EncodeDefinition(AsDefinition(spec), payload);
+        for (const auto& lanes : to_server_) {
+            if (lanes[0] == nullptr) continue;
+            lanes[0]->QueueControl(ControlFrame(FrameType::kDefine, lanes[0]->sender, tensor, payload, sizeof payload));
+            Touch(*lanes[0]);
+        }
+    }
+    TakeEarly(tensor);
+    ResumeParked(tensor);
+    return true;
+}
+
+void Node::DoSetRule(uint32_t group, const Rule& rule) {
+    if (failed_) return;
+    uint8_t payload[kRuleBytes];
+    EncodeRule(rule, payload);
+    Rule said;  // as everybody else reads it: without numbers that its kind does not have
+    const char* why = group < kMaxGroups ? DecodeRule(payload, &said) : "more groups than there can be";
+    for (const auto& [tensor, state] : tensors_) {
+        if (state.under_way && state.spec.update != RuleKind::kNone && state.spec.group == group) why = "its tensors are under way";
+    }
+    if (why != nullptr) {
+        Fail({Code::kProtocol, options_.rank, -1, "the rule of group " + std::to_string(group) + ": " + why});
+        return;
+    }
+    rules_[group] = said;
+    if (aggregator_) aggregator_->SetRule(group, static_cast<uint32_t>(options_.rank), said);
+    for (const auto& lanes : to_server_) {
+        Connection* connection = lanes[kUpdateLane];
+        if (connection == nullptr) continue;
+        connection->QueueControl(ControlFrame(FrameType::kRule, connection->sender, group, payload, sizeof payload));
+        Touch(*connection);
+    }
+}
+
+void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags, bool held) {
+    if (failed_) return;
+    const auto found = tensors_.find(tensor);
+    if (found == tensors_.end() || found->second.under_way) {
+        Fail({Code::kProtocol, options_.rank, -1,
+              "tensor " + std::to_string(tensor) + (found == tensors_.end() ? " was never defined" : " is under way already")});
+        return;
+    }
+    Tensor& state = found->second;
+    // what takes every worker to begin and to end cannot come to an end; of the rest, they may have done their part
+    if (left_ns_ != 0 && state.spec.from == kAll && state.spec.to == kAll) {
+        Fail({Code::kLeft, left_rank_, left_server_, left_name_ + " has left the job, and tensor " + std::to_string(tensor) + " was handed over"});
+        return;
+    }
+    if ((flags & ~kUpdateFlags) != 0 || (flags != 0 && state.spec.update == RuleKind::kNone) ||
+        (PartOf(flags) != Part::kSteps && static_cast<uint32_t>(PartOf(flags)) > StatesOf(state.spec.update)) ||
+        (PartOf(flags) != Part::kParameters && state.pushes == 0)) {
+        Fail({Code::kProtocol, options_.rank, -1, "tensor " + std::to_string(tensor) + " was handed over for what it does not have"});
+        return;
+    }
+    if (state.spec.update != RuleKind::kNone && state.pushes != 0 && (flags & (kFlagQuiet | kFlagPlace)) == 0) {
+        const auto rule = rules_.find(state.spec.group);
+        if (rule == rules_.end() || rule->second.kind != state.spec.update) {
+            Fail({Code::kProtocol, options_.rank, -1, "tensor " + std::to_string(tensor) + " was handed over, and its group has no rule of its kind"});
+            return;
+        }
+    }
+    const bool can_hold = aggregator_ && state.spec.from == kAll && state.spec.to == kAll && state.spec.update == RuleKind::kNone;
+    if (held && !can_hold) {
+        Fail({Code::kProtocol, options_.rank, -1, "tensor " + std::to_string(tensor) + " was to be held, and no server here sums it for all"});
+        return;
+    }
+    state.under_way = true;
+    state.held = held;
+    state.notify = notify;
+    state.notify_sent = notify_sent;
+    state.iteration = state.spec.once ? OnlyIteration(state.spec) : state.pushes++;
+    std::fill(state.received.begin(), state.received.end(), 0);
+    state.unsent = 0;
+    state.unreceived = state.receives ? state.layout->packets : 0;
+    for (uint32_t server = 0; server < to_server_.size() && state.contributes; ++server) {
+        const auto places = static_cast<uint32_t>(state.layout->by_server[server].size());
+        if (places == 0) continue;
+        if (static_cast<int32_t>(server) == options_.server) {
+            if (!state.receives) state.unsent += places;  // told by Consumed
+            continue;
+        }
+        Connection* connection = to_server_[server][state.spec.lane];
+        if (connection == nullptr) {
+            Fail({Code::kDied, -1, static_cast<int32_t>(server), "server " + std::to_string(server) + " is not connected"});
+            return;
+        }
+        Run run;
+        run.type = FrameType::kPush;
+        run.tensor = tensor;
+        run.flags = flags;
+        run.iteration = state.iteration;
+        run.priority = state.spec.priority;
+        run.memory = state.from;
+        run.layout = state.layout;
+        run.server = server;
+        run.end = places;
+        state.unsent += places;
+        connection->Queue(RankInQueue(state.spec), std::move(run));
+        Touch(*connection);
+    }
+    // no sum is whole without this worker's part, so that a server is held by keeping that back
+    if (aggregator_ && !held && aggregator_->Has(tensor)) {
+        aggregator_->ArriveLocally(tensor, state.iteration, state.from, state.into, flags);
+    }
+    Settle(tensor, state);
+    TakeEarly(tensor);
+    if (state.receives && !state.contributes) ResumeParked(tensor);  // the others need not wait for this one to send
+}
+
+void Node::DoRelease(uint32_t tensor) {
+    if (failed_) return;
+    const auto found = tensors_.find(tensor);
+    if (found == tensors_.end() || !found->second.held) {
+        Fail({Code::kProtocol, options_.rank, -1, "tensor " + std::to_string(tensor) + " was released, and is not held"});
+        return;
+    }
+    Tensor& state = found->second;
+    state.held = false;
+    aggregator_->ArriveLocally(tensor, state.iteration, state.from, state.into);
+    Settle(tensor, state);
+}
+
+void Node::Settle(uint32_t tensor, Tensor& state) {
+    if (state.notify_sent && state.unsent == 0) {
+        state.notify_sent = false;
+        std::lock_guard guard(done_mutex_);
+        finished_.push_back(~static_cast<int64_t>(tensor));
+        done_.notify_all();
+    }
+    if (!state.under_way || state.held || state.unsent != 0 || state.unreceived != 0) return;
+    state.under_way = false;
+    if (state.spec.once) {
+        defined_bytes_ -= Footprint(state.spec, aggregator_ != nullptr);
+        over_.push_back(tensor);
+    }
+    std::lock_guard guard(done_mutex_);
+    open_.erase(tensor);
+    if (state.notify) finished_.push_back(tensor);
+    done_.notify_all();
+}
+
+// What was over while its state was in use.
+void Node::SweepOver() {
+    for (const uint32_t tensor : over_) tensors_.erase(tensor);
+    over_.clear();
+    for (const uint32_t tensor : summed_) aggregator_->Forget(tensor);
+    summed_.clear();
+}
+
+// -- sums -------------------------------------------------------------------------------------------------
+
+void Node::Return(uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout, uint32_t place,
+                  uint32_t iteration, BufferRef sum) {
+    for (uint32_t rank = 0; rank < to_worker_.size(); ++rank) {
+        const auto signed_rank = static_cast<int32_t>(rank);
+        if (signed_rank == options_.rank || (spec.to != kAll ? spec.to != signed_rank : spec.from == signed_rank)) continue;
+        QueueResult(rank, tensor, spec, layout, place, iteration, sum);
+    }
+}
+
+void Node::ReturnTo(uint32_t rank, uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout, uint32_t place,
+                    uint32_t iteration, BufferRef parameters) {
+    QueueResult(rank, tensor, spec, layout, place, iteration, std::move(parameters));
+}
+
+void Node::QueueResult(uint32_t rank, uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout, uint32_t place,
+                       uint32_t iteration, BufferRef result) {
+    Connection* connection = to_worker_[rank][spec.lane];
+    if (connection == nullptr) return;  // it is lost, and the node has failed of it
+    Run run;
+    run.type = FrameType::kResult;
+    run.tensor = tensor;
+    run.iteration = iteration;
+    run.priority = spec.priority;
+    run.layout = layout;
+    run.server = static_cast<uint32_t>(options_.server);
+    run.next = place;
+    run.end = place + 1;
+    run.buffer = std::move(result);
+    connection->Queue(RankInQueue(spec), std::move(run));
+    Touch(*connection);
+}
+
+void Node::Delivered(uint32_t tensor, uint32_t packets) {
+    const auto found = tensors_.find(tensor);
+    if (found == tensors_.end()) return;
+    found->second.unreceived -= packets;
+    Settle(tensor, found->second);
+}
+
+void Node::Consumed(uint32_t tensor, uint32_t packets) {
+    const auto found = tensors_.find(tensor);
+    if (found == tensors_.end()) return;
+    found->second.unsent -= packets;
+    Settle(tensor, found->second);
+}
+
+void Node::OnSent(Connection&, uint32_t tensor) {
+    const auto found = tensors_.find(tensor);
+    if (found == tensors_.end()) return;
+    --found->second.unsent;
+    Settle(tensor, found->second);
+}
+
+}  // namespace gradlane
