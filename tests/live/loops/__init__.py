@@ -1,0 +1,40 @@
+"""Training loops as people write them. Each runs on real ranks under DDP and under gradlane; `compare` says what differs.
+
+A loop gets a `Job` and must not know which of the two it runs under. What it puts into `job.seen` is compared as well.
+"""
+
+from tests.live.loops import gradients, parameters, parts, passes, rates  # noqa: F401  (they fill LOOPS)
+from tests.live.loops.groups import attach_to_some_ranks, train_alike, train_in_a_group_of_all_ranks, unfinished_backward
+from tests.live.loops.job import (
+    GIVEN,
+    LOOPS,
+    POLICIES,
+    Job,
+    Mlp,
+    adam,
+    bits,
+    compare,
+    compare_over_servers,
+    log_lines,
+    momentum,
+    under_ddp,
+)
+
+__all__ = [
+    "GIVEN",
+    "LOOPS",
+    "POLICIES",
+    "Job",
+    "Mlp",
+    "adam",
+    "attach_to_some_ranks",
+    "bits",
+    "compare",
+    "compare_over_servers",
+    "log_lines",
+    "momentum",
+    "train_alike",
+    "train_in_a_group_of_all_ranks",
+    "under_ddp",
+    "unfinished_backward",
+]

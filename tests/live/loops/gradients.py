@@ -1,0 +1,179 @@
+"""Gradients: accumulated, kept, clipped, scaled, read, replaced."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import nn
+
+from tests.live.loops.job import STEPS, Job, loop
+
+
+@loop()
+def accumulation_with_no_sync(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        with job.no_sync():
+            job.loss().backward()
+            job.loss().backward()
+        job.loss().backward()
+        job.optimizer.step()
+
+
+@loop()
+def accumulation_that_sums_each_pass(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        for _ in range(3):  # so that the plan is taken up in the middle of a step
+            job.loss().backward()
+        job.optimizer.step()
+
+
+@loop()
+def gradients_never_zeroed(job: Job) -> None:
+    for _ in range(STEPS):
+        job.loss().backward()
+        job.optimizer.step()
+
+
+@loop()
+def zero_grad_in_place(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad(set_to_none=False)
+        job.loss().backward()
+        job.optimizer.step()
+
+
+@loop()
+def zero_grad_after_the_step(job: Job) -> None:
+    for step in range(STEPS):
+        job.loss().backward()
+        job.optimizer.step()
+        job.optimizer.zero_grad(set_to_none=step % 2 == 0)
+
+
+@loop()
+def zero_grad_between_forward_and_backward(job: Job) -> None:
+    for step in range(STEPS):
+        loss = job.loss()
+        job.model.zero_grad(set_to_none=step % 2 == 0)
+        loss.backward()
+        job.optimizer.step()
+
+
+READ = "gradients are read between backward and step"
+
+
+@loop(defers=False, says=READ)
+def clip_grad_norm(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        job.loss().backward()
+        job.see("norm", nn.utils.clip_grad_norm_(job.model.parameters(), 0.1))
+        job.optimizer.step()
+
+
+@loop(defers=False, says=READ)
+def clip_grad_value(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        job.loss().backward()
+        nn.utils.clip_grad_value_(job.model.parameters(), 0.01)
+        job.optimizer.step()
+
+
+@loop(defers=False, says=READ)
+def grad_scaler_with_a_step_of_infinities(job: Job) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+    for step in range(STEPS):
+        job.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = job.loss()
+        if step == 4 and job.rank == 1:
+            loss = loss * math.inf
+        scaler.scale(loss).backward()
+        scaler.step(job.optimizer)
+        scaler.update()
+        job.see("scale", scaler.get_scale())
+
+
+@loop(defers=False, says=READ)
+def grad_scaler_with_clipping(job: Job) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        scaler.scale(job.loss()).backward()
+        scaler.unscale_(job.optimizer)
+        job.see("norm", nn.utils.clip_grad_norm_(job.model.parameters(), 0.1))
+        scaler.step(job.optimizer)
+        scaler.update()
+
+
+@loop()
+def bfloat16_autocast(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = job.loss()
+        loss.backward()
+        job.optimizer.step()
+
+
+@loop(defers=False, says=READ)
+def gradients_logged_before_the_step(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        job.loss().backward()
+        for name, param in job.model.named_parameters():
+            job.see(f"norm of {name}", param.grad.norm().item())
+            job.see(f"{name} as numpy", param.grad.numpy().copy())
+            job.see(f"{name} as a list", param.grad.tolist())
+            job.see(f"{name} detached", param.grad.detach().abs().max())
+            job.see(f"copy of {name}", copy.deepcopy(param.grad))
+            assert f"{param.grad}".startswith("tensor(")
+        job.optimizer.step()
+
+
+@loop()
+def one_gradient_logged_after_the_step(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        job.loss().backward()
+        job.optimizer.step()
+        job.see("gradient", job.model.layers[0].weight.grad.sum())
+        job.see("parameter", job.model.layers[0].weight.detach().numpy().copy())
+
+
+@loop(defers=False, says=READ)
+def gradients_replaced_before_the_step(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        job.loss().backward()
+        for param in job.model.parameters():
+            param.grad = param.grad * 0.5
+        job.optimizer.step()
+
+
+@loop()
+def hooks_on_gradients(job: Job) -> None:
+    for param in job.model.parameters():
+        param.register_hook(lambda gradient: gradient * 1.5)
+    for _ in range(STEPS):
+        job.step()
+
+
+def _by_hand(model: nn.Module) -> None:
+    return None
+
+
+@loop(optimizer=_by_hand, defers=False)
+def updates_by_hand_without_an_optimizer(job: Job) -> None:
+    for _ in range(STEPS):
+        for param in job.model.parameters():
+            param.grad = None
+        job.loss().backward()
+        with torch.no_grad():
+            for param in job.model.parameters():
+                param.add_(param.grad, alpha=-0.1)

@@ -1,0 +1,145 @@
+"""Hyper-parameters that change, and optimizers of every kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.live.loops.job import STEPS, Job, adam, loop
+
+# -- hyper-parameters that change --------------------------------------------------------------------------
+
+
+@loop()
+def step_lr(job: Job) -> None:
+    scheduler = torch.optim.lr_scheduler.StepLR(job.optimizer, step_size=2, gamma=0.3)
+    for _ in range(STEPS):
+        job.step()
+        scheduler.step()
+
+
+@loop(optimizer=adam)
+def one_cycle_lr_changes_momentum_too(job: Job) -> None:
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(job.optimizer, max_lr=0.05, total_steps=STEPS)
+    for _ in range(STEPS):
+        job.step()
+        scheduler.step()
+
+
+def _two_groups(model: nn.Module) -> torch.optim.Optimizer:
+    last = list(model.layers[-1].parameters())
+    rest = list(model.layers[:-1].parameters())
+    return torch.optim.AdamW([{"params": rest, "lr": 0.01}, {"params": last, "lr": 0.05, "weight_decay": 0.1}])
+
+
+@loop(optimizer=_two_groups)
+def parameter_groups_with_rates_of_their_own(job: Job) -> None:
+    for step in range(STEPS):
+        job.step()
+        job.optimizer.param_groups[1]["lr"] = 0.05 / (step + 1)
+
+
+@loop(optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=torch.tensor(0.02), foreach=False))
+def a_rate_that_is_a_tensor_changed_in_place(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+        job.optimizer.param_groups[0]["lr"].mul_(0.7)
+
+
+def _two_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+    return [
+        torch.optim.SGD(model.layers[:2].parameters(), lr=0.1, momentum=0.5),
+        torch.optim.Adam(model.layers[2:].parameters(), lr=0.01),
+    ]
+
+
+@loop(optimizer=_two_optimizers)
+def two_optimizers(job: Job) -> None:
+    for _ in range(STEPS):
+        for optimizer in job.optimizer:
+            optimizer.zero_grad()
+        job.loss().backward()
+        for optimizer in job.optimizer:
+            optimizer.step()
+
+
+# -- optimizers that keep the barrier ----------------------------------------------------------------------
+
+
+@loop(optimizer=lambda model: torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3), defers=False, says="LBFGS")
+def lbfgs_with_a_closure(job: Job) -> None:
+    for _ in range(3):
+        x, y = job.batch()
+
+        def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+            job.optimizer.zero_grad()
+            loss = F.cross_entropy(job.call(x), y)
+            loss.backward()
+            return loss
+
+        job.see("loss", job.optimizer.step(closure))
+
+
+@loop(defers=False, says="closure")
+def sgd_with_a_closure(job: Job) -> None:
+    for _ in range(STEPS):
+
+        def closure() -> torch.Tensor:
+            job.optimizer.zero_grad()
+            loss = job.loss()
+            loss.backward()
+            return loss
+
+        job.optimizer.step(closure)
+
+
+class NormedSgd(torch.optim.Optimizer):
+    """One that nobody knows: its updates depend on the norm over all gradients."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        params = [param for group in self.param_groups for param in group["params"] if param.grad is not None]
+        norm = torch.nn.utils.get_total_norm([param.grad for param in params])
+        for param in params:
+            param.add_(param.grad / norm, alpha=-0.1)
+            self.state[param]["norm"] = norm
+
+
+@loop(optimizer=lambda model: NormedSgd(model.parameters()), defers=False, says="the barrier is kept: NormedSgd is not known")
+def an_optimizer_of_the_users_own(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+
+
+class OwnSgd(torch.optim.SGD):
+    """Known by its user to update each parameter from its own gradient alone."""
+
+
+@loop(optimizer=lambda model: OwnSgd(model.parameters(), lr=0.1, momentum=0.9), attach={"cross_barrier": True})
+def an_optimizer_that_its_user_vouches_for(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+
+
+@loop(attach={"cross_barrier": False}, defers=False)
+def the_barrier_kept_on_request(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+
+
+@loop(optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=0.01, fused=True))
+def a_fused_optimizer(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+
+
+@loop(optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True, maximize=True, foreach=True))
+def a_foreach_optimizer(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
