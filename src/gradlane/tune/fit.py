@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -42,6 +43,24 @@ STALLED = 0.05
 
 _LEAST_SLOPE = NS_PER_SECOND / MAX_RATE
 _MOST_SLOPE = float(NS_PER_SECOND)
+
+
+class _Line(NamedTuple):
+    startup: float  # ns
+    slope: float  # ns a byte
+    error: float  # relative, of all points together
+
+    def at(self, size: float) -> float:
+        return self.startup + self.slope * size
+
+
+class _Shape(NamedTuple):
+    """What costs may look like, and how well that serves."""
+
+    error: float  # per degree of freedom
+    pieces: tuple[Piece, ...]
+    least: float = 0.0  # ns; 0: nothing that no message goes below
+    on_least: int = 0  # how many sizes, of the smallest, cost that
 
 
 def fit_network(
@@ -79,18 +98,19 @@ def fit_network(
         # the median one, and a plan pays for those too
         medians[sizes == size_bytes] = np.maximum(medians[sizes == size_bytes], duration_ns / messages)
     kept = _thinned(sizes)
-    pieces, least_ns, on_floor = _pieces(sizes[kept], medians[kept], in_a_row[kept])
+    shape = _shape(sizes[kept], medians[kept], in_a_row[kept])
+    pieces, least_ns = shape.pieces, round(shape.least)
     if least_ns:
         # alone such a message wakes who sleeps: now and then that takes several times as long, and a plan pays for those too
-        least_ns = max(least_ns, _mean([taken for size in sizes[kept][:on_floor] for taken in by_size[size]]))
+        least_ns = max(least_ns, _mean([taken for size in sizes[kept][: shape.on_least] for taken in by_size[size]]))
     fitted = Network(workers, pieces, algorithm, least_ns=least_ns)
     costs = np.array([fitted.cost_ns(int(size)) for size in sizes], dtype=np.float64)
     residual = float(np.median(np.abs(costs - medians) / medians))
-    shape = "one line" if len(pieces) == 1 else f"two lines that meet at {format_bytes(pieces[0].up_to_bytes)}"
+    fit = "one line" if len(pieces) == 1 else f"two lines that meet at {format_bytes(pieces[0].up_to_bytes)}"
     if least_ns:
-        shape += " and a least cost"
+        fit += " and a least cost"
     span = f"{count} samples of {len(sizes)} sizes, {format_bytes(int(sizes[0]))} to {format_bytes(int(sizes[-1]))}"
-    described = f"{source}; {span}; {shape}" + (f"; streams of {len(in_streams)} kinds" if in_streams else "")
+    described = f"{source}; {span}; {fit}" + (f"; streams of {len(in_streams)} kinds" if in_streams else "")
     network = Network(workers, pieces, algorithm, residual, described, sharing, least_ns)
     if not in_streams:
         return network
@@ -170,8 +190,8 @@ def _thinned(sizes: Floats) -> npt.NDArray[np.intp]:
     return np.unique(nearest)
 
 
-def _line(sizes: Floats, medians: Floats) -> tuple[float, float, float]:
-    """(startup, slope, error) of the bounded line of least total relative absolute error.
+def _line(sizes: Floats, medians: Floats) -> _Line:
+    """The bounded line of least total relative absolute error.
 
     Such a line passes through a data point. Through a given point the error is convex in the slope, and least at
     the weighted median of the slopes to the other points, so the bounds are met by clipping. All points are tried
@@ -194,77 +214,71 @@ def _line(sizes: Floats, medians: Floats) -> tuple[float, float, float]:
     startup = medians - slope * sizes
     errors = np.sum(np.abs(startup[:, None] + slope[:, None] * sizes[None, :] - medians[None, :]) / medians[None, :], axis=1)
     best = int(np.argmin(errors))
-    return float(startup[best]), float(slope[best]), float(errors[best])
+    return _Line(float(startup[best]), float(slope[best]), float(errors[best]))
 
 
-def _pieces(sizes: Floats, medians: Floats, in_a_row: Floats) -> tuple[tuple[Piece, ...], int, int]:
-    """The line or lines that serve best; what no message goes below, or 0; and how many sizes cost that."""
-    startup, slope, error = _line(sizes, medians)
-    found: tuple[tuple[Piece, ...], int, int] = (_piece(startup, slope),), 0, 0
-    best = error / max(1, len(sizes) - 2)
-    with_floor = _line_and_floor(sizes, medians, in_a_row)
-    if with_floor is not None and _is_worth(with_floor[0], best, WORTH_A_FLOOR):
-        best, found = with_floor[0], ((with_floor[1],), *with_floor[2:])
-    two = _two_lines(sizes, medians)
-    if two is not None and _is_worth(two[0], best, WORTH_A_PIECE):
-        found = two[1], 0, 0
-    return found
+def _shape(sizes: Floats, medians: Floats, in_a_row: Floats) -> _Shape:
+    """One line, unless a least cost beside it or two lines serve clearly better."""
+    line = _line(sizes, medians)
+    best = _Shape(line.error / max(1, len(sizes) - 2), (_piece(line),))
+    for other, part in (
+        (_line_and_floor(sizes, medians, in_a_row), WORTH_A_FLOOR),
+        (_two_lines(sizes, medians), WORTH_A_PIECE),
+    ):
+        if other is not None and _is_worth(other.error, best.error, part):
+            best = other
+    return best
 
 
 def _is_worth(error: float, simpler: float, part: float) -> bool:
     return error <= part * simpler and simpler - error >= LEAST_GAIN
 
 
-def _line_and_floor(sizes: Floats, medians: Floats, in_a_row: Floats) -> tuple[float, Piece, int, int] | None:
-    """(error per degree of freedom, line, least cost, sizes that cost it): the smallest sizes, as many as serves best, cost the
-    median of what they cost `in_a_row`, and the line is that of the others.
-    """
+def _line_and_floor(sizes: Floats, medians: Floats, in_a_row: Floats) -> _Shape | None:
+    """The smallest sizes, as many as serves best, cost the median of what they cost `in_a_row`; the line is the others'."""
     count = len(sizes)
-    best: tuple[float, Piece, int, int] | None = None
+    best: _Shape | None = None
     for split in range(LEAST_SIZES_ON_FLOOR, count - LEAST_SIZES_ABOVE + 1):
         floor = float(np.median(in_a_row[:split]))
-        startup, slope, _ = _line(sizes[split:], medians[split:])
+        line = _line(sizes[split:], medians[split:])
         seen = np.concatenate((in_a_row[:split], medians[split:]))
         # three numbers are chosen: a line and a floor, which ends where the line goes above it
-        error = float(np.sum(np.abs(np.maximum(floor, startup + slope * sizes) - seen) / seen)) / (count - 3)
-        if best is None or error < best[0]:
-            best = error, _piece(startup, slope), round(floor), split
+        error = float(np.sum(np.abs(np.maximum(floor, line.startup + line.slope * sizes) - seen) / seen)) / (count - 3)
+        if best is None or error < best.error:
+            best = _Shape(error, (_piece(line),), floor, split)
     return best
 
 
-def _two_lines(sizes: Floats, medians: Floats) -> tuple[float, tuple[Piece, Piece]] | None:
-    """The best two pieces, with their error per degree of freedom."""
+def _two_lines(sizes: Floats, medians: Floats) -> _Shape | None:
     count = len(sizes)
-    best: tuple[float, tuple[Piece, Piece]] | None = None
+    best: _Shape | None = None
     for split in range(LEAST_SIZES_PER_PIECE, count - LEAST_SIZES_PER_PIECE + 1):
         left = _line(sizes[:split], medians[:split])
         right = _line(sizes[split:], medians[split:])
         # five numbers are chosen: two lines and the break
-        error = (left[2] + right[2]) / max(1, count - 5)
-        if best is not None and error >= best[0]:
+        error = (left.error + right.error) / max(1, count - 5)
+        if best is not None and error >= best.error:
             continue
         at = _break_at(left, right, sizes[split - 1 : split + 1], medians[split - 1 : split + 1])
         if at is not None:
-            best = error, (_piece(left[0], left[1], at), _piece(right[0], right[1]))
+            best = _Shape(error, (_piece(left, at), _piece(right)))
     return best
 
 
-def _break_at(
-    left: tuple[float, float, float], right: tuple[float, float, float], sizes: Floats, medians: Floats
-) -> int | None:
+def _break_at(left: _Line, right: _Line, sizes: Floats, medians: Floats) -> int | None:
     """Where between two neighbouring sizes the left line should end, or None if the cost would fall there
     although the data do not.
     """
-    gap = [right[0] + right[1] * size - left[0] - left[1] * size for size in sizes]
+    gap = [right.at(size) - left.at(size) for size in sizes]
     if gap[0] * gap[1] < 0:
         crossing = float(sizes[0]) + float(sizes[1] - sizes[0]) * gap[0] / (gap[0] - gap[1])
         return int(min(max(crossing, sizes[0]), sizes[1] - 1))
     fall = max(0.0, 1 - medians[1] / medians[0]) + TOLERATED_DROP
-    if gap[0] < -fall * (left[0] + left[1] * float(sizes[0])):
+    if gap[0] < -fall * left.at(float(sizes[0])):
         return None
     return int(sizes[0])
 
 
-def _piece(startup_ns: float, ns_per_byte: float, up_to_bytes: int = MAX_BYTES) -> Piece:
-    rate = NS_PER_SECOND / ns_per_byte if ns_per_byte > 0 else math.inf
-    return Piece(min(round(startup_ns), MAX_NS), round(min(max(rate, 1.0), float(MAX_RATE))), up_to_bytes)
+def _piece(line: _Line, up_to_bytes: int = MAX_BYTES) -> Piece:
+    rate = NS_PER_SECOND / line.slope if line.slope > 0 else math.inf
+    return Piece(min(round(line.startup), MAX_NS), round(min(max(rate, 1.0), float(MAX_RATE))), up_to_bytes)
