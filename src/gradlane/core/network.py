@@ -4,7 +4,8 @@ For all-reduce that is a startup and a rate, as fitted from a sweep or computed 
 does not always serve (small and large messages may use other protocols), so a network holds one or more
 pieces by message size; and handling a message costs the processor something while its bytes pass, so that none takes less than
 that. What messages cost that are under way together is less than the sum, where one's startup
-passes behind another's bytes: that is a piece's latency and the network's sharing.
+passes behind another's bytes: that is a network's sharing. Of a startup a part is latency, which keeps no other message
+waiting, and the rest is handling, of one message at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Cost of a message up to `up_to_bytes`: startup_ns + size / bytes_per_second, rounded up.
 
     Rounded down, a tensor in pieces would take less than its bytes' time and no lower bound would hold.
-    latency_ns: the part of the startup during which the network may carry other messages. It shortens no message
+    latency_ns: the part of the startup that keeps no other message waiting; the rest is handling. It shortens no message
     that is alone; `startup_ns` is the `a` of the papers whatever part of it is latency.
     """
 
@@ -46,8 +47,9 @@ class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Sharing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How messages that were started share the network; the first values are those of most papers: one after another.
 
-    at_once: so many of a lane are under way; its others wait. turns: a message passes in so many equal parts, and as often as
-    that for each `turn_bytes` of it or less; between two of them the other messages' parts pass.
+    at_once: so many of a lane are under way, one of them being handled while one's bytes pass; its others wait. turns: a message
+    passes in so many equal parts, and as often as that for each `turn_bytes` of it or less; between two of them the other
+    messages' parts pass.
     """
 
     at_once: int = 1
@@ -71,7 +73,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `residual` is the median relative error of the fit that the pieces come from (0 where they are exact).
     least_ns: no message takes less, however small; where its startup and bytes take longer, it costs nothing.
-    least_latency_ns: the part of it during which the network may carry other messages, as a piece's `latency_ns`.
+    least_latency_ns: the part of it that keeps no other message waiting, as a piece's `latency_ns`.
     """
 
     workers: int
@@ -122,23 +124,24 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def stream_ns(self, size_bytes: int, messages: int) -> int:
         """Time of so many all-reduces of `size_bytes` that start together.
 
-        Either the link is the limit, busy from the end of the first latency on, or each of those at once waits for its
-        own latencies, and only the last of them for one another. Exact for one at once and for pairs; otherwise a message
-        that is left over may take up to itself longer.
+        Either the link is the limit, or handling is, busy from when the first message comes to it on; or each of those at
+        once waits for what it is made of itself, and only the last of them for one another. Exact for one at once and for
+        pairs; otherwise a message that is left over may take up to itself longer.
         """
         turns, alone_ns = self.sharing.turns_of(size_bytes), self.cost_ns(size_bytes)
         if not self.overlaps:
             return messages * alone_ns
-        latency_ns = self.parts_ns(size_bytes)[0]
-        on_link_ns = alone_ns - latency_ns
+        latency_ns, handling_ns, bytes_ns = self.parts_ns(size_bytes)
+        busiest_ns, other_ns = max(handling_ns, bytes_ns), min(handling_ns, bytes_ns)
         groups = -(-messages // self.sharing.at_once)
-        by_latency_ns = groups * alone_ns + (messages - 1) % self.sharing.at_once * on_link_ns // turns
-        return max(latency_ns // turns + messages * on_link_ns, by_latency_ns)
+        by_itself_ns = groups * alone_ns + (messages - 1) % self.sharing.at_once * busiest_ns // turns
+        return max((latency_ns + other_ns) // turns + messages * busiest_ns, by_itself_ns)
 
     def parts_ns(self, size_bytes: int) -> tuple[int, int, int]:
-        """What `cost_ns` is made of: latency, during which the network may carry others; what else occupies it; and bytes.
+        """What `cost_ns` is made of: latency, which keeps no other message waiting; handling, of one message at a time; and
+        bytes, which have the link to themselves.
 
-        What handling hides of a small message it hides of one whose bytes take a little longer too, only less.
+        What is latency of a small message is so of one whose bytes take a little longer too, only less.
         """
         piece = self.piece_of(size_bytes)
         alone_ns = piece.cost_ns(size_bytes)
@@ -154,6 +157,5 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise AssertionError("the last piece has no limit")
 
     def occupied_ns(self, piece: Piece) -> int:
-        """The part of a piece's startup during which, whatever the size, the network can carry nothing else."""
-        hidden_ns = max(piece.latency_ns, self.least_latency_ns) if self.overlaps else 0
-        return max(0, piece.startup_ns - hidden_ns)
+        """The part of a piece's startup during which the link can carry no other message's bytes."""
+        return 0 if self.overlaps else piece.startup_ns

@@ -1,8 +1,9 @@
 """Turns: all-reduces that share a network, in virtual time.
 
-Of each lane the first `Sharing.at_once` that were added are under way, the most urgent first. Each passes the link in its
-turns: a turn's latency lets others pass, then its startup and bytes have the link to themselves, in the order in which
-latencies end. A more urgent message takes the link at once; what was interrupted goes on where it stopped.
+Of each lane the first `Sharing.at_once` that were added are under way, the most urgent first. Each passes in its turns. A turn
+is latency, which keeps nobody waiting; then handling, of one message at a time, while another's bytes pass; then its bytes,
+which have the link to themselves. Who waits for either goes in the order in which latencies end. A more urgent message is
+handled, and takes the link, at once; what was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from gradlane.units import NS_PER_SECOND
 class _Passing:
     """A message: what is left of its present turn, and of how much the turns are made."""
 
-    __slots__ = ("_parts", "_turn", "_turns", "free_ns", "key", "lane", "message", "startup_ns", "transfer_ns")
+    __slots__ = ("_parts", "_turn", "_turns", "free_ns", "handling_ns", "key", "lane", "message", "transfer_ns")
 
     def __init__(self, key: tuple[int, int, int], lane: int, message: int, turns: int, parts: tuple[int, int, int]) -> None:
         self.key, self.lane, self.message = key, lane, message
         self._turns, self._turn, self._parts = turns, -1, parts
         self.free_ns = FOREVER  # when the latency of the present turn has passed; not under way yet
-        self.startup_ns = self.transfer_ns = 0
+        self.handling_ns = self.transfer_ns = 0
 
     def next_turn(self, now_ns: int) -> bool:
         """Begin the next turn; False if there is none."""
         self._turn += 1
         if self._turn == self._turns:
             return False
-        latency_ns, self.startup_ns, self.transfer_ns = (
+        latency_ns, self.handling_ns, self.transfer_ns = (
             part * (self._turn + 1) // self._turns - part * self._turn // self._turns for part in self._parts
         )
         self.free_ns = now_ns + latency_ns
@@ -55,8 +56,9 @@ class Turns:
         self._at_once = network.sharing.at_once
         self._lanes: dict[int, list[tuple[tuple[int, int, int], _Passing]]] = {}
         self._numbers = 0
-        self._head: _Passing | None = None  # whose turn has the link
-        self._now_ns = 0  # up to which the head has been carried
+        self._handled: _Passing | None = None
+        self._on_link: _Passing | None = None
+        self._now_ns = 0  # up to which these two have been carried
 
     def add(
         self,
@@ -81,7 +83,7 @@ class Turns:
 
     def next_ns(self) -> int:
         """When something happens next if nothing is added before; `FOREVER` if nothing does."""
-        after = self._turn_ends_ns()
+        after = min(self._handling_ends_ns(), self._turn_ends_ns())
         for passing in self._under_way():
             if self._now_ns < passing.free_ns < after:
                 after = passing.free_ns
@@ -89,52 +91,59 @@ class Turns:
 
     def run(self) -> int | None:
         """Let time pass to `next_ns`; the message that has ended then, if one has."""
-        head, turn_ends_ns = self._head, self._turn_ends_ns()
         next_ns = self.next_ns()
+        passing = self._on_link if self._turn_ends_ns() == next_ns else None
         self._carry(next_ns)
         ended = None
-        if head is not None and turn_ends_ns == next_ns and not head.next_turn(next_ns):
-            ended = head.message
-            waiting = self._lanes[head.lane]
-            del waiting[bisect_left(waiting, (head.key,))]
+        if passing is not None and not passing.next_turn(next_ns):
+            ended = passing.message
+            waiting = self._lanes[passing.lane]
+            del waiting[bisect_left(waiting, (passing.key,))]
         self._settle()
         return ended
 
     def _under_way(self) -> Iterator[_Passing]:
         return (passing for waiting in self._lanes.values() for _, passing in waiting[: self._at_once])
 
+    def _handling_ends_ns(self) -> int:
+        return FOREVER if self._handled is None else self._now_ns + self._handled.handling_ns
+
     def _turn_ends_ns(self) -> int:
-        head = self._head
-        if head is None:
+        passing = self._on_link
+        if passing is None:
             return FOREVER
-        begins_ns = self._now_ns + head.startup_ns
-        return begins_ns + head.transfer_ns if self._pace is None else self._pace.finish_ns(begins_ns, head.transfer_ns)
+        if self._pace is None:
+            return self._now_ns + passing.transfer_ns
+        return self._pace.finish_ns(self._now_ns, passing.transfer_ns)
 
     def _settle(self) -> None:
-        """Whoever is among the first is under way; of them the head is who waits longest among the most urgent."""
-        self._head = None
+        """Whoever is among the first is under way; of them, handled and on the link are who wait longest among the most urgent."""
+        self._handled = self._on_link = None
         for passing in self._under_way():
             if passing.free_ns == FOREVER:
                 passing.next_turn(self._now_ns)
-            if passing.free_ns <= self._now_ns and (self._head is None or passing.order < self._head.order):
-                self._head = passing
+            if passing.free_ns > self._now_ns:
+                continue
+            if passing.handling_ns:
+                if self._handled is None or passing.order < self._handled.order:
+                    self._handled = passing
+            elif self._on_link is None or passing.order < self._on_link.order:
+                self._on_link = passing
 
     def _carry(self, now_ns: int) -> None:
-        """Let time pass to `now_ns`, by which the head's turn has not ended before."""
-        head, begun_ns = self._head, self._now_ns
-        self._now_ns = now_ns
-        if head is None:
+        """Let time pass to `now_ns`, by which neither handling nor the turn on the link has ended before."""
+        begun_ns, self._now_ns = self._now_ns, now_ns
+        if self._handled is not None:
+            self._handled.handling_ns -= now_ns - begun_ns
+        if self._on_link is None:
             return
-        waited_ns = min(head.startup_ns, now_ns - begun_ns)
-        head.startup_ns -= waited_ns
-        begun_ns += waited_ns
         if self._pace is None:
-            head.transfer_ns -= now_ns - begun_ns
+            self._on_link.transfer_ns -= now_ns - begun_ns
             return
         while begun_ns < now_ns:
             rate, changes_ns = self._pace.at(begun_ns)
             until_ns = now_ns if changes_ns is None else min(now_ns, changes_ns)
-            head.transfer_ns -= rate * (until_ns - begun_ns) // NS_PER_SECOND
+            self._on_link.transfer_ns -= rate * (until_ns - begun_ns) // NS_PER_SECOND
             begun_ns = until_ns
 
 
