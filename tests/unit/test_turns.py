@@ -15,7 +15,7 @@ from gradlane.sim import iteration_ns
 from gradlane.sim.turns import Turns
 from tests.unit.strategies import networks, profiles
 
-# a byte a nanosecond; of a startup of 100 are 60 latency
+# a byte a nanosecond; of a startup of 100 are 60 latency and 40 handling
 TWO_AT_ONCE = Network(2, (Piece(100, 10**9, latency_ns=60),), sharing=Sharing(at_once=2))
 
 
@@ -43,16 +43,24 @@ def test_a_message_alone_takes_what_the_network_says_however_many_turns_it_has()
         assert ends(Turns(network), [12_345]) == [network.cost_ns(12_345)] == [12_445]
 
 
-def test_the_latency_of_the_second_message_passes_behind_the_first():
-    # 60, then 40 + 1000, then the other's 40 + 1000; its latency has passed meanwhile
-    assert ends(Turns(TWO_AT_ONCE), [1_000, 1_000]) == [1_100, 2_140]
+def test_latency_and_handling_of_the_second_message_pass_behind_the_first():
+    # 60 + 40 + 1000, then the other's 1000; it was handled meanwhile
+    assert ends(Turns(TWO_AT_ONCE), [1_000, 1_000]) == [1_100, 2_100]
 
 
 def test_a_third_message_begins_when_one_of_two_has_ended():
-    # its latency passes from 1100 on behind the second one
-    assert ends(Turns(TWO_AT_ONCE), [1_000, 1_000, 1_000]) == [1_100, 2_140, 3_180]
-    # small ones: two at once, each 60 of latency and then 41 on the link, the third from 101 on
-    assert ends(Turns(TWO_AT_ONCE), [1, 1, 1]) == [101, 142, 202]
+    # its latency passes from 1100 on behind the second one, and then it is handled
+    assert ends(Turns(TWO_AT_ONCE), [1_000, 1_000, 1_000]) == [1_100, 2_100, 3_100]
+    # small ones: two at once, each 60 of latency, then 40 of one of them at a time, the third from 101 on
+    assert ends(Turns(TWO_AT_ONCE), [1, 1, 1]) == [101, 141, 202]
+
+
+def test_a_small_message_is_handled_while_a_large_one_s_bytes_pass():
+    network = Network(2, (Piece(0, 10**9),), sharing=Sharing(at_once=2), least_ns=500)
+    # the large one has the link from 0 on; the small one's ten bytes come after
+    assert ends(Turns(network), [5_000, 10]) == [5_000, 5_010]
+    # more of them, in another lane and more urgent, are handled one after another, and hold it up by their bytes alone
+    assert ends(Turns(network), [5_000, 10, 10], urgencies=[1, 0, 0], lanes=[0, 1, 1]) == [5_020, 500, 990]
 
 
 def test_two_messages_of_two_turns_alternate_as_gloo_s_do_among_two_ranks():
@@ -76,7 +84,7 @@ def test_what_is_more_urgent_takes_the_link_and_what_it_interrupts_goes_on():
 
 def test_bytes_follow_a_rate_that_changes_and_latency_does_not():
     halved = Link(10**9, (Step(0, 5 * 10**8),))
-    assert ends(Turns(TWO_AT_ONCE, halved), [1_000, 1_000]) == [60 + 40 + 2_000, 60 + 2 * (40 + 2_000)]
+    assert ends(Turns(TWO_AT_ONCE, halved), [1_000, 1_000]) == [60 + 40 + 2_000, 60 + 40 + 2 * 2_000]
 
 
 @settings(max_examples=200, deadline=None)
@@ -115,10 +123,9 @@ def test_policies_that_plan_by_the_papers_startup_do_not_see_latency(profile, ne
 
 
 def test_a_lane_has_as_many_under_way_as_another_whatever_that_has():
-    assert ends(Turns(TWO_AT_ONCE), [1_000] * 3) == [1_100, 2_140, 3_180]
+    assert ends(Turns(TWO_AT_ONCE), [1, 1, 1]) == [101, 141, 202]
     # the third begins at once, and its latency passes with theirs
-    assert ends(Turns(TWO_AT_ONCE), [1, 1, 1]) == [101, 142, 202]
-    assert ends(Turns(TWO_AT_ONCE), [1, 1, 1], lanes=[0, 0, 1]) == [101, 142, 183]
+    assert ends(Turns(TWO_AT_ONCE), [1, 1, 1], lanes=[0, 0, 1]) == [101, 141, 181]
 
 
 @settings(max_examples=60, deadline=None)
@@ -138,13 +145,15 @@ def test_latency_is_a_part_of_the_startup():
 def test_no_message_takes_less_than_the_least_cost_and_what_costs_more_takes_no_longer():
     network = Network(2, (Piece(0, 10**9),), sharing=Sharing(at_once=2), least_ns=500)
     assert ends(Turns(network), [10]) == [network.cost_ns(10)] == [500]
-    assert ends(Turns(network), [10, 20, 2_000]) == [500, 1_000, 3_000]
-    # a link at half its rate halves what bytes pass, not what handling them costs
+    # the third is not handled and has the link from 500 on; the second, handled until 970, waits for it
+    assert ends(Turns(network), [10, 20, 2_000]) == [500, 2_520, 2_500]
     # what handling hides passes behind the other's, and less of it where bytes take longer
     hiding = msgspec.structs.replace(network, least_latency_ns=200)
     assert ends(Turns(hiding), [10]) == [500]
-    assert ends(Turns(hiding), [10, 20]) == [500, 800]
+    assert ends(Turns(hiding), [10, 20]) == [500, 790]
     assert hiding.parts_ns(600) == (0, 0, 600)
     assert [hiding.parts_ns(size) for size in (10, 450)] == [(200, 290, 10), (50, 0, 450)]
+    # a link at half its rate doubles what bytes take, not what handling does
     halved = Link(10**9, (Step(0, 5 * 10**8),))
-    assert ends(Turns(network, halved), [100, 2_000]) == [400 + 200, 600 + 4_000]
+    assert ends(Turns(network, halved), [100]) == [400 + 200]
+    assert ends(Turns(network, halved), [2_000, 100]) == [4_000, 4_200]

@@ -47,9 +47,9 @@ class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Sharing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How messages that were started share the network; the first values are those of most papers: one after another.
 
-    at_once: so many of a lane are under way, one of them being handled while one's bytes pass; its others wait. turns: a message
-    passes in so many equal parts, and as often as that for each `turn_bytes` of it or less; between two of them the other
-    messages' parts pass.
+    at_once: so many of a lane are under way, one of them being handled while one's bytes pass; its others wait. turns: a
+    message passes in so many equal parts, and as often as that for each `turn_bytes` of it or less; between two of them the
+    other messages' parts pass.
     """
 
     at_once: int = 1

@@ -2,8 +2,8 @@
 
 Of each lane the first `Sharing.at_once` that were added are under way, the most urgent first. Each passes in its turns. A turn
 is latency, which keeps nobody waiting; then handling, of one message at a time, while another's bytes pass; then its bytes,
-which have the link to themselves. Who waits for either goes in the order in which latencies end. A more urgent message is
-handled, and takes the link, at once; what was interrupted goes on where it stopped.
+which have the link to themselves. Who comes first is handled, and has the link, first; a more urgent message at once, and
+what it interrupts goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from gradlane.units import NS_PER_SECOND
 class _Passing:
     """A message: what is left of its present turn, and of how much the turns are made."""
 
-    __slots__ = ("_parts", "_turn", "_turns", "free_ns", "handling_ns", "key", "lane", "message", "transfer_ns")
+    __slots__ = ("_parts", "_turn", "_turns", "handling_ns", "key", "lane", "message", "since_ns", "transfer_ns")
 
     def __init__(self, key: tuple[int, int, int], lane: int, message: int, turns: int, parts: tuple[int, int, int]) -> None:
         self.key, self.lane, self.message = key, lane, message
         self._turns, self._turn, self._parts = turns, -1, parts
-        self.free_ns = FOREVER  # when the latency of the present turn has passed; not under way yet
+        # when it comes to be handled, or since when it waits for the link; not under way yet
+        self.since_ns = FOREVER
         self.handling_ns = self.transfer_ns = 0
 
     def next_turn(self, now_ns: int) -> bool:
@@ -37,13 +38,13 @@ class _Passing:
         latency_ns, self.handling_ns, self.transfer_ns = (
             part * (self._turn + 1) // self._turns - part * self._turn // self._turns for part in self._parts
         )
-        self.free_ns = now_ns + latency_ns
+        self.since_ns = now_ns + latency_ns
         return True
 
     @property
     def order(self) -> tuple[int, int, int, int]:
         network_class, urgency, number = self.key
-        return network_class, urgency, self.free_ns, number
+        return network_class, urgency, self.since_ns, number
 
 
 class Turns:
@@ -85,8 +86,8 @@ class Turns:
         """When something happens next if nothing is added before; `FOREVER` if nothing does."""
         after = min(self._handling_ends_ns(), self._turn_ends_ns())
         for passing in self._under_way():
-            if self._now_ns < passing.free_ns < after:
-                after = passing.free_ns
+            if self._now_ns < passing.since_ns < after:
+                after = passing.since_ns
         return after
 
     def run(self) -> int | None:
@@ -117,12 +118,12 @@ class Turns:
         return self._pace.finish_ns(self._now_ns, passing.transfer_ns)
 
     def _settle(self) -> None:
-        """Whoever is among the first is under way; of them, handled and on the link are who wait longest among the most urgent."""
+        """Whoever is among the first is under way; handled and on the link are who wait longest among the most urgent."""
         self._handled = self._on_link = None
         for passing in self._under_way():
-            if passing.free_ns == FOREVER:
+            if passing.since_ns == FOREVER:
                 passing.next_turn(self._now_ns)
-            if passing.free_ns > self._now_ns:
+            if passing.since_ns > self._now_ns:
                 continue
             if passing.handling_ns:
                 if self._handled is None or passing.order < self._handled.order:
@@ -135,6 +136,8 @@ class Turns:
         begun_ns, self._now_ns = self._now_ns, now_ns
         if self._handled is not None:
             self._handled.handling_ns -= now_ns - begun_ns
+            if not self._handled.handling_ns:
+                self._handled.since_ns = now_ns
         if self._on_link is None:
             return
         if self._pace is None:
