@@ -168,8 +168,12 @@ def through_a_change(rank: int, world: int, policy: str, delays_s: tuple[float, 
                 train_until(lambda: session.tuning)
                 train_until(lambda: not session.tuning)
             else:
-                here = len(losses)
-                train_until(lambda: len(losses) > here + 40)
+                believed, moved = session.network.bytes_per_second, torch.zeros(1)
+                while not moved:
+                    here = len(losses)
+                    train_until(lambda here=here: len(losses) > here + 8)
+                    moved.fill_(session.network.bytes_per_second < believed)  # which only rank 0 knows of
+                    dist.broadcast(moved, 0)
             session.flush()
             bits, chosen, rate = bits_of(model, optimizer), session.auto, session.network.bytes_per_second
     reference = under_ddp(rank, len(losses))
