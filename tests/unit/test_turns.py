@@ -63,6 +63,19 @@ def test_a_small_message_is_handled_while_a_large_one_s_bytes_pass():
     assert ends(Turns(network), [5_000, 10, 10], urgencies=[1, 0, 0], lanes=[0, 1, 1]) == [5_020, 500, 990]
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    startup_ns=st.integers(0, 1_000),
+    least_ns=st.integers(0, 3_000),
+    messages=st.lists(st.tuples(st.integers(1, 5_000), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=8),
+)
+@example(100, 0, [(1_000, 0, 0), (1_000, 0, 1)])
+def test_where_messages_do_not_overlap_those_of_other_lanes_are_no_exception(startup_ns, least_ns, messages):
+    network = Network(2, (Piece(startup_ns, 10**9),), least_ns=least_ns)
+    sizes, urgencies, lanes = map(list, zip(*messages, strict=True))
+    assert max(ends(Turns(network), sizes, urgencies=urgencies, lanes=lanes)) == sum(map(network.cost_ns, sizes))
+
+
 def test_two_messages_of_two_turns_alternate_as_gloo_s_do_among_two_ranks():
     network = Network(2, (Piece(0, 10**9),), sharing=Sharing(at_once=2, turns=2))
     # a b a b: the first ends after three quarters of the time of both, as `python -m bench.turns` measures
@@ -132,9 +145,9 @@ def test_a_lane_has_as_many_under_way_as_another_whatever_that_has():
 @given(network=networks(), size_bytes=st.integers(1, 10**8))
 @example(Network(2, (Piece(500, 10**9),), sharing=Sharing(at_once=2), least_ns=3_000, least_latency_ns=1_500), 2_500)
 def test_no_message_occupies_the_network_for_less_than_the_bounds_take_it_to(network, size_bytes):
-    latency_ns, occupied_ns, bytes_ns = network.parts_ns(size_bytes)
-    assert latency_ns + occupied_ns + bytes_ns == network.cost_ns(size_bytes)
-    assert occupied_ns >= network.occupied_ns(network.piece_of(size_bytes))
+    latency_ns, handling_ns, bytes_ns = network.parts_ns(size_bytes)
+    assert latency_ns + handling_ns + bytes_ns == network.cost_ns(size_bytes)
+    assert handling_ns >= network.occupied_ns(network.piece_of(size_bytes))
 
 
 def test_latency_is_a_part_of_the_startup():

@@ -48,8 +48,8 @@ def lower_bound_ns(profile: Profile, where: Network | Cluster) -> int:
     R + c(S) + (updates and layers from k on) over all R and k, nor sooner than backward and forward take alone.
 
     For all-reduce c(S) is the least startup and S at the highest rate, or S at the least time per byte that any
-    message has with its startup spread over the largest size its piece allows, whichever is more; of a startup only
-    what is no latency, since the rest may pass behind other messages, but never less than one whole startup. That S bytes are
+    message has with its startup spread over the largest size its piece allows, whichever is more; no startup where
+    messages overlap, since it may pass behind other messages' bytes, but never less than one whole startup. That S bytes are
     ready at different times, and a message takes only what is, tells more: `_all_arrive_ns` in place of R + c(S), for
     some of the layers k. On a cluster of
     workers that are alike it is the startup and S at the rate of `as_network`, each link at its fastest. Where they

@@ -3,7 +3,8 @@
 Of each lane the first `Sharing.at_once` that were added are under way, the most urgent first. Each passes in its turns. A turn
 is latency, which keeps nobody waiting; then handling, of one message at a time, while another's bytes pass; then its bytes,
 which have the link to themselves. Who comes first is handled, and has the link, first; a more urgent message at once, and
-what it interrupts goes on where it stopped.
+what it interrupts goes on where it stopped. On a network whose messages do not overlap, handling one keeps the link from
+those of other lanes too.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Turns:
 
     def __init__(self, network: Network, pace: Link | None = None) -> None:
         self._network, self._pace = network, pace
-        self._at_once = network.sharing.at_once
+        self._at_once, self._overlaps = network.sharing.at_once, network.overlaps
         self._lanes: dict[int, list[tuple[tuple[int, int, int], _Passing]]] = {}
         self._numbers = 0
         self._handled: _Passing | None = None
@@ -73,7 +74,7 @@ class Turns:
     ) -> None:
         """Start a message of `size_bytes`. half: 0 or 1 for the first or second operation of a split one."""
         parts = self._network.parts_ns(size_bytes)
-        turns = self._network.sharing.turns_of(size_bytes) if self._network.overlaps else 1
+        turns = self._network.sharing.turns_of(size_bytes) if self._overlaps else 1
         if half is not None:
             parts, turns = _half(parts, half), -(-turns // 2)
         self._carry(now_ns)
@@ -130,13 +131,18 @@ class Turns:
                     self._handled = passing
             elif self._on_link is None or passing.order < self._on_link.order:
                 self._on_link = passing
+        if self._handled is not None and self._on_link is not None and not self._overlaps:
+            if self._handled.order < self._on_link.order:
+                self._on_link = None
+            else:
+                self._handled = None
 
     def _carry(self, now_ns: int) -> None:
         """Let time pass to `now_ns`, by which neither handling nor the turn on the link has ended before."""
         begun_ns, self._now_ns = self._now_ns, now_ns
         if self._handled is not None:
             self._handled.handling_ns -= now_ns - begun_ns
-            if not self._handled.handling_ns:
+            if not self._handled.handling_ns and self._overlaps:  # otherwise it has the link already
                 self._handled.since_ns = now_ns
         if self._on_link is None:
             return
