@@ -50,8 +50,8 @@ class _Line(NamedTuple):
     slope: float  # ns a byte
     error: float  # relative, of all points together
 
-    def at(self, size: float) -> float:
-        return self.startup + self.slope * size
+    def at(self, sizes: Floats) -> Floats:
+        return self.startup + self.slope * sizes
 
 
 class _Shape(NamedTuple):
@@ -243,7 +243,7 @@ def _line_and_floor(sizes: Floats, medians: Floats, in_a_row: Floats) -> _Shape 
         line = _line(sizes[split:], medians[split:])
         seen = np.concatenate((in_a_row[:split], medians[split:]))
         # three numbers are chosen: a line and a floor, which ends where the line goes above it
-        error = float(np.sum(np.abs(np.maximum(floor, line.startup + line.slope * sizes) - seen) / seen)) / (count - 3)
+        error = float(np.sum(np.abs(np.maximum(floor, line.at(sizes)) - seen) / seen)) / (count - 3)
         if best is None or error < best.error:
             best = _Shape(error, (_piece(line),), floor, split)
     return best
@@ -269,12 +269,12 @@ def _break_at(left: _Line, right: _Line, sizes: Floats, medians: Floats) -> int 
     """Where between two neighbouring sizes the left line should end, or None if the cost would fall there
     although the data do not.
     """
-    gap = [right.at(size) - left.at(size) for size in sizes]
+    gap = right.at(sizes) - left.at(sizes)
     if gap[0] * gap[1] < 0:
-        crossing = float(sizes[0]) + float(sizes[1] - sizes[0]) * gap[0] / (gap[0] - gap[1])
+        crossing = float(sizes[0] + (sizes[1] - sizes[0]) * gap[0] / (gap[0] - gap[1]))
         return int(min(max(crossing, sizes[0]), sizes[1] - 1))
     fall = max(0.0, 1 - medians[1] / medians[0]) + TOLERATED_DROP
-    if gap[0] < -fall * left.at(float(sizes[0])):
+    if gap[0] < -fall * left.at(sizes)[0]:
         return None
     return int(sizes[0])
 
