@@ -204,6 +204,7 @@ class Node : private Connection::Owner, private Outbox {
     int64_t tick_ns() const { return int64_t{options_.ping_ms} * 500'000; }
     void OnEvent(Connection& connection, uint32_t events);
     void AcceptAll();
+    void Add(std::unique_ptr<Connection> connection, uint32_t interest);
     void Hear(bool callers);
     void ReadFrom(Connection& connection);
     void WriteTo(Connection& connection, size_t budget);

@@ -14,24 +14,6 @@ constexpr size_t kEarlyBytes = 64 << 20;  // of what came before this process kn
 // One lane a tensor: a connection receives one frame at a time, so no packet is ever admitted twice.
 constexpr const char* kOtherLane = "a packet on another lane than its tensor's";
 
-Spec AsSpec(const Definition& define) {
-    Spec spec;
-    spec.bytes = define.bytes;
-    spec.dtype = static_cast<DType>(define.dtype);
-    spec.op = static_cast<Op>(define.op);
-    spec.whole = define.whole != 0;
-    spec.urgent_first = define.urgent_first != 0;
-    spec.lane = define.lane;
-    spec.priority = define.priority;
-    spec.from = define.from;
-    spec.to = define.to;
-    spec.at = define.at;
-    spec.update = static_cast<RuleKind>(define.update);
-    spec.staleness = define.staleness;
-    spec.group = define.group;
-    return spec;
-}
-
 }  // namespace
 
 Connection::Sink Node::OnHeader(Connection& connection, const Header& header) {

@@ -44,8 +44,6 @@ void Node::DoDial(uint32_t server, const std::string& address, uint16_t port) {
         connection->lane = lane;
         connection->address = address + ":" + std::to_string(port);
         connection->sender = static_cast<uint16_t>(options_.rank);
-        connection->checksum = options_.checksum;
-        connection->opened_ns = connection->heard_ns = connection->sent_ns = now_ns_;
         Hello hello;
         hello.rank = static_cast<uint32_t>(options_.rank);
         hello.world = job.world;
@@ -60,13 +58,19 @@ void Node::DoDial(uint32_t server, const std::string& address, uint16_t port) {
         hello.fingerprint = job.fingerprint;
         hello.nonce = FreshNonce();
         connection->as_worker = std::make_unique<WorkerGreeting>(&options_.membership, hello);
-        connections_.push_back(std::move(connection));
-        Connection& added = *connections_.back();
-        epoll_event event{};
-        event.events = added.interest = EPOLLIN | EPOLLOUT;
-        event.data.ptr = &added;
-        epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, added.socket().get(), &event);
+        Add(std::move(connection), EPOLLIN | EPOLLOUT);
     }
+}
+
+void Node::Add(std::unique_ptr<Connection> connection, uint32_t interest) {
+    connection->checksum = options_.checksum;
+    connection->opened_ns = connection->heard_ns = connection->sent_ns = now_ns_;
+    connection->interest = interest;
+    epoll_event event{};
+    event.events = interest;
+    event.data.ptr = connection.get();
+    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection->socket().get(), &event);
+    connections_.push_back(std::move(connection));
 }
 
 void Node::Hear(bool callers) {
@@ -105,16 +109,9 @@ void Node::AcceptAll() {
         auto connection = std::make_unique<Connection>(std::move(socket), false, Connection::State::kGreeting);
         connection->address = PeerOf(connection->socket());
         connection->sender = static_cast<uint16_t>(options_.server);
-        connection->checksum = options_.checksum;
-        connection->opened_ns = connection->heard_ns = connection->sent_ns = now_ns_;
         connection->as_server =
             std::make_unique<ServerGreeting>(&options_.membership, static_cast<uint32_t>(options_.server), FreshNonce());
-        connections_.push_back(std::move(connection));
-        Connection& added = *connections_.back();
-        epoll_event event{};
-        event.events = added.interest = EPOLLIN;
-        event.data.ptr = &added;
-        epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, added.socket().get(), &event);
+        Add(std::move(connection), EPOLLIN);
     }
 }
 

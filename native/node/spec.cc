@@ -22,6 +22,24 @@ Definition AsDefinition(const Spec& spec) {
     return define;
 }
 
+Spec AsSpec(const Definition& define) {
+    Spec spec;
+    spec.bytes = define.bytes;
+    spec.dtype = static_cast<DType>(define.dtype);
+    spec.op = static_cast<Op>(define.op);
+    spec.whole = define.whole != 0;
+    spec.urgent_first = define.urgent_first != 0;
+    spec.lane = define.lane;
+    spec.priority = define.priority;
+    spec.from = define.from;
+    spec.to = define.to;
+    spec.at = define.at;
+    spec.update = static_cast<RuleKind>(define.update);
+    spec.staleness = define.staleness;
+    spec.group = define.group;
+    return spec;
+}
+
 uint32_t OnlyIteration(const Spec& spec) {
     uint8_t bytes[Definition::kBytes];
     EncodeDefinition(AsDefinition(spec), bytes);

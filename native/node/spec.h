@@ -34,6 +34,7 @@ struct Spec {
 };
 
 Definition AsDefinition(const Spec& spec);
+Spec AsSpec(const Definition& define);
 
 // The iteration of a tensor that is defined once: a digest of its definition, so that processes which mean different
 // things by one id find out with the first packet.
