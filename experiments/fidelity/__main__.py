@@ -1,4 +1,4 @@
-"""`python -m experiments.fidelity`: run the grid, or a part of it, and make the page."""
+"""`python -m experiments.fidelity`: run the grid, or a part of it, then its finals, and make the page."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import resource
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from experiments.fidelity.anatomy import dissect
+from experiments.fidelity.anatomy import Anatomy, dissect
 from experiments.fidelity.page import page
-from experiments.fidelity.results import Results, TrialResult, read, spread, write
+from experiments.fidelity.results import Results, TrialResult, backend_of, policy_of, read, spread, write
 from gradlane import zoo
 from gradlane.cli.trials import Trial, at_ratio, cells_of, predicted, run_all
 from gradlane.core import files
@@ -46,6 +47,7 @@ def main() -> None:
     add("--megabytes", type=float, default=8.0, help="to which tensors are shrunk, links with them")
     add("--out", type=Path, default=Path("out/fidelity"), help="of trials; those that are there are not run again")
     add("--again", type=float, metavar="PART", help="run trials again during which others took more of the machine than this")
+    add("--finals", type=int, metavar="ROUNDS", help="of trials whose results are there: only the best policies, for longer")
     add("--json", type=Path, default=MEASURED, help="results; trials that are not of this call stay in it")
     add("--page", type=Path, help="write the page from the results and run nothing")
     given = parser.parse_args()
@@ -53,30 +55,54 @@ def main() -> None:
         given.page.write_text(page(read(given.json)))
         return
     trials = [
-        (_trial(model, count, ratio, given), ratio)
+        (model, count, ratio)
         for (nth, model), (other, ratio) in itertools.product(enumerate(given.models), enumerate(given.ratios))
         for count in ([given.hosts[(nth + other) % len(given.hosts)]] if given.in_turns else given.hosts)
     ]
-    for place, (trial, ratio) in enumerate(trials):
+    for place, (model, hosts, ratio) in enumerate(trials):
         print(f"{place + 1} of {len(trials)}, ratio {ratio:g}", file=sys.stderr)
-        result = _run(trial, ratio, given.out, given.again)
-        _keep(result, given.json)
+        if given.finals is not None:
+            _judge(model, hosts, ratio, given)
+            continue
+        trial = _trial(model, hosts, ratio, given, _arms(given), given.rounds)
+        others = _run(trial, given.out, given.again)
+        folder = given.out / trial.key
+        result = TrialResult(model, hosts, ratio, others, tuple(cells_of(trial, folder)), _anatomies(trial, folder))
+        _keep(result, given.json, command=_command())
         median, most = spread([cell.error for cell in result.own])
         print(f"error {median:.1%} (median), {most:.1%} (9 of 10 are below), others {result.others:.0%}", file=sys.stderr)
 
 
-def _trial(model: str, hosts: int, ratio: float, given: argparse.Namespace) -> Trial:
-    # more hosts have less of the processors each, which handle as many messages
-    profile, bits, scale = at_ratio(zoo.profile(model), ratio, given.step_ms * hosts / 2, given.megabytes)
-    arms = [
+def _judge(model: str, hosts: int, ratio: float, given: argparse.Namespace) -> None:
+    """The finals of a trial: a run of its own, whose times say how good the choice was."""
+    result = next((each for each in read(given.json).trials if each.same_as(model, hosts, ratio)), None)
+    if result is None:
+        sys.exit(f"{given.json} has no trial of {model} on {hosts} hosts at ratio {ratio:g}: run it first, without --finals")
+    arms = [ArmSpec(policy_of(cell), backend_of(cell)) for cell in result.finalists]
+    trial = _trial(model, hosts, ratio, given, arms, given.finals)
+    _run(trial, given.out, given.again)
+    result = msgspec.structs.replace(result, finals=tuple(cells_of(trial, given.out / trial.key)))
+    _keep(result, given.json, finals=_command())
+    losses = ", ".join(f"{result.judged_loss_of_choice(backend):.1%} ({backend})" for backend in result.backends)
+    print(f"the choice is slower than the best by {losses}", file=sys.stderr)
+
+
+def _arms(given: argparse.Namespace) -> list[ArmSpec]:
+    return [
         ArmSpec(name, backend)
         for backend in given.backends for name in given.policies or catalog.names(EXECUTORS[backend])
         if name in catalog.names(EXECUTORS[backend])
     ]  # fmt: skip
-    return Trial(profile, hosts, bits, scale, False, arms, given.rounds, given.steps, 0, 60.0)
 
 
-def _run(trial: Trial, ratio: float, out: Path, again: float | None) -> TrialResult:
+def _trial(model: str, hosts: int, ratio: float, given: argparse.Namespace, arms: Sequence[ArmSpec], rounds: int) -> Trial:
+    # more hosts have less of the processors each, which handle as many messages
+    profile, bits, scale = at_ratio(zoo.profile(model), ratio, given.step_ms * hosts / 2, given.megabytes)
+    return Trial(profile, hosts, bits, scale, False, arms, rounds, given.steps, 0, 60.0)
+
+
+def _run(trial: Trial, out: Path, again: float | None) -> float:
+    """Run the trial if its outcome is not there; the part of the machine that others took meanwhile."""
     folder = out / trial.key
     aside = folder / "others.json"
     if again is not None and aside.exists() and msgspec.json.decode(aside.read_bytes(), type=float) > again:
@@ -87,7 +113,10 @@ def _run(trial: Trial, ratio: float, out: Path, again: float | None) -> TrialRes
     if fresh:
         (busy, total), (busy_before, total_before) = _busy_and_all(), before
         aside.write_bytes(msgspec.json.encode(max(0.0, (busy - busy_before) / (total - total_before))))
-    others = msgspec.json.decode(aside.read_bytes(), type=float) if aside.exists() else 0.0
+    return msgspec.json.decode(aside.read_bytes(), type=float) if aside.exists() else 0.0
+
+
+def _anatomies(trial: Trial, folder: Path) -> dict[str, Anatomy]:
     anatomies = {}
     for name, plan, outcome in predicted(trial, folder):
         if name != BASELINE:
@@ -95,7 +124,7 @@ def _run(trial: Trial, ratio: float, out: Path, again: float | None) -> TrialRes
             anatomy = dissect(plan, live, outcome.timeline())
             if anatomy is not None:
                 anatomies[name] = anatomy
-    return TrialResult(trial.profile.model, trial.hosts, ratio, others, tuple(cells_of(trial, folder)), anatomies)
+    return anatomies
 
 
 def _busy_and_all() -> tuple[float, float]:
@@ -109,13 +138,13 @@ def _busy_and_all() -> tuple[float, float]:
     return (sum(fields) - fields[3] - fields[4]) / tick - own, sum(fields) / tick
 
 
-def _keep(result: TrialResult, path: Path) -> None:
-    kept = read(path).trials if path.exists() else ()
-    same = lambda trial: (trial.model, trial.hosts, trial.ratio)  # noqa: E731
-    trials = [trial for trial in kept if same(trial) != same(result)] + [result]
+def _keep(result: TrialResult, path: Path, **commands: str) -> None:
+    """commands: those to say in the file from now on, of trials or finals."""
+    before = read(path) if path.exists() else Results("", "", ())
+    trials = [trial for trial in before.trials if not trial.same_as(result.model, result.hosts, result.ratio)] + [result]
     trials.sort(key=lambda trial: (trial.hosts, trial.ratio, trial.model))
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release().split('-')[0]}"
-    write(path, Results(_command(), machine, tuple(trials)))
+    write(path, msgspec.structs.replace(before, machine=machine, trials=tuple(trials), **commands))
 
 
 def _command() -> str:

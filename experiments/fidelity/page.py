@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 from experiments.fidelity.anatomy import STAGES
-from experiments.fidelity.results import BEST_WITHIN, Results, TrialResult, backend_of, policy_of, spread
+from experiments.fidelity.results import BEST_WITHIN, RIVALS, Results, TrialResult, backend_of, policy_of, spread
+from gradlane.core.executors import BackendName
 from gradlane.report.sweep import Cell
 
 HEAD = """# How true the simulator is
@@ -30,8 +32,10 @@ not of the trial took of the machine meanwhile: each wake-up waits for them, and
 
 """
 
-CHECKED = """The least of many medians of a few steps is low by chance, too. Where one half of each arm's steps says which is
-best and the other half how long both took, it is {within} of {count}, and the choice is slower by {median:.1%} in the median.
+JUDGED = """The least of many medians of a few steps is low by chance, so finals judge the choice too: over each backend what is
+called best trains beside the {rivals} fastest others in a later run of {steps} measured steps an arm,
+
+    {command}
 """
 
 TAIL = """
@@ -109,15 +113,11 @@ def page(results: Results) -> str:
     text += f"## All of it: {len(results.trials)} trials, {len(cells)} cells\n\n"
     rows = [_row("all", cells, results)]
     rows += [_row(backend, [each for each in cells if backend_of(each[1]) == backend], results) for backend in results.backends]
-    text += _table(("backend", *ERRORS, "best within 3 %"), rows)
-    text += "\nThe last column: in how many trials what the simulator calls best took at most 3 % longer than the best.\n"
-    checked = [
-        trial.checked_loss_of_choice(backend)
-        for trial in results.trials for backend in sorted({backend_of(cell) for cell in trial.own})
-    ]  # fmt: skip
-    text += CHECKED.format(
-        within=sum(loss <= BEST_WITHIN - 1 for loss in checked), count=len(checked), median=statistics.median(checked)
-    )
+    text += _table(("backend", *ERRORS, "best within 3 %", *(["in finals"] if results.finals else [])), rows)
+    text += "\nBest within 3 %: in how many trials what the simulator calls best took at most so much longer than the best.\n"
+    if results.finals:
+        steps = min(len(cell.step_ns) for trial in results.trials for cell in trial.finals)
+        text += JUDGED.format(rivals=RIVALS, steps=steps, command=results.finals)
     keys: tuple[tuple[str, Callable[[TrialResult, Cell], str]], ...] = (
         ("By policy", lambda trial, cell: f"{policy_of(cell)}, {backend_of(cell)}"),
         ("By model", lambda trial, cell: trial.model),
@@ -141,13 +141,21 @@ def _bytes(trial: TrialResult) -> float:
     return cell.link_bits_per_second / 8 * trial.ratio * cell.compute_ns / 1e9
 
 
-def _row(name: str, cells: list[tuple[TrialResult, Cell]], results: Results) -> tuple[str, ...]:
+def _row(name: BackendName | Literal["all"], cells: list[tuple[TrialResult, Cell]], results: Results) -> tuple[str, ...]:
     backends = results.backends if name == "all" else [name]
-    losses = [
-        trial.loss_of_choice(backend)
-        for trial in results.trials for backend in backends if any(backend_of(cell) == backend for cell in trial.own)
-    ]  # fmt: skip
-    return (*_errors(name, [cell for _, cell in cells]), f"{sum(loss <= BEST_WITHIN - 1 for loss in losses)} of {len(losses)}")
+    counts = [_within(results.trials, backends, TrialResult.loss_of_choice)]
+    if results.finals:
+        judged = [trial for trial in results.trials if trial.finals]
+        counts.append(_within(judged, backends, TrialResult.judged_loss_of_choice))
+    return (*_errors(name, [cell for _, cell in cells]), *counts)
+
+
+def _within(
+    trials: Sequence[TrialResult], backends: Sequence[BackendName], loss: Callable[[TrialResult, BackendName], float]
+) -> str:
+    """In how many trials the choice was about as fast as the best."""
+    losses = [loss(trial, backend) for trial in trials for backend in backends if backend in trial.backends]
+    return f"{sum(each <= BEST_WITHIN - 1 for each in losses)} of {len(losses)}"
 
 
 def _errors(name: str, cells: list[Cell]) -> tuple[str, ...]:
@@ -168,9 +176,9 @@ def _grouped(cells: list[tuple[TrialResult, Cell]], key: Callable[[TrialResult, 
 def _trial(trial: TrialResult) -> tuple[str, ...]:
     median, _ = spread([cell.error for cell in trial.own])
     worst = max(trial.own, key=lambda cell: abs(cell.error))
-    losses = ", ".join(
-        f"{trial.loss_of_choice(backend):.1%} ({backend})" for backend in sorted({backend_of(cell) for cell in trial.own})
-    )
+    losses = ", ".join(f"{trial.loss_of_choice(backend):.1%} ({backend})" for backend in trial.backends)
+    if trial.finals:
+        losses += "; " + ", ".join(f"{trial.judged_loss_of_choice(backend):.1%}" for backend in trial.backends) + " in finals"
     return (
         trial.model, str(trial.hosts), f"{trial.ratio:g}", f"{trial.others:.0%}", str(len(trial.own)), f"{median:.1%}",
         f"{worst.error:+.1%} {worst.arm}", losses,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 
 import msgspec
@@ -10,14 +9,17 @@ import numpy as np
 
 from experiments.fidelity.anatomy import Anatomy
 from gradlane.core.arms import BASELINE
+from gradlane.core.executors import BackendName
 from gradlane.report.sweep import Cell
 
 BEST_WITHIN = 1.03
+RIVALS = 3
 
 
 class TrialResult(msgspec.Struct, frozen=True):
     """ratio: communication over computing, of a lone message with all bytes on an ideal link. others: the part of all
-    processors' time that processes of other people took meanwhile. anatomies: by arm.
+    processors' time that processes of other people took meanwhile. anatomies: by arm. finals: of a later run of the
+    `finalists` alone, for longer.
     """
 
     model: str
@@ -26,51 +28,66 @@ class TrialResult(msgspec.Struct, frozen=True):
     others: float
     cells: tuple[Cell, ...]
     anatomies: dict[str, Anatomy]
+    finals: tuple[Cell, ...] = ()
+
+    def same_as(self, model: str, hosts: int, ratio: float) -> bool:
+        """Whether it is this trial, or another time of it."""
+        return (self.model, self.hosts, self.ratio) == (model, hosts, ratio)
+
+    @property
+    def backends(self) -> list[BackendName]:
+        return sorted({backend_of(cell) for cell in self.own})
 
     @property
     def own(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.arm != BASELINE]
 
-    def loss_of_choice(self, backend: str) -> float:
+    def loss_of_choice(self, backend: BackendName) -> float:
         """How much slower the policy is that the simulator calls best than the one that was, over a backend."""
-        cells = [cell for cell in self.own if backend_of(cell) == backend]
-        chosen = min(cells, key=lambda cell: cell.predicted_ns)
-        return chosen.median_ns / min(cell.median_ns for cell in cells) - 1
+        called, others = self._called_best(backend)
+        return called.median_ns / min(cell.median_ns for cell in (called, *others)) - 1
 
-    def checked_loss_of_choice(self, backend: str) -> float:
-        """The same where one half of each arm's steps says which was best and the other how long both took; the mean of both
-        ways. The least of many medians of a few steps is below that of any of them measured anew.
-        """
+    @property
+    def finalists(self) -> list[Cell]:
+        """Over each backend the policy that the simulator calls best, and the `RIVALS` fastest others."""
+        chosen = []
+        for backend in self.backends:
+            called, others = self._called_best(backend)
+            chosen += [called, *sorted(others, key=lambda cell: cell.median_ns)[:RIVALS]]
+        return chosen
+
+    def judged_loss_of_choice(self, backend: BackendName) -> float:
+        """As `loss_of_choice`, by the finals: the least of many medians of a few steps is below that of any measured anew."""
+        called, _ = self._called_best(backend)
+        medians = {cell.arm: cell.median_ns for cell in self.finals if cell.arm != BASELINE and backend_of(cell) == backend}
+        return medians[called.arm] / min(medians.values()) - 1
+
+    def _called_best(self, backend: BackendName) -> tuple[Cell, list[Cell]]:
+        """And all others."""
         cells = [cell for cell in self.own if backend_of(cell) == backend]
-        chosen = min(cells, key=lambda cell: cell.predicted_ns)
-        losses = []
-        for judge in (0, 1):
-            best = min(cells, key=lambda cell: _half_ns(cell, 1 - judge))
-            losses.append(_half_ns(chosen, judge) / _half_ns(best, judge) - 1)
-        return statistics.mean(losses)
+        called = min(cells, key=lambda cell: cell.predicted_ns)
+        return called, [cell for cell in cells if cell is not called]
 
 
 class Results(msgspec.Struct, frozen=True):
+    """command: of the trials. finals: the command of theirs."""
+
     command: str
     machine: str
     trials: tuple[TrialResult, ...]
+    finals: str = ""
 
     @property
-    def backends(self) -> list[str]:
-        return sorted({backend_of(cell) for trial in self.trials for cell in trial.own})
+    def backends(self) -> list[BackendName]:
+        return sorted({backend for trial in self.trials for backend in trial.backends})
 
 
-def backend_of(cell: Cell) -> str:
+def backend_of(cell: Cell) -> BackendName:
     return "server" if cell.arm.endswith("@server") else "all-reduce"
 
 
 def policy_of(cell: Cell) -> str:
     return cell.arm.removesuffix("@server")
-
-
-def _half_ns(cell: Cell, half: int) -> float:
-    middle = len(cell.step_ns) // 2
-    return statistics.median(cell.step_ns[middle:] if half else cell.step_ns[:middle])
 
 
 def spread(errors: list[float]) -> tuple[float, float]:

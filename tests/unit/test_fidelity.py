@@ -80,10 +80,16 @@ def test_the_choice_is_judged_by_what_was_measured_and_the_page_counts_it(tmp_pa
     assert "| vgg16 | 2 | 1 | 10% | 4 | 10.0% | -33.3% blocks | 20.0% (all-reduce), 2.0% (server) |" in text
 
 
-def test_who_is_best_by_chance_in_one_half_of_the_steps_is_judged_by_the_other():
-    lucky = msgspec.structs.replace(cell("wfbp", 100, 120), step_ns=(80, 80, 120, 120))
-    chosen = cell("blocks", 100, 100)
-    trial = TrialResult("vgg16", 2, 1.0, 0.1, (lucky, msgspec.structs.replace(chosen, step_ns=(100,) * 4)), {})
-    # by the first half wfbp is best and takes 120 in the other; by the second blocks is
-    assert trial.checked_loss_of_choice("all-reduce") == pytest.approx((0 + 100 / 120 - 1) / 2)
-    assert "it is 1 of 1, and the choice is slower by -8.3% in the median" in page(Results("", "", (trial,)))
+def test_finals_of_the_choice_and_the_fastest_others_judge_it():
+    others = [cell(f"other-{nth}", 110 + nth, 130) for nth in range(4)]
+    trial = TrialResult("vgg16", 2, 1.0, 0.1, (cell("blocks", 120, 80), *others[::-1], cell("wfbp@server", 90, 90)), {})
+    assert [each.arm for each in trial.finalists] == ["blocks", "other-0", "other-1", "other-2", "wfbp@server"]
+    # the lucky one was slower in them
+    times = {"torch-ddp": 90, "blocks": 102, "other-0": 115, "other-1": 100, "other-2": 103, "wfbp@server": 95}
+    trial = msgspec.structs.replace(trial, finals=tuple(cell(arm, taken, 0) for arm, taken in times.items()))
+    assert trial.judged_loss_of_choice("all-reduce") == pytest.approx(0.02)
+    assert trial.judged_loss_of_choice("server") == 0
+    text = page(Results("", "", (trial,), finals="its command"))
+    assert "| 1 of 2 | 2 of 2 |" in text
+    assert "beside the 3 fastest others in a later run of 3 measured steps an arm,\n\n    its command" in text
+    assert "| 9.1% (all-reduce), 0.0% (server); 2.0%, 0.0% in finals |" in text
