@@ -1,7 +1,7 @@
 """Fabric: what carries messages to parameter servers and back, in virtual time.
 
 A job is one training run; a rank is one simulated worker of one job. The owner hands messages over and lets
-time pass; the fabric says when a message has been pushed (the servers have it) and pulled (the rank has the sum).
+time pass; the fabric says when a message has been pushed (it has left for the servers) and pulled (the rank has the sum).
 Two fabrics: `fluid`, for workers that are all alike, of which one stands for all, and `packets`, for any.
 """
 

@@ -2,11 +2,12 @@
 
 A host's uplink takes one packet at a time: of the most urgent lane first, among lanes of a class (and push and pull,
 and jobs, where a host has both) in turn by bytes, within a lane in the order of hand-over or, on a packet-priority
-wire, by priority. The switch has a queue for each class before each downlink. Between two hosts at most two packets
-are under way, as flow control would have it: what is not yet sent can still be overtaken, and flows into one
-downlink get even shares. A packet is sent on when it has come whole. A server adds what arrives, one packet after
-another, and returns a unit (see `deal`) to all workers when it has it from all, or at once to the one when not
-synchronous. What a worker sends to a server on its own host passes no link.
+wire, by priority. The switch has a queue for each class before each downlink. A lane has a connection each way to each
+host, with as many bytes under way as two packets have, as flow control would have it: what is not yet sent can still be
+overtaken, flows into one downlink get even shares, and what one worker pushes does not keep another from its sums. A
+packet is sent on when it has come whole; a message has room in its window for the next when the last of it has left. A
+server adds what arrives, one packet after another, and returns a unit (see `deal`) to all workers when it has it from
+all, or at once to the one when not synchronous. What a worker sends to a server on its own host passes no link.
 """
 
 from __future__ import annotations
@@ -21,21 +22,25 @@ from gradlane.sim.fabric import FOREVER, Job, Notice
 from gradlane.units import NS_PER_SECOND
 
 ENTER, SUMMED, RETURNED, ASKED = -1, -2, -3, -4
-UNDER_WAY = 2  # one on each of the two links
+UNDER_WAY = 2  # packets of a connection: one on each of the two links
 
 _Item = tuple[int, int, int, int, bool]  # (urgency, number, packet, rank, is a pull)
 
 
 class _Stream:
-    """What one job, lane and direction has to send from one host."""
+    """What one job, lane and direction has to send from one host. under_way, held: by host to which it goes, the bytes under
+    way and the packets that wait for some of them to arrive.
+    """
 
-    __slots__ = ("classed", "items", "job", "queued", "served")
+    __slots__ = ("classed", "held", "items", "job", "queued", "served", "under_way")
 
     def __init__(self, job: int, classed: int) -> None:
         self.job, self.classed = job, classed
         self.items: list[_Item] = []
         self.served = 0  # bytes, on the clock of its uplink
         self.queued = False
+        self.under_way: dict[int, int] = {}
+        self.held: dict[int, list[_Item]] = {}
 
 
 class PacketFabric:
@@ -59,8 +64,7 @@ class PacketFabric:
         self._ports: list[list[deque[tuple[_Stream, _Item, int, int]]]] = [
             [deque() for _ in range(cluster.network_classes)] for _ in range(hosts)
         ]
-        self._under_way: dict[int, int] = {}
-        self._parked: dict[int, list[tuple[int, _Item, _Stream]]] = {}
+        self._most_under_way = UNDER_WAY * cluster.packet_bytes
         self._heap: list[tuple[int, int, int, tuple[int, int, int]]] = []
         self._numbers = 0
         self._sender_free = [0] * len(ranks)
@@ -104,7 +108,7 @@ class PacketFabric:
             elif what == ENTER:
                 self._enter(now_ns, payload[0], payload[1])
             elif what == SUMMED:
-                self._summed(now_ns, payload[0], payload[1], payload[2])
+                self._one_less(now_ns, payload[0], payload[1])
             elif what == ASKED:
                 self._asked(now_ns, payload[0], payload[1])
             else:
@@ -129,6 +133,7 @@ class PacketFabric:
         for packet in range(deal.first[message], deal.first[message + 1]):
             self._numbers += 1
             if self._server_host[deal.server[packet]] == host:
+                self._left(now_ns, rank, message)
                 self._at_server(now_ns, rank, packet)
             else:
                 heapq.heappush(stream.items, (urgency, self._numbers, packet, rank, False))
@@ -164,13 +169,12 @@ class PacketFabric:
                 item = heapq.heappop(stream.items)
                 _, _, packet, rank, is_pull = item
                 to = self._host_of[rank] if is_pull else self._server_host[deal.server[packet]]
-                pair = host * len(self._ports) + to
-                under_way = self._under_way.get(pair, 0)
-                if under_way == UNDER_WAY:
-                    heapq.heappush(self._parked.setdefault(pair, []), (stream.classed, item, stream))
-                    continue
-                self._under_way[pair] = under_way + 1
                 size_bytes = deal.size[packet]
+                under_way, held = stream.under_way.get(to, 0) + size_bytes, stream.held.setdefault(to, [])
+                if under_way > self._most_under_way or (held and held[0] < item):
+                    heapq.heappush(held, item)
+                    continue
+                stream.under_way[to] = under_way
                 self._clock[host] = served
                 stream.served = served + size_bytes
                 self._queue(host, stream)
@@ -192,9 +196,13 @@ class PacketFabric:
         assert load is not None
         self._carries[host] = None
         stream, item, _, to = load
+        _, _, packet, rank, is_pull = item
+        deal = self._deals[stream.job]
+        if not is_pull:
+            self._left(now_ns, rank, deal.message[packet])
         port = len(self._ports) + to
         if self._carries[port] is None:
-            self._carry(now_ns, port, load, self._deals[stream.job].size[item[2]])
+            self._carry(now_ns, port, load, deal.size[packet])
         else:
             classes = self._ports[to]
             classes[min(stream.classed, len(classes) - 1)].append(load)
@@ -210,42 +218,40 @@ class PacketFabric:
                 following = waiting.popleft()
                 self._carry(now_ns, port, following, self._deals[following[0].job].size[following[1][2]])
                 break
-        _, (_, _, packet, rank, is_pull), source, _ = load
-        pair = source * len(self._ports) + host
-        self._under_way[pair] -= 1
-        parked = self._parked.get(pair)
-        if parked:
-            # the most urgent of those that waited for this pair of hosts; it takes its turn again
-            _, item, stream = heapq.heappop(parked)
+        stream, (_, _, packet, rank, is_pull), source, _ = load
+        sizes = self._deals[stream.job].size
+        stream.under_way[host] -= sizes[packet]
+        held, free_bytes = stream.held[host], self._most_under_way - stream.under_way[host]
+        while held and sizes[held[0][2]] <= free_bytes:
+            # the most urgent first; it takes its turn again
+            item = heapq.heappop(held)
+            free_bytes -= sizes[item[2]]
             heapq.heappush(stream.items, item)
             self._queue(source, stream)
-            if self._carries[source] is None:
-                self._next_up(now_ns, source)
+        if self._carries[source] is None:
+            self._next_up(now_ns, source)
         if is_pull:
             self._at_worker(now_ns, rank, packet)
         else:
             self._at_server(now_ns, rank, packet)
 
-    def _at_server(self, now_ns: int, rank: int, packet: int) -> None:
-        """A server has a packet: it adds it, one after another."""
-        rate = self._cluster.sum_bytes_per_second
-        if rate is None:
-            self._summed(now_ns, rank, packet, 0)
-            return
-        deal = self._deals[self._ranks[rank][0]]
-        server = deal.server[packet]
-        took = -(-deal.size[packet] * NS_PER_SECOND // rate)
-        self._server_free[server] = max(now_ns, self._server_free[server]) + took
-        self._at(self._server_free[server], SUMMED, (rank, packet, 0))
-
-    def _summed(self, now_ns: int, rank: int, packet: int, _: int) -> None:
-        job = self._ranks[rank][0]
-        deal = self._deals[job]
-        message = deal.message[packet]
+    def _left(self, now_ns: int, rank: int, message: int) -> None:
+        """A packet has left its worker, or passes no link. The window has room again when all of a message have."""
         self._unpushed[rank][message] -= 1
         if not self._unpushed[rank][message]:
             self._notices.append(Notice(now_ns, rank, message, False))
-        self._one_less(now_ns, rank, deal.unit[packet])
+
+    def _at_server(self, now_ns: int, rank: int, packet: int) -> None:
+        """A server has a packet: it adds it, one after another."""
+        deal = self._deals[self._ranks[rank][0]]
+        rate = self._cluster.sum_bytes_per_second
+        if rate is None:
+            self._one_less(now_ns, rank, deal.unit[packet])
+            return
+        server = deal.server[packet]
+        took = -(-deal.size[packet] * NS_PER_SECOND // rate)
+        self._server_free[server] = max(now_ns, self._server_free[server]) + took
+        self._at(self._server_free[server], SUMMED, (rank, deal.unit[packet], 0))
 
     def _asked(self, now_ns: int, rank: int, message: int) -> None:
         """The servers know that a rank waits for the sum of a split message."""

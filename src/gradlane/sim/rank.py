@@ -67,7 +67,7 @@ class Rank:
         return self._started(self._dispatcher.ready(tensor), now_ns)
 
     def pushed(self, message: int, now_ns: int) -> list[int]:
-        """The servers have `message`. Returns the messages to start."""
+        """`message` has left for the servers. Returns the messages to start."""
         begun, place = self._sent[message]
         self._spans[place] = Span("send", self.iteration, message, begun, now_ns)
         self._pushed[message] = now_ns
