@@ -52,8 +52,11 @@ def profile_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--device", help="Device for a name of the zoo (gradlane zoo --help lists them).")(command)
 
 
-def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options that describe networks; the command takes them as **place and gives them to `places`."""
+def place_options(command: Callable[..., Any], *, rates: str = "10gbit", workers: str = "8") -> Callable[..., Any]:
+    """Options that describe networks; the command takes them as **place and gives them to `read_place`.
+
+    rates, workers: what the help says is taken where none is given. Without `rates` the help does not speak of --rate.
+    """
     for option in (
         click.option(
             "--algorithm", type=click.Choice(ALGORITHMS), default="ring", show_default=True, help="Of the all-reduce."
@@ -67,9 +70,18 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--colocated", is_flag=True, help="Servers on the workers' hosts rather than on their own."),
         click.option("--servers", metavar="M", help="M parameter servers instead of all-reduce; `same`: as many as workers."),
-        click.option("--workers", multiple=True, metavar="N", help="Workers: 8, or 2,4,8, or 2..64 by doubling.  [default: 8]"),
         click.option(
-            "--rate", multiple=True, metavar="RATE", help="Of each link, each way: 10gbit, or 1gbit,10gbit.  [default: 10gbit]"
+            "--workers",
+            multiple=True,
+            metavar="N",
+            help=f"Workers: 8, or 2,4,8, or 2..64 by doubling.  [default: {workers}]",
+        ),
+        click.option(
+            "--rate",
+            multiple=True,
+            metavar="RATE",
+            help=f"Of each link, each way: 10gbit, or 1gbit,10gbit.  [default: {rates}]",
+            hidden=not rates,
         ),
     ):
         command = option(command)

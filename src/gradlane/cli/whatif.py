@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradlane.cli.cases import (
+    AS_MANY,
     PROFILE_HELP,
     Place,
     cases,
@@ -34,8 +37,6 @@ from gradlane.study.whatif import Needed
 from gradlane.tune import catalog
 from gradlane.units import format_bytes, format_ns, format_rate, parse_bytes
 
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-_plot = click.option("--plot", type=OUT_FILE, help="Draw the answer (.svg, .png, .pdf).")
 _policies = click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
 _DECADES = "100mbit,200mbit,500mbit,1gbit,2gbit,5gbit,10gbit,20gbit,50gbit,100gbit"
 _SIZES = "256KiB,512KiB,1MiB,2MiB,4MiB,8MiB,16MiB,32MiB"
@@ -51,33 +52,82 @@ def command() -> None:
     """
 
 
+@dataclass(frozen=True)
+class _Question:
+    """What every one of them is asked about, and how it is to be answered. rates: in bits per second."""
+
+    profile: Profile
+    there: Place
+    rates: list[int]
+    counts: list[int]
+    as_json: bool
+    plot: Path | None
+
+    @property
+    def rate(self) -> int:
+        if len(self.rates) != 1:
+            raise InputError(f"--rate: got {len(self.rates)} rates, expected one; gradlane simulate takes several")
+        return self.rates[0]
+
+    @property
+    def count(self) -> int:
+        if len(self.counts) != 1:
+            raise InputError(f"--workers: got {len(self.counts)} numbers, expected one")
+        return self.counts[0]
+
+    @property
+    def title(self) -> str:
+        there = self.there
+        servers = f", {there.algorithm} all-reduce"
+        if there.servers is not None:
+            servers = ", as many servers" if there.servers == AS_MANY else f", {there.servers} servers"
+        among = f", {self.counts[0]} workers" if len(self.counts) == 1 else ""
+        return f"{self.profile.model}{among}{servers}"
+
+
+def _question(*, rates: str = "10gbit", counts: str = "8") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a function of a question, and of options of its own, one that click can call.
+
+    rates, counts: what is taken where no --rate and no --workers are given.
+    """
+
+    def decorate(answer: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(answer)
+        def asked(
+            profile_text: str, device: str | None, batch: int | None, rate: tuple[str, ...], workers: tuple[str, ...],
+            as_json: bool, plot: Path | None, algorithm: str, startup: str, servers: str | None, colocated: bool, **own: Any,
+        ) -> None:  # fmt: skip
+            question = _Question(
+                read_profile(profile_text, device, batch),
+                read_place(algorithm, startup, servers, colocated),
+                parse_rates(rate, rates) if rate or rates else [],
+                parse_counts("--workers", workers, counts),
+                as_json,
+                plot,
+            )
+            answer(question, **own)
+
+        offered: Callable[..., None] = asked
+        offered = click.option("--plot", type=OUT_FILE, help="Draw the answer (.svg, .png, .pdf).")(offered)
+        offered = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(offered)
+        offered = profile_options(place_options(offered, rates=rates, workers=counts))
+        return click.argument("profile_text", metavar="PROFILE")(offered)
+
+    return decorate
+
+
 @command.command(epilog=PROFILE_HELP)
-@click.argument("profile_text", metavar="PROFILE")
 @click.option("--target", "targets", multiple=True, type=float, help="Part of linear scaling.  [default: 0.9 and 0.99]")
 @_policies
-@profile_options
-@place_options
-@_json
-@_plot
-def bandwidth(
-    profile_text: str,
-    targets: tuple[float, ...],
-    policies: tuple[str, ...],
-    device: str | None,
-    batch: int | None,
-    rate: tuple[str, ...],
-    workers: tuple[str, ...],
-    as_json: bool,
-    plot: Path | None,
-    **where: Any,
-) -> None:
+@_question(rates="")
+def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[str, ...]) -> None:
     """The least rate of the links at which each policy reaches 90 % and 99 % of linear scaling (Mercury Fig. 12).
 
     From it on, every higher rate up to 400 Gbit/s that was tried reaches it too.
     """
-    if rate:
+    if question.rates:
         raise InputError("--rate: got one, expected none: it is what is asked for")
-    profile, there, count = read_profile(profile_text, device, batch), read_place(**where), _one(workers)
+    profile, there, count = question.profile, question.there, question.count
     targets = targets or (0.9, 0.99)
     asked = [catalog.get(name) for name in policies or Case(profile, there.at(10**10, count)).policies]
     names = [policy.name for policy in asked]
@@ -88,15 +138,15 @@ def bandwidth(
             found = needed_rates(policy, profile, lambda rate: there.at(8 * rate, count), targets)
             answers += [(policy.name, target, needed) for target, needed in zip(targets, found, strict=True)]
             progress.advance(task)
-    if as_json:
+    if question.as_json:
         _print_json([
             {"policy": name, "target": target, "bits_per_second": needed.bytes_per_second and 8 * needed.bytes_per_second,
              "reached": needed.reached}
             for name, target, needed in answers
         ])  # fmt: skip
     else:
-        _show_needed(answers, names, targets, _title(profile, there, count))
-    if plot is not None:
+        _show_needed(answers, names, targets, question.title)
+    if question.plot is not None:
         lines = {
             name: [
                 (100 * target, 8 * needed.bytes_per_second / 1e9)
@@ -105,80 +155,34 @@ def bandwidth(
             ]
             for name in names
         }
-        plots.draw(plot, {_title(profile, there, count): lines}, "% of linear scaling", "Gbit/s needed")
+        plots.draw(question.plot, {question.title: lines}, "% of linear scaling", "Gbit/s needed")
 
 
 @command.command(epilog=PROFILE_HELP)
-@click.argument("profile_text", metavar="PROFILE")
 @_policies
-@profile_options
-@place_options
-@_json
-@_plot
-def rates(
-    profile_text: str,
-    policies: tuple[str, ...],
-    device: str | None,
-    batch: int | None,
-    rate: tuple[str, ...],
-    workers: tuple[str, ...],
-    as_json: bool,
-    plot: Path | None,
-    **where: Any,
-) -> None:
+@_question(rates=_DECADES)
+def rates(question: _Question, policies: tuple[str, ...]) -> None:
     """Scaling against the rate of the links (Geryon Fig. 4b, Mercury Fig. 11)."""
-    profile, there, count = read_profile(profile_text, device, batch), read_place(**where), _one(workers)
-    todo = cases([profile], there, parse_rates(rate, _DECADES), [count])
-    _against(todo, policies, "bits_per_second", as_json, plot, _title(profile, there, count))
+    todo = cases([question.profile], question.there, question.rates, [question.count])
+    _against(question, todo, policies, "bits_per_second")
 
 
 @command.command(epilog=PROFILE_HELP)
-@click.argument("profile_text", metavar="PROFILE")
 @_policies
-@profile_options
-@place_options
-@_json
-@_plot
-def workers(
-    profile_text: str,
-    policies: tuple[str, ...],
-    device: str | None,
-    batch: int | None,
-    rate: tuple[str, ...],
-    workers: tuple[str, ...],
-    as_json: bool,
-    plot: Path | None,
-    **where: Any,
-) -> None:
+@_question(counts="2..2048")
+def workers(question: _Question, policies: tuple[str, ...]) -> None:
     """Scaling against the number of workers (MG-WFBP Figs. 10, 11)."""
-    profile, there = read_profile(profile_text, device, batch), read_place(**where)
-    todo = cases([profile], there, [_one_rate(rate)], parse_counts("--workers", workers, "2..2048"))
-    _against(todo, policies, "workers", as_json, plot, _title(profile, there, None))
+    todo = cases([question.profile], question.there, [question.rate], question.counts)
+    _against(question, todo, policies, "workers")
 
 
 @command.command(epilog=PROFILE_HELP)
-@click.argument("profile_text", metavar="PROFILE")
 @click.option("--partition", "partitions", multiple=True, metavar="SIZE", help=f"  [default: {_SIZES}]")
 @click.option("--credit", "credits", multiple=True, metavar="SIZE", help="The same as --partition by default.")
-@profile_options
-@place_options
-@_json
-@_plot
-def knobs(
-    profile_text: str,
-    partitions: tuple[str, ...],
-    credits: tuple[str, ...],
-    device: str | None,
-    batch: int | None,
-    rate: tuple[str, ...],
-    workers: tuple[str, ...],
-    as_json: bool,
-    plot: Path | None,
-    **where: Any,
-) -> None:
+@_question()
+def knobs(question: _Question, partitions: tuple[str, ...], credits: tuple[str, ...]) -> None:
     """ByteScheduler's iteration time against partition and credit size (ByteScheduler Fig. 4)."""
-    profile, there, count = read_profile(profile_text, device, batch), read_place(**where), _one(workers)
-    (case,) = cases([profile], there, [_one_rate(rate)], [count])
+    (case,) = cases([question.profile], question.there, [question.rate], [question.count])
     sizes = _sizes(partitions or (_SIZES,))
     limits = _sizes(credits) if credits else sizes
     total = sum(limit >= size for size in sizes for limit in limits)
@@ -187,37 +191,37 @@ def knobs(
         grid = knob_grid("bytescheduler", case, sizes, limits, lambda done: progress.advance(task, done))
     if not grid:
         raise InputError("--credit: got only sizes below every partition, expected one at least as large")
-    if as_json:
+    if question.as_json:
         _print_json([{"partition_bytes": size, "credit_bytes": limit, **row(outcome)} for size, limit, outcome in grid])
     else:
-        _show_grid(grid, sizes, limits, _title(profile, there, count))
-    if plot is not None:
+        _show_grid(grid, sizes, limits, question.title)
+    if question.plot is not None:
         lines = {
             f"credit {format_bytes(limit)}": [
                 (size / 2**20, o.iteration_ns / 1e6) for size, credit, o in grid if credit == limit
             ]
             for limit in limits
         }
-        plots.draw(plot, {_title(profile, there, count): lines}, "partition, MiB", "iteration, ms", log_x=True)
+        plots.draw(question.plot, {question.title: lines}, "partition, MiB", "iteration, ms", log_x=True)
 
 
-def _against(todo: Sequence[Case], policies: Sequence[str], x: str, as_json: bool, plot: Path | None, title: str) -> None:
+def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str], x: str) -> None:
     """Simulate and print a row a policy and a column a value of `x`."""
     asked = tuple(policies) or todo[0].policies
     with bar() as progress:
         task = progress.add_task("simulating", total=len(todo) * len(asked))
         outcomes = sweep(todo, asked, lambda done: progress.advance(task, done))
     names = tuple(dict.fromkeys(outcome.policy for outcome in outcomes))
-    if as_json:
+    if question.as_json:
         _print_json([row(outcome) for outcome in outcomes])
     else:
-        _show(outcomes, names, x, title)
-    if plot is not None:
+        _show(outcomes, names, x, question.title)
+    if question.plot is not None:
         scale = 1e9 if x == "bits_per_second" else 1
         lines = {
             name: [(int(o.case.labels[x]) / scale, 100 * o.efficiency) for o in outcomes if o.policy == name] for name in names
         }
-        plots.draw(plot, {title: lines}, "Gbit/s" if x != "workers" else x, "% of linear scaling", log_x=True)
+        plots.draw(question.plot, {question.title: lines}, "Gbit/s" if x != "workers" else x, "% of linear scaling", log_x=True)
 
 
 def _show(outcomes: Sequence[Outcome], names: Sequence[str], x: str, title: str) -> None:
@@ -279,26 +283,6 @@ def _show_grid(grid: Sequence[tuple[int, int, Outcome]], sizes: Sequence[int], l
             cells.append(Text(text, style="bold green" if time_ns == best else ""))
         table.add_row(*cells)
     console.print(table)
-
-
-def _title(profile: Profile, there: Place, count: int | None) -> str:
-    servers = "" if there.servers is None else ", as many servers" if there.servers == "same" else f", {there.servers} servers"
-    among = "" if count is None else f", {count} workers"
-    return f"{profile.model}{among}{servers or f', {there.algorithm} all-reduce'}"
-
-
-def _one(workers: tuple[str, ...]) -> int:
-    counts = parse_counts("--workers", workers, "8")
-    if len(counts) != 1:
-        raise InputError(f"--workers: got {len(counts)} numbers, expected one")
-    return counts[0]
-
-
-def _one_rate(rate: tuple[str, ...]) -> int:
-    rates = parse_rates(rate)
-    if len(rates) != 1:
-        raise InputError(f"--rate: got {len(rates)} rates, expected one; gradlane simulate takes several")
-    return rates[0]
 
 
 def _sizes(texts: Sequence[str]) -> list[int]:
