@@ -13,10 +13,8 @@ Whatever cannot be done across the barrier for one step is done behind it: waiti
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -29,11 +27,12 @@ from gradlane.core.timeline import Timeline
 from gradlane.core.tuned import Tuned
 from gradlane.errors import JobError
 from gradlane.live import pending
+from gradlane.live.attached import Attached
 from gradlane.live.backend import Backend
 from gradlane.live.buffers import BufferSync
 from gradlane.live.deferral import DeferredStep
 from gradlane.live.exchange import Exchange
-from gradlane.live.hooks import Hook, ModuleHook, inside_a_backward_pass, is_compiled, parameters_of_scripts, tensors_in
+from gradlane.live.hooks import Hook, inside_a_backward_pass, is_compiled, parameters_of_scripts
 from gradlane.live.owed import Owed
 from gradlane.live.peers import Peers
 from gradlane.live.planning import Planner
@@ -43,7 +42,7 @@ from gradlane.live.turns import Turns
 log = logging.getLogger("gradlane")
 
 
-class Session:
+class Session(Attached):
     """Made by `gradlane.attach`; `close()` (or leaving a `with` block) detaches it.
 
     Useful to a training script: `no_sync()`, `flush()`, `profile()`, `timeline()`, `plan`, `tuned`, `auto`,
@@ -68,7 +67,8 @@ class Session:
         peers: Callable[..., Peers],
         buffers: BufferSync | None,
     ) -> None:
-        self.model, self.rank, self.world = model, rank, world
+        super().__init__(model)
+        self.rank, self.world = rank, world
         self._params_by_name = dict(params)
         self._frozen = [(name, param) for name, param in model.named_parameters() if not param.requires_grad]
         self._optimizers = list(optimizers)
@@ -79,17 +79,13 @@ class Session:
         self._buffers = buffers
         self._device = params[0][1].device
         self._recorder = Recorder()
-        self._closed = False
         self._told: set[str] = set()
         self._before_close: Callable[[Session], None] = lambda session: None
         self._after_close: Callable[[Session], None] = lambda session: None
-        self._sync = True
-        self._in_backward = False
         self._settled = False
         self._forward_began_ns = self._forward_ended_ns = self._backward_began_ns = self._step_began_ns = 0
         self._fires_in_a_pass: dict[str, int] = {}
         self._reads: set[int] = set()  # iterations, until settled, in which gradients were read before the step
-        self._compiled_parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._params: list[torch.nn.Parameter] = []
         self._wrappers: list[pending.PendingGradient] = []
         self._exchange = Exchange(rank, timeout_s, backend, self._recorder, peers)
@@ -97,7 +93,9 @@ class Session:
         if buffers is not None:
             buffers.on_end(self._exchange.notify)
         self._take_up(first_plan)
-        self._handles = self._attach_hooks()
+        self._attach_hooks(self._params, self._optimizers)
+        for optimizer in self._optimizers:
+            self._handles.append(optimizer.register_state_dict_pre_hook(Hook(self._flush_for_state_dict)))
 
     def _take_up(self, plan: Plan) -> None:
         """Make `plan` the plan in force; nothing may be under way."""
@@ -123,31 +121,6 @@ class Session:
         for param, wrapper in zip(self._params, self._wrappers, strict=True):
             if param.grad is wrapper:
                 param.grad = wrapper.slot
-
-    def _attach_hooks(self) -> list[Any]:
-        handles: list[Any] = [
-            param.register_post_accumulate_grad_hook(self._gradient_ready)  # type: ignore[no-untyped-call]
-            for param in self._params
-        ]
-        handles.append(self.model.register_forward_pre_hook(ModuleHook(self._before_forward)))
-        handles.append(self.model.register_forward_hook(ModuleHook(self._after_forward)))
-        flush = Hook(self._flush_for_state_dict)
-        handles.append(self.model.register_state_dict_pre_hook(flush))  # type: ignore[no-untyped-call]
-        for optimizer in self._optimizers:
-            handles.append(optimizer.register_step_pre_hook(self._before_step))
-            handles.append(optimizer.register_step_post_hook(self._after_step))
-            handles.append(optimizer.register_state_dict_pre_hook(flush))
-        return handles
-
-    def _hook_compiled_parts(self) -> None:
-        """Parts may be compiled at any time before their first call; a hook must be there before that."""
-        for module in self.model.modules():
-            if module is not self.model and module not in self._compiled_parts and is_compiled(module):
-                self._compiled_parts.add(module)
-                self._handles.append(module.register_forward_pre_hook(ModuleHook(self._before_compiled)))
-
-    def _flush_for_state_dict(self, *_: Any, **__: Any) -> None:
-        self.flush()
 
     def _catch_up(self, iteration: int) -> None:
         """A host runs ahead of a device with streams: in an iteration that is measured it waits for it."""
@@ -207,9 +180,7 @@ class Session:
         self._recorder.add("forward", self._exchange.iteration + 1, -1, self._forward_began_ns, now)
         if not self._sync:
             return
-        for tensor in tensors_in(output):
-            if tensor.requires_grad:
-                tensor.register_hook(self._output_gradient_ready)  # type: ignore[no-untyped-call]
+        self._hook_outputs(output)
         if self._buffers is not None and module.training:
             self._buffers.send()
 
@@ -223,12 +194,6 @@ class Session:
             self._planner.builder.used(self._plan.tensors[tensor].name, now - self._forward_began_ns)
 
     # -- backward --------------------------------------------------------------------------------------
-
-    def _output_gradient_ready(self, _: torch.Tensor) -> None:
-        """Hook on the model's output: a backward pass begins. (Parameters inside a reentrant checkpoint
-        get their gradients in a nested pass, from which the end of this one could not be told.)"""
-        if self._sync and not self._in_backward:
-            self._begin()
 
     def _begin(self) -> None:
         self._exchange.check()
@@ -259,23 +224,8 @@ class Session:
         """In iteration 0 nobody knows how often a hook fires in a pass: all gradients leave at its end."""
         return self._exchange.iteration == 0
 
-    def _gradient_ready(self, param: torch.nn.Parameter) -> None:
-        """Hook: autograd has accumulated into `param.grad`, once or as often as checkpoints replay its layer."""
-        if not self._sync:
-            return
-        if not self._in_backward:
-            self._begin()
-        tensor = self._tensor_of[id(param)]
-        fired = self._fired[tensor] = self._fired[tensor] + 1
-        expected = self._expected[tensor]
-        if self._counting or fired < expected:
-            return
-        if fired > expected:
-            self._fail(
-                f"the gradient of {self._plan.tensors[tensor].name} arrived {fired} times in one backward pass, expected "
-                f"{expected}; use checkpoint(use_reentrant=False), and one backward pass a step"
-            )
-        self._launch(tensor, param)
+    def _name_of(self, tensor: int) -> str:
+        return self._plan.tensors[tensor].name
 
     def _launch(self, tensor: int, param: torch.nn.Parameter) -> None:
         """Put the gradient, divided by the world size as DDP does, into its slot, and say that it is ready."""
@@ -429,10 +379,6 @@ class Session:
         return self._planner.network
 
     @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
     def failed(self) -> bool:
         """Whether this job has failed, here or on another rank: nothing can be trained any more."""
         return self._exchange.failure is not None
@@ -446,15 +392,6 @@ class Session:
         self._exchange.check()
         if not self._in_backward:
             self._finish_iteration()
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward passes inside accumulate locally, as DDP's `no_sync`; forward belongs inside too."""
-        before, self._sync = self._sync, False
-        try:
-            yield
-        finally:
-            self._sync = before
 
     def profile(self) -> Profile:
         """The Profile measured over the first iterations (or given to attach)."""
@@ -486,9 +423,7 @@ class Session:
                     self._buffers.finish(self._exchange.wait_until)
                     self._buffers.close()
         finally:
-            self._closed = True
-            for handle in self._handles:
-                handle.remove()
+            self._detach_hooks()
             for param, wrapper in zip(self._params, self._wrappers, strict=True):
                 pending.unwatch(param)
                 if param.grad is wrapper:  # a sum that never came: its slot holds this rank's part at best
@@ -501,14 +436,6 @@ class Session:
     def abort(self, error: BaseException) -> None:
         """Tell the other ranks that this one fails with `error`; they raise `PeerFailed` with its text."""
         self._exchange.abort(error)
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None:
-            self.abort(error)
-        self.close()
 
     def _fail(self, text: str) -> NoReturn:
         """Raise `text` here; the other ranks are told."""

@@ -13,23 +13,22 @@ would come too late. It is found out and refused, as is a parameter that the scr
 
 from __future__ import annotations
 
-import contextlib
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
 
 from gradlane.errors import JobError, PeerFailed, UnsupportedError
 from gradlane.live import pending
-from gradlane.live.hooks import Hook, ModuleHook, inside_a_backward_pass, is_compiled, parameters_of_scripts, tensors_in
+from gradlane.live.attached import Attached
+from gradlane.live.hooks import Hook, inside_a_backward_pass, is_compiled, parameters_of_scripts
 from gradlane.live.served.broadcasts import Broadcasts
 from gradlane.live.served.groups import Groups
 from gradlane.live.served.states import fetched_states
 from gradlane.live.served.values import Sent, Values
 
 
-class ServedSession:
+class ServedSession(Attached):
     """Made by `gradlane.attach_to_servers`; `close()` (or leaving a `with` block) detaches it.
 
     Useful to a training script: `no_sync()`, `flush()`, `iteration`, `close()`.
@@ -49,15 +48,14 @@ class ServedSession:
         buffers: Broadcasts | None,
         after_close: Callable[[ServedSession], None],
     ) -> None:
-        self.model, self.rank, self.staleness = model, rank, staleness
+        super().__init__(model)
+        self.rank, self.staleness = rank, staleness
         self._names = [name for name, _ in params]
         self._params = [param for _, param in params]
         self._tensor_of = {id(param): tensor for tensor, param in enumerate(self._params)}
         self._groups, self._values = groups, values
         self._scale, self._buffers, self._after_close = scale, buffers, after_close
         self._iteration = -1
-        self._in_backward = self._closed = False
-        self._sync = True
         self._failure: JobError | None = None
         self._fired = [0] * len(params)
         self._expected = [1] * len(params)
@@ -67,27 +65,14 @@ class ServedSession:
         self._unstepped: set[int] = set()  # sent, and not yet called for by step()
         self._awaited: set[int] = set()  # called for by step(), and not yet taken over
         self._hidden: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
-        self._compiled_parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._unguarded = {self._tensor_of[id(param)] for param in parameters_of_scripts(model) if id(param) in self._tensor_of}
         self._versions = [param._version for param in self._params]
         self._optimizers = list(optimizers)
         self._has_states = True  # the optimizers have what the servers have
-        self._handles = self._attach_hooks()
-
-    def _attach_hooks(self) -> list[Any]:
-        handles: list[Any] = [
-            param.register_post_accumulate_grad_hook(self._gradient_ready)  # type: ignore[no-untyped-call]
-            for param in self._params
-        ]
-        handles.append(self.model.register_forward_pre_hook(ModuleHook(self._before_forward)))
-        handles.append(self.model.register_forward_hook(ModuleHook(self._after_forward)))
-        handles.append(self.model.register_state_dict_pre_hook(Hook(self._flush_for_state_dict)))  # type: ignore[no-untyped-call]
+        self._attach_hooks(self._params, self._optimizers)
         for optimizer in self._optimizers:
-            handles.append(optimizer.register_step_pre_hook(self._before_step))
-            handles.append(optimizer.register_step_post_hook(self._after_step))
-            handles.append(optimizer.register_state_dict_pre_hook(Hook(self._before_state_dict)))
-            handles.append(optimizer.register_load_state_dict_pre_hook(Hook(self._refuse_load_state_dict)))
-        return handles
+            self._handles.append(optimizer.register_state_dict_pre_hook(Hook(self._before_state_dict)))
+            self._handles.append(optimizer.register_load_state_dict_pre_hook(Hook(self._refuse_load_state_dict)))
 
     # -- forward ---------------------------------------------------------------------------------------
 
@@ -97,14 +82,11 @@ class ServedSession:
             return  # a checkpoint runs the whole model again
         trains = torch.is_grad_enabled() and module.training
         if self._in_backward and trains:
-            self._fail(JobError, "the backward pass was left unfinished (an exception that the script caught?)")
+            self._fail("the backward pass was left unfinished (an exception that the script caught?)")
         if compiling or is_compiled(self.model):
             self.flush()
         else:
-            for part in self.model.modules():
-                if part is not self.model and part not in self._compiled_parts and is_compiled(part):
-                    self._compiled_parts.add(part)
-                    self._handles.append(part.register_forward_pre_hook(ModuleHook(self._before_compiled)))
+            self._hook_compiled_parts()
         if self._buffers is not None:
             self._buffers.apply()
 
@@ -117,25 +99,19 @@ class ServedSession:
     def _after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
         if not torch.is_grad_enabled() or inside_a_backward_pass() or not self._sync:
             return
-        for tensor in tensors_in(output):
-            if tensor.requires_grad:
-                tensor.register_hook(self._output_gradient_ready)  # type: ignore[no-untyped-call]
+        self._hook_outputs(output)
         if self._buffers is not None and module.training:
             self._buffers.send()
 
     # -- backward --------------------------------------------------------------------------------------
 
-    def _output_gradient_ready(self, _: torch.Tensor) -> None:
-        if self._sync and not self._in_backward:
-            self._begin()
-
     def _begin(self) -> None:
         self.check()
         if any(self._is_sent[tensor] for tensor in self._unstepped):
             self._fail(
-                UnsupportedError,
                 "a backward pass begins, and step() was not called after the last one, whose gradients are on the servers. To "
                 "accumulate, run all passes but the last inside session.no_sync(); a step cannot be left out (GradScaler)",
+                UnsupportedError,
             )
         self.flush()
         self._wait_for_unstepped()
@@ -151,26 +127,15 @@ class ServedSession:
         self._is_sent = [False] * len(self._params)
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
-    def _gradient_ready(self, param: torch.nn.Parameter) -> None:
-        """Hook: autograd has accumulated into `param.grad`, once or as often as checkpoints replay its layer."""
-        if not self._sync:
-            return
-        if not self._in_backward:
-            self._begin()
-        tensor = self._tensor_of[id(param)]
-        self._fired[tensor] += 1
-        if self._iteration == 0 or self._fired[tensor] < self._expected[tensor]:
-            return  # in iteration 0 nobody knows how often it will fire
-        if self._fired[tensor] > self._expected[tensor]:
-            self._fail(
-                JobError,
-                f"the gradient of {self._names[tensor]} arrived {self._fired[tensor]} times in one backward pass, expected "
-                f"{self._expected[tensor]}; use checkpoint(use_reentrant=False), and one backward pass a step",
-            )
-        self._send(tensor)
+    @property
+    def _counting(self) -> bool:
+        return self._iteration == 0
 
-    def _send(self, tensor: int) -> None:
-        gradient = self._params[tensor].grad
+    def _name_of(self, tensor: int) -> str:
+        return self._names[tensor]
+
+    def _launch(self, tensor: int, param: torch.nn.Parameter) -> None:
+        gradient = param.grad
         assert gradient is not None
         torch.mul(gradient.detach(), self._scale, out=self._values.slots[tensor])
         self._sent[tensor] = Sent(gradient)
@@ -180,13 +145,13 @@ class ServedSession:
 
     def _end(self) -> None:
         """The backward pass is over. What it did not produce contributes what stands in `.grad`, as it would to `step()`."""
-        if self._iteration == 0:
+        if self._counting:
             self._expected = [max(1, fired) for fired in self._fired]
         for tensor, param in enumerate(self._params):
             if self._is_sent[tensor]:
                 continue
             if param.grad is not None and any(self._fired):
-                self._send(tensor)
+                self._launch(tensor, param)
             else:
                 self._unstepped.add(tensor)
                 self._values.send_none(tensor)
@@ -197,12 +162,12 @@ class ServedSession:
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.check()
         if len(args) > 1 or kwargs.get("closure") is not None:
-            self._fail(UnsupportedError, "optimizer.step(closure) with the update on the servers: call step() without")
+            self._fail("optimizer.step(closure) with the update on the servers: call step() without", UnsupportedError)
         if self._groups.rules() != self._rules:
             self._fail(
-                UnsupportedError,
                 "the learning rate, or another number of the optimizer, changed between backward() and step(), when the "
                 "gradients had left: change it after step() or before backward()",
+                UnsupportedError,
             )
         tensors = []
         for group in optimizer.param_groups:
@@ -226,16 +191,16 @@ class ServedSession:
     def _check_gradient(self, tensor: int, param: torch.nn.Parameter) -> None:
         if tensor not in self._unstepped:
             self._fail(
-                UnsupportedError,
                 f"step() without a backward pass before it: the update of {self._names[tensor]} is done where its gradient "
                 "arrives, once",
+                UnsupportedError,
             )
         sent = self._sent[tensor]
         if sent is not None and not sent.stands_in(param):
             self._fail(
-                UnsupportedError,
                 f"the gradient of {self._names[tensor]} was changed between backward() and step() (clip_grad_norm_, "
                 "GradScaler, zero_grad?), when it had left for the servers; update on the workers (gradlane.attach) to do that",
+                UnsupportedError,
             )
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -264,9 +229,9 @@ class ServedSession:
             pending.unwatch(self._params[tensor])
             if self._params[tensor]._version != self._versions[tensor]:
                 self._fail(
-                    UnsupportedError,
                     f"the script wrote to {self._names[tensor]}, and its value is the servers': close() the session, change "
                     "it, and attach again",
+                    UnsupportedError,
                 )
         self._copy(tensors)
 
@@ -278,9 +243,6 @@ class ServedSession:
             )
         for tensor in tensors:
             self._versions[tensor] = self._params[tensor]._version
-
-    def _flush_for_state_dict(self, *_: Any, **__: Any) -> None:
-        self.flush()
 
     def _before_state_dict(self, *_: Any, **__: Any) -> None:
         if not self._has_states:
@@ -306,10 +268,6 @@ class ServedSession:
     def iteration(self) -> int:
         """How many backward passes have sent gradients, less one; -1 before the first."""
         return self._iteration
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     @property
     def failed(self) -> bool:
@@ -341,15 +299,6 @@ class ServedSession:
                 self._groups.states_of(param)[param] = state
         self._has_states = True
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward passes inside accumulate locally, as DDP's `no_sync`; forward belongs inside too."""
-        before, self._sync = self._sync, False
-        try:
-            yield
-        finally:
-            self._sync = before
-
     def close(self) -> None:
         """Wait until every rank has come here, take over what the servers have, and detach.
 
@@ -371,9 +320,7 @@ class ServedSession:
                 self.fetch_optimizer_state()
                 self._values.meet()
         finally:
-            self._closed = True
-            for handle in self._handles:
-                handle.remove()
+            self._detach_hooks()
             for param in self._params:
                 pending.unwatch(param)
             self._values.close()
@@ -386,16 +333,7 @@ class ServedSession:
             self._failure = error if isinstance(error, JobError) else PeerFailed(text, self.rank)
         self._values.abort(text)
 
-    def __enter__(self) -> ServedSession:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None:
-            self.abort(error)
-        self.close()
-
-    def _fail(self, kind: type[JobError] | type[UnsupportedError], text: str) -> NoReturn:
-        """Raise `text` here; the other ranks are told."""
+    def _fail(self, text: str, kind: type[JobError] | type[UnsupportedError] = JobError) -> NoReturn:
         error = kind(f"rank {self.rank}, iteration {self._iteration}: {text}")
         self.abort(error)
         raise error
