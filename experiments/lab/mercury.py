@@ -136,5 +136,6 @@ lab's have equal ones.
 What came out: Mercury is ahead of `wfbp` in every row in which something is left to hide, by much less than published: of
 `wfbp` over this transport the network itself is the only part that is slow. Beside ByteScheduler it is 4 % ahead at 10 Gbit/s
 (Fig. 13) and 3 % where the rate changes most (Fig. 19), and within 4 % either way elsewhere. Packets from 8 KB to 1 MB are
-level within 1.4 %, 8 MB is 3 % behind; that 8 KB was slow there is a cost of its processors.
+level within 1.4 %, 8 MB is 3 % behind; that 8 KB was slow there is a cost of its processors. Two jobs at once disturb each
+other: four runs of Fig. 20(b) gave -4 to 10 % and 6 to 9 % beside the default, -2 to 4 % and -4 to 2 % beside ByteScheduler.
 """
