@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -44,29 +45,29 @@ class TrialResult(msgspec.Struct, frozen=True):
 
     def loss_of_choice(self, backend: BackendName) -> float:
         """How much slower the policy is that the simulator calls best than the one that was, over a backend."""
-        called, others = self._called_best(backend)
-        return called.median_ns / min(cell.median_ns for cell in (called, *others)) - 1
+        return self._loss_of_choice(backend, self.cells)
+
+    def judged_loss_of_choice(self, backend: BackendName) -> float:
+        """As `loss_of_choice`, by the finals: the least of many medians of a few steps is below that of any measured anew."""
+        return self._loss_of_choice(backend, self.finals)
 
     @property
     def finalists(self) -> list[Cell]:
         """Over each backend the policy that the simulator calls best, and the `RIVALS` fastest others."""
         chosen = []
         for backend in self.backends:
-            called, others = self._called_best(backend)
+            called = self._called_best(backend)
+            others = [cell for cell in _over(backend, self.cells) if cell is not called]
             chosen += [called, *sorted(others, key=lambda cell: cell.median_ns)[:RIVALS]]
         return chosen
 
-    def judged_loss_of_choice(self, backend: BackendName) -> float:
-        """As `loss_of_choice`, by the finals: the least of many medians of a few steps is below that of any measured anew."""
-        called, _ = self._called_best(backend)
-        medians = {cell.arm: cell.median_ns for cell in self.finals if cell.arm != BASELINE and backend_of(cell) == backend}
-        return medians[called.arm] / min(medians.values()) - 1
+    def _called_best(self, backend: BackendName) -> Cell:
+        return min(_over(backend, self.cells), key=lambda cell: cell.predicted_ns)
 
-    def _called_best(self, backend: BackendName) -> tuple[Cell, list[Cell]]:
-        """And all others."""
-        cells = [cell for cell in self.own if backend_of(cell) == backend]
-        called = min(cells, key=lambda cell: cell.predicted_ns)
-        return called, [cell for cell in cells if cell is not called]
+    def _loss_of_choice(self, backend: BackendName, cells: Sequence[Cell]) -> float:
+        """By the times of `cells`."""
+        medians = {cell.arm: cell.median_ns for cell in _over(backend, cells)}
+        return medians[self._called_best(backend).arm] / min(medians.values()) - 1
 
 
 class Results(msgspec.Struct, frozen=True):
@@ -80,6 +81,10 @@ class Results(msgspec.Struct, frozen=True):
     @property
     def backends(self) -> list[BackendName]:
         return sorted({backend for trial in self.trials for backend in trial.backends})
+
+
+def _over(backend: BackendName, cells: Sequence[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell.arm != BASELINE and backend_of(cell) == backend]
 
 
 def backend_of(cell: Cell) -> BackendName:

@@ -23,6 +23,7 @@ from gradlane.units import format_bytes, format_ns, format_rate, parse_ns, parse
 
 PROFILE_HELP = "PROFILE is a file or a name of `gradlane zoo`."
 AS_MANY = "same"
+RATES, WORKERS = "10gbit", "8"  # where none are given
 
 
 def read_profile(text: str, device: str | None = None, batch: int | None = None) -> Profile:
@@ -52,7 +53,7 @@ def profile_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--device", help="Device for a name of the zoo (gradlane zoo --help lists them).")(command)
 
 
-def place_options(command: Callable[..., Any], *, rates: str = "10gbit", workers: str = "8") -> Callable[..., Any]:
+def place_options(command: Callable[..., Any], *, rates: str = RATES, workers: str = WORKERS) -> Callable[..., Any]:
     """Options that describe networks; the command takes them as **place and gives them to `read_place`.
 
     rates, workers: what the help says is taken where none is given. Without `rates` the help does not speak of --rate.
@@ -123,12 +124,12 @@ def cases(profiles: Sequence[Profile], where: Place, rates: Sequence[int], worke
     ]
 
 
-def parse_rates(texts: Sequence[str], default: str = "10gbit") -> list[int]:
+def parse_rates(texts: Sequence[str], default: str = RATES) -> list[int]:
     """--rate, in bits per second."""
     return [parse_rate(part) for text in texts or (default,) for part in text.split(",")]
 
 
-def parse_counts(option: str, texts: Sequence[str], default: str) -> list[int]:
+def parse_counts(option: str, texts: Sequence[str], default: str = WORKERS) -> list[int]:
     """Whole numbers: 8, or 2,4,8, or 2..64 by doubling."""
     counts: list[int] = []
     for part in (part.strip() for text in texts or (default,) for part in text.split(",")):

@@ -82,7 +82,7 @@ def command(
             raise InputError("--rate and --workers: got them with a network's file, expected one or the other")
         case = Case(profile, read_network(network_path))
     else:
-        rates, counts = parse_rates(rate), parse_counts("--workers", workers, "8")
+        rates, counts = parse_rates(rate), parse_counts("--workers", workers)
         if len(rates) * len(counts) != 1:
             raise InputError("--rate, --workers: got several, expected one of each; gradlane simulate takes several")
         (case,) = cases([profile], read_place(**where), rates, counts)

@@ -71,7 +71,7 @@ def command(
         [read_profile(text, device, batch) for text in profiles],
         read_place(**where),
         parse_rates(rate),
-        parse_counts("--workers", workers, "8"),
+        parse_counts("--workers", workers),
     )
     total = sum(len(policies or case.policies) for case in todo)
     if timeline is not None and total != 1:

@@ -17,6 +17,8 @@ from rich.text import Text
 from gradlane.cli.cases import (
     AS_MANY,
     PROFILE_HELP,
+    RATES,
+    WORKERS,
     Place,
     cases,
     parse_counts,
@@ -85,7 +87,7 @@ class _Question:
         return f"{self.profile.model}{among}{servers}"
 
 
-def _question(*, rates: str = "10gbit", counts: str = "8") -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes a function of a question, and of options of its own, one that click can call.
 
     rates, counts: what is taken where no --rate and no --workers are given.

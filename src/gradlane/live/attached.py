@@ -89,11 +89,11 @@ class Attached(ABC):
         ]
         self._handles.append(self.model.register_forward_pre_hook(ModuleHook(self._before_forward)))
         self._handles.append(self.model.register_forward_hook(ModuleHook(self._after_forward)))
-        flush = Hook(self._flush_for_state_dict)
-        self._handles.append(self.model.register_state_dict_pre_hook(flush))  # type: ignore[no-untyped-call]
+        self._handles.append(self.model.register_state_dict_pre_hook(Hook(self._before_state_dict)))  # type: ignore[no-untyped-call]
         for optimizer in optimizers:
             self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
+            self._handles.append(optimizer.register_state_dict_pre_hook(Hook(self._before_optimizer_state_dict)))
 
     def _hook_compiled_parts(self) -> None:
         """Parts may be compiled at any time before their first call; a hook must be there before that."""
@@ -114,7 +114,10 @@ class Attached(ABC):
         for handle in self._handles:
             handle.remove()
 
-    def _flush_for_state_dict(self, *_: Any, **__: Any) -> None:
+    def _before_state_dict(self, *_: Any, **__: Any) -> None:
+        self.flush()
+
+    def _before_optimizer_state_dict(self, *_: Any, **__: Any) -> None:
         self.flush()
 
     # -- backward ----------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from gradlane.live.backend import Backend
 from gradlane.live.buffers import BufferSync
 from gradlane.live.deferral import DeferredStep
 from gradlane.live.exchange import Exchange
-from gradlane.live.hooks import Hook, inside_a_backward_pass, is_compiled, parameters_of_scripts
+from gradlane.live.hooks import inside_a_backward_pass, is_compiled, parameters_of_scripts
 from gradlane.live.owed import Owed
 from gradlane.live.peers import Peers
 from gradlane.live.planning import Planner
@@ -94,8 +94,6 @@ class Session(Attached):
             buffers.on_end(self._exchange.notify)
         self._take_up(first_plan)
         self._attach_hooks(self._params, self._optimizers)
-        for optimizer in self._optimizers:
-            self._handles.append(optimizer.register_state_dict_pre_hook(Hook(self._flush_for_state_dict)))
 
     def _take_up(self, plan: Plan) -> None:
         """Make `plan` the plan in force; nothing may be under way."""

@@ -13,7 +13,7 @@ all, or at once to the one when not synchronous. What a worker sends to a server
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
 from gradlane.core.cluster import Cluster, Link
@@ -39,8 +39,8 @@ class _Stream:
         self.items: list[_Item] = []
         self.served = 0  # bytes, on the clock of its uplink
         self.queued = False
-        self.under_way: dict[int, int] = {}
-        self.held: dict[int, list[_Item]] = {}
+        self.under_way: dict[int, int] = defaultdict(int)
+        self.held: dict[int, list[_Item]] = defaultdict(list)
 
 
 class PacketFabric:
@@ -170,7 +170,7 @@ class PacketFabric:
                 _, _, packet, rank, is_pull = item
                 to = self._host_of[rank] if is_pull else self._server_host[deal.server[packet]]
                 size_bytes = deal.size[packet]
-                under_way, held = stream.under_way.get(to, 0) + size_bytes, stream.held.setdefault(to, [])
+                under_way, held = stream.under_way[to] + size_bytes, stream.held[to]
                 if under_way > self._most_under_way or (held and held[0] < item):
                     heapq.heappush(held, item)
                     continue
@@ -227,7 +227,7 @@ class PacketFabric:
             item = heapq.heappop(held)
             free_bytes -= sizes[item[2]]
             heapq.heappush(stream.items, item)
-            self._queue(source, stream)
+        self._queue(source, stream)
         if self._carries[source] is None:
             self._next_up(now_ns, source)
         if is_pull:

@@ -71,7 +71,6 @@ class ServedSession(Attached):
         self._has_states = True  # the optimizers have what the servers have
         self._attach_hooks(self._params, self._optimizers)
         for optimizer in self._optimizers:
-            self._handles.append(optimizer.register_state_dict_pre_hook(Hook(self._before_state_dict)))
             self._handles.append(optimizer.register_load_state_dict_pre_hook(Hook(self._refuse_load_state_dict)))
 
     # -- forward ---------------------------------------------------------------------------------------
@@ -244,7 +243,7 @@ class ServedSession(Attached):
         for tensor in tensors:
             self._versions[tensor] = self._params[tensor]._version
 
-    def _before_state_dict(self, *_: Any, **__: Any) -> None:
+    def _before_optimizer_state_dict(self, *_: Any, **__: Any) -> None:
         if not self._has_states:
             raise UnsupportedError(
                 "optimizer.state_dict() while the update is on the servers, which have the state: let every rank call "
