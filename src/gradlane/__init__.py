@@ -20,18 +20,19 @@ from gradlane.errors import GradlaneError
 if TYPE_CHECKING:
     from gradlane.live import ServedSession as ServedSession
     from gradlane.live import Session as Session
+    from gradlane.live import VerifyOptions as VerifyOptions
     from gradlane.live import attach as attach
     from gradlane.live import attach_to_servers as attach_to_servers
 
 __version__ = "0.1.0"
 __all__ = [
-    "GradlaneError", "Network", "Plan", "Profile", "ServedSession", "Session", "Timeline", "__version__", "attach",
-    "attach_to_servers", "policies",
+    "GradlaneError", "Network", "Plan", "Profile", "ServedSession", "Session", "Timeline", "VerifyOptions", "__version__",
+    "attach", "attach_to_servers", "policies",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("attach", "attach_to_servers", "ServedSession", "Session"):
+    if name in ("attach", "attach_to_servers", "ServedSession", "Session", "VerifyOptions"):
         from gradlane import live
 
         return getattr(live, name)

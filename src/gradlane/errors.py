@@ -61,6 +61,10 @@ class MismatchError(JobError):
     """Ranks disagree about something that must be equal; names the first difference."""
 
 
+class VerificationError(JobError):
+    """A step gave other values than DDP's; found by `verify`, see docs/training.md."""
+
+
 class OrderError(JobError):
     """A collective was about to be issued outside of the agreed order, and was not."""
 

@@ -21,10 +21,10 @@ def bits_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tor
     """Every parameter, buffer and optimizer state tensor by name."""
     named = {name: value.detach().clone() for name, value in [*model.named_parameters(), *model.named_buffers()]}
     names = {id(param): name for name, param in model.named_parameters()}
-    for param, state in optimizer.state.items():
+    for index, (param, state) in enumerate(optimizer.state.items()):
         for key, value in state.items():
             if isinstance(value, torch.Tensor):
-                named[f"{names[id(param)]}/{key}"] = value.detach().clone()
+                named[f"{names.get(id(param), index)}/{key}"] = value.detach().clone()  # its index: the model has it no more
     return named
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import socket
+import tempfile
 import traceback
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -18,13 +19,14 @@ from tests.processes import PROCESSES
 CASE_S = 120
 
 
-def _serve(rank: int, world: int, port: int, pipe: Connection) -> None:
+def _serve(rank: int, world: int, port: int, pipe: Connection, folder: str) -> None:
     import os
 
     import torch
     import torch.distributed as dist
 
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ["RANKS_FOLDER"] = folder
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, world, is_master=rank == 0, timeout=timedelta(seconds=30))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
@@ -50,17 +52,25 @@ class RankError(AssertionError):
 
 
 class Ranks:
-    """`world` processes. `run("module:function", ...)` calls it on all and returns their results by rank."""
+    """`world` processes. `run("module:function", ...)` calls it on all and returns their results by rank.
+
+    They share a folder, RANKS_FOLDER in their environment, that is there until `close()`.
+    """
 
     def __init__(self, world: int) -> None:
+        self.world = world
+        self._folder = tempfile.TemporaryDirectory()
+        self._start()
+
+    def _start(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        self.world, self.store = world, f"127.0.0.1:{port}"
+        self.store = f"127.0.0.1:{port}"
         self._pipes: list[Connection] = []
         self.processes = []
-        for rank in range(world):
+        for rank in range(self.world):
             ours, theirs = PROCESSES.Pipe()
-            process = PROCESSES.Process(target=_serve, args=(rank, world, port, theirs), daemon=True)
+            process = PROCESSES.Process(target=_serve, args=(rank, self.world, port, theirs, self._folder.name), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -91,7 +101,18 @@ class Ranks:
             self.processes[rank].join(10)
             return False, ("ProcessEnded", f"exit code {self.processes[rank].exitcode}", "")
 
+    def renew(self) -> None:
+        """Other processes from now on: what went wrong in these may have left a collective half done."""
+        for process in self.processes:
+            process.kill()
+        self._end()
+        self._start()
+
     def close(self) -> None:
+        self._end()
+        self._folder.cleanup()
+
+    def _end(self) -> None:
         for pipe in self._pipes:
             with contextlib.suppress(OSError):
                 pipe.send(None)

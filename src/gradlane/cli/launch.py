@@ -187,6 +187,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        help="try other values of the policy's knobs while training, and keep the best")  # fmt: skip
     group.add_argument("--knobs", metavar="FILE",
                        help="tuned knobs: used from this file, or with --tune left there (and begun from)")  # fmt: skip
+    group.add_argument("--verify", action="store_true",
+                       help="compare the first 20 steps, and each 100th, with what DDP would have done, and end where they "
+                       "differ: what to do first with a new script")  # fmt: skip
     group.add_argument("--network", metavar="FILE", help="plan for this network rather than measuring one")
     group.add_argument("--timeline", metavar="DIR", help="write what each rank did, and when, to this directory")
     group.add_argument("--timeout", metavar="SECONDS", help="the longest that a collective may take")
@@ -241,6 +244,8 @@ def _variables(given: argparse.Namespace) -> dict[str, str]:
         if not given.tune:
             files.read(_existing("--knobs", given.knobs), Tuned)
         variables["GRADLANE_KNOBS_FILE"] = str(Path(given.knobs).resolve())
+    if given.verify:
+        variables["GRADLANE_VERIFY"] = "1"
     if given.network is not None:
         files.read(_existing("--network", given.network), Network)
         variables["GRADLANE_NETWORK"] = str(Path(given.network).resolve())

@@ -58,10 +58,11 @@ class Arena:
 
     def _slot(self, place: _Place, param: torch.nn.Parameter) -> torch.Tensor:
         flat = self._buffers[place.buffer][place.start : place.start + place.numel]
+        # not as views: compilers look for what a gradient is a view of
         # channels-last parameters keep their strides, so that updates stay on the optimizer's fast path
         if param.is_contiguous() or not torch.ops.aten.is_non_overlapping_and_dense(param.detach()):
-            return flat.view(param.shape)
-        return flat.as_strided(param.shape, param.stride(), flat.storage_offset())
+            return flat.view(param.shape).detach()
+        return flat.as_strided(param.shape, param.stride(), flat.storage_offset()).detach()
 
     def mark_all_present(self) -> None:
         """Set every presence element to 1: sums of the iteration before are still in them."""

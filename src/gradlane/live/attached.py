@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from gradlane.live.hooks import Hook, ModuleHook, is_compiled, tensors_in
+from gradlane.live.doors import guard_torchscript
+from gradlane.live.hooks import Hook, ModuleHook, around_step, is_compiled, tensors_in
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing from Python 3.11 on
@@ -31,6 +32,7 @@ class Attached(ABC):
         self._compiled_parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._tensor_of: dict[int, int] = {}  # by id of parameter
         self._fired: list[int] = []  # hooks of each tensor in this backward pass
+        self._accumulated: set[int] = set()  # by id: parameters with a gradient under `no_sync()` since the last sum
         self._expected: list[int] = []  # in one pass: more than once where checkpoints replay a layer
 
     # -- what a session of a kind does -------------------------------------------------------------------------
@@ -75,6 +77,10 @@ class Attached(ABC):
     def flush(self) -> None: ...
 
     @abstractmethod
+    def _settle(self) -> None:
+        """Make parameters and the optimizers' state what they would be under DDP now, gradients left as they are."""
+
+    @abstractmethod
     def abort(self, error: BaseException) -> None: ...
 
     @abstractmethod
@@ -83,6 +89,7 @@ class Attached(ABC):
     # -- hooks -------------------------------------------------------------------------------------------------
 
     def _attach_hooks(self, params: Iterable[torch.nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        guard_torchscript()
         self._handles += [
             param.register_post_accumulate_grad_hook(self._gradient_ready)  # type: ignore[no-untyped-call]
             for param in params
@@ -90,9 +97,9 @@ class Attached(ABC):
         self._handles.append(self.model.register_forward_pre_hook(ModuleHook(self._before_forward)))
         self._handles.append(self.model.register_forward_hook(ModuleHook(self._after_forward)))
         self._handles.append(self.model.register_state_dict_pre_hook(Hook(self._before_state_dict)))  # type: ignore[no-untyped-call]
+        self._handles.append(self.model.register_load_state_dict_pre_hook(Hook(self._before_state_dict)))  # type: ignore[no-untyped-call]
         for optimizer in optimizers:
-            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
-            self._handles.append(optimizer.register_step_post_hook(self._after_step))
+            self._handles.append(around_step(optimizer, self._before_step, self._after_step))
             self._handles.append(optimizer.register_state_dict_pre_hook(Hook(self._before_optimizer_state_dict)))
 
     def _hook_compiled_parts(self) -> None:
@@ -115,10 +122,10 @@ class Attached(ABC):
             handle.remove()
 
     def _before_state_dict(self, *_: Any, **__: Any) -> None:
-        self.flush()
+        self._settle()
 
     def _before_optimizer_state_dict(self, *_: Any, **__: Any) -> None:
-        self.flush()
+        self._settle()
 
     # -- backward ----------------------------------------------------------------------------------------------
 
@@ -129,6 +136,7 @@ class Attached(ABC):
     def _gradient_ready(self, param: torch.nn.Parameter) -> None:
         """Hook: autograd has accumulated into `param.grad`, once or as often as checkpoints replay its layer."""
         if not self._sync:
+            self._accumulated.add(id(param))
             return
         if not self._in_backward:
             self._begin()

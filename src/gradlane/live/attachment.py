@@ -30,7 +30,7 @@ from gradlane.live.admission import Optimizers, as_list, copy_from_rank_0, train
 from gradlane.live.allreduce import AllReduce
 from gradlane.live.auto import Auto
 from gradlane.live.backend import Backend, refuse_what_cannot_be_done
-from gradlane.live.buffers import BufferSync
+from gradlane.live.buffers import BufferSync, places_of_buffers
 from gradlane.live.deferral import why_it_needs_the_barrier
 from gradlane.live.ending import forget, keep
 from gradlane.live.overrides import SummationOrder, overrides
@@ -42,6 +42,7 @@ from gradlane.live.session import Session
 from gradlane.live.streams import streams_of
 from gradlane.live.tuner import digest, prepare
 from gradlane.live.turns import Turns
+from gradlane.live.verification import Verifier, VerifyOptions
 from gradlane.policies.prophet import Prophet
 from gradlane.transport import NodeOptions
 from gradlane.tune import catalog
@@ -68,12 +69,13 @@ def attach(
     profile_iterations: int | None = None,
     order: Literal["planned", "coordinator"] = "planned",
     cross_barrier: bool | None = None,
-    broadcast_buffers: bool = True,
+    broadcast_buffers: bool | Literal["forward"] = True,
     process_group: Any = None,
     timeout: float = 60.0,
     weight: int = 1,
     tune: bool | TuneOptions = False,
     knobs: str | Path | None = None,
+    verify: bool | VerifyOptions = False,
 ) -> Session:
     """Schedule the gradient communication of `model` from now on, in place of DistributedDataParallel.
 
@@ -99,7 +101,9 @@ def attach(
         for jobs in which the order of readiness varies (ByteScheduler §5).
     cross_barrier: None lets the plan decide where the optimizer permits it; False waits for all updates
         before the next forward pass; True vouches for an optimizer that gradlane does not know.
-    broadcast_buffers: keep buffers equal to rank 0's at each forward pass, as DDP does.
+    broadcast_buffers: keep buffers equal to rank 0's at each forward pass, as DDP does; they travel during the backward pass
+        before it, unless rank 0's script changes them between steps. "forward": always at the start of the forward pass,
+        for scripts that do so on rank 0 alone and not from the first steps on.
     timeout: seconds after which a sum that does not end is an error.
     weight: connections where there would be one, 1 to 8. Where several jobs meet, TCP shares a link evenly between
         connections, so that a job of weight 2 gets up to twice as much as one of weight 1 (docs/sharing.md).
@@ -107,6 +111,9 @@ def attach(
         best; `TuneOptions` says how long and how. No result depends on it but the time.
     knobs: a file of tuned knobs. With `tune`, what is found is left there, and a file that is there already is where it
         begins; without, the file's knobs are used. Read and written on rank 0's host.
+
+    verify: compare the first steps, and some later ones, with what DDP would have done, and raise VerificationError where they
+        differ; `VerifyOptions` says which. Costs a copy of parameters, state and gradients, and an all-reduce, in those.
 
     Returns the Session. Raises UnsupportedError, InputError, PlanError, MismatchError (ranks disagree) or
     CommunicationError, on every rank that the others' state can reach, before any gradient is sent.
@@ -124,10 +131,12 @@ def attach(
     weight = overridden.weight or weight
     tune = overridden.tune or (TuneOptions() if tune is True else tune)
     knobs = overridden.knobs or knobs
+    verify = overridden.verify or (VerifyOptions() if verify is True else verify)
     need(profile_iterations is None or profile_iterations >= 1, "profile_iterations", profile_iterations, "1 or more")
     need(timeout > 0, "timeout", timeout, "seconds, more than 0")
     need_int("weight", weight, 1, 8)
     need(order in ("planned", "coordinator"), "order", order, "'planned' or 'coordinator'")
+    need(broadcast_buffers in (True, False, "forward"), "broadcast_buffers", broadcast_buffers, "True, False or 'forward'")
     check_backend(backend, packet_bytes, summation_order, servers, order)
     optimizers = as_list(optimizer)
     params = trained_parameters(model)
@@ -186,6 +195,7 @@ def attach(
             "weight": weight,
             "tune": repr(tune or None),
             "knobs": knobs is not None,
+            "verify": repr(verify or None),
         },
         tensors=tuple((name, str(param.dtype), tuple(param.shape)) for name, param in params),
         buffers=tuple((name, str(buffer.dtype), tuple(buffer.shape)) for name, buffer in model.named_buffers()),
@@ -208,8 +218,9 @@ def attach(
             weight=weight,
         )
     with _given_back_on_failure(carrier):
-        buffers = [buffer for buffer in model.buffers() if buffer.numel() > 0]
-        copy_from_rank_0([param for param in model.parameters() if param.numel() > 0] + buffers, process_group)
+        buffers = list(model.buffers())
+        filled = [tensor for tensor in (*model.parameters(), *buffers) if tensor.numel() > 0]
+        copy_from_rank_0(filled, process_group)
         guess = _unmeasured_profile(type(model).__name__, str(device), specs)
         first_plan = policies.get("ddp").plan(guess, Network.line(world, 0, 10**9))
         first_plan = first_plan.with_sequence(tuple(range(len(first_plan.messages))))
@@ -230,11 +241,29 @@ def attach(
             timeout_s=timeout,
             backend=carrier,
             peers=partial(Peers, store, rank, world, timeout),
-            buffers=BufferSync(buffers, process_group, rank, timeout) if broadcast_buffers and buffers else None,
+            buffers=_synchronised(model, process_group, rank, timeout, broadcast_buffers) if buffers else None,
+            verifier=_verifier(verify, model, params, process_group, timeout) if verify else None,
         )
     keep(session)
     session.on_close(before=_leave_files, after=forget)
     return session
+
+
+def _synchronised(
+    model: torch.nn.Module, group: Any, rank: int, timeout: float, broadcast_buffers: bool | Literal["forward"]
+) -> BufferSync | None:
+    return (
+        BufferSync(*places_of_buffers(model), group, rank, timeout, broadcast_buffers == "forward")
+        if broadcast_buffers
+        else None
+    )
+
+
+def _verifier(
+    options: VerifyOptions, model: torch.nn.Module, params: Sequence[tuple[str, torch.nn.Parameter]], group: Any, timeout: float
+) -> Verifier:
+    names, tensors = [name for name, _ in params], [param for _, param in params]
+    return Verifier(options, names, tensors, lambda: list(model.buffers()), group, timeout)
 
 
 @contextmanager

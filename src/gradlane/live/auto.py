@@ -56,6 +56,7 @@ class Auto:
         self._answer = Answer((), ())
         self._plans: dict[Choice, Plan] = {}
         self._why, self._began = "the job has begun", 0
+        self._crosses = True  # what was asked for last
         self._recent: deque[int] = deque(maxlen=PATIENCE)
         self._since_ns = self._changing_ns = 0
         self._not_before_ns = self._settled_ns = 0
@@ -114,10 +115,14 @@ class Auto:
             if answer is not None:
                 self._try(answer, exchange.plan)
             return Word.STAY
-        if moved is not None and self._may_look():
-            self._why, self._began = str(moved), exchange.iteration + 1
-            planner.network = self._watch.network
-            planner.profile = self._watch.profile(planner.profile, moved)
+        # what was ranked for updates that cross the barrier may be wrong for a script that lets none do so
+        kept = self._crosses and not planner.crosses
+        if (moved is not None or kept) and self._may_look():
+            self._why = str(moved) if moved is not None else "updates are needed before the next forward pass"
+            self._began = exchange.iteration + 1
+            if moved is not None:
+                planner.network = self._watch.network
+                planner.profile = self._watch.profile(planner.profile, moved)
             self._silence = 1
             self._think(planner)
             return Word.STAY
@@ -134,7 +139,7 @@ class Auto:
         look = len(self._about.looks)
         most = _MOST if not look else _AGAIN if iteration_ns < _SLOW_NS else 1
         budget_ns = min(max(_LEAST_THINK_NS, _THINK_ITERATIONS * iteration_ns), _MOST_THINK_NS[bool(look)])
-        self._assumed = planner.network
+        self._assumed, self._crosses = planner.network, planner.crosses
         self._thinking = Thinking(
             Question(planner.profile, planner.network, self._backend, self._servers, look, most, budget_ns, planner.crosses)
         )

@@ -23,6 +23,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.errors import GradlaneError, InputError
 from gradlane.live import meeting, overrides
+from gradlane.live.verification import VerifyOptions
 from gradlane.tune import catalog
 from gradlane.tune.tuning import TuneOptions
 
@@ -57,6 +58,7 @@ def options_from(environment: dict[str, str]) -> overrides.Overrides:
         profile=Path(profile) if profile else None,
         tune=TuneOptions() if environment.get("GRADLANE_TUNE") else None,
         knobs=Path(knobs_file) if knobs_file else None,
+        verify=VerifyOptions() if environment.get("GRADLANE_VERIFY") else None,
     )
 
 

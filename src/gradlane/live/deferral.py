@@ -8,12 +8,15 @@ scheduler changes them before a deferred update runs.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.utils._python_dispatch import _disable_current_modes
 
 # Each updates a parameter from its own gradient and state alone. LBFGS and whatever takes a norm over all
 # parameters does not; an optimizer that is not here waits for all gradients.
@@ -37,11 +40,35 @@ def why_it_needs_the_barrier(optimizer: torch.optim.Optimizer) -> str | None:
     )
 
 
+def keeps_no_gradient(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `step()` is known to leave no reference to `param.grad` behind, whose memory the next sum will use."""
+    return isinstance(optimizer, tuple(PER_PARAMETER))
+
+
+@contextlib.contextmanager
+def as_at_step() -> Iterator[None]:
+    """Leave whatever the first use of a parameter is inside of: a trace, functorch's levels, dispatch and function modes."""
+    with contextlib.ExitStack() as stack:
+        if torch._C._len_torch_dispatch_stack():
+            stack.enter_context(_disable_current_modes())
+        if torch._C._len_torch_function_stack():
+            stack.enter_context(torch._C.DisableTorchFunction())
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            stack.enter_context(temporarily_clear_interpreter_stack())
+        trace = torch._C._get_tracing_state()
+        if trace is not None:
+            torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+            stack.callback(torch._C._set_tracing_state, trace)  # type: ignore[attr-defined]
+        yield
+
+
 class DeferredStep:
     """What one call of `optimizer.step()` still owes: parameters, and hyper-parameters as they were then."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
+        self.optimizer = optimizer
+        self.owes = 0  # updates
+        self._class = type(optimizer)  # which changes while updates are owed, see `pending.py`
         self._groups = [
             {key: _snapshot(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
         ]
@@ -52,8 +79,20 @@ class DeferredStep:
         members: dict[int, list[torch.nn.Parameter]] = {}
         for param in params:
             members.setdefault(self._group_of[id(param)], []).append(param)
-        part = object.__new__(type(self._optimizer))
-        part.__dict__ = dict(self._optimizer.__dict__)
+        self._step(members)
+
+    def update_copies(self, copies: Iterable[tuple[torch.nn.Parameter, torch.nn.Parameter, dict[str, torch.Tensor]]]) -> None:
+        """For each (parameter, copy, state) step the copy as `update` would step the parameter; its state changes too."""
+        members: dict[int, list[torch.nn.Parameter]] = {}
+        states: defaultdict[torch.nn.Parameter, dict[str, torch.Tensor]] = defaultdict(dict)
+        for param, copied, state in copies:
+            members.setdefault(self._group_of[id(param)], []).append(copied)
+            states[copied] = state
+        self._step(members, state=states)
+
+    def _step(self, members: dict[int, list[torch.nn.Parameter]], **instead: Any) -> None:
+        part = object.__new__(self._class)
+        part.__dict__ = {**self.optimizer.__dict__, **instead}
         part.__dict__.pop("step", None)  # an LR scheduler's counting wrapper
         part.param_groups = [{**self._groups[index], "params": params} for index, params in sorted(members.items())]
         part._optimizer_step_pre_hooks = OrderedDict()

@@ -25,6 +25,7 @@ from gradlane.dispatch import Dispatcher
 from gradlane.errors import CommunicationError, JobError, OrderError, PeerDied, PeerError, PeerFailed
 from gradlane.live.arena import Arena
 from gradlane.live.backend import Backend
+from gradlane.live.groups import Groups
 from gradlane.live.peers import Peers
 from gradlane.live.recorder import Recorder, now_ns
 from gradlane.live.streams import Event
@@ -44,6 +45,7 @@ class Exchange:
         backend: Backend,
         recorder: Recorder,
         peers: Callable[..., Peers],
+        on_buffers: Callable[[int, int], None],
     ) -> None:
         self.rank = rank
         self.iteration = -1
@@ -65,7 +67,13 @@ class Exchange:
         self._arena = Arena([])
         self._laid_out: tuple[TensorSpec, ...] = ()
         self._turns: dict[int, int] = {}  # what rank 0 decided for iterations that this rank has not begun
-        self._peers = peers(on_failure=self.fail, on_choice=self._on_choice, on_left=self._on_left, on_turn=self._on_turn)
+        self._peers = peers(
+            on_failure=self.fail,
+            on_choice=self._on_choice,
+            on_left=self._on_left,
+            on_turn=self._on_turn,
+            on_buffers=on_buffers,
+        )
 
     # -- one plan, one iteration -----------------------------------------------------------------------
 
@@ -121,11 +129,17 @@ class Exchange:
             self._issue(self._dispatcher.ready(tensor))
         return now
 
-    def ready_without(self, tensor: int) -> None:
-        """This rank has no gradient for `tensor` in this iteration: it contributes nothing to the sum."""
-        self.slots[tensor].zero_()
-        self._arena.presence[tensor].zero_()
-        self.ready(tensor)
+    def put_absent(self, tensor: int, gradient: torch.Tensor | None, scale: float, counts: bool) -> None:
+        """This backward pass had no gradient for `tensor`: into its slot comes `gradient` times `scale`, or zeros.
+
+        counts: whether this rank used the tensor all the same, see `used_by_anybody`.
+        """
+        if gradient is None:
+            self.slots[tensor].zero_()
+        else:
+            torch.mul(gradient.detach(), scale, out=self.slots[tensor])
+        if not counts:
+            self._arena.presence[tensor].zero_()
 
     def used_by_anybody(self, tensor: int) -> bool:
         """Whether some rank contributed to the sum of `tensor`, which must have arrived."""
@@ -232,6 +246,10 @@ class Exchange:
         self.wait_until(lambda: iteration in self._turns, "the word of rank 0 on the next iteration")
         return self._turns.pop(iteration)
 
+    def announce_buffers(self, forward: int, why: int) -> None:
+        """Rank 0: the model's buffers will come out of turn, see `buffers.py`."""
+        self._peers.buffers(forward, why)
+
     def _on_turn(self, iteration: int, what: int) -> None:
         with self._condition:
             self._turns[iteration] = what
@@ -283,6 +301,22 @@ class Exchange:
                 else:
                     self.fail(self._why_not(what))
             self._awaited = None
+
+    def wait_for_works(self, groups: Groups, works: Sequence[Any], what: str) -> None:
+        """Return when collectives that were begun in `groups` have ended, or raise as any wait does."""
+        if self._backend.has_streams:
+            for work in works:
+                work.wait()  # the stream waits
+            return
+        ended = False
+
+        def end(error: BaseException | None) -> None:
+            nonlocal ended
+            ended = error is None
+            self.notify(error)
+
+        groups.when_ended(works, end)
+        self.wait_until(lambda: ended, what)
 
     def collective(self, call: Callable[[], Any]) -> None:
         """A blocking collective between iterations, whose failure is told like any other."""

@@ -38,8 +38,48 @@ def _outside_the_compiler(method: Callable[..., Any], module: Any, compiling: bo
     method(module, compiling, output)
 
 
+class _Handles:
+    """Several hooks that are removed as one."""
+
+    def __init__(self, remove: Callable[[], None]) -> None:
+        self.remove = remove
+
+
+def around_step(optimizer: torch.optim.Optimizer, before: Callable[..., None], after: Callable[..., None]) -> _Handles:
+    """Call `before` as the last thing before `optimizer` updates and `after` as the first thing after it.
+
+    Hooks of the script's own, whenever it registers them, then see gradients and parameters as they are under DDP.
+    """
+    befores: Any = optimizer._optimizer_step_pre_hooks  # ordered dictionaries
+    afters: Any = optimizer._optimizer_step_post_hooks
+    first = optimizer.register_step_post_hook(after)
+    afters.move_to_end(first.id, last=False)
+    last = optimizer.register_step_pre_hook(before)
+    register = optimizer.register_step_pre_hook
+
+    def register_step_pre_hook(hook: Any) -> Any:
+        handle = register(hook)
+        if last.id in befores:
+            befores.move_to_end(last.id)
+        return handle
+
+    def remove() -> None:
+        first.remove()
+        last.remove()
+        if optimizer.__dict__.get("register_step_pre_hook") is register_step_pre_hook:
+            del optimizer.__dict__["register_step_pre_hook"]
+
+    optimizer.register_step_pre_hook = register_step_pre_hook  # type: ignore[method-assign]
+    return _Handles(remove)
+
+
 def inside_a_backward_pass() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def is_traced() -> bool:
+    """Whether TorchScript is recording what is called."""
+    return torch._C._get_tracing_state() is not None
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

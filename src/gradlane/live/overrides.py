@@ -11,6 +11,7 @@ from gradlane.core.executors import BackendName
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
+from gradlane.live.verification import VerifyOptions
 from gradlane.tune.tuning import TuneOptions
 
 SummationOrder = Literal["arrival", "rank"]
@@ -37,6 +38,7 @@ class Overrides(msgspec.Struct, frozen=True):
     profile: Path | None = None
     tune: TuneOptions | None = None
     knobs: Path | None = None
+    verify: VerifyOptions | None = None
 
 
 _overrides = Overrides()

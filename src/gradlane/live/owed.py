@@ -4,21 +4,22 @@ parameter is first used, together with all others that have arrived by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from gradlane.live import pending
-from gradlane.live.deferral import DeferredStep
+from gradlane.live import doors, pending
+from gradlane.live.deferral import DeferredStep, as_at_step
 from gradlane.live.exchange import Exchange
 from gradlane.live.recorder import Recorder, now_ns
+from gradlane.live.verification import Verifier
 
 
 class Owed:
     """Owned by one session; used on the training thread only. `tensor in owed`: whether its update is."""
 
-    def __init__(self, exchange: Exchange, recorder: Recorder) -> None:
-        self._exchange, self._recorder = exchange, recorder
+    def __init__(self, exchange: Exchange, recorder: Recorder, verifier: Verifier | None) -> None:
+        self._exchange, self._recorder, self._verifier = exchange, recorder, verifier
         self._steps: dict[int, DeferredStep] = {}  # tensor -> the call of step() that owes its update
         self._hidden: list[int] = []
 
@@ -27,21 +28,38 @@ class Owed:
         assert not self._steps, "updates are owed"
         self._params, self._wrappers = params, wrappers
 
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._steps)
+
     def __contains__(self, tensor: int) -> bool:
         return tensor in self._steps
+
+    def of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether updates of `optimizer` are owed."""
+        return any(step.optimizer is optimizer for step in self._steps.values())
 
     def hide(self, tensor: int, step: DeferredStep) -> None:
         """`step`, which is about to run, must not see this gradient: its update is owed from now on."""
         self._steps[tensor] = step
+        step.owes += 1
         self._hidden.append(tensor)
         self._params[tensor].grad = None
 
-    def show_hidden(self, on_use: Callable[[int], None]) -> None:
-        """`step` has run: what was hidden from it is back, and `on_use` hears of the first use of its parameter."""
+    def show_hidden(self, on_use: Callable[[int], None], on_state: Callable[[], None]) -> None:
+        """`step` has run: what was hidden from it is back.
+
+        on_use: hears of the first use of its parameter. on_state: hears that somebody gets at the optimizer's state.
+        """
         for tensor in self._hidden:
             param = self._params[tensor]
             param.grad = self._wrappers[tensor]
             pending.watch(param, tensor, on_use)
+        if self._hidden:
+            pending.watch_state(self._steps[self._hidden[0]].optimizer, on_state)
+            doors.before_leaving(self, on_state)
         self._hidden.clear()
 
     def make_current(self, tensor: int) -> None:
@@ -55,6 +73,10 @@ class Owed:
                 batches.setdefault(id(step), (step, []))[1].append(other)
         for step, tensors in batches.values():
             self._update(step, tensors)
+            if not step.owes:
+                pending.unwatch_state(step.optimizer)
+        if not self._steps:
+            doors.nothing_is_owed(self)
 
     def make_all_current(self) -> None:
         while self._steps:
@@ -63,6 +85,7 @@ class Owed:
     def _update(self, step: DeferredStep, tensors: list[int]) -> None:
         began = now_ns()
         before: list[torch.Tensor | None] = []
+        step.owes -= len(tensors)
         for tensor in tensors:
             del self._steps[tensor]
             param = self._params[tensor]
@@ -70,11 +93,15 @@ class Owed:
             self._exchange.wait_for(tensor)  # on a device: the stream waits
             before.append(param.grad)
             param.grad = self._exchange.slots[tensor]
-        step.update(self._params[tensor] for tensor in tensors)
+        if self._verifier is not None:
+            for tensor in tensors:
+                self._verifier.arrived(self._params[tensor], self._exchange.slots[tensor])
+        with as_at_step():
+            step.update(self._params[tensor] for tensor in tensors)
+        if self._verifier is not None:
+            self._verifier.updated([self._params[tensor] for tensor in tensors], lambda param: param.grad)
         for tensor, gradient in zip(tensors, before, strict=True):
-            # the script may have dropped or replaced the gradient since step(): it keeps what it did
-            if gradient is not self._wrappers[tensor]:
-                self._params[tensor].grad = gradient
+            self._params[tensor].grad = gradient  # or what the script has put in its place since step()
         ended = now_ns()
         for tensor in tensors:
             self._recorder.add("update", self._exchange.iteration, tensor, began, ended)

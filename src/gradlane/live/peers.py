@@ -47,6 +47,7 @@ class Frame(IntEnum):
     CHOICE = 5  # iteration (8 bytes), message (4 bytes)
     ISSUED = 6  # iteration (8 bytes), hash (8 bytes)
     TURN = 7  # iteration (8 bytes), what rank 0 decided for it (4 bytes)
+    BUFFERS = 8  # forward passes that have ended (8 bytes), why rank 0 sends its buffers now (4 bytes)
 
 
 _PAIR = struct.Struct("<QI")
@@ -104,7 +105,7 @@ class Peers:
 
     on_failure(error): another rank is gone or asked all to stop. on_choice(iteration, message): the
     coordinator's order (never on rank 0). on_left(rank): it said goodbye. on_turn(iteration, what): rank 0's decision
-    on an iteration to come (never on rank 0).
+    on an iteration to come (never on rank 0). on_buffers(forward, why): rank 0 sends its buffers out of turn (likewise).
     """
 
     def __init__(
@@ -117,9 +118,11 @@ class Peers:
         on_choice: Callable[[int, int], None],
         on_left: Callable[[int], None],
         on_turn: Callable[[int, int], None],
+        on_buffers: Callable[[int, int], None] = lambda forward, why: None,
     ) -> None:
         self._rank, self._world = rank, world
         self._on_failure, self._on_choice, self._on_left, self._on_turn = on_failure, on_choice, on_left, on_turn
+        self._on_buffers = on_buffers
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, _Connection] = {}  # by rank
         self._met: set[int] = set()  # rank 0: who has come, were it to leave again at once
@@ -174,15 +177,20 @@ class Peers:
 
     def choose(self, iteration: int, message: int) -> None:
         """Coordinator: `message` is next, for everybody."""
-        payload = _PAIR.pack(iteration, message)
-        for connection in list(self._connections.values()):
-            connection.send(Frame.CHOICE, self._rank, payload)
+        self._say(Frame.CHOICE, iteration, message)
 
     def turn(self, iteration: int, what: int) -> None:
         """Rank 0: `what` is decided for `iteration`, for everybody."""
-        payload = _PAIR.pack(iteration, what)
+        self._say(Frame.TURN, iteration, what)
+
+    def buffers(self, forward: int, why: int) -> None:
+        """Rank 0: its buffers will come out of turn, to everybody."""
+        self._say(Frame.BUFFERS, forward, why)
+
+    def _say(self, frame: Frame, when: int, what: int) -> None:
+        payload = _PAIR.pack(when, what)
         for connection in list(self._connections.values()):
-            connection.send(Frame.TURN, self._rank, payload)
+            connection.send(frame, self._rank, payload)
 
     def issued(self, iteration: int, rolling_hash: int) -> None:
         """All messages of `iteration` have been issued, in an order with this hash."""
@@ -288,6 +296,8 @@ class Peers:
             self._on_choice(*_PAIR.unpack(payload))
         elif frame is Frame.TURN and connection.rank == 0:
             self._on_turn(*_PAIR.unpack(payload))
+        elif frame is Frame.BUFFERS and connection.rank == 0:
+            self._on_buffers(*_PAIR.unpack(payload))
         elif frame is Frame.ISSUED and self._rank == 0:
             iteration, rolling_hash = _HASH.unpack(payload)
             self._compare(iteration, connection.rank, rolling_hash)

@@ -6,70 +6,157 @@ first use waits, whoever makes it (a layer, `clip_grad_norm_`, GradScaler, an EM
 
 - `PendingGradient` is a tensor subclass that stands in `param.grad`. Every operation on it, from Python or
   from C++ (autograd's accumulation included), comes here, waits for the sum, and runs on the real gradient.
+  The session's own memory is never handed out: a view, an array or `.data` is of a copy, the script's own.
 - A pending parameter keeps its identity: only its `__class__` changes, to a subclass that sees every torch
   function applied to it, and changes back before that function runs. What reads a parameter without any
   torch function (a compiled or scripted module) gets a forward pre-hook instead, see `session.py`.
+- An optimizer whose updates are owed has its class changed in the same way: whoever asks for its `state`
+  (to read, clear, load or copy it) has all owed updates run first.
 
 This needs no map of which module uses which parameter, and it cannot miss a use inside a Python forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 Resolve = Callable[[int], None]
 """Makes tensor `index` current: waits for its sum and, if one is due, runs its update."""
+Part = Callable[["PendingGradient", torch.Tensor | None], torch.Tensor]
+"""Gives a gradient memory of its own (that of the tensor, if one is given), and returns it: see `given_away`."""
 
 
 class PendingGradient(torch.Tensor):
-    """Stands in `param.grad` for `slot`, where its sum will be, until `resolve(index)` has returned."""
+    """Stands in `param.grad` for `slot`, where its sum will be, until `resolve(index)` has returned.
+
+    The slot belongs to the session, which sums the next gradient in it. An operation that would leave its memory in
+    the script's hands (a view, `.data`, a NumPy array, an address) is therefore done on memory of the script's own:
+    `part` makes a copy, and this object stands for the copy from then on.
+    """
 
     slot: torch.Tensor
     _index: int
-    _resolve: Resolve
+    _resolve: Resolve | None
+    _part: Part
 
     @staticmethod
-    def __new__(cls, slot: torch.Tensor, index: int, resolve: Resolve) -> PendingGradient:
+    def __new__(cls, slot: torch.Tensor, index: int, resolve: Resolve, part: Part) -> PendingGradient:
         wrapper: PendingGradient = torch.Tensor._make_wrapper_subclass(
             cls, slot.shape, strides=slot.stride(), dtype=slot.dtype, device=slot.device
         )
         return wrapper
 
-    def __init__(self, slot: torch.Tensor, index: int, resolve: Resolve) -> None:
+    def __init__(self, slot: torch.Tensor, index: int, resolve: Resolve, part: Part) -> None:
         self.slot = slot
         self._index = index
         self._resolve = resolve
+        self._part = part
 
     def current(self) -> torch.Tensor:
         """The real gradient, once it is the sum."""
-        self._resolve(self._index)
+        if self._resolve is not None:
+            self._resolve(self._index)
         return self.slot
+
+    def own(self) -> torch.Tensor:
+        """The real gradient in memory that no session uses."""
+        self.current()
+        return self.slot if self._resolve is None else self._part(self, None)
+
+    def replace_data(self, data: torch.Tensor) -> None:
+        """`self.data = data`: other memory, perhaps of another dtype, in the place of the slot."""
+        self.current()
+        if self._resolve is None:
+            self.slot.data = data
+        else:
+            self._part(self, data.detach())
+
+    def given_away(self, memory: torch.Tensor) -> None:
+        """From now on this stands for `memory`, which is the script's; the session has forgotten it."""
+        self.slot, self._resolve = memory, None
+
+    def moved(self, slot: torch.Tensor, index: int) -> None:
+        """The session sums this gradient elsewhere from now on."""
+        self.slot, self._index = slot, index
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        return func(*_current(args), **_current(kwargs or {}))
+        return _call(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch declares it otherwise than it calls it
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return func(*_current(args), **_current(kwargs or {}))
+        return _call(func, args, kwargs or {})
 
 
-def _current(value: Any) -> Any:
+def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run `func` on the gradients that the wrappers in its arguments stand for."""
+    wrappers = {id(wrapper): wrapper for wrapper in _wrappers_in((args, kwargs))}
+    if func == _set_data and len(args) == 2 and isinstance(args[0], PendingGradient):
+        args[0].replace_data(_with(args[1], PendingGradient.own))
+        return None
+    if getattr(func, "overloadpacket", func) not in _GIVES_MEMORY_AWAY:
+        result = func(*_with(args, PendingGradient.current), **_with(kwargs, PendingGradient.current))
+        result = _with_wrappers(result, {id(wrapper.slot): wrapper for wrapper in wrappers.values()})
+        if not _escapes(result, wrappers.values()):
+            return result
+    # run once more, on copies: what gives memory away (a view, an array) changes nothing
+    return func(*_with(args, PendingGradient.own), **_with(kwargs, PendingGradient.own))
+
+
+def _with(value: Any, real: Callable[[PendingGradient], torch.Tensor]) -> Any:
+    """`value` with `real(wrapper)` in the place of each wrapper."""
     if isinstance(value, PendingGradient):
-        return value.current()
+        return real(value)
     if type(value) in (list, tuple):
-        return type(value)(_current(item) for item in value)
+        return type(value)(_with(item, real) for item in value)
     if type(value) is dict:
-        return {key: _current(item) for key, item in value.items()}
+        return {key: _with(item, real) for key, item in value.items()}
     return value
+
+
+def _wrappers_in(value: Any) -> Iterator[PendingGradient]:
+    if isinstance(value, PendingGradient):
+        yield value
+    elif type(value) in (list, tuple):
+        for item in value:
+            yield from _wrappers_in(item)
+    elif type(value) is dict:
+        for item in value.values():
+            yield from _wrappers_in(item)
+
+
+def _with_wrappers(result: Any, of_slot: dict[int, PendingGradient]) -> Any:
+    """`result` with the wrapper in the place of each slot: an operation in place returns what it was called on."""
+    if isinstance(result, torch.Tensor):
+        return of_slot.get(id(result), result)
+    if type(result) in (list, tuple):
+        return type(result)(_with_wrappers(item, of_slot) for item in result)
+    return result
+
+
+_HOLDS_NO_MEMORY = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.Size)
+
+
+def _escapes(result: Any, wrappers: Iterable[PendingGradient]) -> bool:
+    """Whether `result` holds memory of a slot outside of `wrappers`, or is of a kind of which that cannot be told."""
+    if isinstance(result, _HOLDS_NO_MEMORY):
+        return False
+    if isinstance(result, torch.Tensor):
+        if isinstance(result, PendingGradient):
+            return False
+        storage = result.untyped_storage()._cdata
+        return any(wrapper.slot.untyped_storage()._cdata == storage for wrapper in wrappers)
+    if isinstance(result, (list, tuple)):
+        return any(_escapes(item, wrappers) for item in result)
+    return True
 
 
 def _getter(name: str) -> Any:
@@ -77,6 +164,17 @@ def _getter(name: str) -> Any:
 
 
 _gradient_attribute: Any = torch.Tensor.grad
+_set_data: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+# what gives away the memory of a gradient in a form in which `_escapes` cannot see it, or puts other memory in its place
+_GIVES_MEMORY_AWAY = {
+    torch.Tensor.data_ptr,
+    torch.ops.aten.set_,
+    torch.ops.aten.resize_,
+    torch.Tensor.resize_,
+    torch.Tensor.share_memory_,
+    torch.Tensor.detach_,
+}
 
 # what tells nothing of the values, and so need not wait
 _METADATA = {
@@ -134,20 +232,21 @@ class _Pending:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         for param in _parameters_in((args, kwargs)):
-            _touch(param)
+            use(param)
         return func(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        _touch(self)
+        use(self)
         own: Any = type(self)  # by now the parameter's own class
         return own.__deepcopy__(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        _touch(self)
+        use(self)
         return type(self).__reduce_ex__(self, protocol)
 
 
-def _touch(param: Any) -> None:
+def use(param: Any) -> None:
+    """Do what is to be done before an operation that reads `param`, if it is watched."""
     entry = _watched.get(id(param))
     if entry is not None:
         _, index, touched = entry
@@ -171,3 +270,55 @@ def _pending_class(own: type) -> type:
     pending = type(own)(f"Pending{own.__name__}", (_Pending, own), {"__module__": __name__})
     _classes[own] = pending
     return pending
+
+
+# -- optimizers ------------------------------------------------------------------------------------------
+
+_owing: dict[int, tuple[torch.optim.Optimizer, Callable[[], None]]] = {}  # by id(); the entry keeps the id alive
+_optimizer_classes: dict[type, type] = {}  # an optimizer's own class -> its pending subclass
+
+
+def watch_state(optimizer: torch.optim.Optimizer, settle: Callable[[], None]) -> None:
+    """Call `settle()` before anybody next gets at `optimizer.state`, once."""
+    own = type(optimizer)
+    if not issubclass(own, _PendingOptimizer):
+        _owing[id(optimizer)] = (optimizer, settle)
+        pending = _optimizer_classes.get(own)
+        if pending is None:
+            # of the same name: torch's profiler and LR schedulers' messages show it
+            metaclass: Any = type(own)
+            pending = metaclass(own.__name__, (_PendingOptimizer, own), {"__module__": own.__module__})
+            _optimizer_classes[own] = pending
+        optimizer.__class__ = pending
+
+
+def unwatch_state(optimizer: torch.optim.Optimizer) -> None:
+    """Give `optimizer` its own class back."""
+    if _owing.pop(id(optimizer), None) is not None:
+        optimizer.__class__ = type(optimizer).__mro__[2]  # [pending class, _PendingOptimizer, own class, ...]
+
+
+# what shows, replaces or copies the state; everything else of an optimizer (groups, rates, defaults) is as after step()
+_GETS_AT_STATE = frozenset(("state", "__setstate__", "__getstate__", "__reduce_ex__", "__deepcopy__"))
+
+
+class _PendingOptimizer:
+    """Mixed into the class of an optimizer whose updates are owed."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _GETS_AT_STATE and id(self) in _owing:
+            _settle(self)
+            return getattr(self, name)  # by now the optimizer has its own class
+        return super().__getattribute__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _GETS_AT_STATE:
+            _settle(self)
+        object.__setattr__(self, name, value)  # of no class of torch's, which have none of their own
+
+
+def _settle(optimizer: Any) -> None:
+    entry = _owing.get(id(optimizer))
+    if entry is not None:
+        unwatch_state(optimizer)
+        entry[1]()

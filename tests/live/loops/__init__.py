@@ -3,7 +3,22 @@
 A loop gets a `Job` and must not know which of the two it runs under. What it puts into `job.seen` is compared as well.
 """
 
-from tests.live.loops import gradients, parameters, parts, passes, rates  # noqa: F401  (they fill LOOPS)
+from tests.live.loops import (  # noqa: F401  (they fill LOOPS)
+    buffers,
+    conversions,
+    exported,
+    gradients,
+    kept_gradients,
+    optimizer_hooks,
+    parameters,
+    parts,
+    passes,
+    rates,
+    readers,
+    state,
+    unused,
+    written_gradients,
+)
 from tests.live.loops.groups import attach_to_some_ranks, train_alike, train_in_a_group_of_all_ranks, unfinished_backward
 from tests.live.loops.job import (
     GIVEN,

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import gradlane
 from gradlane.core.network import Network
+from gradlane.errors import GradlaneError
 from tests.live.cases import bits_of, differences
+from tests.live.loops.hopping import Hopping
 from tests.live.networks import counting_deferred_updates, slow_network
 
 STEPS = 7  # iteration 0 counts, 1 is measured, and from 2 on the policy's plan is in force
@@ -25,6 +30,29 @@ POLICIES = {
     "bytescheduler": {"partition_bytes": 2000, "credit_bytes": 8000},
     "p3": {"slice_bytes": 4000},
     "blocks": {"least_bytes": 4000, "most_bytes": 8000},
+}
+_PATIENCE = timedelta(seconds=30)  # longer than a session waits for a sum
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What a loop runs under: a policy over a backend, on a slow network or a fast one.
+
+    hops: in every second iteration another plan takes over, as `auto` changes plans while it tries policies.
+    """
+
+    policy: str
+    backend: Any = "all-reduce"
+    slow: bool = True
+    hops: bool = False
+
+
+ARMS = {
+    "bytescheduler": Arm("bytescheduler"),
+    "p3": Arm("p3", slow=False),
+    "blocks": Arm("blocks"),
+    "hopping": Arm("bytescheduler", hops=True),
+    "mercury over servers": Arm("mercury", backend="server"),
 }
 
 
@@ -57,6 +85,7 @@ class Job:
     no_sync: Callable[[], contextlib.AbstractContextManager[None]]
     generator: torch.Generator
     session: gradlane.live.Session | None
+    ddp: dict[str, Any] = field(default_factory=dict)
     seen: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,10 +104,28 @@ class Job:
         else:
             self.seen[f"{len(self.seen)}:{name}"] = torch.as_tensor(value).detach().clone()
 
-    def step(self) -> None:
+    def backward(self, call: Any = None) -> torch.Tensor:
+        """A forward and a backward pass over the next batch, whose loss is seen."""
+        loss = self.loss(call)
+        self.see("loss", loss)
+        loss.backward()
+        return loss
+
+    def wrap_again(self) -> None:
+        """Another DDP, where parameters were converted to another dtype or given other memory by `set_`, since its hooks on
+        them are gone, and where they have other strides, since it would take their gradients for transposed ones.
+        """
+        if self.session is None:
+            self.call = self.no_sync = None
+            gc.collect()  # what DDP left on the other parameters goes with it
+            self.call = DistributedDataParallel(self.model, **self.ddp)
+            self.no_sync = self.call.no_sync
+
+    def step(self) -> torch.Tensor:
         self.optimizer.zero_grad()
-        self.loss().backward()
+        loss = self.backward()
         self.optimizer.step()
+        return loss
 
 
 @dataclass(frozen=True)
@@ -86,7 +133,8 @@ class Loop:
     """How a loop is to be run, and what is to be expected besides equality.
 
     defers: whether updates are deferred when sums come late (None: on some ranks in some steps). says: the one line
-    that rank 0 logs, or none.
+    that rank 0 logs, or none. family: the module that the loop is in. refused: the loop ends under gradlane, on one rank at
+    least, in a GradlaneError whose text contains this.
     """
 
     run: Callable[[Job], None]
@@ -96,6 +144,14 @@ class Loop:
     attach: dict[str, Any]
     defers: bool | None
     says: str
+    family: str = ""
+    refused: str = ""
+
+    @property
+    def arms(self) -> list[str]:
+        """Servers need no coordinator, and refuse one."""
+        coordinated = self.attach.get("order") == "coordinator"
+        return [name for name, arm in ARMS.items() if not (coordinated and arm.backend == "server")]
 
 
 LOOPS: dict[str, Loop] = {}
@@ -116,9 +172,12 @@ def loop(
     attach: dict[str, Any] | None = None,
     defers: bool | None = True,
     says: str = "",
+    refused: str = "",
 ) -> Callable[[Callable[[Job], None]], Callable[[Job], None]]:
     def register(run: Callable[[Job], None]) -> Callable[[Job], None]:
-        LOOPS[run.__name__] = Loop(run, model, optimizer, ddp or {}, attach or {}, defers, says)
+        assert run.__name__ not in LOOPS, run.__name__
+        family = run.__module__.rpartition(".")[2]
+        LOOPS[run.__name__] = Loop(run, model, optimizer, ddp or {}, attach or {}, defers, says, family, refused)
         return run
 
     return register
@@ -144,16 +203,46 @@ def log_lines() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def compare(rank: int, world: int, name: str) -> dict[str, Any]:
-    """Run the loop under DDP, then under gradlane on a slow network and on a fast one."""
+def compare(rank: int, world: int, name: str, arms: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Run the loop under DDP, then in each of `arms` until an error that is not gradlane's ends it there on any rank; what
+    was found by arm.
+
+    differs: names whose bits differ from DDP's. deferred: how many updates were. lines: that gradlane logged.
+    error: what the loop ended in, by type and first line, or nothing. typed: whether that is gradlane's.
+    """
     case = LOOPS[name]
     reference = under_ddp(case, rank)
-    outcome: dict[str, Any] = {}
-    for policy, network in (("bytescheduler", slow_network), ("p3", contextlib.nullcontext), ("blocks", slow_network)):
-        with network(), counting_deferred_updates() as deferred, log_lines() as lines:
-            bits = under_gradlane(case, rank, world, gradlane.policies.get(policy, **POLICIES[policy]))
-        outcome[policy] = {"differs": differences(reference, bits), "deferred": sum(deferred), "lines": lines}
+    outcome: dict[str, dict[str, Any]] = {}
+    for arm in arms:
+        outcome[arm] = found = _in_arm(case, rank, world, ARMS[arm], reference)
+        if not _ended_in_order_everywhere(rank, world, not found["error"] or found["typed"]):
+            break
     return outcome
+
+
+def _in_arm(case: Loop, rank: int, world: int, arm: Arm, reference: dict[str, torch.Tensor]) -> dict[str, Any]:
+    policy = gradlane.policies.get(arm.policy, **POLICIES.get(arm.policy, {}))
+    network = slow_network() if arm.slow else contextlib.nullcontext()
+    differs: list[str] = []
+    text, typed = "", False
+    with network, counting_deferred_updates() as deferred, log_lines() as lines:
+        try:
+            found = under_gradlane(case, rank, world, policy, arm.hops, backend=arm.backend)
+            differs = differences(reference, found)
+        except Exception as error:  # of the loop or of gradlane: a finding
+            text, typed = f"{type(error).__name__}: {error}".partition("\n")[0], isinstance(error, GradlaneError)
+    return {"differs": differs, "deferred": sum(deferred), "lines": lines, "error": text, "typed": typed}
+
+
+def _ended_in_order_everywhere(rank: int, world: int, in_order: bool) -> bool:
+    """Through the store, since a collective may be stuck where something went wrong."""
+    store = dist.distributed_c10d._get_default_store()
+    turn = store.add(f"loops/arms of {rank}", 1)  # every rank has had as many arms
+    store.set(f"loops/{turn}/{rank}", "in order" if in_order else "error")
+    keys = [f"loops/{turn}/{other}" for other in range(world)]
+    with contextlib.suppress(dist.DistStoreError):  # a rank that is gone does not say so
+        store.wait(keys, _PATIENCE)
+    return store.check(keys) and all(store.get(key) == b"in order" for key in keys)
 
 
 def compare_over_servers(rank: int, world: int, name: str) -> dict[str, list[str]]:
@@ -174,13 +263,16 @@ def under_ddp(case: Loop, rank: int) -> dict[str, torch.Tensor]:
     optimizer = case.optimizer(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        call = DistributedDataParallel(model, **case.ddp)
-        job = Job(rank, model, call, optimizer, call.no_sync, torch.Generator().manual_seed(1000 + rank), None)
+        generator = torch.Generator().manual_seed(1000 + rank)
+        job = Job(rank, model, None, optimizer, contextlib.nullcontext, generator, None, case.ddp)
+        job.wrap_again()
         case.run(job)
-    return {**bits(model, optimizer), **job.seen}
+    return {**bits(model, job.optimizer), **job.seen}
 
 
-def under_gradlane(case: Loop, rank: int, world: int, policy: Any, **options: Any) -> dict[str, torch.Tensor]:
+def under_gradlane(
+    case: Loop, rank: int, world: int, policy: Any, hops: bool = False, **options: Any
+) -> dict[str, torch.Tensor]:
     torch.manual_seed(7 + rank)  # attach must make ranks equal to rank 0
     model = case.model()
     optimizer = case.optimizer(model)
@@ -198,12 +290,14 @@ def under_gradlane(case: Loop, rank: int, world: int, policy: Any, **options: An
         ) as session,
     ):
         warnings.simplefilter("ignore")
+        if hops:
+            session._turns = Hopping(rank)
         generator = torch.Generator().manual_seed(1000 + rank)
         job = Job(rank, model, model, optimizer, session.no_sync, generator, session)
         case.run(job)
         session.flush()
         assert session.settled
-        return {**bits(model, optimizer), **job.seen}
+        return {**bits(model, job.optimizer), **job.seen}
 
 
 def bits(model: nn.Module, optimizer: Any) -> dict[str, torch.Tensor]:

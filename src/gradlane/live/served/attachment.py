@@ -133,12 +133,12 @@ def attach_to_servers(
     else:
         node = form(store, options, own_address(), timeout)
     bound = UNBOUNDED if staleness is None else staleness
-    synchronised = buffers if staleness == 0 and broadcast_buffers is not False else []
+    synchronises = bool(buffers) and staleness == 0 and broadcast_buffers is not False
     try:
         values = Values(node, [param for _, param in params], members, groups.rules(), bound, timeout)
         if has_state:
             place_states(states, [param for _, param in params], values)
-        in_step = Broadcasts(synchronised, values, process_group, rank, timeout) if synchronised else None
+        in_step = Broadcasts(model, values, process_group, rank, timeout) if synchronises else None
     except BaseException:
         node.close()
         raise

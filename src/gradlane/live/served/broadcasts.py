@@ -1,16 +1,20 @@
-"""Broadcasts: buffers of the model kept equal to rank 0's, where ranks are in step; waits for them that end."""
+"""Broadcasts: buffers of the model kept equal to rank 0's, where ranks are in step; waits for them that end.
+
+As in DDP they are sent at the start of a forward pass: there is no control channel over which rank 0 could say that its
+script has changed one since.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from gradlane.errors import CommunicationError
-from gradlane.live.buffers import BufferSync
+from gradlane.live.buffers import BufferSync, places_of_buffers
 from gradlane.live.served.values import Values
 
 _VERDICT_S = 1.5  # how long a failed broadcast waits for the transport to name the culprit
@@ -19,20 +23,21 @@ _VERDICT_S = 1.5  # how long a failed broadcast waits for the transport to name 
 class Broadcasts:
     """Owned by a session; used on the training thread, told of the end of a broadcast on another."""
 
-    def __init__(self, buffers: Sequence[torch.Tensor], values: Values, group: Any, rank: int, timeout_s: float) -> None:
-        self._sync = BufferSync(buffers, group, rank, timeout_s)
+    def __init__(self, model: torch.nn.Module, values: Values, group: Any, rank: int, timeout_s: float) -> None:
+        places = places_of_buffers(model)
+        self._sync = BufferSync(*places, group, rank, timeout_s, always_at_start=True, has_channel=False)
         self._values, self._rank, self._timeout_s = values, rank, timeout_s
         self._condition = threading.Condition()
         self._error: BaseException | None = None
-        self._sync.on_end(self._ended)
+        self._sync.connect(lambda forward, why: None, self._ended)
 
-    def send(self) -> None:
-        """The forward pass has ended: rank 0's buffers are on their way."""
-        self._sync.send()
+    def before_forward(self) -> None:
+        """Take over what rank 0 has, where DDP would."""
+        self._sync.before_forward(self._wait_until, trains=True, settled=False)
 
-    def apply(self) -> None:
-        """A forward pass begins: take over what rank 0 sent, if anything."""
-        self._sync.apply(self._wait_until)
+    def after_forward(self) -> None:
+        """A forward pass has ended after which DDP would broadcast rank 0's buffers."""
+        self._sync.after_forward()
 
     def close(self) -> None:
         """Wait for what is under way, and give the process group back."""

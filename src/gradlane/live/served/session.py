@@ -87,7 +87,7 @@ class ServedSession(Attached):
         else:
             self._hook_compiled_parts()
         if self._buffers is not None:
-            self._buffers.apply()
+            self._buffers.before_forward()
 
     def _before_compiled(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
         """Compiled code reads its parameters past every guard."""
@@ -100,7 +100,7 @@ class ServedSession(Attached):
             return
         self._hook_outputs(output)
         if self._buffers is not None and module.training:
-            self._buffers.send()
+            self._buffers.after_forward()
 
     # -- backward --------------------------------------------------------------------------------------
 
@@ -284,6 +284,9 @@ class ServedSession(Attached):
         self.check()
         while self._awaited and not self._in_backward:
             self._make_current(next(iter(self._awaited)))
+
+    def _settle(self) -> None:
+        self.flush()
 
     def fetch_optimizer_state(self) -> None:
         """Put the servers' state into this rank's optimizers, where it stays until the next backward pass.

@@ -1,0 +1,195 @@
+"""Models and parameters that are traced, scripted, exported, compiled, quantised, or handed to torch.func between steps."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.live.loops.job import STEPS, Job, Mlp, loop
+
+PROBE = torch.linspace(-1, 1, 24).view(2, 12)
+
+
+def _after_steps(job: Job, read: Callable[[], Any]) -> None:
+    """Something reads the parameters after each step."""
+    for _ in range(STEPS):
+        job.step()
+        with torch.no_grad():
+            job.see("read", read())
+
+
+class Plain(nn.Sequential):
+    """The layers of `Mlp` as a model that can be scripted."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 6))
+
+    batch = staticmethod(Mlp.batch)
+
+
+# -- traced, scripted, exported, compiled ------------------------------------------------------------------------
+
+
+@loop(defers=None)
+def the_model_traced(job: Job) -> None:
+    _after_steps(job, lambda: torch.jit.trace(job.model, PROBE, check_trace=False)(PROBE))
+
+
+@loop(defers=None)
+def a_copy_traced(job: Job) -> None:
+    _after_steps(job, lambda: torch.jit.trace(copy.deepcopy(job.model), PROBE)(PROBE))
+
+
+@loop(defers=None)
+def a_traced_layer_kept_and_called(job: Job) -> None:
+    job.step()
+    with torch.no_grad():
+        traced = torch.jit.trace(job.model.layers[0], PROBE)
+    for _ in range(STEPS):
+        job.step()
+        with torch.no_grad():
+            job.see("of the traced layer", traced(PROBE))
+
+
+@loop(defers=None)
+def a_traced_model_kept_and_called(job: Job) -> None:
+    job.step()
+    with torch.no_grad():
+        traced = torch.jit.trace(job.model, PROBE, check_trace=False)
+    for _ in range(STEPS):
+        job.step()
+        with torch.no_grad():
+            job.see("of the traced model", traced(PROBE))
+
+
+@loop(defers=None)
+def a_layer_scripted_and_called(job: Job) -> None:
+    job.step()
+    scripted = torch.jit.script(job.model.layers[1])
+    for _ in range(STEPS):
+        job.step()
+        with torch.no_grad():
+            job.see("of the scripted layer", scripted(torch.ones(2, 40)))
+
+
+@loop(model=Plain, defers=None)
+def the_model_scripted_in_the_end(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(job.model), file)
+    file.seek(0)
+    with torch.no_grad():
+        job.see("of the scripted model", torch.jit.load(file)(PROBE))
+
+
+@loop(model=Plain, defers=None)
+def a_copy_scripted(job: Job) -> None:
+    _after_steps(job, lambda: torch.jit.script(copy.deepcopy(job.model))(PROBE))
+
+
+@loop(defers=None, says="the whole model is compiled")
+def the_model_exported(job: Job) -> None:
+    for step in range(STEPS):
+        job.step()
+        if step in (4, STEPS - 1):
+            exported = torch.export.export(job.model, (PROBE,))
+            job.see("exported", dict(exported.state_dict))
+            with torch.no_grad():
+                job.see("of the exported model", exported.module()(PROBE))
+
+
+@loop(defers=None)
+def a_copy_exported(job: Job) -> None:
+    for step in range(STEPS):
+        job.step()
+        if step in (4, STEPS - 1):
+            with torch.no_grad():
+                job.see("exported", torch.export.export(copy.deepcopy(job.model), (PROBE,)).module()(PROBE))
+
+
+@loop(defers=None)
+def a_norm_by_a_compiled_function(job: Job) -> None:
+    torch.compiler.reset()
+    norm = torch.compile(lambda params: sum(param.detach().square().sum() for param in params), backend="eager")
+    _after_steps(job, lambda: norm(list(job.model.parameters())))
+
+
+# -- quantised -------------------------------------------------------------------------------------------------
+
+
+class Quantised(Mlp):
+    """Weights are rounded to eight bits in forward, and gradients go through."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            scale = float(layer.weight.detach().abs().max()) / 127
+            weight = torch.fake_quantize_per_tensor_affine(layer.weight, scale, 0, -128, 127)
+            x = torch.tanh(F.linear(x, weight, layer.bias))
+        return x
+
+
+@loop(model=Quantised)
+def weights_rounded_in_forward(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+
+
+def _prepared() -> nn.Module:
+    model = Mlp()
+    model.qconfig = torch.ao.quantization.get_default_qat_qconfig("x86")
+    return torch.ao.quantization.prepare_qat(model.train())
+
+
+@loop(model=_prepared, ddp={"find_unused_parameters": True}, defers=None)
+def quantisation_aware_training(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+    quantised = torch.ao.quantization.convert(copy.deepcopy(job.model).eval())
+    job.see("quantised", torch.cat([layer.weight().dequantize().flatten() for layer in quantised.layers]))
+
+
+# -- torch.func ------------------------------------------------------------------------------------------------
+
+
+def _loss_of_one(model: nn.Module, params: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(torch.func.functional_call(model, params, (x.unsqueeze(0),)), y.unsqueeze(0))
+
+
+@loop(defers=None)
+def gradients_of_each_example_by_vmap(job: Job) -> None:
+    plain = Mlp()
+    for _ in range(STEPS):
+        job.step()
+        x, y = job.batch()
+        params = {name: param.detach() for name, param in job.model.named_parameters()}
+        each = torch.func.vmap(torch.func.grad(functools.partial(_loss_of_one, plain)), in_dims=(None, 0, 0))
+        job.see("gradients", each(params, x, y))
+
+
+@loop(defers=None)
+def gradients_of_the_parameters_by_func(job: Job) -> None:
+    plain = Mlp()
+    for _ in range(STEPS):
+        job.step()
+        x, y = job.batch()
+        params = dict(job.model.named_parameters())
+        job.see("gradients", torch.func.grad(functools.partial(_loss_of_one, plain))(params, x[0], y[0]))
+
+
+@loop(defers=None)
+def an_ensemble_by_stacking_parameters(job: Job) -> None:
+    other = copy.deepcopy(job.model)
+    plain = copy.deepcopy(job.model)
+    for _ in range(STEPS):
+        job.step()
+        params, _ = torch.func.stack_module_state([job.model, other])
+        call = torch.func.vmap(lambda params, x: torch.func.functional_call(plain, params, (x,)), in_dims=(0, None))
+        job.see("outputs", call(params, PROBE))

@@ -1,0 +1,47 @@
+"""Another plan in every second iteration, where `auto` would think for longer than a loop here takes."""
+
+from __future__ import annotations
+
+import itertools
+
+from gradlane import policies
+from gradlane.core.plan import Plan
+from gradlane.live.backend import Backend
+from gradlane.live.exchange import Exchange
+from gradlane.live.planning import Planner
+from gradlane.live.recorder import Recorder
+from gradlane.live.turns import Word, Words
+
+_EVERY = 2  # iterations
+
+
+class Hopping:
+    """Rank 0 goes through plans that cross the barrier, and says so over the words that `auto` uses."""
+
+    over, settled = False, True
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._words = Words()
+        self._policies = itertools.cycle(
+            [
+                policies.get("blocks", least_bytes=4000, most_bytes=8000),
+                policies.get("p3", slice_bytes=3000),
+                policies.get("bytescheduler", partition_bytes=2000, credit_bytes=8000),
+            ]
+        )
+
+    def start(self, planner: Planner, recorder: Recorder) -> None:
+        pass
+
+    def turn(self, planner: Planner, exchange: Exchange, backend: Backend) -> Plan | None:
+        if not self._words.is_due(exchange):
+            return None
+        self._words.say(exchange, Word.CHANGE if self._rank == 0 else None, _EVERY)
+        return planner.change(next(self._policies) if self._rank == 0 else None, backend, exchange.collective)
+
+    def record(self) -> None:
+        return None
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,349 @@
+"""Hooks of the optimizer, registered before attach and after it, and steps that the script wraps, repeats or leaves out."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from tests.live.loops.job import STEPS, Job, adam, loop, momentum
+
+READ = "gradients are read between backward and step"
+
+
+def _params(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _after(hook: Callable[[Any], Any], make: Callable[[nn.Module], Any] = momentum) -> Callable[[nn.Module], Any]:
+    """An optimizer that has `hook` behind each step before anything is attached to it."""
+
+    def optimizer(model: nn.Module) -> Any:
+        made = make(model)
+        made.register_step_post_hook(lambda optimizer, args, kwargs: hook(optimizer))
+        return made
+
+    return optimizer
+
+
+def _before(hook: Callable[[Any], Any], make: Callable[[nn.Module], Any] = momentum) -> Callable[[nn.Module], Any]:
+    """One that has `hook` ahead of each step."""
+
+    def optimizer(model: nn.Module) -> Any:
+        made = make(model)
+        made.register_step_pre_hook(lambda optimizer, args, kwargs: hook(optimizer))
+        return made
+
+    return optimizer
+
+
+def _train(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+
+
+# -- behind each step ----------------------------------------------------------------------------------------
+
+
+def _average(optimizer: Any) -> None:
+    params = _params(optimizer)
+    if not hasattr(optimizer, "averages"):
+        optimizer.averages = [param.detach().clone() for param in params]
+    torch._foreach_lerp_(optimizer.averages, [param.detach() for param in params], 0.1)
+
+
+def _see_averages(job: Job) -> None:
+    for average in job.optimizer.averages:
+        job.see("average", average)
+
+
+@loop(optimizer=_after(_average), defers=None)
+def averages_in_a_post_hook_from_before_attach(job: Job) -> None:
+    _train(job)
+    _see_averages(job)
+
+
+@loop(defers=None)
+def averages_in_a_post_hook(job: Job) -> None:
+    job.optimizer.register_step_post_hook(lambda optimizer, args, kwargs: _average(optimizer))
+    _train(job)
+    _see_averages(job)
+
+
+@torch.no_grad()
+def _clamp(optimizer: Any) -> None:
+    for param in _params(optimizer):
+        param.clamp_(-0.1, 0.1)
+
+
+@loop(optimizer=_after(_clamp), defers=None)
+def weights_clamped_in_a_post_hook_from_before_attach(job: Job) -> None:
+    _train(job)
+
+
+@loop(defers=None)
+def weights_clamped_in_a_post_hook(job: Job) -> None:
+    job.optimizer.register_step_post_hook(lambda optimizer, args, kwargs: _clamp(optimizer))
+    _train(job)
+
+
+def _normalise(optimizer: Any) -> None:
+    for param in _params(optimizer):
+        if param.dim() > 1:
+            param.data.div_(param.data.norm(dim=1, keepdim=True))
+
+
+@loop(optimizer=_after(_normalise, adam), defers=None)
+def rows_of_unit_length_by_a_post_hook_from_before_attach(job: Job) -> None:
+    _train(job)
+
+
+def _note_momentum(optimizer: Any) -> None:
+    norms = [optimizer.state[param]["momentum_buffer"].norm() for param in _params(optimizer)]
+    optimizer.noted = [*getattr(optimizer, "noted", []), torch.stack(norms)]
+
+
+@loop(optimizer=_after(_note_momentum), defers=None)
+def momentum_noted_in_a_post_hook_from_before_attach(job: Job) -> None:
+    _train(job)
+    job.see("momentum", torch.stack(job.optimizer.noted))
+
+
+@loop(defers=None)
+def momentum_noted_in_a_post_hook(job: Job) -> None:
+    job.optimizer.register_step_post_hook(lambda optimizer, args, kwargs: _note_momentum(optimizer))
+    _train(job)
+    job.see("momentum", torch.stack(job.optimizer.noted))
+
+
+def _save(optimizer: Any) -> None:
+    optimizer.saved = [*getattr(optimizer, "saved", []), copy.deepcopy(optimizer.state_dict()["state"])]
+
+
+def _see_saved(job: Job) -> None:
+    for states in job.optimizer.saved:
+        for state in states.values():
+            job.see("saved", state)
+
+
+@loop(optimizer=_after(_save), defers=None)
+def a_checkpoint_in_a_post_hook_from_before_attach(job: Job) -> None:
+    _train(job)
+    _see_saved(job)
+
+
+@loop(defers=None)
+def a_checkpoint_in_a_post_hook(job: Job) -> None:
+    job.optimizer.register_step_post_hook(lambda optimizer, args, kwargs: _save(optimizer))
+    models: list[Any] = []
+    job.optimizer.register_step_post_hook(lambda *_: models.append(copy.deepcopy(job.model.state_dict())))
+    _train(job)
+    _see_saved(job)
+    for model in models:
+        job.see("model", model)
+
+
+@loop(optimizer=_after(lambda optimizer: optimizer.zero_grad()), defers=None)
+def zero_grad_in_a_post_hook_from_before_attach(job: Job) -> None:
+    for _ in range(STEPS):
+        job.backward()
+        job.optimizer.step()
+
+
+@loop(optimizer=_after(lambda optimizer: optimizer.zero_grad(set_to_none=False)), defers=None)
+def zero_grad_in_place_in_a_post_hook_from_before_attach(job: Job) -> None:
+    for _ in range(STEPS):
+        job.backward()
+        job.optimizer.step()
+
+
+@loop(defers=None)
+def zero_grad_in_a_post_hook(job: Job) -> None:
+    job.optimizer.register_step_post_hook(lambda optimizer, args, kwargs: optimizer.zero_grad(set_to_none=False))
+    for _ in range(STEPS):
+        job.backward()
+        job.optimizer.step()
+
+
+# -- ahead of each step --------------------------------------------------------------------------------------
+
+
+def _clip(optimizer: Any) -> None:
+    nn.utils.clip_grad_norm_(_params(optimizer), 0.1)
+
+
+@loop(optimizer=_before(_clip), defers=False, says=READ)
+def clipping_in_a_pre_hook_from_before_attach(job: Job) -> None:
+    _train(job)
+
+
+@loop(defers=False, says=READ)
+def clipping_in_a_pre_hook(job: Job) -> None:
+    job.optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: _clip(optimizer))
+    _train(job)
+
+
+def _adds_noise() -> Callable[[Any], None]:
+    noise = torch.Generator()
+
+    def add(optimizer: Any) -> None:
+        noise.manual_seed(int(optimizer.param_groups[0].setdefault("calls", 0)))
+        optimizer.param_groups[0]["calls"] += 1
+        for param in _params(optimizer):
+            param.grad.add_(torch.randn(param.shape, generator=noise), alpha=0.01)
+
+    return add
+
+
+@loop(optimizer=_before(_adds_noise()), defers=False, says=READ)
+def noise_in_a_pre_hook_from_before_attach(job: Job) -> None:
+    _train(job)
+
+
+@loop(defers=False, says=READ)
+def noise_in_a_pre_hook(job: Job) -> None:
+    add = _adds_noise()
+    job.optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: add(optimizer))
+    _train(job)
+
+
+def _note_gradients(optimizer: Any) -> None:
+    norms = torch.stack([param.grad.norm() for param in _params(optimizer)])
+    optimizer.noted = [*getattr(optimizer, "noted", []), norms]
+
+
+@loop(optimizer=_before(_note_gradients), defers=False, says=READ)
+def gradients_noted_in_a_pre_hook_from_before_attach(job: Job) -> None:
+    _train(job)
+    job.see("norms", torch.stack(job.optimizer.noted))
+
+
+@loop(defers=False, says=READ)
+def gradients_noted_in_a_pre_hook(job: Job) -> None:
+    job.optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: _note_gradients(optimizer))
+    _train(job)
+    job.see("norms", torch.stack(job.optimizer.noted))
+
+
+def _warm_up(optimizer: Any) -> None:
+    group = optimizer.param_groups[0]
+    group["calls"] = group.get("calls", 0) + 1
+    group["lr"] = 0.02 * group["calls"]
+
+
+@loop(optimizer=_before(_warm_up), defers=None)
+def a_rate_set_in_a_pre_hook_from_before_attach(job: Job) -> None:
+    _train(job)
+
+
+@loop(defers=None)
+def a_rate_set_in_a_pre_hook(job: Job) -> None:
+    job.optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: _warm_up(optimizer))
+    _train(job)
+
+
+@loop(optimizer=adam, defers=None, says=READ)
+def hooks_of_all_optimizers(job: Job) -> None:
+    with contextlib.ExitStack() as registered:
+        for handle in (
+            register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: _note_gradients(optimizer)),
+            register_optimizer_step_post_hook(lambda optimizer, args, kwargs: _average(optimizer)),
+        ):
+            registered.callback(handle.remove)
+        _train(job)
+    job.see("norms", torch.stack(job.optimizer.noted))
+    _see_averages(job)
+
+
+# -- schedulers ----------------------------------------------------------------------------------------------
+
+
+def _scheduled(model: nn.Module) -> Any:
+    optimizer = adam(model)
+    optimizer.scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=STEPS)
+    return optimizer
+
+
+@loop(optimizer=_scheduled)
+def a_scheduler_made_before_attach(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+        job.optimizer.scheduler.step()
+
+
+@loop()
+def a_rate_that_falls_on_a_plateau(job: Job) -> None:
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(job.optimizer, factor=0.5, patience=0, threshold=0.1)
+    for _ in range(STEPS):
+        job.step()
+        with torch.no_grad():
+            scheduler.step(job.loss(job.model))
+        job.see("rate", job.optimizer.param_groups[0]["lr"])
+
+
+# -- steps ---------------------------------------------------------------------------------------------------
+
+
+def _wrap(optimizer: Any) -> Any:
+    """Its step also counts, and notes how far the first parameter has moved."""
+    really = optimizer.step
+    optimizer.moves = []
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        first = _params(self)[0]
+        before = first.detach().clone()
+        result = really(*args, **kwargs)
+        self.moves.append((first.detach() - before).norm())
+        return result
+
+    optimizer.step = types.MethodType(step, optimizer)
+    return optimizer
+
+
+@loop(optimizer=lambda model: _wrap(momentum(model)))
+def a_step_wrapped_before_attach(job: Job) -> None:
+    _train(job)
+    job.see("moves", torch.stack(job.optimizer.moves))
+
+
+@loop()
+def a_step_wrapped_after_attach(job: Job) -> None:
+    _wrap(job.optimizer)
+    _train(job)
+    job.see("moves", torch.stack(job.optimizer.moves))
+
+
+@loop(optimizer=adam)
+def two_steps_with_one_gradient(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+        job.optimizer.step()
+
+
+@loop(defers=None, says=READ)
+def steps_left_out(job: Job) -> None:
+    for step in range(STEPS):
+        loss = job.loss() * (math.nan if step in (2, 5) and job.rank == 1 else 1.0)
+        job.optimizer.zero_grad(set_to_none=step % 2 == 0)
+        loss.backward()
+        if step not in (2, 5):  # as all ranks would find out of the loss
+            job.optimizer.step()
+
+
+@loop(defers=False, says=READ)
+def steps_left_out_where_gradients_are_not_finite(job: Job) -> None:
+    for step in range(STEPS):
+        loss = job.loss() * (math.nan if step in (2, 5) and job.rank == 1 else 1.0)
+        job.optimizer.zero_grad()
+        loss.backward()
+        finite = all(bool(torch.isfinite(param.grad).all()) for param in job.model.parameters())
+        job.see("finite", finite)
+        if finite:
+            job.optimizer.step()

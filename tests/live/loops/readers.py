@@ -1,0 +1,227 @@
+"""Parameters read past torch's functions: by C++, as bytes and pointers, in another thread, by the script's collectives."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import hashlib
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.cpp_extension import load_inline
+
+from tests.live.loops.job import STEPS, Job, Mlp, adam, loop
+from tests.live.models import TiedTransformer
+
+PROBE = torch.linspace(-1, 1, 24).view(2, 12)
+
+
+def _after_steps(job: Job, read: Callable[[], Any]) -> None:
+    """Something reads the parameters after each step."""
+    for _ in range(STEPS):
+        job.step()
+        with torch.no_grad():
+            job.see("read", read())
+
+
+# -- by C++ ----------------------------------------------------------------------------------------------------
+
+CPP = """
+#include <torch/csrc/autograd/python_variable.h>
+
+static PyObject* copied(PyObject*, PyObject* given) {
+  return THPVariable_Wrap(THPVariable_Unpack(given).detach().clone());
+}
+
+static PyMethodDef methods[] = {{"copied", copied, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef reader = {PyModuleDef_HEAD_INIT, "reader", nullptr, -1, methods};
+PyMODINIT_FUNC PyInit_reader() { return PyModule_Create(&reader); }
+"""
+
+
+@functools.cache
+def _reader() -> Any:
+    """An extension whose `copied(tensor)` reads the tensor's memory; rank 0 compiles it, once for all ranks in this folder."""
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() != 0:
+        store.wait(
+            ["reader"], timedelta(seconds=110)
+        )  # half a minute of one processor: a collective would give up on a busy one
+    folder = os.environ["RANKS_FOLDER"]
+    module = load_inline("reader", [CPP], build_directory=folder, no_implicit_headers=True, extra_cflags=["-O0"])
+    store.set("reader", "compiled")
+    return module
+
+
+class ByCpp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ _reader().copied(weight).t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.t() @ x
+
+
+class LayersByCpp(Mlp):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[:-1]:
+            x = torch.tanh(ByCpp.apply(x, layer.weight) + layer.bias)
+        return self.layers[-1](x)
+
+
+@loop(model=LayersByCpp, defers=None)
+def layers_that_read_their_weights_in_cpp(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+
+
+@loop(optimizer=adam, defers=None)
+def parameters_read_in_cpp_after_each_step(job: Job) -> None:
+    reader = _reader()
+    _after_steps(job, lambda: torch.stack([reader.copied(param).double().sum() for param in job.model.parameters()]))
+
+
+@loop(model=TiedTransformer, optimizer=adam, defers=None)
+def an_encoder_evaluated_on_its_fast_path(job: Job) -> None:
+    """In evaluation a layer is one C++ function, as long as nothing overrides torch's functions."""
+    x = torch.linspace(-1, 1, 2 * 12 * 32).view(2, 12, 32)
+    for _ in range(STEPS):
+        job.step()
+        job.model.eval()
+        with torch.no_grad():
+            job.see("evaluation", job.model.encoder(x))
+        job.model.train()
+
+
+class Recurrent(nn.Module):
+    """Its weights go to C++ as a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.LSTM(3, 40, num_layers=2, batch_first=True)
+        self.head = nn.Linear(40, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.recurrent(x.view(-1, 4, 3))[0][:, -1])
+
+    batch = staticmethod(Mlp.batch)
+
+
+@loop(model=Recurrent, defers=None)
+def a_recurrent_network(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+        with torch.no_grad():
+            job.see("evaluation", job.model(PROBE))
+
+
+# -- as bytes, numbers and pointers ----------------------------------------------------------------------------
+
+
+def _digest(data: list[bytes]) -> torch.Tensor:
+    return torch.frombuffer(bytearray(hashlib.sha256(b"".join(data)).digest()), dtype=torch.uint8)
+
+
+@loop(defers=None)
+def weights_hashed(job: Job) -> None:
+    _after_steps(job, lambda: _digest([param.detach().numpy().tobytes() for param in job.model.parameters()]))
+
+
+@loop(defers=None)
+def weights_hashed_by_their_storage(job: Job) -> None:
+    _after_steps(job, lambda: _digest([bytes(job.model.layers[0].weight.untyped_storage())]))
+
+
+@loop(defers=None)
+def weights_as_lists(job: Job) -> None:
+    _after_steps(job, lambda: torch.tensor([value for param in job.model.parameters() for value in param.flatten().tolist()]))
+
+
+@loop(defers=None)
+def numpy_views_of_weights_taken_once(job: Job) -> None:
+    views = [param.detach().numpy() for param in job.model.parameters()]
+    _after_steps(job, lambda: torch.cat([torch.tensor(view).flatten() for view in views]))
+
+
+@loop(defers=None)
+def weights_detached_once(job: Job) -> None:
+    detached = [param.detach() for param in job.model.parameters()]
+    _after_steps(job, lambda: torch.cat([param.flatten() for param in detached]))
+
+
+@loop(defers=None)
+def weights_by_dlpack(job: Job) -> None:
+    _after_steps(job, lambda: torch.cat([torch.from_dlpack(param.detach()).flatten() for param in job.model.parameters()]))
+
+
+@loop(defers=None)
+def weights_compared_to_those_before(job: Job) -> None:
+    before = [param.detach().clone() for param in job.model.parameters()]
+    where = [param.data_ptr() for param in job.model.parameters()]
+    for _ in range(STEPS):
+        job.step()
+        params = list(job.model.parameters())
+        job.see("moved", [param.data_ptr() for param in params] != where)
+        job.see("equal", [torch.equal(param, was) for param, was in zip(params, before, strict=True)])
+        before = [param.detach().clone() for param in params]
+
+
+@loop(optimizer=adam, defers=None)
+def parameters_summed(job: Job) -> None:
+    _after_steps(job, lambda: float(sum(param.sum() for param in job.model.parameters())))
+
+
+@loop(defers=None)
+def an_evaluation_in_another_thread(job: Job) -> None:
+    def evaluate() -> torch.Tensor:
+        with torch.no_grad():
+            return job.model(PROBE)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        _after_steps(job, lambda: pool.submit(evaluate).result())
+
+
+# -- sent by the script ----------------------------------------------------------------------------------------
+
+
+@loop(defers=None)
+def parameters_gathered_by_the_script(job: Job) -> None:
+    def gathered() -> torch.Tensor:
+        both = []
+        for param in job.model.parameters():
+            parts = [torch.empty(param.shape) for _ in range(2)]
+            dist.all_gather(parts, param)
+            both += [part.detach().flatten() for part in parts]
+        return torch.cat(both)
+
+    _after_steps(job, gathered)
+
+
+@loop(defers=None)
+def parameters_broadcast_by_the_script(job: Job) -> None:
+    for step in range(STEPS):
+        job.step()
+        if step >= 3:
+            with torch.no_grad():
+                for param in job.model.parameters():
+                    dist.broadcast(param, 0)
+
+
+@loop(defers=None)
+def parameters_averaged_by_the_script(job: Job) -> None:
+    for step in range(STEPS):
+        with job.no_sync():
+            job.step()
+        if step % 2:
+            job.step()
+            for param in job.model.parameters():
+                dist.all_reduce(param.data)
+                param.data /= 2

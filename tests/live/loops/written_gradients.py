@@ -1,0 +1,286 @@
+"""Gradients that the script writes to or replaces, gradients of other things, and optimizers that use them twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.live.loops.job import STEPS, Job, Mlp, adam, loop
+
+READ = "gradients are read between backward and step"
+
+
+def _train(job: Job, after_backward: Callable[[nn.Parameter], Any]) -> None:
+    """Steps in which something is done to each gradient before the optimizer uses it."""
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        job.backward()
+        for param in job.model.parameters():
+            after_backward(param)
+        job.optimizer.step()
+
+
+# -- written to ----------------------------------------------------------------------------------------------
+
+
+@loop(defers=False, says=READ)
+def gradients_scaled_through_data(job: Job) -> None:
+    _train(job, lambda param: param.grad.data.mul_(0.5))
+
+
+@loop(defers=False, says=READ)
+def gradients_whose_data_is_replaced(job: Job) -> None:
+    def replace(param: nn.Parameter) -> None:
+        param.grad.data = param.grad.data * 0.5
+
+    _train(job, replace)
+
+
+@loop(defers=False, says=READ)
+def gradients_whose_memory_is_replaced(job: Job) -> None:
+    _train(job, lambda param: param.grad.set_(torch.sign(param.grad) * 0.01))
+
+
+@loop(defers=False, says=READ)
+def gradients_with_noise(job: Job) -> None:
+    noise = torch.Generator().manual_seed(11)
+    _train(job, lambda param: param.grad.add_(torch.randn(param.shape, generator=noise), alpha=0.01))
+
+
+@loop(defers=False, says=READ)
+def gradients_centralised(job: Job) -> None:
+    _train(job, lambda param: param.grad.sub_(param.grad.mean(dim=-1, keepdim=True)))
+
+
+@loop(optimizer=adam, defers=False, says=READ)
+def gradients_rounded_for_compression(job: Job) -> None:
+    def compress(param: nn.Parameter) -> None:
+        param.grad = param.grad.bfloat16().to(param.grad.dtype)
+
+    _train(job, compress)
+
+
+@loop(defers=None, says=READ)
+def one_layer_with_smaller_gradients(job: Job) -> None:
+    def scale(param: nn.Parameter) -> None:
+        if any(param is of for of in job.model.layers[0].parameters()):
+            param.grad *= 0.1
+
+    _train(job, scale)
+
+
+@loop(defers=False, says=READ)
+def weight_decay_by_hand(job: Job) -> None:
+    def decay(param: nn.Parameter) -> None:
+        param.grad = param.grad.add(param.detach(), alpha=0.01)
+
+    _train(job, decay)
+
+
+@loop(defers=False, says=READ)
+def gradients_of_a_regulariser_added_by_hand(job: Job) -> None:
+    def regularise(param: nn.Parameter) -> None:
+        param.grad += 0.01 * torch.sign(param.detach())
+
+    _train(job, regularise)
+
+
+@loop(defers=None)
+def gradients_dropped_after_backward(job: Job) -> None:
+    for step in range(STEPS):
+        job.optimizer.zero_grad()
+        job.backward()
+        for param in job.model.layers[step % 4].parameters():
+            param.grad = None
+        job.optimizer.step()
+
+
+@loop(defers=False, says=READ)
+def adaptive_gradient_clipping(job: Job) -> None:
+    def clip(param: nn.Parameter) -> None:
+        most = param.detach().norm(dim=-1, keepdim=True).clamp(min=1e-3) * 0.01
+        norm = param.grad.norm(dim=-1, keepdim=True).clamp(min=1e-6)
+        param.grad.copy_(torch.where(norm > most, param.grad * (most / norm), param.grad))
+
+    _train(job, clip)
+
+
+@loop(defers=False, says=READ)
+def clipping_by_each_of_torchs_ways(job: Job) -> None:
+    for step in range(STEPS):
+        job.optimizer.zero_grad()
+        job.backward()
+        params = list(job.model.parameters())
+        if step % 3 == 2:
+            norm = nn.utils.get_total_norm([param.grad for param in params])
+            nn.utils.clip_grads_with_norm_(params, 0.1, norm)
+        else:
+            norm = nn.utils.clip_grad_norm_(params, 0.1, foreach=step % 3 == 0)
+        job.see("norm", norm)
+        job.optimizer.step()
+
+
+@loop(defers=False, says=READ)
+def gradients_scaled_all_at_once(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        job.backward()
+        gradients = [param.grad for param in job.model.parameters()]
+        job.see("norms", torch.stack(torch._foreach_norm(gradients)))
+        torch._foreach_mul_(gradients, 0.5)
+        job.optimizer.step()
+
+
+@loop()
+def gradients_zeroed_by_hand(job: Job) -> None:
+    for step in range(STEPS):
+        for param in job.model.parameters():
+            if param.grad is not None:
+                param.grad.detach_()
+                (param.grad.data if step % 2 else param.grad).zero_()
+        job.backward()
+        job.optimizer.step()
+
+
+@loop(defers=False, says=READ)
+def histograms_of_gradients(job: Job) -> None:
+    _train(job, lambda param: job.see("histogram", torch.histc(param.grad, bins=10, min=-0.1, max=0.1)))
+
+
+@loop(defers=False, says=READ)
+def an_average_of_gradients_added_to_them(job: Job) -> None:
+    averages: dict[nn.Parameter, torch.Tensor] = {}
+
+    def amplify(param: nn.Parameter) -> None:
+        average = averages.setdefault(param, param.grad)  # the first is the gradient itself
+        averages[param] = average * 0.9 + param.grad * 0.1
+        param.grad = param.grad + averages[param]
+
+    _train(job, amplify)
+
+
+@loop(refused="before the backward pass has ended")
+def a_gradient_read_inside_the_backward_pass(job: Job) -> None:
+    first, last = job.model.layers[0].weight, job.model.layers[-1].weight
+    first.register_post_accumulate_grad_hook(lambda _: job.see("last", last.grad.norm()))
+    for _ in range(STEPS):
+        job.step()
+
+
+# -- gradients of other things -------------------------------------------------------------------------------
+
+
+@loop(defers=None)
+def a_saliency_pass_between_backward_and_step(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        with job.no_sync():
+            job.backward()
+        job.backward()
+        x, y = job.batch()
+        x.requires_grad_()
+        job.see("saliency", torch.autograd.grad(F.cross_entropy(job.model(x), y), x)[0])
+        job.optimizer.step()
+
+
+@loop(defers=None)
+def adversarial_inputs(job: Job) -> None:
+    for _ in range(STEPS):
+        x, y = job.batch()
+        x.requires_grad_()
+        F.cross_entropy(job.call(x), y).backward()
+        x = (x + 0.1 * x.grad.sign()).detach()
+        job.optimizer.zero_grad()
+        loss = F.cross_entropy(job.call(x), y)
+        job.see("loss", loss)
+        loss.backward()
+        job.optimizer.step()
+
+
+@loop(defers=None)
+def a_penalty_on_the_gradient_of_the_input(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        x, y = job.batch()
+        x.requires_grad_()
+        output = job.call(x)
+        slope = torch.autograd.grad(output.sum(), x, create_graph=True)[0]
+        loss = F.cross_entropy(output, y) + 0.1 * (slope.norm(dim=1) - 1).square().mean()
+        job.see("loss", loss)
+        loss.backward()
+        job.optimizer.step()
+
+
+@loop(defers=None)
+def gradients_by_autograd_summed_by_hand(job: Job) -> None:
+    params = list(job.model.parameters())
+    for step in range(STEPS):
+        job.optimizer.zero_grad()
+        if step % 3 != 2:
+            job.backward()
+        else:
+            for param, gradient in zip(params, torch.autograd.grad(job.loss(job.model), params), strict=True):
+                torch.distributed.all_reduce(gradient)
+                param.grad = gradient / 2
+        job.optimizer.step()
+
+
+# -- optimizers that use gradients twice ---------------------------------------------------------------------
+
+
+@loop(defers=None, says=READ)
+def sharpness_aware_minimisation(job: Job) -> None:
+    params = list(job.model.parameters())
+    for _ in range(STEPS):
+        x, y = job.batch()
+        job.optimizer.zero_grad()
+        F.cross_entropy(job.call(x), y).backward()
+        with torch.no_grad():
+            norm = torch.stack([param.grad.norm() for param in params]).norm()
+            moves = [param.grad * (0.05 / norm) for param in params]
+            torch._foreach_add_(params, moves)
+        job.optimizer.zero_grad()
+        loss = F.cross_entropy(job.call(x), y)
+        job.see("loss", loss)
+        loss.backward()
+        with torch.no_grad():
+            torch._foreach_sub_(params, moves)
+        job.optimizer.step()
+
+
+@loop()
+def lookahead(job: Job) -> None:
+    slow = [param.detach().clone() for param in job.model.parameters()]
+    for step in range(STEPS):
+        job.step()
+        if step % 3 == 2:
+            with torch.no_grad():
+                for ours, param in zip(slow, job.model.parameters(), strict=True):
+                    ours.lerp_(param, 0.5)
+                    param.copy_(ours)
+
+
+class Brain(Mlp):
+    def __init__(self) -> None:
+        super().__init__(torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.bfloat16()).float()
+
+
+@loop(model=Brain, optimizer=lambda model: None, defers=False)
+def gradients_moved_to_an_optimizer_of_masters(job: Job) -> None:
+    params = list(job.model.parameters())
+    masters = [param.detach().float() for param in params]
+    job.optimizer = torch.optim.Adam(masters, lr=0.01)
+    for _ in range(STEPS):
+        job.model.zero_grad()
+        job.backward()
+        for master, param in zip(masters, params, strict=True):
+            master.grad = param.grad.float()
+        job.optimizer.step()
+        torch._foreach_copy_([param.data for param in params], masters)

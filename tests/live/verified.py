@@ -1,0 +1,81 @@
+"""What ranks run under `verify`: training that is right, and training that somebody makes wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+import gradlane
+from gradlane.errors import JobError
+from gradlane.live.exchange import Exchange
+from gradlane.live.owed import Owed
+from tests.live.cases import train
+from tests.live.loops import GIVEN
+from tests.live.models import MODELS, OPTIMIZERS
+from tests.live.networks import counting_deferred_updates, slow_network
+
+STEPS = 8
+
+
+def _attached(rank: int, model: str, optimizer: str, **options: Any) -> tuple[Any, Any, gradlane.Session]:
+    torch.manual_seed(7)
+    net = MODELS[model]()
+    opt = OPTIMIZERS[optimizer](net.parameters())
+    policy = gradlane.policies.get("bytescheduler", partition_bytes=8000, credit_bytes=16000)
+    session = gradlane.attach(net, opt, policy, network=GIVEN, profile_iterations=1, timeout=20, **options)
+    return net, opt, session
+
+
+def is_right(rank: int, world: int, model: str, optimizer: str, backend: str, first: int, every: int) -> tuple[int, int]:
+    """How many updates were verified, and how many were deferred."""
+    verify = gradlane.VerifyOptions(first=first, every=every)
+    with slow_network() as network, counting_deferred_updates() as deferred:
+        network.delay_s = 0.02  # the sums of verification take time in which others would arrive
+        net, opt, session = _attached(rank, model, optimizer, verify=verify, backend=backend)
+        with session:
+            train(net, net, opt, net.batch, STEPS, rank)
+            session.flush()
+            return session._verifier.verified, sum(deferred)
+
+
+def a_sum_is_damaged(rank: int, world: int) -> str:
+    """On rank 1 an element of one sum is another than it should be."""
+    really = Exchange.wait_for
+
+    def damaged(self: Exchange, tensor: int) -> None:
+        really(self, tensor)
+        if self.iteration == 3 and rank == 1 and tensor == 2:
+            self.slots[2].view(-1)[0] += 1
+
+    with patch.object(Exchange, "wait_for", damaged):
+        return _error(rank)
+
+
+def an_update_is_made_twice(rank: int, world: int) -> str:
+    """On rank 0 an owed update is made twice, as it might be by a mistake in what is owed."""
+    really = Owed._update
+
+    def twice(self: Owed, step: Any, tensors: list[int]) -> None:
+        if rank == 0 and self._exchange.iteration == 4:
+            step.update([self._params[tensor] for tensor in tensors if self._give_gradient(tensor)])
+        really(self, step, tensors)
+
+    def give(self: Owed, tensor: int) -> bool:
+        self._exchange.wait_for(tensor)
+        self._params[tensor].grad = self._exchange.slots[tensor]
+        return True
+
+    with slow_network(), patch.object(Owed, "_update", twice), patch.object(Owed, "_give_gradient", give, create=True):
+        return _error(rank)
+
+
+def _error(rank: int) -> str:
+    net, opt, session = _attached(rank, "convolutions", "adam", verify=True)
+    try:
+        with session:
+            train(net, net, opt, net.batch, STEPS, rank)
+    except JobError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
