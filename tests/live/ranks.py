@@ -9,9 +9,11 @@ import contextlib
 import importlib
 import socket
 import tempfile
+import time
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from tests.processes import PROCESSES
@@ -90,6 +92,37 @@ class Ranks:
         for pipe in self._pipes:
             pipe.send((module, name, kwargs))
         return [self._receive(rank) for rank in range(self.world)]
+
+    def answers(
+        self, where: str, limit_s: float, hurry_s: Callable[[tuple[bool, Any]], float | None], **kwargs: Any
+    ) -> list[tuple[bool, Any] | None]:
+        """As `try_run`, with None for a rank that did not answer in time: `limit_s`, or `hurry_s(answer)` after an answer for
+        which that is not None.
+        """
+        module, name = where.split(":")
+        for pipe in self._pipes:
+            pipe.send((module, name, kwargs))
+        deadline = time.monotonic() + limit_s
+        found: list[tuple[bool, Any] | None] = [None] * self.world
+        open_ones = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        while open_ones:
+            for pipe in wait(list(open_ones), max(0.0, deadline - time.monotonic())) or [None]:
+                if pipe is None:
+                    return found
+                rank = open_ones.pop(pipe)
+                answer = found[rank] = self._receive(rank)
+                soon = hurry_s(answer)
+                if soon is not None:
+                    deadline = min(deadline, time.monotonic() + soon)
+        return found
+
+    def kill(self) -> None:
+        """End the processes as they are, where something may be stuck in them."""
+        for process in self.processes:
+            process.kill()
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
 
     def _receive(self, rank: int) -> tuple[bool, Any]:
         try:

@@ -64,12 +64,14 @@ def is_held(tensors: Sequence[torch.Tensor], index: int) -> bool:
 class Aliases:
     """Made for one `optimizer.step()`.
 
-    params: all that a session trains, which keeps the `accumulator_of` each, so that the references to one are the same in
-    number at every step.
+    params: all that a session trains. accumulators: the `accumulator_of` each by its id(), kept by the session so that the
+    references to a parameter are the same in number at every step.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, params: Iterable[torch.nn.Parameter]) -> None:
-        self._params = params
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, params: Iterable[torch.nn.Parameter], accumulators: dict[int, Any]
+    ) -> None:
+        self._params, self._accumulators = params, accumulators
         self._state = optimizer.state
         # the attribute, this object and the call
         self._state_is_held = sys.getrefcount(self._state) > _ONE_REFERENCE
@@ -78,7 +80,9 @@ class Aliases:
     def of(self, param: torch.nn.Parameter) -> bool:
         """Whether the memory of `param`, or of the optimizer's state of it, is held by anybody else."""
         if param._use_count() > _PARAMETER_AND_ITS_NODE:  # type: ignore[attr-defined]
-            return True  # a ScriptModule, an extension
+            self._accumulators[id(param)] = accumulator_of(param)  # another one after a change of dtype
+            if param._use_count() > _PARAMETER_AND_ITS_NODE:  # type: ignore[attr-defined]
+                return True  # a ScriptModule, an extension
         holders = _holders(param) - _ONE_HOLDER
         if holders and holders >= self._sharing(param):
             return True

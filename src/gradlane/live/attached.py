@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from gradlane.live.aliases import accumulator_of
 from gradlane.live.doors import guard_torchscript
 from gradlane.live.hooks import Hook, ModuleHook, around_step, is_compiled, tensors_in
 
@@ -32,6 +33,9 @@ class Attached(ABC):
         self._compiled_parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._tensor_of: dict[int, int] = {}  # by id of parameter
         self._fired: list[int] = []  # hooks of each tensor in this backward pass
+        self._forward_summed: bool | None = None  # of forward passes since the last sum, if there were any, see `_sums`
+        self._accumulators: dict[int, Any] = {}  # by id of parameter: autograd's nodes; kept for `aliases.py` too
+        self._hook_of: dict[int, int] = {}  # by id of parameter: the key of its hook
         self._accumulated: set[int] = set()  # by id: parameters with a gradient under `no_sync()` since the last sum
         self._expected: list[int] = []  # in one pass: more than once where checkpoints replay a layer
 
@@ -90,10 +94,12 @@ class Attached(ABC):
 
     def _attach_hooks(self, params: Iterable[torch.nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         guard_torchscript()
-        self._handles += [
-            param.register_post_accumulate_grad_hook(self._gradient_ready)  # type: ignore[no-untyped-call]
-            for param in params
-        ]
+        params = list(params)
+        self._accumulators = {id(param): accumulator_of(param) for param in params}
+        for param in params:
+            handle = param.register_post_accumulate_grad_hook(self._gradient_ready)  # type: ignore[no-untyped-call]
+            self._hook_of[id(param)] = handle.id
+            self._handles.append(handle)
         self._handles.append(self.model.register_forward_pre_hook(ModuleHook(self._before_forward)))
         self._handles.append(self.model.register_forward_hook(ModuleHook(self._after_forward)))
         self._handles.append(self.model.register_state_dict_pre_hook(Hook(self._before_state_dict)))  # type: ignore[no-untyped-call]
@@ -112,6 +118,7 @@ class Attached(ABC):
     def _hook_outputs(self, output: Any) -> None:
         """A backward pass begins at the model's output. (Parameters inside a reentrant checkpoint get their gradients in a
         nested pass, from which the end of this one could not be told.)"""
+        self._forward_summed = True
         for tensor in tensors_in(output):
             if tensor.requires_grad:
                 tensor.register_hook(self._output_gradient_ready)  # type: ignore[no-untyped-call]
@@ -130,12 +137,22 @@ class Attached(ABC):
     # -- backward ----------------------------------------------------------------------------------------------
 
     def _output_gradient_ready(self, _: torch.Tensor) -> None:
-        if self._sync and not self._in_backward:
+        if self._sums and not self._in_backward and self._will_accumulate():
             self._begin()
+
+    @property
+    def _sums(self) -> bool:
+        """Whether gradients of the backward pass that runs are summed: as in DDP, if a forward pass since the last sum was
+        outside of `no_sync()`. Where parts of the model are called in its place, the backward pass has to be outside."""
+        return self._sync if self._forward_summed is None else self._forward_summed
+
+    def _will_accumulate(self) -> bool:
+        """Whether the pass will reach any parameter: `torch.autograd.grad` of an input does not."""
+        return any(torch._C._will_engine_execute_node(node) for node in self._accumulators.values())
 
     def _gradient_ready(self, param: torch.nn.Parameter) -> None:
         """Hook: autograd has accumulated into `param.grad`, once or as often as checkpoints replay its layer."""
-        if not self._sync:
+        if not self._sums:
             self._accumulated.add(id(param))
             return
         if not self._in_backward:
@@ -151,6 +168,18 @@ class Attached(ABC):
                 "checkpoint(use_reentrant=False), and one backward pass a step"
             )
         self._launch(tensor, param)
+
+    def _is_replaced(self, param: torch.nn.Parameter, name: str) -> bool:
+        """Whether the model trains another tensor in the place of `param`, or `param` with other insides: without our hook."""
+        hooks = getattr(param, "_post_accumulate_grad_hooks", None) or {}
+        if self._hook_of[id(param)] not in hooks:
+            return True
+        owner, _, short = name.rpartition(".")
+        try:
+            now = self.model.get_submodule(owner)._parameters.get(short)
+        except AttributeError:
+            return False
+        return now is not None and now.requires_grad and id(now) not in self._tensor_of  # else it is tied to another
 
     # -- what a training script calls ------------------------------------------------------------------------------
 

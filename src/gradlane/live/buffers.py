@@ -239,6 +239,8 @@ class BufferSync:
         elif changed:  # unless they come again before rank 0 has ended this forward pass, they do not
             self._ask(must_come=False)
             wait_until(lambda: self._regular[0].ended or self._extra(Extra.AGAIN) is not None, "rank 0's buffers")
+            if self._regular[0].ended and self._regular[0].again > self._again:  # they do, and came by another way
+                wait_until(lambda: self._extra(Extra.AGAIN) is not None, "rank 0's buffers")
         self._last = self._extra(Extra.AGAIN) or self._last
         if not self._is_taken_over_already():
             self._take_over(self._last)
@@ -339,8 +341,8 @@ class BufferSync:
         return message
 
     def _take_over(self, message: _Message, converted: bool = False) -> None:
-        with torch.no_grad():
-            torch._foreach_copy_(self._buffers(converted), message.values)
+        # past the version counters, as DDP writes them: another forward pass may still be waiting for its backward pass
+        torch._foreach_copy_([buffer.data for buffer in self._buffers(converted)], message.values)
 
     def finish(self, wait_until: WaitUntil) -> None:
         """Wait for the broadcasts under way."""

@@ -78,8 +78,8 @@ def inside_a_backward_pass() -> bool:
 
 
 def is_traced() -> bool:
-    """Whether TorchScript is recording what is called."""
-    return torch._C._get_tracing_state() is not None
+    """Whether what is called is recorded by TorchScript or for an export, rather than run."""
+    return torch._C._get_tracing_state() is not None or torch.compiler.is_exporting()
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

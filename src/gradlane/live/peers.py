@@ -197,7 +197,9 @@ class Peers:
         if self._rank == 0:
             self._compare(iteration, 0, rolling_hash)
         else:
-            self._connections[0].send(Frame.ISSUED, self._rank, _HASH.pack(iteration, rolling_hash))
+            to_rank_0 = self._connections.get(0)
+            if to_rank_0 is not None:  # else it is gone, of which `on_failure` or `on_left` tells
+                to_rank_0.send(Frame.ISSUED, self._rank, _HASH.pack(iteration, rolling_hash))
 
     def fail(self, error: BaseException) -> None:
         """Tell everybody that this rank fails, and why; that another one is gone they know from rank 0."""

@@ -74,7 +74,6 @@ class Session(Attached):
         super().__init__(model)
         self.rank, self.world = rank, world
         self._params_by_name = dict(params)
-        self._accumulators = [aliases.accumulator_of(param) for _, param in params]  # see `Aliases`
         self._frozen = [(name, param) for name, param in model.named_parameters() if not param.requires_grad]
         self._optimizers = list(optimizers)
         self._planner, self._turns = planner, turns
@@ -173,8 +172,11 @@ class Session(Attached):
     def _accumulate_in_slots(self) -> None:
         """The backward pass that begins adds to the sums that are in `.grad` still: in their slots, in place."""
         for param, wrapper in zip(self._params, self._wrappers, strict=True):
-            if param.grad is wrapper:
+            gradient = param.grad
+            if gradient is wrapper:
                 param.grad = wrapper.slot
+            elif isinstance(gradient, pending.PendingGradient):  # another parameter's
+                param.grad = gradient.own()
 
     def _catch_up(self, iteration: int) -> None:
         """A host runs ahead of a device with streams: in an iteration that is measured it waits for it."""
@@ -264,6 +266,10 @@ class Session(Attached):
         now = self._forward_ended_ns = self._now(self._exchange.iteration + 1)
         self._recorder.add("forward", self._exchange.iteration + 1, -1, self._forward_began_ns, now)
         if not self._sync:
+            if self._forward_summed:
+                self._hook_outputs(output)
+            else:
+                self._forward_summed = False
             return
         self._hook_outputs(output)
         if self._buffers is not None and module.training:
@@ -370,6 +376,7 @@ class Session(Attached):
                 self._unseen |= unseen
                 self._find_unguarded()
         self._seen.clear()
+        self._forward_summed = None
         self._accumulated.clear()
         self._in_backward = False
         self._recorder.add("backward", self._exchange.iteration, -1, self._backward_began_ns, ended)
@@ -392,6 +399,13 @@ class Session(Attached):
     def _launch_absent(self, tensor: int, param: torch.nn.Parameter) -> None:
         """This pass has no gradient of it. What stands in `.grad` counts, as DDP counts it: of passes under `no_sync()`, or
         kept from before; presence tells whether any pass since the last sum had one."""
+        if self._is_replaced(param, self._name_of(tensor)):
+            self._fail(
+                f"{self._name_of(tensor)} was replaced since attach (load_state_dict(assign=True), swap_tensors, another "
+                "Parameter?), and neither its gradient nor the optimizer reaches what is there now: close() the session before "
+                "such a change, and attach again with an optimizer of the new parameters",
+                UnsupportedError,
+            )
         gradient = param.grad
         if gradient is self._exchange.slots[tensor] or aliases.is_held(self._wrappers, tensor):
             self._give_away(self._wrappers[tensor])
@@ -468,7 +482,7 @@ class Session(Attached):
                     continue  # not ours, or replaced or dropped by the script
                 if defer and tensor not in self._unguarded and not self._exchange.has_arrived(tensor):
                     self._is_late = True
-                    shared = shared or aliases.Aliases(optimizer, self._params)
+                    shared = shared or aliases.Aliases(optimizer, self._params, self._accumulators)
                     if not shared.of(param):
                         owed = owed or DeferredStep(optimizer)
                         self._owed.hide(tensor, owed)

@@ -15,6 +15,7 @@ from tests.live.loops import (  # noqa: F401  (they fill LOOPS)
     passes,
     rates,
     readers,
+    refused,
     state,
     unused,
     written_gradients,

@@ -26,6 +26,9 @@ class Scaled(Mlp):
         return super().forward((x * self.scale + self.shift) * self.mask)
 
 
+AT_START = {"broadcast_buffers": "forward"}  # rank 0 alone changes them, and not from the first steps on
+
+
 def _see_buffers(job: Job) -> None:
     for name, buffer in job.model.named_buffers():
         job.see(name, buffer)
@@ -59,7 +62,7 @@ def a_buffer_changed_on_rank_1(job: Job) -> None:
     _train(job, lambda step: job.rank == 1 and job.model.scale.mul_(0.9))
 
 
-@loop(model=Scaled)
+@loop(model=Scaled, attach=AT_START)
 def a_buffer_changed_on_rank_0_late(job: Job) -> None:
     _train(job, lambda step: job.rank == 0 and job.model.scale.mul_(0.5), first=4)
 
@@ -95,7 +98,7 @@ def a_buffer_assigned_anew(job: Job) -> None:
     _train(job, change)
 
 
-@loop(model=Scaled)
+@loop(model=Scaled, attach=AT_START)
 def a_buffer_assigned_anew_on_rank_0(job: Job) -> None:
     def change(step: int) -> None:
         if job.rank == 0:
@@ -109,7 +112,7 @@ def a_mask_that_each_rank_draws(job: Job) -> None:
     _train(job, lambda step: job.model.mask.copy_(torch.rand(12, generator=job.generator) < 0.8))
 
 
-@loop(model=Scaled)
+@loop(model=Scaled, attach=AT_START)
 def buffers_loaded_on_rank_0(job: Job) -> None:
     def load(step: int) -> None:
         if job.rank == 0:
@@ -257,7 +260,7 @@ def running_statistics_reset(job: Job) -> None:
     _train(job, reset)
 
 
-@loop(model=Convolutions)
+@loop(model=Convolutions, attach=AT_START)
 def running_statistics_reset_on_rank_0(job: Job) -> None:
     _train(job, lambda step: job.rank == 0 and job.model.features[1].reset_running_stats(), first=3)
 

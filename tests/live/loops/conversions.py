@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize, prune
 
-from tests.live.loops.job import STEPS, Job, Mlp, adam, loop, momentum
+from tests.live.loops.job import HELD, STEPS, Job, Mlp, adam, loop, momentum
 from tests.live.loops.parts import UNUSED, Branches
 from tests.live.models import Convolutions
 
@@ -85,7 +85,7 @@ def bfloat16_and_back_for_an_evaluation(job: Job) -> None:
         job.model.bfloat16().eval()
         with torch.no_grad():
             x, y = job.batch()
-            job.see("in bfloat16", F.cross_entropy(job.model(x.bfloat16()).float(), y))
+            job.see("in bfloat16", F.cross_entropy(job.call(x.bfloat16()).float(), y))
         job.model.float().train()
         job.wrap_again()
 
@@ -181,7 +181,7 @@ def data_overwritten(job: Job) -> None:
     _after_steps(job, rewind)
 
 
-@loop()
+@loop(says=HELD)
 def memory_replaced(job: Job) -> None:
     def replace() -> None:
         with torch.no_grad():
@@ -209,7 +209,7 @@ def a_vector_put_into_the_parameters(job: Job) -> None:
     _after_steps(job, shrink)
 
 
-@loop()
+@loop(says=HELD, defers=None)
 def a_flat_buffer_of_parameters(job: Job) -> None:
     params = list(job.model.parameters())
     flat = torch.cat([param.detach().reshape(-1) for param in params])
@@ -292,7 +292,7 @@ def pruned_before_attach_and_more_later(job: Job) -> None:
         job.step()
 
 
-@loop(model=Pruned)
+@loop(model=Pruned, refused="is gone")
 def pruning_made_permanent(job: Job) -> None:
     for step in range(STEPS):
         job.step()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.live.loops.job import STEPS, Job, Mlp, loop
+from tests.live.loops.job import HELD, STEPS, Job, Mlp, loop
 
 PROBE = torch.linspace(-1, 1, 24).view(2, 12)
 
@@ -47,7 +47,7 @@ def a_copy_traced(job: Job) -> None:
     _after_steps(job, lambda: torch.jit.trace(copy.deepcopy(job.model), PROBE)(PROBE))
 
 
-@loop(defers=None)
+@loop(defers=None, says=HELD)
 def a_traced_layer_kept_and_called(job: Job) -> None:
     job.step()
     with torch.no_grad():
@@ -58,7 +58,7 @@ def a_traced_layer_kept_and_called(job: Job) -> None:
             job.see("of the traced layer", traced(PROBE))
 
 
-@loop(defers=None)
+@loop(defers=None, says=HELD)
 def a_traced_model_kept_and_called(job: Job) -> None:
     job.step()
     with torch.no_grad():
@@ -69,7 +69,7 @@ def a_traced_model_kept_and_called(job: Job) -> None:
             job.see("of the traced model", traced(PROBE))
 
 
-@loop(defers=None)
+@loop(defers=None, says=HELD)
 def a_layer_scripted_and_called(job: Job) -> None:
     job.step()
     scripted = torch.jit.script(job.model.layers[1])
@@ -95,7 +95,7 @@ def a_copy_scripted(job: Job) -> None:
     _after_steps(job, lambda: torch.jit.script(copy.deepcopy(job.model))(PROBE))
 
 
-@loop(defers=None, says="the whole model is compiled")
+@loop(defers=None, says="")
 def the_model_exported(job: Job) -> None:
     for step in range(STEPS):
         job.step()
@@ -163,7 +163,7 @@ def _loss_of_one(model: nn.Module, params: dict[str, torch.Tensor], x: torch.Ten
     return F.cross_entropy(torch.func.functional_call(model, params, (x.unsqueeze(0),)), y.unsqueeze(0))
 
 
-@loop(defers=None)
+@loop(defers=None, says=HELD)
 def gradients_of_each_example_by_vmap(job: Job) -> None:
     plain = Mlp()
     for _ in range(STEPS):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.live.loops.job import STEPS, Job, loop
+from tests.live.loops.job import SHARED, STEPS, Job, loop
 
 READ = "gradients are read between backward and step"
 
@@ -39,7 +39,7 @@ def gradients_kept(job: Job) -> None:
     _keep(job, lambda param: param.grad)
 
 
-@loop(defers=None)
+@loop(defers=None, says=SHARED)
 def gradients_kept_and_zeroed_in_place(job: Job) -> None:
     _keep(job, lambda param: param.grad, set_to_none=False)
 
@@ -64,7 +64,7 @@ def copies_of_gradients_kept(job: Job) -> None:
     _keep(job, lambda param: param.grad.clone())
 
 
-@loop(defers=None, says=READ)
+@loop(defers=None, says=SHARED)
 def one_gradient_taken_once_and_read_in_each_step(job: Job) -> None:
     job.backward()
     gradient = job.model.layers[1].weight.grad
@@ -101,7 +101,7 @@ def _flat_gradients(job: Job) -> torch.Tensor:
     return flat
 
 
-@loop(defers=None)
+@loop(defers=None, says=SHARED)
 def a_flat_buffer_of_gradients(job: Job) -> None:
     flat = _flat_gradients(job)
     for _ in range(STEPS):
@@ -111,7 +111,7 @@ def a_flat_buffer_of_gradients(job: Job) -> None:
         job.see("flat", flat)
 
 
-@loop(defers=None)
+@loop(defers=None, says=SHARED)
 def a_flat_buffer_of_gradients_read_after_backward(job: Job) -> None:
     flat = _flat_gradients(job)
     for _ in range(STEPS):
@@ -121,7 +121,7 @@ def a_flat_buffer_of_gradients_read_after_backward(job: Job) -> None:
         job.optimizer.step()
 
 
-@loop(defers=None)
+@loop(defers=None, says=SHARED)
 def a_flat_buffer_of_gradients_clipped(job: Job) -> None:
     flat = _flat_gradients(job)
     for _ in range(STEPS):
@@ -131,7 +131,7 @@ def a_flat_buffer_of_gradients_clipped(job: Job) -> None:
         job.optimizer.step()
 
 
-@loop(defers=None)
+@loop(defers=None, says=SHARED)
 def a_flat_buffer_of_gradients_under_accumulation(job: Job) -> None:
     flat = _flat_gradients(job)
     for _ in range(STEPS):

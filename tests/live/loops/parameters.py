@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.live.loops.job import STEPS, Job, adam, loop
+from tests.live.loops.job import HELD, STEPS, Job, adam, loop
 from tests.live.models import Convolutions
 
 
-@loop(optimizer=adam)
+@loop(optimizer=adam, says=HELD)
 def state_dicts_in_mid_flight(job: Job) -> None:
     for step in range(STEPS):
         job.step()
@@ -27,7 +27,7 @@ def state_dicts_in_mid_flight(job: Job) -> None:
                 job.see(f"optimizer {index}", state)
 
 
-@loop(optimizer=adam)
+@loop(optimizer=adam, says=HELD)
 def load_state_dict_in_mid_run(job: Job) -> None:
     for step in range(STEPS):
         job.step()

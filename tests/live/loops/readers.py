@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.cpp_extension import load_inline
 
-from tests.live.loops.job import STEPS, Job, Mlp, adam, loop
+from tests.live.loops.job import HELD, STEPS, Job, Mlp, adam, loop
 from tests.live.models import TiedTransformer
 
 PROBE = torch.linspace(-1, 1, 24).view(2, 12)
@@ -84,21 +84,27 @@ def layers_that_read_their_weights_in_cpp(job: Job) -> None:
 
 
 @loop(optimizer=adam, defers=None)
-def parameters_read_in_cpp_after_each_step(job: Job) -> None:
+def parameters_read_in_cpp_after_each_step_and_a_flush(job: Job) -> None:
     reader = _reader()
-    _after_steps(job, lambda: torch.stack([reader.copied(param).double().sum() for param in job.model.parameters()]))
+
+    def read() -> torch.Tensor:
+        if job.session is not None:  # nothing in Python sees who reads here
+            job.session.flush()
+        return torch.stack([reader.copied(param).double().sum() for param in job.model.parameters()])
+
+    _after_steps(job, read)
 
 
 @loop(model=TiedTransformer, optimizer=adam, defers=None)
 def an_encoder_evaluated_on_its_fast_path(job: Job) -> None:
     """In evaluation a layer is one C++ function, as long as nothing overrides torch's functions."""
-    x = torch.linspace(-1, 1, 2 * 12 * 32).view(2, 12, 32)
+    tokens = torch.arange(24).view(2, 12)
     for _ in range(STEPS):
         job.step()
-        job.model.eval()
+        job.call.eval()
         with torch.no_grad():
-            job.see("evaluation", job.model.encoder(x))
-        job.model.train()
+            job.see("evaluation", job.call(tokens))
+        job.call.train()
 
 
 class Recurrent(nn.Module):
@@ -145,13 +151,13 @@ def weights_as_lists(job: Job) -> None:
     _after_steps(job, lambda: torch.tensor([value for param in job.model.parameters() for value in param.flatten().tolist()]))
 
 
-@loop(defers=None)
+@loop(defers=None, says=HELD)
 def numpy_views_of_weights_taken_once(job: Job) -> None:
     views = [param.detach().numpy() for param in job.model.parameters()]
     _after_steps(job, lambda: torch.cat([torch.tensor(view).flatten() for view in views]))
 
 
-@loop(defers=None)
+@loop(defers=None, says=HELD)
 def weights_detached_once(job: Job) -> None:
     detached = [param.detach() for param in job.model.parameters()]
     _after_steps(job, lambda: torch.cat([param.flatten() for param in detached]))

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp
 
-from tests.live.loops.job import STEPS, Job, adam, loop, momentum
+from tests.live.loops.job import HELD, STEPS, Job, adam, loop, momentum
 from tests.live.models import Convolutions
 
 READ = "gradients are read between backward and step"
@@ -32,7 +32,7 @@ def _roll_back(job: Job, restore: Callable[[Any, Any], Any]) -> None:
             restore(*saved)
 
 
-@loop()
+@loop(says=HELD)
 def the_model_rolled_back_then_its_optimizer(job: Job) -> None:
     def restore(model: Any, optimizer: Any) -> None:
         job.model.load_state_dict(model)
@@ -41,7 +41,7 @@ def the_model_rolled_back_then_its_optimizer(job: Job) -> None:
     _roll_back(job, restore)
 
 
-@loop(optimizer=adam)
+@loop(optimizer=adam, says=HELD)
 def the_optimizer_rolled_back_then_its_model(job: Job) -> None:
     def restore(model: Any, optimizer: Any) -> None:
         job.optimizer.load_state_dict(optimizer)
@@ -50,7 +50,7 @@ def the_optimizer_rolled_back_then_its_model(job: Job) -> None:
     _roll_back(job, restore)
 
 
-@loop()
+@loop(says=HELD)
 def the_optimizer_alone_rolled_back(job: Job) -> None:
     _roll_back(job, lambda model, optimizer: job.optimizer.load_state_dict(optimizer))
 
@@ -82,7 +82,7 @@ def a_model_with_buffers_rolled_back(job: Job) -> None:
     _roll_back(job, lambda model, optimizer: job.model.load_state_dict(model))
 
 
-@loop()
+@loop(says=HELD, defers=None)
 def everything_rolled_back_between_backward_and_step(job: Job) -> None:
     for step in range(STEPS):
         job.optimizer.zero_grad()
@@ -95,7 +95,7 @@ def everything_rolled_back_between_backward_and_step(job: Job) -> None:
         job.optimizer.step()
 
 
-@loop()
+@loop(says=HELD)
 def everything_rolled_back_when_the_loss_rises(job: Job) -> None:
     best: Any = None
     for _ in range(STEPS + 3):
@@ -118,7 +118,7 @@ def the_best_model_restored_at_the_end(job: Job) -> None:
     job.model.load_state_dict(best)
 
 
-@loop()
+@loop(says=HELD)
 def saved_to_a_file_and_resumed(job: Job) -> None:
     for step in range(STEPS):
         job.step()
@@ -132,7 +132,7 @@ def saved_to_a_file_and_resumed(job: Job) -> None:
             job.model.load_state_dict(saved["model"])
 
 
-@loop(optimizer=adam)
+@loop(optimizer=adam, says=HELD)
 def a_checkpoint_that_rank_0_sends_to_all(job: Job) -> None:
     for step in range(STEPS):
         job.step()
@@ -159,7 +159,7 @@ def the_models_state_by_dcp(job: Job) -> None:
             dcp.set_model_state_dict(job.model, saved)
 
 
-@loop(optimizer=adam)
+@loop(optimizer=adam, says=HELD)
 def the_optimizers_state_by_dcp(job: Job) -> None:
     for step in range(STEPS):
         job.step()
@@ -193,7 +193,7 @@ def _states(job: Job) -> list[dict[str, Any]]:
     return [job.optimizer.state[param] for param in job.model.parameters()]
 
 
-@loop()
+@loop(says=HELD, defers=None)
 def the_optimizers_state_cleared(job: Job) -> None:
     _from_step_3(job, job.optimizer.state.clear)
 
@@ -250,7 +250,7 @@ def momentum_averaged_over_ranks(job: Job) -> None:
     _from_step_3(job, average)
 
 
-@loop()
+@loop(says=HELD)
 def momentum_logged_after_each_step(job: Job) -> None:
     for _ in range(STEPS):
         job.step()
@@ -258,7 +258,7 @@ def momentum_logged_after_each_step(job: Job) -> None:
             job.see("momentum", state["momentum_buffer"].norm())
 
 
-@loop(optimizer=adam)
+@loop(optimizer=adam, says=HELD)
 def moments_logged_before_each_step(job: Job) -> None:
     for step in range(STEPS):
         job.optimizer.zero_grad()
@@ -270,7 +270,7 @@ def moments_logged_before_each_step(job: Job) -> None:
         job.optimizer.step()
 
 
-@loop()
+@loop(says=HELD, defers=None)
 def a_state_dict_kept_without_copying(job: Job) -> None:
     job.step()
     model, optimizer = job.model.state_dict(), job.optimizer.state_dict()

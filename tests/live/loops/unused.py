@@ -272,7 +272,7 @@ def a_part_frozen_for_a_while(job: Job) -> None:
     _freeze_in_the_middle(job, job.optimizer.zero_grad)
 
 
-@loop(ddp=UNUSED, defers=None)
+@loop(ddp=UNUSED, defers=None, says=None)
 def a_part_frozen_for_a_while_with_its_gradient_zeroed_in_place(job: Job) -> None:
     _freeze_in_the_middle(job, lambda: job.optimizer.zero_grad(set_to_none=False))
 

@@ -96,9 +96,14 @@ class ServedSession(Attached):
                 self._make_current(self._tensor_of[id(param)])
 
     def _after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
-        if not torch.is_grad_enabled() or inside_a_backward_pass() or not self._sync:
+        if not torch.is_grad_enabled() or inside_a_backward_pass():
+            return
+        if not self._sync and not self._forward_summed:
+            self._forward_summed = False
             return
         self._hook_outputs(output)
+        if not self._sync:
+            return
         if self._buffers is not None and module.training:
             self._buffers.after_forward()
 
@@ -154,6 +159,7 @@ class ServedSession(Attached):
             else:
                 self._unstepped.add(tensor)
                 self._values.send_none(tensor)
+        self._forward_summed = None
         self._in_backward = False
 
     # -- step ------------------------------------------------------------------------------------------

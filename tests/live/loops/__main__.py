@@ -1,0 +1,5 @@
+"""`python -m tests.live.loops > docs/training-loops.md`: the page that lists all loops, family by family."""
+
+from tests.live.loops.page import page
+
+print(page(), end="")

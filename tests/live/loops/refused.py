@@ -1,0 +1,70 @@
+"""What is refused with a typed error: DDP raises there too, or trains on without a word what the script does not mean."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import torch.distributed as dist
+from torch import nn
+
+from tests.live.loops.buffers import Scaled
+from tests.live.loops.job import STEPS, Job, loop, momentum
+
+REPLACED = "was replaced since attach"
+
+
+@loop(refused=REPLACED)
+def a_state_loaded_by_assigning_it(job: Job) -> None:
+    """DDP's module then has parameters that no optimizer has: nothing is trained from there on."""
+    for step in range(STEPS):
+        job.step()
+        if step == 3:
+            job.model.load_state_dict(copy.deepcopy(job.model.state_dict()), assign=True)
+
+
+@loop(refused=REPLACED)
+def a_parameter_replaced_by_another(job: Job) -> None:
+    for step in range(STEPS):
+        job.step()
+        if step == 3:
+            job.model.layers[1].weight = nn.Parameter(job.model.layers[1].weight.detach() * 0.9)
+
+
+@loop(refused="attach: close() the session before such a change")
+def a_model_converted_for_good(job: Job) -> None:
+    for step in range(STEPS):
+        x, y = job.batch()
+        job.optimizer.zero_grad()
+        nn.functional.cross_entropy(job.call(x.to(job.model.layers[0].weight.dtype)).float(), y).backward()
+        job.optimizer.step()
+        if step == 3:
+            job.model.bfloat16()
+
+
+@loop(refused="inside the backward pass")
+def an_optimizer_that_steps_inside_backward(job: Job) -> None:
+    for param in job.model.parameters():
+        param.register_post_accumulate_grad_hook(lambda param: job.optimizer.step())
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        job.loss().backward()
+
+
+_runs = itertools.count()
+
+
+@loop(model=Scaled, optimizer=momentum, refused="rank 0 alone changed a buffer")
+def a_buffer_changed_on_rank_0_when_others_have_gone_on(job: Job) -> None:
+    """Under DDP the others would wait for rank 0 where they have gone on here."""
+    store, key = dist.distributed_c10d._get_default_store(), f"gone on in {next(_runs)}"
+    for step in range(STEPS):
+        job.optimizer.zero_grad()
+        if step == 4 and job.rank == 0:
+            store.wait([key])
+            job.model.scale.mul_(0.5)
+        loss = job.loss()
+        if step == 4 and job.rank == 1:
+            store.set(key, "")
+        loss.backward()
+        job.optimizer.step()

@@ -1,0 +1,83 @@
+"""Alone: each action, hook, flag, optimizer and way by itself in an otherwise plain loop, wherever it can stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.live.programs.comparison import WAYS
+from tests.live.programs.models import MODELS, OPTIMIZERS
+from tests.live.programs.program import Program
+from tests.live.programs.strategies import BETWEEN, CASTS, FLAGS, GRADIENTS, HOOKS, METHODS, ZEROING, parts_of
+
+PLAIN = ("zero_grad", "backward", "step")
+BEFORE, AFTER = 2, 2  # plain steps; gradlane defers nothing in the first two
+
+
+def alone() -> Iterator[Program]:
+    """About 2,000 programs."""
+    for model in MODELS:
+        yield _program([PLAIN] * 3, model=model)
+    for optimizer in OPTIMIZERS:
+        yield _program([PLAIN] * 3, optimizer=optimizer)
+        yield _program([("backward", "step")] * 3, optimizer=optimizer)
+    for way in WAYS:
+        yield _program([PLAIN] * 3, way=way)
+    for lines in (GRADIENTS | BETWEEN).values():
+        for line in lines:
+            yield from _placed(line)
+    for line in CASTS:
+        yield _program([(*PLAIN, line)], after=0)
+    for name, hooks in HOOKS.items():
+        for hook in hooks:
+            for when in ("before", "after"):
+                yield _program([(*PLAIN, *(["schedule"] if name == "scheduler" else []))] * 3, hooks=(f"{when} {hook}",))
+    for flag in (*FLAGS, "no_sync", "no_sync again"):
+        yield _program([("zero_grad", f"backward {flag}", "step")] * 3)
+        yield _program([("backward", "step"), (f"backward {flag}", "step")] * 2)
+        yield _program([("zero_grad", f"backward {flag}", "backward", "step")] * 3)
+    for method in METHODS:
+        yield _program([(method, "step")] * 3)
+    yield _program([("closure",)] * 3)
+    for step in ("scaled_step", "scaled_step unscaled"):
+        yield _program([("zero_grad", "backward scaled autocast", step)] * 3, before=0)
+    for zeroing in ZEROING:
+        for steps in (
+            [(f"zero_grad {zeroing}".strip(), "backward", "step")] * 3,
+            [("backward", "step", f"zero_grad {zeroing}".strip())] * 3,
+        ):
+            yield _program(steps)
+    for model in MODELS:
+        for parts in parts_of(model) if MODELS[model].parts else ():
+            for first in ("zero_grad", "zero_grad in_place", ""):
+                step = tuple(line for line in (first, f"backward {parts}", "step") if line)
+                yield _program([step] * 3, model=model)
+                yield _program(
+                    [tuple(line for line in (first, "backward no_sync", f"backward {parts}", "step") if line)] * 3, model=model
+                )
+
+
+def _placed(line: str) -> Iterator[Program]:
+    """At each place of a step, three times, and once where gradients are accumulated in place."""
+    model, optimizer = "mlp", "momentum"
+    if line.startswith(("buffer", "rollback", "see buffers", "evaluate", "mode", "forward")) and "@" not in line.replace(
+        "buffer", ""
+    ):
+        model = "buffers"
+    elif line.startswith("add_group"):
+        optimizer = "part"
+    beside: tuple[str, ...] = ("look",) if line.startswith("keep") else ()
+    for place in range(len(PLAIN) + 1):
+        yield _program([(*PLAIN[:place], line, *PLAIN[place:])] * 3, model=model, optimizer=optimizer, beside=beside)
+        plain = ("zero_grad in_place", *PLAIN[1:])
+        yield _program([(*plain[:place], line, *plain[place:])], model=model, optimizer=optimizer, beside=beside)
+
+
+def _program(
+    steps: list[tuple[str, ...]], before: int = BEFORE, after: int = AFTER, beside: tuple[str, ...] = (), **rest: object
+) -> Program:
+    """beside: actions after the step that follows, and after the last one."""
+    plain = [PLAIN] * after
+    if beside and plain:
+        plain[0] = (*PLAIN[:2], *beside, "step", *beside)
+        plain[-1] = (*PLAIN, *beside)
+    return Program((*[PLAIN] * before, *steps, *plain), **rest)  # type: ignore[arg-type]

@@ -1,0 +1,174 @@
+"""What the ranks run: a program under DDP, then under gradlane, and every bit of the two compared."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import traceback
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradlane
+from gradlane.core.network import Network
+from gradlane.tune.tuning import TuneOptions
+from tests.live.cases import differences
+from tests.live.networks import counting_deferred_updates
+from tests.live.programs import gradients, parameters, passes  # noqa: F401  (they fill ACTIONS)
+from tests.live.programs.held import held_network
+from tests.live.programs.hooks import register
+from tests.live.programs.models import MODELS, OPTIMIZERS, UNUSED
+from tests.live.programs.program import Program
+from tests.live.programs.run import Run, perform
+
+GIVEN = Network.line(2, startup_ns=20_000, bytes_per_second=10**9)
+TIMEOUT_S = 4  # of a session: after that a hang has a name
+KNOBS = {
+    "bytescheduler": {"partition_bytes": 1024, "credit_bytes": 4096},
+    "p3": {"slice_bytes": 2048},
+    "blocks": {"least_bytes": 2048, "most_bytes": 4096},
+}
+WAYS = (
+    "bytescheduler late",
+    "bytescheduler mixed",
+    "blocks late",
+    "blocks mixed",
+    "p3 late",
+    "bytescheduler prompt",
+    "bytescheduler late coordinator",
+    "bytescheduler late tuned",
+    "bytescheduler late server",
+    "mercury mixed server",
+    "dear late server",
+)
+"""A policy; `late`: every sum is held, `mixed`: every other one, `prompt`: none; backend and order, if not the default ones;
+`tuned`: the plan changes in nearly every iteration.
+"""
+
+
+def compare(rank: int, world: int, program: str) -> dict[str, Any]:
+    """One of: {"refused_by_ddp": text}; {"error": (kind, text, traceback), "typed": bool}; {"differs": names}.
+
+    The last two have how many updates were `deferred`, too.
+    """
+    value = Program.from_json(program)
+    at = ["before its first action"]
+    try:
+        reference = under_ddp(value, rank, at)
+    except Exception as error:
+        return {"refused_by_ddp": f"{type(error).__name__}: {_first_line(error)} (in {at[0]})"}
+    with counting_deferred_updates() as deferred:
+        try:
+            result = under_gradlane(value, rank, world, at)
+        except Exception as error:
+            typed = isinstance(error, gradlane.GradlaneError)
+            told = (type(error).__name__, f"{_first_line(error)} (in {at[0]})", traceback.format_exc())
+            return {"error": told, "typed": typed, "deferred": sum(deferred)}
+    return {"differs": differences(reference, result), "deferred": sum(deferred)}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or repr(error)).partition("\n")[0][:300]
+
+
+def under_ddp(program: Program, rank: int, at: list[str]) -> dict[str, torch.Tensor]:
+    """`at[0]` is the action that is being done."""
+    model, optimizers = _made(program, seed=7)
+    run = Run(program, rank, model, model, optimizers, contextlib.nullcontext, _generator(rank))
+    with _quietly():
+        hooks = [hook for hook in program.hooks if hook.startswith("before")]
+        later = [hook for hook in program.hooks if not hook.startswith("before")]
+        for hook in hooks:
+            register(run, hook)
+        options = MODELS[program.model].ddp
+        if any(action.startswith(("freeze", "unfreeze")) for step in program.steps for action in step):
+            options = {**options, **UNUSED}
+        run.call = DistributedDataParallel(model, **options)
+        run.no_sync = run.call.no_sync
+        for hook in later:
+            register(run, hook)
+        return _trained(run, at)
+
+
+def under_gradlane(program: Program, rank: int, world: int, at: list[str]) -> dict[str, torch.Tensor]:
+    policy, network, *options = program.way.split()
+    model, optimizers = _made(program, seed=7 + rank)  # attach must make ranks equal to rank 0
+    run = Run(program, rank, model, model, optimizers, contextlib.nullcontext, _generator(rank))
+    with _quietly(), _network(network, rank):
+        for hook in program.hooks:
+            if hook.startswith("before"):
+                register(run, hook)
+        with gradlane.attach(
+            model,
+            optimizers,
+            gradlane.policies.get(policy, **KNOBS.get(policy, {})),
+            backend="server" if "server" in options else "all-reduce",
+            order="coordinator" if "coordinator" in options else "planned",
+            network=Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second),
+            profile_iterations=1,
+            tune=TuneOptions(trials=6, iterations=1, settle=0) if "tuned" in options else False,
+            timeout=TIMEOUT_S,
+        ) as session:
+            run.no_sync = session.no_sync
+            for hook in program.hooks:
+                if not hook.startswith("before"):
+                    register(run, hook)
+            return _trained(run, at)
+
+
+def _made(program: Program, seed: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+    torch.manual_seed(seed)
+    model = MODELS[program.model].make()
+    return model, OPTIMIZERS[program.optimizer](model)
+
+
+def _generator(rank: int) -> torch.Generator:
+    return torch.Generator().manual_seed(1000 + rank)
+
+
+def _network(name: str, rank: int) -> contextlib.AbstractContextManager[None]:
+    if name == "prompt":
+        return contextlib.nullcontext()
+    return held_network(lambda message: name == "late" or (message + rank) % 2 == 0)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    logger = logging.getLogger("gradlane")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def _trained(run: Run, at: list[str]) -> dict[str, torch.Tensor]:
+    """What was seen and what is there at the end, read as a script reads it."""
+    torch.manual_seed(50 + run.rank)  # dropout draws from it
+    run.save()
+    for at[0] in perform(run):
+        pass
+    at[0] = "the end"
+    run.see("random state", torch.rand(1))
+    for handle in run.handles:
+        handle.remove()
+    found = dict(run.seen)
+    for name, value in [*run.model.named_parameters(), *run.model.named_buffers()]:
+        found[f"end/{name}"] = value.detach().clone()
+    names = {id(param): name for name, param in run.model.named_parameters()}
+    for name, param in run.model.named_parameters():
+        if param.grad is not None:
+            found[f"end/{name}.grad"] = param.grad.detach().clone()
+    for index, optimizer in enumerate(run.optimizers):
+        for param, state in optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    found[f"end/{index}/{names[id(param)]}/{key}"] = value.detach().clone()
+    return {**found, **{f"end/average/{name}": value for name, value in run.average.items()}}

@@ -1,0 +1,119 @@
+"""Held: a network whose sums arrive as late as they may, in the same order in every run.
+
+On loopback sums come before `step()`, with a delay they come when the machine lets them. Here the end of a sum is held back
+until the training thread waits for one, and then no more of them are let through than it waits for: whatever can be deferred
+is deferred, and nothing that a loop reads has arrived by chance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+from gradlane.live.allreduce import AllReduce
+from gradlane.live.exchange import Exchange
+from gradlane.live.servers import Servers
+
+AT_MOST_S = 0.05
+"""How long an end is held where nobody waits for it: a rank inside a collective of the script's own waits for nothing of
+gradlane's, and the other rank may need its next messages before it gets there.
+"""
+
+End = Callable[[], None]
+
+
+class Gate:
+    """Through which the ends of sums go; used by the training thread and by those of the backends."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._held: deque[tuple[float, End]] = deque()
+        self._wanted: Callable[[], bool] | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._let_through_what_is_old, daemon=True)
+        self._thread.start()
+
+    def ended(self, end: End) -> None:
+        with self._changed:
+            wanted = self._wanted
+            if (wanted is None or wanted()) and not self._closed:
+                self._held.append((time.monotonic() + AT_MOST_S, end))
+                self._changed.notify_all()
+                return
+        end()
+
+    @contextlib.contextmanager
+    def wanted(self, arrived: Callable[[], bool]) -> Iterator[None]:
+        """While the training thread waits until `arrived()`."""
+        with self._changed:
+            self._wanted = arrived
+        try:
+            while not arrived():
+                with self._changed:
+                    if not self._held:
+                        break
+                    _, end = self._held.popleft()
+                end()
+            yield
+        finally:
+            with self._changed:
+                self._wanted = None
+
+    def _let_through_what_is_old(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and (not self._held or self._held[0][0] > time.monotonic()):
+                    self._changed.wait(self._held[0][0] - time.monotonic() if self._held else None)
+                if not self._held:
+                    return
+                _, end = self._held.popleft()
+            end()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+
+@contextlib.contextmanager
+def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
+    """Sessions attached inside hear of the end of message `i` late where `holds(i)`, else at once."""
+    gate = Gate()
+    wait_until = Exchange.wait_until
+
+    def waits(self: Exchange, predicate: Callable[[], bool], what: str) -> None:
+        # a wait for anything but sums lets none through: the broadcast of buffers says nothing of gradients
+        with gate.wanted(predicate) if what.startswith("the sum") else contextlib.nullcontext():
+            wait_until(self, predicate, what)
+
+    def late(on_done: Any) -> Any:
+        def ended(message: int, error: BaseException | None) -> None:
+            if error is None and holds(message):
+                gate.ended(lambda: on_done(message, None))
+            else:
+                on_done(message, error)
+
+        return ended
+
+    class Held:
+        def start(self, message: int, tensor: Any, ready: Any, on_done: Any, on_sent: Any) -> bool:
+            return super().start(message, tensor, ready, late(on_done), on_sent)  # type: ignore[misc]
+
+        def start_second_half(self, message: int, tensor: Any, on_done: Any) -> bool:
+            return super().start_second_half(message, tensor, late(on_done))  # type: ignore[misc]
+
+    with (
+        patch("gradlane.live.attachment.AllReduce", type("HeldAllReduce", (Held, AllReduce), {})),
+        patch("gradlane.live.attachment.Servers", type("HeldServers", (Held, Servers), {})),
+        patch.object(Exchange, "wait_until", waits),
+    ):
+        try:
+            yield
+        finally:
+            gate.close()

@@ -1,0 +1,243 @@
+"""Actions: forward and backward passes, alone and as methods that need several of them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.live.programs.models import loss_of
+from tests.live.programs.run import Run, action
+
+
+def _split(words: tuple[str, ...]) -> tuple[str, set[str]]:
+    """Which parts are used, and the flags."""
+    flags = {word for word in words if word in FLAGS}
+    take = [word for word in words if word not in FLAGS]
+    return (take[0] if take else ""), flags
+
+
+FLAGS = {
+    "no_sync",
+    "no_sync_backward",  # forward outside: DDP sums, since its forward pass prepares it for that
+    "no_sync_forward",  # backward outside: DDP does not sum
+    "twice",  # two forward passes, one backward pass
+    "again",  # two backward passes over one graph; inside no_sync only
+    "weighted",
+    "scaled",  # by a GradScaler
+    "infinite",  # the loss
+    "penalty",  # on the parameters, computed outside of the model
+    "slope",  # a penalty on the gradient of the input
+    "functional",  # with parameters that are computed from the model's
+    "zeroed_between",  # zero_grad between forward and backward
+    "autocast",
+    "eval",  # in evaluation mode, as when fine-tuning
+}
+
+
+@action
+def backward(run: Run, *words: str) -> None:
+    take, flags = _split(words)
+    if "eval" in flags:
+        run.call.eval()
+    with run.no_sync() if flags & {"no_sync", "no_sync_forward"} else contextlib.nullcontext():
+        loss = _loss(run, take, flags)
+        if "no_sync" in flags:
+            _backward(run, loss, flags)
+    if "no_sync" not in flags:
+        with run.no_sync() if "no_sync_backward" in flags else contextlib.nullcontext():
+            _backward(run, loss, flags)
+    if "eval" in flags:
+        run.call.train()
+    run.see("loss", float(loss))
+
+
+def _loss(run: Run, take: str, flags: set[str]) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.float16 if "scaled" in flags else torch.bfloat16, enabled="autocast" in flags):
+        if "slope" in flags:
+            loss = _loss_with_a_slope(run, take)
+        elif "functional" in flags:
+            loss = _functional_loss(run, take)
+        else:
+            loss = run.loss(take)
+        if "twice" in flags:
+            loss = loss + run.loss(take)
+    if "weighted" in flags:
+        loss = loss * 0.5
+    if "penalty" in flags:
+        loss = loss + 0.01 * torch.stack([param.square().sum().float() for param in run.parameters()]).sum()
+    if "infinite" in flags:
+        loss = loss * math.inf
+    return loss
+
+
+def _backward(run: Run, loss: torch.Tensor, flags: set[str]) -> None:
+    if "zeroed_between" in flags:
+        zero_grad(run)
+    if "scaled" in flags:
+        loss = run.scaler.scale(loss)
+    loss.backward(retain_graph="again" in flags)
+    if "again" in flags:
+        loss.backward()
+
+
+def _functional_loss(run: Run, take: str) -> torch.Tensor:
+    run.take(take)
+    x, y = run.batch()
+    prefix = "" if run.call is run.model else "module."
+    scaled = {prefix + name: param * 0.9 for name, param in run.model.named_parameters()}
+    return loss_of(torch.func.functional_call(run.call, scaled, (x,)), y)
+
+
+def _loss_with_a_slope(run: Run, take: str) -> torch.Tensor:
+    run.take(take)
+    x, y = run.batch()
+    if not x.is_floating_point():
+        return loss_of(run.call(x), y)
+    x.requires_grad_()
+    loss = loss_of(run.call(x), y)
+    return loss + torch.autograd.grad(loss, x, create_graph=True)[0].square().sum()
+
+
+@action
+def forward(run: Run, *words: str) -> None:
+    """A training forward pass whose loss is only looked at."""
+    run.see("loss of a forward pass", float(run.loss(_split(words)[0])))
+
+
+@action
+def evaluate(run: Run, mode: str) -> None:
+    """no_grad, inference_mode or enable_grad."""
+    run.call.eval()
+    with getattr(torch, mode)():
+        run.see("evaluation", float(run.loss()))
+    run.call.train()
+
+
+@action
+def zero_grad(run: Run, mode: str = "") -> None:
+    """in_place, model, model_in_place, by_hand, data, detached, or as optimizers do it by default."""
+    if mode.startswith("model"):
+        run.model.zero_grad(set_to_none=mode == "model")
+    elif mode in ("", "in_place"):
+        for optimizer in run.optimizers:
+            optimizer.zero_grad(set_to_none=mode == "")
+    elif mode == "by_hand":
+        for param in run.parameters():
+            param.grad = None
+    else:
+        for param in run.with_gradients():
+            if mode == "data":
+                param.grad.data.zero_()
+            else:
+                param.grad.detach_()
+                param.grad.zero_()
+
+
+@action
+def step(run: Run, index: str = "") -> None:
+    """Of all optimizers, or of one."""
+    for optimizer in run.optimizers if not index else run.optimizers[int(index) : int(index) + 1]:
+        optimizer.step()
+
+
+@action
+def scaled_step(run: Run, unscaled: str = "") -> None:
+    """Of a GradScaler, after its `unscale_` and clipping where `unscaled` says so."""
+    for optimizer in run.optimizers:
+        if not any(param.grad is not None for group in optimizer.param_groups for param in group["params"]):
+            continue  # the scaler would object
+        if unscaled:
+            run.scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(run.parameters(), 0.5)
+        run.scaler.step(optimizer)
+    run.scaler.update()
+    run.see("scale", run.scaler.get_scale())
+
+
+@action
+def step_if_finite(run: Run) -> None:
+    """A script's own guard against a bad batch."""
+    norm = nn.utils.get_total_norm([param.grad for param in run.with_gradients()])
+    run.see("norm", norm)
+    if torch.isfinite(norm):
+        step(run)
+
+
+@action
+def mode(run: Run, how: str) -> None:
+    """From now on: train, eval, or eval for the first part alone (as when its BatchNorm is frozen)."""
+    run.call.train(how != "eval")
+    if how == "part":
+        next(run.model.children()).eval()
+
+
+@action
+def closure(run: Run, *words: str) -> None:
+    """`optimizer.step(closure)`, with the whole step in the closure."""
+
+    def compute() -> torch.Tensor:
+        run.optimizers[0].zero_grad()
+        loss = run.loss(_split(words)[0])
+        loss.backward()
+        return loss.detach()
+
+    run.see("loss of a closure", run.optimizers[0].step(compute))
+
+
+@action
+def surgery(run: Run, how: str, *words: str) -> None:
+    """PCGrad: the gradients of two losses, which are kept as `references` or `clones`, projected on one another."""
+    take, _ = _split(words)
+    found = []
+    for _ in range(2):
+        run.model.zero_grad()
+        loss = run.loss(take)
+        loss.backward()
+        run.see("loss of surgery", float(loss))
+        found.append(
+            [
+                None if param.grad is None else param.grad.clone() if how == "clones" else param.grad
+                for param in run.parameters()
+            ]
+        )
+    for param, first, second in zip(run.parameters(), *found, strict=True):
+        if first is not None and second is not None:
+            conflict = torch.clamp((first * second).sum() / (second.square().sum() + 1e-12), max=0.0)
+            param.grad = first - conflict * second + second
+
+
+@action
+def sam(run: Run, *words: str) -> None:
+    """Sharpness-aware minimisation: the gradient at parameters that are moved along the gradient, and moved back."""
+    take, _ = _split(words)
+    run.model.zero_grad()
+    run.loss(take).backward()
+    moved: list[tuple[nn.Parameter, torch.Tensor]] = []
+    with torch.no_grad():
+        for param in run.with_gradients():
+            moved.append((param, param.grad * 0.05))
+            param.add_(moved[-1][1])
+    run.model.zero_grad()
+    loss = run.loss(take)
+    loss.backward()
+    run.see("loss of SAM", float(loss))
+    with torch.no_grad():
+        for param, by in moved:
+            param.sub_(by)
+
+
+@action
+def metric(run: Run) -> None:
+    """A sum over ranks that the script makes itself."""
+    value = torch.tensor([float(run.rank + 1)])
+    dist.all_reduce(value)
+    run.see("metric", value)
+
+
+@action
+def barrier(run: Run) -> None:
+    dist.barrier()

@@ -1,0 +1,277 @@
+"""Strategies: which programs there are. Only what DDP does without complaint, in the order in which scripts do it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from itertools import product
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.live.programs.comparison import WAYS
+from tests.live.programs.models import MODELS, OPTIMIZERS
+from tests.live.programs.program import WHICH, Program, matches
+
+ZEROING = ("", "in_place", "model", "model_in_place", "by_hand", "data", "detached")
+
+
+def _lines(name: str, *choices: Iterable[str]) -> list[str]:
+    """Every combination, each without the words that are empty."""
+    return [" ".join(word for word in (name, *words) if word) for words in product(*choices)]
+
+
+GRADIENTS = {
+    "norm": ["norm"],
+    "clip": ["clip 0.1", "clip 100"],
+    "clip_value": ["clip_value 0.01"],
+    "adaptive_clip": ["adaptive_clip"],
+    "scale": _lines(
+        "scale",
+        ("mul", "operator", "foreach", "data", "detached", "view", "replace", "replace_data", "copy", "set", "numpy", "out"),
+        ("all", "odd"),
+    ),
+    "drop": _lines("drop", WHICH[1:]),
+    "make": _lines("make", WHICH),
+    "swap_gradients": ["swap_gradients"],
+    "flat": ["flat"],
+    "flat_views": ["flat_views"],
+    "scale_flat_buffers": ["scale_flat_buffers"],
+}
+"""For between backward and step; now and then elsewhere."""
+
+BETWEEN = {
+    "see": _lines(
+        "see", ("model", "optimizer", "parameters", "data", "norms", "numpy", "vector", "gradients", "buffers"), ("", "@0")
+    ),
+    "keep": _lines(
+        "keep",
+        (
+            *("gradients", "gradient_data", "gradient_views", "parameter_data", "parameter_views", "parameter_numpy"),
+            *("state", "state_dict", "optimizer_state_dict"),
+        ),
+    ),
+    "save": _lines("save", ("state_dict", "optimizer", "module", "pickle"), ("", "@0")),
+    "duplicate": _lines("duplicate", ("model", "both", "optimizers", "half"), ("", "@1")),
+    "mark": ["mark"],
+    "rollback": ["rollback model optimizer", "rollback optimizer model", "rollback model", "rollback optimizer"],
+    "average": _lines("average", ("lerp", "data", "state_dict", "swa")),
+    "evaluate_average": _lines("evaluate_average", ("copy", "exchange")),
+    "write": [
+        *_lines(
+            "write",
+            ("vector", "foreach", "data", "new_data", "numpy", "init", "load", "mul", "operator", "copy", "out"),
+            ("all", "first", "odd"),
+        ),
+        *("write mul all @1", "write data odd @0"),
+    ],
+    "freeze": ["freeze first", "freeze last", "freeze odd"],
+    "unfreeze": ["unfreeze"],
+    "layout": ["layout channels_last"],
+    "buffer": _lines("buffer", ("data", "zero", "add"), ("", "@0", "@1")),
+    "state": _lines("state", ("read", "clear", "new", "pop", "replace", "zero", "scale")),
+    "rate": ["rate 0.5", "rate 1.5"],
+    "option": ["option momentum 0.5", "option weight_decay 0.05"],
+    "add_group": ["add_group"],
+    "regroup": ["regroup"],
+    "schedule": ["schedule"],
+    "evaluate": _lines("evaluate", ("no_grad", "inference_mode", "enable_grad")),
+    "evaluate_on_one_rank": _lines("evaluate", ("no_grad", "inference_mode"), ("@0", "@1")),
+    "forward": ["forward"],
+    "mode": _lines("mode", ("train", "eval", "part")),
+    "flat_buffers": ["flat_buffers"],
+    "zero_flat_buffers": ["zero_flat_buffers"],
+    "look": ["look"],
+    "metric": ["metric"],
+    "barrier": ["barrier"],
+    "zero_grad": _lines("zero_grad", ZEROING),
+}
+"""For between steps, and now and then anywhere else between the passes of one."""
+
+HOOKS = {
+    "step_pre": _lines("step_pre", ("clip", "scale", "replace", "decay", "rate", "norm")),
+    "step_post": _lines("step_post", ("clamp", "renorm", "average", "count", "see", "gradients", "state", "zero_grad")),
+    "gradient": _lines("gradient", ("scale", "see")),
+    "accumulated": _lines("accumulated", ("scale", "replace", "see")),
+    "forward_pre": _lines("forward_pre", ("clamp", "data", "norms")),
+    "backward_post": ["backward_post see"],
+    "scheduler": _lines("scheduler", ("step", "cycle", "warmup")),
+}
+
+CASTS = _lines("cast", ("half", "double", "bfloat16"), ("", "through"))
+"""At the very end only: DDP's hooks are lost where a parameter has been of another dtype, and it sums no more."""
+
+FLAGS = ("twice", "weighted", "penalty", "slope", "functional", "zeroed_between", "autocast", "eval", "infinite")
+METHODS = ("surgery references", "surgery clones", "sam")
+KEPT_PARTS = "kept parts"
+"""Leaves out gradients of an earlier pass that are still there in a pass which does not use their parameters."""
+
+NOT_WITH_NO_SYNC = ("forward", "evaluate enable_grad")
+"""A forward pass with gradients and without a backward pass has DDP sum in the next backward pass, be it inside no_sync."""
+
+
+def parts_of(model: str) -> list[str]:
+    """What may stand in `backward`: parts that both ranks use, or one and the other."""
+    parts = MODELS[model].parts
+    if not parts:
+        return [""]
+    first, second = parts
+    both = f"{first},{second}"
+    alike = [both, first, second] + ([] if MODELS[model].must_take else ["none"])
+    return alike + [f"{one}|{other}" for one, other in product(alike, alike) if one != other]
+
+
+class _Choices:
+    """What is left when everything that matches one of `without` is left out."""
+
+    def __init__(self, draw: Callable[[Any], Any], without: Sequence[str]) -> None:
+        self.draw, self._without = draw, tuple(without)
+
+    def allowed(self, items: Iterable[str], prefix: str = "") -> list[str]:
+        return [item for item in items if not any(matches(prefix + item, words) for words in self._without)]
+
+    def of(self, items: Sequence[str], prefix: str = "") -> str:
+        return self.draw(st.sampled_from(self.allowed(items, prefix)))  # type: ignore[no-any-return]
+
+    def table(self, named: dict[str, list[str]]) -> dict[str, list[str]]:
+        return {name: left for name, lines in named.items() if (left := self.allowed(lines))}
+
+    def chance(self, percent: int) -> bool:
+        """Shrinks to False."""
+        return self.draw(st.integers(0, 99)) >= 100 - percent  # type: ignore[no-any-return]
+
+
+@st.composite
+def programs(draw: Any, without: Sequence[str] = ()) -> Program:
+    """A program of which nothing matches one of `without`. It uses a few kinds of unusual actions, several times each: with one
+    of everything, the first defect would hide all others.
+    """
+    may_skip = draw(st.booleans())
+    choices = _Choices(
+        draw, [*without, *(NOT_WITH_NO_SYNC if may_skip else ("no_sync", "no_sync_backward", "no_sync_forward"))]
+    )
+    model = choices.of([*MODELS], "model ")
+    gradients, between = choices.table(GRADIENTS), choices.table(BETWEEN)
+    if _has_buffers(model):
+        between.pop("evaluate_on_one_rank", None)  # DDP's broadcast of buffers would wait for the other rank
+        if "buffer" in without:
+            between.pop("rollback", None)
+    if "convolutions" in model:
+        between.pop("layout", None)  # DDP sums wrongly where the strides of parameters have changed since it was made
+    if KEPT_PARTS in without:
+        between.pop("freeze", None)
+    kinds = draw(st.lists(st.sampled_from([*gradients, *between]), max_size=4, unique=True))
+    for first, second in (("keep", "look"), ("flat_buffers", "scale_flat_buffers"), ("flat_buffers", "zero_flat_buffers")):
+        if first in kinds and second in {**gradients, **between} and second not in kinds:
+            kinds.append(second)
+    hooks = []
+    if choices.chance(25):
+        for name in draw(st.lists(st.sampled_from([*choices.table(HOOKS)]), min_size=1, max_size=2, unique=True)):
+            lines = choices.allowed(_lines("", ("before", "after"), HOOKS[name]))
+            hooks += [choices.of(lines)] if lines else []
+    if any(hook.split()[1] == "scheduler" for hook in hooks) and "schedule" not in kinds and "schedule" in between:
+        kinds.append("schedule")
+    style = _Style(choices, model)
+    steps = [_step(choices, style, kinds, {**between, **gradients}, gradients) for _ in range(draw(st.integers(4, 9)))]
+    if choices.allowed(CASTS) and choices.chance(3):
+        steps[-1] = (*steps[-1], choices.of(CASTS))
+    return Program(
+        tuple(steps),
+        model,
+        choices.of([*OPTIMIZERS], "optimizer "),
+        choices.of(WAYS, "way "),
+        tuple(hooks),
+    )
+
+
+@cache
+def _has_buffers(model: str) -> bool:
+    return any(True for _ in MODELS[model].make().buffers())
+
+
+class _Style:
+    """What most steps of a program have in common."""
+
+    def __init__(self, choices: _Choices, model: str) -> None:
+        self.zeroing = _zeroing(choices, 30)
+        flags = choices.allowed(FLAGS)
+        if MODELS[model].parts:  # DDP refuses a penalty on what the forward pass did not use
+            flags = [flag for flag in flags if flag not in ("penalty", "functional")]
+        self.flag = choices.of(flags) if flags and choices.chance(25) else ""
+        self.all_parts = parts_of(model)
+        self.parts = choices.of(self.all_parts) if not choices.chance(50) else None
+        self.several = choices.chance(25)
+        self.may_keep = not MODELS[model].parts or bool(choices.allowed([KEPT_PARTS]))
+        if not self.may_keep:
+            self.zeroing, self.several = "zero_grad", False
+        self.step = "step"
+        self.uneven = self.several and not _has_buffers(model) and choices.chance(20)
+        if choices.allowed(["scaled"]) and choices.chance(6):
+            self.flag, self.step = "scaled", choices.of(["scaled_step", "scaled_step unscaled"])
+        elif self.flag == "infinite":
+            self.step, self.several = "step_if_finite", False
+        elif choices.allowed(["closure"]) and choices.chance(3):
+            self.step = "closure"
+
+
+def _step(
+    choices: _Choices, style: _Style, kinds: list[str], actions: dict[str, list[str]], gradients: dict[str, list[str]]
+) -> tuple[str, ...]:
+    parts = choices.of(style.all_parts) if style.parts is None else style.parts
+    if style.step == "closure" and choices.chance(70):
+        step = [f"closure {parts}".strip()]
+    else:
+        zeroing = style.zeroing if choices.chance(85) or not style.may_keep else _zeroing(choices, 60)
+        step = [zeroing] if zeroing else []
+        step += _passes(choices, parts, style)
+        if not choices.chance(8) or not choices.allowed(["no step"]):
+            step.append("step" if style.step == "closure" else style.step)
+    for kind in kinds:
+        if choices.chance(45):
+            step.insert(_place(choices, step, kind in gradients), choices.of(actions[kind]))
+    if choices.chance(4) and "step" in step and choices.allowed(["step twice"]):
+        step.insert(step.index("step") + 1, "step")
+    return tuple(step)
+
+
+def _zeroing(choices: _Choices, unusual: int) -> str:
+    if not choices.chance(unusual):
+        return "zero_grad"
+    return choices.of([*choices.allowed(_lines("zero_grad", ZEROING)), *choices.allowed(["no zero_grad"])]).replace(
+        "no zero_grad", ""
+    )
+
+
+def _passes(choices: _Choices, parts: str, style: _Style) -> list[str]:
+    """The passes of one step; where there are several, all but the last are usually inside no_sync."""
+    methods = choices.allowed(METHODS)
+    if methods and not style.step.startswith("scaled") and choices.chance(4):
+        return [f"{choices.of(methods)} {parts}".strip()]
+    count = choices.draw(st.integers(1, 3)) if style.several else 1
+    found = []
+    for index in range(count):
+        words = ["backward", parts]
+        if choices.allowed(["no_sync"]) and choices.chance(75 if index < count - 1 else 4):
+            ways = ["no_sync"] * 10 + choices.allowed(["no_sync_backward", "no_sync_forward"])
+            words.append(choices.of(ways))
+            if words[-1] == "no_sync" and choices.allowed(["again"]) and choices.chance(5):
+                words.append("again")
+        if style.flag == "scaled" or (style.flag and choices.chance(70)):
+            words.append(style.flag)
+        if style.flag == "scaled":
+            words.append("autocast")
+        if words[-1] == "infinite":
+            words[-1] = "weighted|infinite"
+        line = " ".join(word for word in words if word)
+        found += [line] if not (style.uneven and "no_sync" in words) else [f"{line} @{choices.draw(st.integers(0, 1))}"]
+    return found
+
+
+def _place(choices: _Choices, step: list[str], of_gradients: bool) -> int:
+    """Where in `step` an action goes: its usual place, or, one time in five, any."""
+    if choices.chance(20):
+        return choices.draw(st.integers(0, len(step)))  # type: ignore[no-any-return]
+    if not of_gradients:
+        return len(step)
+    steps = [index for index, line in enumerate(step) if line.startswith(("step", "scaled_step"))]
+    return steps[0] if steps else len(step)

@@ -1,0 +1,81 @@
+"""Generated training loops give under gradlane what they give under DDP, or a typed error.
+
+`python -m tests.live.programs` tries any number of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.live.programs.kept import KEPT, WHY_OPEN, WITHOUT
+from tests.live.programs.pair import Pair
+from tests.live.programs.program import Program, matches
+from tests.live.programs.strategies import programs
+
+EXAMPLES = 40
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    with Pair() as pair:
+        yield pair
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.xfail(reason=WHY_OPEN[name], strict=True)] if name in WHY_OPEN else []
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in KEPT])
+def test_a_program_that_failed_once_is_equal_or_refused(pair, name):
+    outcome = pair.run(KEPT[name])
+    assert outcome.kind in ("equal", "refused"), f"{outcome.kind} {outcome.about}\n{outcome.trace}"
+
+
+def test_generated_programs_are_equal_or_refused(pair):
+    kinds, deferring = [], 0
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],  # shrinking is the command's, which knows programs
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(programs(WITHOUT))
+    def each(program: Program) -> None:
+        nonlocal deferring
+        outcome = pair.run(program)
+        kinds.append(outcome.kind)
+        deferring += any(outcome.deferred)
+        assert not outcome.bad, (
+            f"{outcome.kind} {outcome.about}\n{outcome.trace}python -m tests.live.programs --program '{program.json()}'"
+        )
+
+    each()
+    assert kinds.count("equal") > EXAMPLES / 2  # programs that DDP or gradlane refuses say nothing
+    assert deferring > EXAMPLES / 4
+
+
+def test_programs_are_read_back_from_their_json():
+    for program in KEPT.values():
+        assert Program.from_json(program.json()) == program
+
+
+def test_a_kind_that_is_taken_out_is_gone():
+    for program in KEPT.values():
+        for kind, smaller in program.kinds().items():
+            assert kind not in smaller.kinds()
+
+
+def test_what_is_open_is_kept():
+    assert WHY_OPEN.keys() <= KEPT.keys()
+
+
+def test_what_is_left_out_is_matched_by_its_words():
+    assert matches("scale mul all", "scale")
+    assert matches("scale mul all", "scale mul")
+    assert matches("backward no_sync", "no_sync")
+    assert not matches("scale mul all", "scale data")
