@@ -31,6 +31,7 @@ class Findings:
         self.deferring = 0
         self.refusals: Counter[str] = Counter()
         self.discards: Counter[str] = Counter()
+        self.first: dict[str, Program] = {}  # program, by what was said about it
         self.groups: dict[Group, list[Failure]] = defaultdict(list)
 
     def add(self, program: Program, outcome: Outcome) -> Group | None:
@@ -41,6 +42,7 @@ class Findings:
             self.refusals[outcome.about] += 1
         elif outcome.kind == "discarded":
             self.discards[outcome.about] += 1
+        self.first.setdefault(outcome.about, program)
         known = [group for group in self.groups if group[0] == outcome.how and group[1] and group[1] <= program.kinds().keys()]
         return max(known, key=lambda group: len(group[1]), default=None)
 
@@ -181,7 +183,7 @@ def _tell(console: Console, pair: Pair, findings: Findings, shrink: bool) -> Non
         if texts:
             console.rule(title)
         for text, count in texts.most_common(20):
-            console.print(f"{count:5}  {text}", markup=False)
+            console.print(f"{count:5}  {text}\n       {findings.first[text].json()}", markup=False)
     console.rule()
     total = sum(findings.counts.values())
     console.print(f"{total} programs: {findings.line()}; {findings.deferring} deferred updates")

@@ -82,7 +82,7 @@ def step_post(run: Run, what: str) -> None:
             elif what == "gradients":
                 run.see("gradients after the step", [param.grad.sum() for param in run.with_gradients()])
             elif what == "state":
-                run.see("state after the step", [list(s.values()) for o in run.optimizers for s in o.state.values()])
+                run.see("state after the step", run.states())
             else:
                 run.optimizers[0].zero_grad()
 

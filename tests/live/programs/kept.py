@@ -58,6 +58,9 @@ KEPT: dict[str, Program] = {
     "buffers_changed_through_their_data": _program((*PLAIN, "buffer data"), PLAIN, model="buffers"),
     "every_buffer_changed": _program((*PLAIN, "buffer zero"), PLAIN, model="buffers"),
     "a_model_with_buffers_rolled_back": _program((*PLAIN, "rollback model optimizer"), PLAIN, model="convolutions"),
+    "two_forward_passes_with_batch_norm_and_one_backward_pass": _program(
+        ("zero_grad", "backward twice", "step"), PLAIN, model="convolutions"
+    ),
     # gradients of passes before
     "a_part_left_out_on_one_rank_whose_gradients_are_kept": _program(
         ("zero_grad", "backward", "step"), ("backward left,right|left", "step"), PLAIN, model="branches"

@@ -49,7 +49,7 @@ def keep(run: Run, what: str) -> None:
         "parameter_data": lambda: [param.data for param in run.parameters()],
         "parameter_views": lambda: [param.detach()[:1] for param in run.parameters() if param.dim()],
         "parameter_numpy": lambda: [param.detach().numpy() for param in run.parameters()],
-        "state": lambda: [dict(state) for optimizer in run.optimizers for state in optimizer.state.values()],
+        "state": lambda: [dict(state) for state in run.states()],
         "state_dict": lambda: [dict(run.model.state_dict())],
         "optimizer_state_dict": lambda: [optimizer.state_dict()["state"] for optimizer in run.optimizers],
     }[what]()
@@ -169,6 +169,7 @@ def write(run: Run, how: str, which: str = "all") -> None:
     generator = torch.Generator().manual_seed(100 + run.steps)
     params = run.parameters(which)
     if how == "vector":
+        params = [param for param in params if param.is_contiguous()]  # torch takes no others
         vector = nn.utils.parameters_to_vector(params).detach() * 0.9
         nn.utils.vector_to_parameters(vector, params)
         return
@@ -257,7 +258,7 @@ def state(run: Run, how: str) -> None:
     """The optimizer's state by hand: read, clear, zero, scale, replace, pop (one parameter's)."""
     for optimizer in run.optimizers:
         if how == "read":
-            run.see("state", [value for state in optimizer.state.values() for value in state.values()])
+            run.see("state", run.states())
         elif how == "clear":
             optimizer.state.clear()
         elif how == "new":

@@ -59,8 +59,8 @@ class Run:
     def see(self, name: str, value: Any) -> None:
         """`value` (a number, a tensor, None, or a dict or list of them) must be the same under DDP."""
         if isinstance(value, dict):
-            for key, item in value.items():
-                self.see(f"{name}.{key}", item)
+            for key in sorted(value, key=str):  # the order in which an optimizer met its parameters is no number
+                self.see(f"{name}.{key}", value[key])
         elif isinstance(value, (list, tuple)):
             for key, item in enumerate(value):
                 self.see(f"{name}.{key}", item)
@@ -82,6 +82,14 @@ class Run:
 
     def with_gradients(self, which: str = "all") -> list[nn.Parameter]:
         return [param for param in self.parameters(which) if param.grad is not None]
+
+    def states(self) -> list[dict[str, Any]]:
+        """What the optimizers hold by hand, in the order of their groups."""
+        found = []
+        for optimizer in self.optimizers:
+            params = [param for group in optimizer.param_groups for param in group["params"]]
+            found += [optimizer.state[param] for param in params if param in optimizer.state]
+        return found
 
     def save(self) -> None:
         self.saved = copy.deepcopy((self.model.state_dict(), [optimizer.state_dict() for optimizer in self.optimizers]))
