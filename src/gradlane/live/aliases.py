@@ -48,7 +48,8 @@ def accumulator_of(param: torch.nn.Parameter) -> Any:
 _ONE_HOLDER = _holders(torch.empty(1))
 _ONE_REFERENCE = _references({0: object()})[0]
 _ONE_GRADIENT = _references_of_a_gradient_alone()
-_ONE_IN_A_LIST = sys.getrefcount([object()][0])
+_PROBE = [object()]
+_ONE_IN_A_LIST = sys.getrefcount(_PROBE[0])
 
 
 def is_the_scripts(param: torch.nn.Parameter) -> bool:
@@ -57,8 +58,8 @@ def is_the_scripts(param: torch.nn.Parameter) -> bool:
 
 
 def is_held(tensors: Sequence[torch.Tensor], index: int) -> bool:
-    """Whether anybody but the list, or something in C++, has a reference to the tensor object `tensors[index]`."""
-    return sys.getrefcount(tensors[index]) > _ONE_IN_A_LIST or tensors[index]._use_count() > 1  # type: ignore[attr-defined]
+    """Whether anybody but the list has a reference to the tensor object `tensors[index]`; what has one in C++ counts too."""
+    return sys.getrefcount(tensors[index]) > _ONE_IN_A_LIST
 
 
 class Aliases:

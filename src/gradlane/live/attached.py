@@ -68,6 +68,10 @@ class Attached(ABC):
         """The gradient of a parameter is complete."""
 
     @abstractmethod
+    def _refuse_replaced(self) -> None:
+        """Fail if the model trains other tensors than those that were there at attach."""
+
+    @abstractmethod
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None: ...
 
     @abstractmethod
@@ -148,7 +152,14 @@ class Attached(ABC):
 
     def _will_accumulate(self) -> bool:
         """Whether the pass will reach any parameter: `torch.autograd.grad` of an input does not."""
-        return any(torch._C._will_engine_execute_node(node) for node in self._accumulators.values())
+        try:
+            if any(torch._C._will_engine_execute_node(node) for node in self._accumulators.values()):
+                return True
+        except RuntimeError:  # what torch answers within `torch.autograd.grad`
+            self._forward_summed = None  # that forward pass has had its backward pass
+            return False
+        self._refuse_replaced()
+        return False
 
     def _gradient_ready(self, param: torch.nn.Parameter) -> None:
         """Hook: autograd has accumulated into `param.grad`, once or as often as checkpoints replay its layer."""

@@ -38,7 +38,7 @@ class PendingGradient(torch.Tensor):
     """
 
     slot: torch.Tensor
-    _index: int
+    tensor: int
     _resolve: Resolve | None
     _part: Part
 
@@ -51,14 +51,14 @@ class PendingGradient(torch.Tensor):
 
     def __init__(self, slot: torch.Tensor, index: int, resolve: Resolve, part: Part) -> None:
         self.slot = slot
-        self._index = index
+        self.tensor = index
         self._resolve = resolve
         self._part = part
 
     def current(self) -> torch.Tensor:
         """The real gradient, once it is the sum."""
         if self._resolve is not None:
-            self._resolve(self._index)
+            self._resolve(self.tensor)
         return self.slot
 
     def own(self) -> torch.Tensor:
@@ -80,7 +80,7 @@ class PendingGradient(torch.Tensor):
 
     def moved(self, slot: torch.Tensor, index: int) -> None:
         """The session sums this gradient elsewhere from now on."""
-        self.slot, self._index = slot, index
+        self.slot, self.tensor = slot, index
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:

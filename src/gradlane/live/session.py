@@ -14,7 +14,7 @@ Whatever cannot be done across the barrier for one step is done behind it: waiti
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -154,7 +154,7 @@ class Session(Attached):
 
     def _give_away(self, wrapper: pending.PendingGradient, memory: torch.Tensor | None = None) -> torch.Tensor:
         """`wrapper` stands for memory of the script's own from now on, with what is in the slot where none is given."""
-        tensor = next(tensor for tensor, each in enumerate(self._wrappers) if each is wrapper)
+        tensor = wrapper.tensor
         param, slot = self._params[tensor], self._exchange.slots[tensor]
         memory = slot.clone() if memory is None else memory
         wrapper.given_away(memory)
@@ -399,13 +399,7 @@ class Session(Attached):
     def _launch_absent(self, tensor: int, param: torch.nn.Parameter) -> None:
         """This pass has no gradient of it. What stands in `.grad` counts, as DDP counts it: of passes under `no_sync()`, or
         kept from before; presence tells whether any pass since the last sum had one."""
-        if self._is_replaced(param, self._name_of(tensor)):
-            self._fail(
-                f"{self._name_of(tensor)} was replaced since attach (load_state_dict(assign=True), swap_tensors, another "
-                "Parameter?), and neither its gradient nor the optimizer reaches what is there now: close() the session before "
-                "such a change, and attach again with an optimizer of the new parameters",
-                UnsupportedError,
-            )
+        self._refuse_replaced([tensor])
         gradient = param.grad
         if gradient is self._exchange.slots[tensor] or aliases.is_held(self._wrappers, tensor):
             self._give_away(self._wrappers[tensor])
@@ -414,6 +408,17 @@ class Session(Attached):
         if self._verifier is not None:
             self._verifier.contributes(param, self._exchange.slots[tensor])
         self._exchange.ready(tensor)
+
+    def _refuse_replaced(self, tensors: Iterable[int] | None = None) -> None:
+        for tensor in range(len(self._params)) if tensors is None else tensors:
+            if not self._is_replaced(self._params[tensor], self._name_of(tensor)):
+                continue
+            self._fail(
+                f"{self._name_of(tensor)} was replaced since attach (load_state_dict(assign=True), swap_tensors, another "
+                "Parameter?), and neither its gradient nor the optimizer reaches what is there now: close() the session before "
+                "such a change, and attach again with an optimizer of the new parameters",
+                UnsupportedError,
+            )
 
     def _fill_in_the_scripts(self) -> None:
         """Sums go where DDP would put them at the end of this pass: into memory that the script looks at by itself."""

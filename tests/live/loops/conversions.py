@@ -181,7 +181,7 @@ def data_overwritten(job: Job) -> None:
     _after_steps(job, rewind)
 
 
-@loop(says=HELD)
+@loop()
 def memory_replaced(job: Job) -> None:
     def replace() -> None:
         with torch.no_grad():

@@ -138,6 +138,11 @@ class ServedSession(Attached):
     def _name_of(self, tensor: int) -> str:
         return self._names[tensor]
 
+    def _refuse_replaced(self) -> None:
+        for name, param in zip(self._names, self._params, strict=True):
+            if self._is_replaced(param, name):
+                self._fail(f"{name} was replaced since attach: close() the session before, and attach again", UnsupportedError)
+
     def _launch(self, tensor: int, param: torch.nn.Parameter) -> None:
         gradient = param.grad
         assert gradient is not None

@@ -1,0 +1,125 @@
+"""Two versions of gradlane beside one another: what a step costs under each, in turns.
+
+    python -m bench.versions OTHER_PYTHON [--policy blocks] [--backend all-reduce] [--turns 40]
+
+OTHER_PYTHON: the interpreter of another environment, in which another version is installed. Each version trains on two
+ranks on loopback, in processes that stay; of the four one version's are at work at a time, a few steps a turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+STEPS = 6
+NETS = ("467 tensors of 4 KB", "the demo's network")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other_python")
+    parser.add_argument("--policy", default="blocks")
+    parser.add_argument("--backend", default="all-reduce")
+    parser.add_argument("--turns", type=int, default=40)
+    given = parser.parse_args()
+    for net in NETS:
+        with contextlib.ExitStack() as stack:
+            arms = [_Version(python, net, given, stack) for python in (given.other_python, sys.executable)]
+            times: list[list[float]] = [[], []]
+            for turn in range(given.turns):
+                for which in (0, 1) if turn % 2 == 0 else (1, 0):
+                    times[which].append(arms[which].turn())
+        pairs = [this / other for other, this in zip(*times, strict=True)]
+        quartiles = statistics.quantiles(pairs, n=4)
+        print(
+            f"{net}, {given.policy} over {given.backend}: other {_spread(times[0])} ms, this {_spread(times[1])} ms, "
+            f"this/other {statistics.median(pairs):.3f} (pairs p25..p75 {quartiles[0]:.3f}..{quartiles[2]:.3f})",
+            flush=True,
+        )
+
+
+class _Version:
+    """Two ranks under one interpreter, which take a turn when they are told to."""
+
+    def __init__(self, python: str, net: str, given: argparse.Namespace, stack: contextlib.ExitStack) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self._ranks = []
+        for rank in range(2):
+            environment = {
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
+            command = [python, __file__, "--rank", net, given.policy, given.backend]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+            stack.callback(process.wait)
+            stack.callback(process.stdin.close)  # type: ignore[union-attr]
+            self._ranks.append(process)
+        self.turn()
+
+    def turn(self) -> float:
+        """The median step of a few, in milliseconds, on rank 0."""
+        for process in self._ranks:
+            process.stdin.write("go\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+        return next(float(process.stdout.readline()) for process in self._ranks)  # type: ignore[union-attr]
+
+
+def rank(net: str, policy: str, backend: Any) -> None:
+    """One rank: a turn for each line that comes."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    import gradlane
+    from gradlane.live.demo import DigitsNet
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group("gloo")
+    if net == NETS[0]:
+        model, inputs = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(467))), torch.randn(2, 32)
+    else:
+        model, inputs = DigitsNet(), torch.randn(8, 1, 32, 32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    session = gradlane.attach(model, optimizer, policy, backend=backend)
+
+    def steps(count: int) -> list[int]:
+        marks = [time.perf_counter_ns()]
+        for _ in range(count):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            marks.append(time.perf_counter_ns())
+        return [end - start for start, end in itertools.pairwise(marks)]
+
+    steps(12)
+    for _ in sys.stdin:
+        session.flush()
+        dist.barrier()
+        print(statistics.median(steps(STEPS)) / 1e6, flush=True)
+    session.close()
+    dist.destroy_process_group()
+
+
+def _spread(times: list[float]) -> str:
+    tenths = statistics.quantiles(times, n=10)
+    return f"{statistics.median(times):.2f} ({tenths[0]:.2f}..{tenths[-1]:.2f})"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        rank(*sys.argv[2:])
+    else:
+        main()
