@@ -6,7 +6,7 @@ seed, and knows nothing of how a plan is carried out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from gradlane.core.checking import need_int
@@ -83,17 +83,3 @@ def sliced_by_urgency(profile: Profile, slice_bytes: int) -> tuple[Message, ...]
         for tensor in range(len(profile.tensors))
         for piece in cut(profile, tensor, slice_bytes)
     )
-
-
-def backward_ends(profile: Profile, groups: Sequence[Sequence[int]], network: Network) -> int:
-    """When the last of `groups` (whole tensors, sent first-in-first-out) has arrived, after backward start.
-
-    MG-WFBP Eq. 7 and 8 with t_c taken from the network's cost: each group starts when its last gradient is
-    ready and the group before it has finished.
-    """
-    end_ns = 0
-    for group in groups:
-        ready_ns = max(profile.tensors[tensor].ready_ns for tensor in group)
-        size_bytes = sum(profile.tensors[tensor].spec.size_bytes for tensor in group)
-        end_ns = max(end_ns, ready_ns) + network.cost_ns(size_bytes)
-    return end_ns

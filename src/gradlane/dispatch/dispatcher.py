@@ -135,9 +135,6 @@ class Dispatcher:
     def in_flight(self) -> frozenset[int]:
         return frozenset(self._in_flight)
 
-    def is_ready(self, tensor: int) -> bool:
-        return self._is_ready[tensor]
-
     def describe_state(self) -> str:
         """What is under way and what is waited for, for error messages."""
         missing = [self.plan.tensors[t].name for t, ready in enumerate(self._is_ready) if not ready]
