@@ -16,10 +16,11 @@ from torch import nn
 import gradlane
 from gradlane import policies
 from gradlane.core.network import Network
+from gradlane.core.place import Place
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.dispatch import Dispatcher
 from gradlane.live.deferral import DeferredStep
-from gradlane.sim import planned_ahead
+from gradlane.sim import make_plan
 
 LAYERS = 200
 TURNS = 40
@@ -73,7 +74,7 @@ def dispatcher() -> Callable[[], None]:
     tensors = tuple(TensorProfile(TensorSpec(f"t{i}", 1024), i, LAYERS - 1 - i) for i in range(LAYERS))
     profile = Profile("bench", "none", tensors, tuple(Layer(f"l{i}", 1) for i in range(LAYERS)), LAYERS)
     network = Network.line(1, 0, 10**9)
-    plan = planned_ahead(policies.get("bytescheduler").plan(profile, network), profile, network)
+    plan = make_plan(policies.get("bytescheduler"), profile, Place(network))
     core = Dispatcher(plan)
 
     def iteration() -> None:

@@ -1,6 +1,6 @@
 """`python -m bench.simulator`: what simulating costs. No network, no torch.
 
-sweep     467 tensors (as many as ResNet-152's), every policy but `searched`, 2 to 2048 workers on a ring
+sweep     467 tensors (as many as ResNet-152's), every policy of all-reduce but `searched`, 2 to 2048 workers on a ring
 packets   64 unequal workers and 64 unequal servers, every packet of 100 MB on every link, beside the same number
           of packets through two resources each in SimPy, where that is installed
 searched  the search for the same 467 tensors
@@ -16,8 +16,9 @@ from typing import Any
 from gradlane import policies
 from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
 from gradlane.core.collectives import all_reduce
+from gradlane.core.place import Place
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from gradlane.sim import Job, iteration_ns
+from gradlane.sim import Job, iteration_ns, make_plan
 from gradlane.sim.servers import simulation
 from gradlane.tune.searched import Searched
 
@@ -52,8 +53,8 @@ def sweep() -> None:
     runs = 0
     for exponent in range(1, 12):
         network = all_reduce("ring", 2**exponent, startup_ns=5_000, bytes_per_second=TEN_GBIT)
-        for name in policies.names():
-            iteration_ns(policies.get(name).plan(model, network), model, network)
+        for name in policies.names("all-reduce"):
+            iteration_ns(make_plan(policies.get(name), model, Place(network)), model, network)
             runs += 1
     print(f"sweep     {runs} plans and simulations in {time.perf_counter() - begun:.2f} s")
 
@@ -65,7 +66,7 @@ def packets() -> None:
     servers = tuple(Server(64 + index, 1 + index % 2) for index in range(64))
     cluster = Cluster(hosts, workers, servers, startup_ns=20_000, sum_bytes_per_second=10**10)
     for name in ("mercury", "bytescheduler"):
-        plan = policies.get(name).plan(model, cluster.as_network())
+        plan = make_plan(policies.get(name), model, Place.of(cluster))
         run = simulation([Job(plan, model)], cluster)
         begun = time.perf_counter()
         run.run()
@@ -99,7 +100,8 @@ def searched() -> None:
         network = all_reduce("ring", workers, startup_ns=5_000, bytes_per_second=TEN_GBIT)
         begun = time.perf_counter()
         found = Searched().search(model, network)
-        best = min(iteration_ns(policies.get(n).plan(model, network), model, network) for n in policies.names("all-reduce"))
+        plans = [make_plan(policies.get(name), model, Place(network)) for name in policies.names("all-reduce")]
+        best = min(iteration_ns(plan, model, network) for plan in plans)
         print(
             f"searched  {workers} workers: {found.iteration_ns / 1e6:.1f} ms, {found.distance:.1%} above the bound, "
             f"the best other {best / 1e6:.1f} ms, in {time.perf_counter() - begun:.1f} s"

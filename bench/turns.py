@@ -63,7 +63,7 @@ def simulated(sizes: tuple[int, ...], workers: int, sharing: Sharing) -> list[in
     turns = Turns(Network(workers, (Piece(0, 10**9),), sharing=sharing))
     ends = [0] * len(sizes)
     for message, size in enumerate(sizes):
-        turns.add(0, message, size, 0, 0)
+        turns.add(0, message, size, 0)
     while not all(ends):
         now_ns = turns.next_ns()
         ended = turns.run()

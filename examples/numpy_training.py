@@ -20,9 +20,11 @@ from sklearn.datasets import load_digits
 
 from gradlane import policies
 from gradlane.core.network import Network
+from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.plugin import Core, NodeSums
+from gradlane.sim import make_plan
 from gradlane.transport import Node, NodeOptions
 
 WORLD, STEPS, BATCH, RATE = 2, 101, 64, 0.2
@@ -89,7 +91,7 @@ def the_plan(weights: list[np.ndarray]) -> Plan:
     layers = tuple(Layer(f"layer{layer}", weights[layer].size) for layer in range(LAYERS))
     profile = Profile("mlp", "numpy", tuple(tensors), layers, ready_ns)
     policy = policies.get("bytescheduler", partition_bytes=16 << 10, credit_bytes=64 << 10)
-    return policy.plan(profile, Network.line(WORLD, 20_000, 10**9))
+    return make_plan(policy, profile, Place(Network.line(WORLD, 20_000, 10**9), "server"))
 
 
 def meet(rank: int, parent: Connection, plan: Plan) -> Node:

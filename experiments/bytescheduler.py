@@ -10,8 +10,9 @@ from experiments.assumptions import GBIT, servers, speed, tuned_bytescheduler
 from experiments.table import Row
 from gradlane import zoo
 from gradlane.core.cluster import Cluster
+from gradlane.core.place import Place
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from gradlane.sim import simulate_servers
+from gradlane.sim import make_plan, simulate_servers
 from gradlane.study import Case
 from gradlane.tune import catalog
 
@@ -69,7 +70,7 @@ def _asynchronous() -> list[Row]:
     profile = zoo.profile("vgg16", device="gtx-1080ti", batch=32)
     where = servers(4, 10 * GBIT)
     tuned = tuned_bytescheduler(Case(profile, where))[2].plan
-    default = catalog.get("wfbp").plan(profile, where.as_network())
+    default = make_plan(catalog.get("wfbp"), profile, Place.of(where))
 
     def gain(staleness: int | None) -> float:
         times = [

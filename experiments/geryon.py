@@ -10,9 +10,10 @@ from experiments.assumptions import GBIT, servers
 from experiments.table import Row
 from gradlane import zoo
 from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
+from gradlane.core.place import Place
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from gradlane.sim import Job, simulate_jobs
+from gradlane.sim import Job, make_plan, simulate_jobs
 from gradlane.sim.passes import forward_ends
 from gradlane.tune import catalog
 
@@ -95,8 +96,8 @@ def _efficiencies(model: str, gbit: int) -> tuple[float, float, float]:
     profile = zoo.profile(model, device="k40", batch=BATCHES[model])
     cluster = msgspec.structs.replace(servers(8, gbit * GBIT, colocated=True), packet_bytes=PACKET_BYTES)
     fabric = msgspec.structs.replace(cluster, network_classes=2)
-    default = catalog.get("wfbp").plan(profile, cluster.as_network())
-    geryon = catalog.get("geryon").plan(profile, cluster.as_network())
+    default = make_plan(catalog.get("wfbp"), profile, Place.of(cluster))
+    geryon = make_plan(catalog.get("geryon"), profile, Place.of(cluster))
     # TensorFlow deals whole variables to servers in turn, in order of definition
     in_turn = tuple((len(profile.tensors) - 1 - tensor) % 8 for tensor in range(len(profile.tensors)))
     jobs = ((Job(default, profile, in_turn), cluster), (Job(default, profile), cluster), (Job(geryon, profile), fabric))

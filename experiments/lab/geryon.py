@@ -17,8 +17,7 @@ from experiments.lab.results import Measured
 from gradlane import lab, zoo
 from gradlane.core.arms import ArmSpec
 from gradlane.core.cluster import Cluster, Link
-from gradlane.study import Case
-from gradlane.study.sweep import judge_plan
+from gradlane.study import Case, judge
 
 KIB = 1024
 # a slice a message; with a threshold of 100 all are in one lane, first in, first out
@@ -104,8 +103,7 @@ def _rate_for(point: Point, part: float) -> int:
     while high - low > 0.05:
         rate = (low + high) / 2
         place = Cluster.alike(point.hosts, point.hosts, int(rate * GBIT / 8), colocated=True, startup_ns=STARTUP_NS)
-        plan = policy_of(SLICES).plan(point.profile, place.as_network())
-        simulated_ns = judge_plan(plan, Case(point.profile, place), bound_ns=0).iteration_ns
+        simulated_ns = judge(policy_of(SLICES), Case(point.profile, place), bound_ns=0).iteration_ns
         low, high = (rate, high) if point.profile.compute_ns / simulated_ns < part else (low, rate)
     return round(high * GBIT)
 

@@ -21,6 +21,7 @@ from gradlane.core.arms import ALONE, ArmSpec
 from gradlane.core.cluster import Cluster, Host, Link, Step, Worker
 from gradlane.core.executors import BackendName
 from gradlane.core.network import Network
+from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile
@@ -178,7 +179,7 @@ def _simulated(point: Point, arm: ArmSpec, plan: Plan, network: Network, alone_n
         return None  # a run measures its network once; packets cost nothing there; servers alone are simulated unlike
     profile = point.made().scaled(point.scale)
     profile = profile.stretched(alone_ns / profile.compute_ns).in_order_of(plan.tensors)
-    place = where(network, arm.backend, arm.servers)
+    place = where(Place(network, arm.backend, arm.servers))
     if isinstance(place, Cluster):
         place = msgspec.structs.replace(place, network_classes=point.network_classes)
         if point.unlike:

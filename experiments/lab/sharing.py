@@ -21,9 +21,10 @@ from gradlane.core import files
 from gradlane.core.arms import ArmSpec
 from gradlane.core.cluster import Cluster
 from gradlane.core.network import Network
+from gradlane.core.place import Place
 from gradlane.core.profile import Profile
 from gradlane.sim import Job as SimulatedJob
-from gradlane.sim import simulate_jobs
+from gradlane.sim import make_plan, simulate_jobs
 
 SECONDS, TOGETHER = 12.0, 2  # how long each policy has, and how many iterations ranks do between asking whether it is over
 SIMULATED_ITERATIONS = 12
@@ -87,7 +88,7 @@ def _simulated(points: Sequence[Point]) -> list[float]:
     jobs = []
     for each in points:
         profile = each.made().scaled(each.scale)
-        jobs.append(SimulatedJob(policy_of(each.smaller(each.arms[0])).plan(profile, cluster.as_network()), profile))
+        jobs.append(SimulatedJob(make_plan(policy_of(each.smaller(each.arms[0])), profile, Place.of(cluster)), profile))
     found = []
     for timelines in simulate_jobs(jobs, cluster, SIMULATED_ITERATIONS):
         later = timelines[0].iteration_ns()[2:]

@@ -12,11 +12,12 @@ from gradlane.core import files
 from gradlane.core.checks import check_plan, check_timeline
 from gradlane.core.executors import why_not
 from gradlane.core.network import Network
+from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
-from gradlane.sim import iteration_ns, planned_ahead, simulate
+from gradlane.sim import iteration_ns, make_plan, simulate
 from tests.unit.strategies import networks, profiles
 
 every_policy = pytest.mark.parametrize("name", policies.names())
@@ -46,7 +47,7 @@ def test_the_registry_has_the_policies_of_the_papers():
 @every_policy
 @settings(max_examples=20, deadline=None)
 @given(profile=profiles(), network=networks())
-def test_a_plan_moves_each_byte_once_and_can_be_carried_out_simulated_and_filed(name, profile, network):
+def test_a_plan_moves_each_byte_once_is_the_same_again_and_can_be_filed(name, profile, network):
     policy = policies.get(name)
     plan = policy.plan(profile, network)
     check_plan(plan, profile.specs)
@@ -59,7 +60,13 @@ def test_a_plan_moves_each_byte_once_and_can_be_carried_out_simulated_and_filed(
     assert read == plan
     assert read.fingerprint == plan.fingerprint
 
-    ahead = planned_ahead(plan, profile, network)
+
+@pytest.mark.parametrize("name", policies.names("all-reduce"))
+@settings(max_examples=20, deadline=None)
+@given(profile=profiles(), network=networks())
+def test_all_reduce_carries_a_plan_out_as_it_does_with_its_order_fixed_ahead(name, profile, network):
+    plan = policies.get(name).plan(profile, network)
+    ahead = make_plan(policies.get(name), profile, Place(network))
     assert ahead.sequence is not None
     assert sorted(ahead.sequence) == list(range(len(plan.messages)))
     assert ahead.fingerprint != plan.fingerprint
@@ -74,12 +81,14 @@ def test_a_plan_moves_each_byte_once_and_can_be_carried_out_simulated_and_filed(
 
 
 @every_policy
-@pytest.mark.parametrize("executor", ["all-reduce", "parameter-server"])
-def test_the_registry_says_which_executors_can_carry_the_plans(name, executor):
+@pytest.mark.parametrize(
+    ("executor", "apart"), [("all-reduce", False), ("parameter-server", False), ("parameter-server", True)]
+)
+def test_the_registry_says_which_executors_can_carry_the_plans(name, executor, apart):
     tensors = tuple(TensorProfile(TensorSpec(f"t{index}", 4), index, 1 - index) for index in range(2))
     profile = Profile("two", "none", tensors, (Layer("first", 1), Layer("second", 1)), 1)
     plan = policies.get(name).plan(profile, Network.line(2, 10, 10**9))
-    assert (why_not(plan, executor) is None) == (name in policies.names(executor))
+    assert (why_not(plan, executor, apart) is None) == (name in policies.names(executor, apart))
 
 
 @every_policy

@@ -11,10 +11,17 @@ from msgspec.structs import replace
 from torch import nn
 
 import gradlane
+from gradlane import policies
+from gradlane.core.cluster import Cluster
+from gradlane.core.executors import EXECUTORS
 from gradlane.core.files import dumps
 from gradlane.core.network import Network
+from gradlane.core.place import Place
 from gradlane.core.plan import Plan
+from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError, JobError, PlanError, UnsupportedError
+from gradlane.sim import make_plan
+from gradlane.study import Case, judge, sweep
 from tests.live.loops import Mlp, momentum
 
 GIVEN = Network.line(1, startup_ns=20_000, bytes_per_second=10**9)
@@ -106,15 +113,48 @@ def test_a_plan_that_all_reduce_cannot_carry_out_is_refused(a_world_of_one):
 
 
 @pytest.mark.parametrize(
-    ("policy", "options", "expected"),
+    ("policy", "options", "simulated"),
     [
-        ("mercury", {}, "backend 'all-reduce' cannot carry its plans; expected backend='server'"),
-        ("dear", {"backend": "server", "servers": 2}, "servers in processes of their own cannot carry .* expected servers=0"),
+        ("mercury", {}, GIVEN),
+        ("mercury-no-preemption", {}, GIVEN),
+        ("dear", {"backend": "server", "servers": 2}, Cluster.alike(2, 2, 10**9)),
     ],
 )
-def test_a_policy_that_a_backend_cannot_carry_is_refused_at_attach(a_world_of_one, policy, options, expected):
-    with pytest.raises(PlanError, match=f"^policy {policy}: .*{expected}"):
-        gradlane.attach(_model(), None, policy, **options)
+def test_a_policy_that_a_backend_cannot_carry_is_refused_at_attach_in_the_words_of_the_simulator(
+    a_world_of_one, policy, options, simulated
+):
+    words = []
+    for ask in (
+        lambda: gradlane.attach(_model(), None, policy, **options),
+        lambda: sweep([Case(_profile_of(_model()), simulated)], [policy]),
+    ):
+        with pytest.raises(PlanError, match=f"^plan {policy}: .* expected .*servers.*; gradlane policies says") as refused:
+            ask()
+        words.append(str(refused.value))
+    assert words[0] == words[1]
+
+
+def _profile_of(model: nn.Module) -> Profile:
+    """Times as they are measured: the gradients of each half of the model become ready one after another."""
+    params = list(model.named_parameters())[::-1]
+    half = len(params) // 2
+    tensors = tuple(
+        TensorProfile(TensorSpec(name, 4 * param.numel()), 1_000 * place + 1_000_000 * (place >= half), len(params) - 1 - place)
+        for place, (name, param) in enumerate(params)
+    )
+    return Profile("Mlp", "cpu", tensors, tuple(Layer(name, 10_000) for name, _ in params[::-1]), 2_000_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [(name, backend) for backend, executor in EXECUTORS.items() for name in policies.names(executor)]
+)
+def test_a_session_plans_what_is_simulated(a_world_of_one, name, backend):
+    model = _model()
+    profile = _profile_of(model)
+    plan = make_plan(policies.get(name), profile, Place(GIVEN, backend))
+    assert _trained(model, 2, policy=name, backend=backend, profile=profile)[1] == plan
+    if backend == "all-reduce":
+        assert judge(policies.get(name), Case(profile, GIVEN)).plan == plan
 
 
 def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(a_world_of_one):

@@ -6,9 +6,11 @@ import itertools
 
 from hypothesis import strategies as st
 
+from gradlane import policies
 from gradlane.core.checking import MAX_BYTES
 from gradlane.core.cluster import Cluster, Host, Link, Server, Step, Worker
 from gradlane.core.network import Network, Piece, Sharing
+from gradlane.core.place import Place
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
 
@@ -110,9 +112,17 @@ LAYERS = st.lists(
 )
 
 
+def carried(cluster: Cluster) -> tuple[str, ...]:
+    """The names of the policies that servers where `cluster` has them carry."""
+    return policies.names("parameter-server", Place.of(cluster).apart)
+
+
 @st.composite
-def clusters(draw):
-    """Any small cluster: shared hosts, uneven shards, changing links, startup, slow sums, classes."""
+def clusters(draw, name=None):
+    """Any small cluster: shared hosts, uneven shards, changing links, startup, slow sums, classes.
+
+    name: of a policy that it is to carry.
+    """
     rates = st.integers(10**7, 10**11)
     steps = st.lists(st.tuples(st.integers(1, 10**7), rates), max_size=2, unique_by=lambda step: step[0])
 
@@ -121,10 +131,14 @@ def clusters(draw):
 
     hosts = tuple(Host(link(), link()) for _ in range(draw(st.integers(1, 4))))
     place = st.integers(0, len(hosts) - 1)
+    workers = tuple(Worker(draw(place), draw(st.sampled_from([100, 150]))) for _ in range(draw(st.integers(1, 3))))
+    on = [draw(place) for _ in range(draw(st.integers(1, 3)))]
+    if name is not None and name not in policies.names("parameter-server", apart=True):
+        on = [worker.host for worker in workers]
     return Cluster(
         hosts,
-        tuple(Worker(draw(place), draw(st.sampled_from([100, 150]))) for _ in range(draw(st.integers(1, 3)))),
-        tuple(Server(draw(place), draw(st.integers(1, 3))) for _ in range(draw(st.integers(1, 3)))),
+        workers,
+        tuple(Server(host, draw(st.integers(1, 3))) for host in on),
         draw(st.sampled_from([0, 20_000])),
         draw(st.sampled_from([None, 10**10])),
         draw(st.sampled_from([None, 10**10])),

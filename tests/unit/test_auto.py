@@ -15,17 +15,22 @@ from gradlane import zoo
 from gradlane.core.checks import check_plan
 from gradlane.core.chosen import Choice
 from gradlane.core.network import Network
+from gradlane.core.place import Place
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.steps import Step, describe, steps, stepwise
-from gradlane.sim import iteration_ns
+from gradlane.sim import iteration_ns, make_plan
 from gradlane.tune import catalog
 from gradlane.tune.choosing import Choosing
-from gradlane.tune.ranking import SAFE, Answer, Question, likeness, plan_of, policy_of, rank
+from gradlane.tune.ranking import SAFE, Answer, Question, likeness, policy_of, rank
 
 MS = 10**6
 A, B, C = Choice("blocks"), Choice("p3"), Choice("bytescheduler", {"partition_bytes": 2**20})
 PROFILE = zoo.profile("resnet50", device="v100", batch=32)
 NETWORK = Network.line(8, startup_ns=200_000, bytes_per_second=2 * 10**9)
+
+
+def planned(choice):
+    return make_plan(policy_of(choice), PROFILE, Place(NETWORK))
 
 
 def run(choosing, time_ns):
@@ -81,7 +86,7 @@ def test_everything_that_a_backend_carries_is_predicted_and_the_order_is_that_of
     alike = {"mg-wfbp-exact", "sync-easgd", "wfbp", "prophet", "tictac"}  # as others, of so small a model
     assert set(by_policy) >= set(catalog.names("all-reduce")) - alike - {"geryon"}  # whose classes this network may not know
     for each in answer.predicted[:5]:
-        assert each.iteration_ns == iteration_ns(plan_of(each.choice, PROFILE, NETWORK), PROFILE, NETWORK)
+        assert each.iteration_ns == iteration_ns(planned(each.choice), PROFILE, NETWORK)
     best = answer.predicted[0].iteration_ns
     assert all(each.predicted.iteration_ns <= 1.25 * best for each in answer.worth_trying if each.choice != A)
     assert A in [each.choice for each in answer.worth_trying]
@@ -97,7 +102,7 @@ def test_where_each_step_waits_for_all_sums_policies_are_predicted_behind_the_ba
     answer = rank(question)
     assert any(each.plan.crosses_barrier for each in answer.worth_trying)
     for each in answer.predicted[:5]:
-        plan = msgspec.structs.replace(plan_of(each.choice, PROFILE, NETWORK), crosses_barrier=False)
+        plan = msgspec.structs.replace(planned(each.choice), crosses_barrier=False)
         assert each.iteration_ns == iteration_ns(plan, PROFILE, NETWORK)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from gradlane import policies
 from gradlane.core.checks import check_plan, check_timeline
 from gradlane.core.executors import why_not
-from gradlane.core.network import Network
+from gradlane.core.network import Network, Piece, Sharing
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
@@ -21,6 +21,7 @@ from gradlane.tune.searched import Searched
 from tests.unit.strategies import networks, profiles
 
 QUICK = Searched(moves=300)
+MS = 10**6
 
 
 def drawn(seed: int, most: int = 5) -> tuple[Profile, Network]:
@@ -74,6 +75,7 @@ def test_what_is_found_is_a_plan_no_worse_than_any_other_and_not_below_the_bound
     found = QUICK.search(profile, network)
     check_plan(found.plan, profile.specs)
     assert why_not(found.plan, "all-reduce") is None
+    assert why_not(found.plan, "parameter-server", apart=True) is None
     check_timeline(simulate(found.plan, profile, network), found.plan)
     assert planned_ahead(found.plan, profile, network) == found.plan
     assert found.bound_ns <= found.iteration_ns == iteration_ns(found.plan, profile, network)
@@ -82,6 +84,14 @@ def test_what_is_found_is_a_plan_no_worse_than_any_other_and_not_below_the_bound
         if len(plan.lanes) == 1 and not plan.second_halves:  # what interrupts or halves a message is not sought
             assert found.iteration_ns <= iteration_ns(plan, profile, network)
     assert QUICK.search(profile, network) == found
+
+
+def test_halves_are_not_sought_since_not_all_servers_carry_them():
+    # `dear`, with 32 MiB and 4 MiB in messages of their own, would be the best of the other policies here
+    tensors = (TensorProfile(TensorSpec("b", 32 * 2**20), 54 * MS, 1), TensorProfile(TensorSpec("a", 4 * 2**20), 127 * MS, 0))
+    profile = Profile("two", "none", tensors, (Layer("first", 52 * MS), Layer("second", 118 * MS)), 127 * MS)
+    network = Network(2, (Piece(100 * MS, 10**9, latency_ns=37 * MS),), sharing=Sharing(at_once=4, turns=2))
+    assert not Searched(moves=0).search(profile, network).plan.second_halves
 
 
 @settings(max_examples=60, deadline=None)

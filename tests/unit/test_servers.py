@@ -17,7 +17,7 @@ from gradlane.errors import InputError
 from gradlane.sim import Job, simulate_jobs, simulate_servers
 from gradlane.sim.servers import simulation
 from tests.unit.oracles import mercury_algorithm_1, mercury_iteration
-from tests.unit.strategies import LAYERS, chain, clusters, profiles
+from tests.unit.strategies import LAYERS, carried, chain, clusters, profiles
 
 GB = 10**9  # a byte a nanosecond
 
@@ -69,8 +69,9 @@ def test_whole_messages_are_pushed_as_mercurys_equation_6_says_and_pulled_one_af
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_split_messages_sum_is_returned_when_all_have_been_pushed_and_it_is_asked_for(whole):
-    profile, cluster = chain((1_000, 80, 1, 10), (3_000, 4_000, 1, 10), (2_000, 2_000, 2, 10)), Cluster.alike(2, 2, GB)
-    cluster = msgspec.structs.replace(cluster, packet_bytes=8)
+    # half of the bytes stay on their host
+    profile = chain((1_000, 160, 1, 10), (3_000, 8_000, 1, 10), (2_000, 4_000, 2, 10))
+    cluster = msgspec.structs.replace(Cluster.alike(2, 2, GB, colocated=True), packet_bytes=8)
     plan = plan_of("dear", profile, cluster, fusion_bytes=1)
     (timelines,) = simulation([Job(plan, profile)], cluster, 1, whole=whole).run()
     for timeline in timelines:
@@ -107,8 +108,10 @@ MANY = chain(*((200_000, size, 1, 100_000) for _ in range(12) for size in (240_0
 """Large tensors and next to nothing in turns, as in a network of convolutions with biases."""
 
 
-@pytest.mark.parametrize("colocated", [False, True])
-@pytest.mark.parametrize("name", policies.names("parameter-server"))
+@pytest.mark.parametrize(
+    ("name", "colocated"),
+    [(name, colocated) for colocated in (False, True) for name in policies.names("parameter-server", apart=not colocated)],
+)
 def test_packets_between_alike_workers_take_about_what_the_flow_does(name, colocated):
     cluster = msgspec.structs.replace(Cluster.alike(3, 3, GB // 8, colocated=colocated), packet_bytes=3_000)
     plan = plan_of(name, MANY, cluster)
@@ -301,8 +304,9 @@ def test_what_servers_cannot_do_is_refused():
 
 @pytest.mark.parametrize("name", policies.names("parameter-server"))
 @settings(max_examples=12, deadline=None)
-@given(profile=profiles(max_tensors=12, max_elements=40_000), cluster=clusters(), staleness=st.sampled_from([0, 1, None]))
-def test_every_policy_runs_on_any_cluster_and_its_timelines_pass(name, profile, cluster, staleness):
+@given(profile=profiles(max_tensors=12, max_elements=40_000), data=st.data(), staleness=st.sampled_from([0, 1, None]))
+def test_every_policy_runs_on_any_cluster_that_carries_it_and_its_timelines_pass(name, profile, data, staleness):
+    cluster = data.draw(clusters(name))
     plan = plan_of(name, profile, cluster)
     for timeline in simulate_servers(plan, profile, cluster, 2, staleness=staleness, jitter=0.1):
         check_timeline(timeline, plan)
@@ -315,11 +319,11 @@ def test_every_policy_runs_on_any_cluster_and_its_timelines_pass(name, profile, 
     workers=st.integers(1, 4),
     colocated=st.booleans(),
     startup=st.sampled_from([0, 30_000]),
-    name=st.sampled_from(policies.names("parameter-server")),
+    data=st.data(),
 )
-def test_alike_workers_collapse_to_one_whose_timeline_passes(profile, workers, colocated, startup, name):
+def test_alike_workers_collapse_to_one_whose_timeline_passes(profile, workers, colocated, startup, data):
     cluster = Cluster.alike(workers, workers, GB, colocated=colocated, startup_ns=startup)
-    plan = plan_of(name, profile, cluster)
+    plan = plan_of(data.draw(st.sampled_from(carried(cluster))), profile, cluster)
     (timeline,) = simulate_servers(plan, profile, cluster)
     check_timeline(timeline, plan)
     assert timeline.iteration_ns()[-1] == timeline.iteration_ns()[-2] >= profile.compute_ns

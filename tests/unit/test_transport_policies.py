@@ -1,4 +1,4 @@
-"""Mercury, Geryon, DeAR and Prophet: their plans, and what they come to over all-reduce."""
+"""Mercury, Geryon, DeAR and Prophet: their plans, and what they come to."""
 
 from __future__ import annotations
 
@@ -7,43 +7,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradlane import policies
+from gradlane.core.cluster import Cluster
 from gradlane.core.executors import why_not
 from gradlane.core.network import Network
+from gradlane.core.place import Place
 from gradlane.core.plan import Plan
+from gradlane.core.steps import stepwise
 from gradlane.core.timeline import Span
 from gradlane.policies.geryon import Geryon
-from gradlane.sim import iteration_ns, simulate
-from tests.unit.oracles import mercury_algorithm_1, mercury_iteration
+from gradlane.sim import iteration_ns, make_plan, simulate, simulate_servers
+from tests.unit.oracles import mercury_optimum
 from tests.unit.strategies import LAYERS, chain, networks, profiles
 
 BYTE_A_NS = Network.line(2, startup_ns=0, bytes_per_second=10**9)
 
 
-@settings(max_examples=200, deadline=None)
-@given(layers=LAYERS)
-def test_mercury_without_startup_is_algorithm_1_of_the_paper(layers):
-    profile = chain(*layers)
-    t_bp, t_push, t_upd, t_fp = ([0, *column] for column in zip(*layers, strict=True))
-    tau_bp = [0] * (len(layers) + 1)
-    for layer in range(len(layers), 0, -1):
-        tau_bp[layer] = t_bp[layer] + (tau_bp[layer + 1] if layer < len(layers) else 0)
-    tau_push = mercury_algorithm_1(tau_bp, t_bp, t_push)
-    plan = policies.get("mercury").plan(profile, BYTE_A_NS)
-    sends = simulate(plan, profile, BYTE_A_NS, 1).of("send")
-    begun = profile.forward_ns
-    assert {send.subject: send.end_ns - begun for send in sends} == {
-        tensor: tau_push[len(layers) - tensor] for tensor in range(len(layers))
-    }
-    assert iteration_ns(plan, profile, BYTE_A_NS) == mercury_iteration(tau_push, t_upd, t_fp)
-
-
 @settings(max_examples=60, deadline=None)
-@given(layers=LAYERS, name=st.sampled_from(policies.names()))
+@given(layers=LAYERS, name=st.sampled_from(policies.names("all-reduce")))
 def test_no_schedule_beats_mercury_where_packets_are_small_and_free(layers, name):
     # Theorem 1 of Mercury and of ByteScheduler
     profile = chain(*layers)
-    best = iteration_ns(policies.get("mercury").plan(profile, BYTE_A_NS), profile, BYTE_A_NS)
-    assert best <= iteration_ns(policies.get(name).plan(profile, BYTE_A_NS), profile, BYTE_A_NS)
+    assert mercury_optimum(layers) <= iteration_ns(policies.get(name).plan(profile, BYTE_A_NS), profile, BYTE_A_NS)
 
 
 @settings(max_examples=60, deadline=None)
@@ -51,7 +35,7 @@ def test_no_schedule_beats_mercury_where_packets_are_small_and_free(layers, name
 def test_slices_of_an_element_under_priority_are_mercury(layers):
     # Theorem 1 of ByteScheduler: the smaller the partition the nearer; at one element, four nanoseconds
     profile = chain(*layers)
-    ideal = iteration_ns(policies.get("mercury").plan(profile, BYTE_A_NS), profile, BYTE_A_NS)
+    ideal = mercury_optimum(layers)
     sliced = iteration_ns(policies.get("p3", slice_bytes=8).plan(profile, BYTE_A_NS), profile, BYTE_A_NS)
     assert ideal <= sliced <= ideal + 8
 
@@ -61,8 +45,8 @@ def test_slices_of_an_element_under_priority_are_mercury(layers):
 def test_slices_are_delayed_by_no_more_than_the_paper_says(layers, theta, elements):
     # ByteScheduler §4.1 for all-reduce: sum of floor(size / delta) theta, and delta / bandwidth; sizes are multiples
     delta = 4 * elements
-    profile = chain(*((backward, -(-size // delta) * delta, update, forward) for backward, size, update, forward in layers))
-    ideal = iteration_ns(policies.get("mercury").plan(profile, BYTE_A_NS), profile, BYTE_A_NS)
+    layers = [(backward, -(-size // delta) * delta, update, forward) for backward, size, update, forward in layers]
+    profile, ideal = chain(*layers), mercury_optimum(layers)
     network = Network.line(2, theta, 10**9)
     plan = policies.get("bytescheduler", partition_bytes=delta, credit_bytes=delta).plan(profile, network)
     slices = sum(tensor.spec.size_bytes // delta for tensor in profile.tensors)
@@ -70,12 +54,15 @@ def test_slices_are_delayed_by_no_more_than_the_paper_says(layers, theta, elemen
 
 
 @settings(max_examples=60, deadline=None)
-@given(profile=profiles(), network=networks())
-def test_mercury_without_preemption_is_wfbp_across_the_barrier(profile, network):
-    plan = policies.get("mercury-no-preemption").plan(profile, network)
-    wfbp = policies.get("wfbp").plan(profile, network)
-    ends = {span.subject: span.end_ns for span in simulate(wfbp, profile, network, 1).of("send")}
-    assert {span.subject: span.end_ns for span in simulate(plan, profile, network, 1).of("send")} == ends
+@given(profile=profiles(), startup=st.sampled_from([0, 30_000]))
+def test_mercury_without_preemption_pushes_as_wfbp_does(profile, startup):
+    cluster = Cluster.alike(3, 3, 10**9, startup_ns=startup)
+    ends = []
+    for name in ("mercury-no-preemption", "wfbp"):
+        plan = make_plan(policies.get(name), profile, Place.of(cluster))
+        (timeline,) = simulate_servers(plan, profile, cluster, 1)
+        ends.append({span.subject: span.end_ns for span in timeline.of("send")})
+    assert ends[0] == ends[1]
 
 
 def test_of_a_thousand_tensors_each_has_a_priority_of_its_own_under_mercury():
@@ -172,6 +159,7 @@ def test_a_block_of_several_gradients_pays_startup_once():
 @given(profile=profiles(), network=networks())
 def test_no_block_of_prophet_is_under_way_when_a_more_urgent_gradient_becomes_ready(profile, network):
     plan = policies.get("prophet", partition_bytes=4096).plan(profile, network)
+    profile = stepwise(profile)  # a step's gradients are ready with its last
     urgency = profile.urgency()
     last = profile.tensors[-1].ready_ns
     for send in simulate(plan, profile, network, 1).of("send"):

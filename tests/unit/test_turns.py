@@ -19,7 +19,7 @@ from tests.unit.strategies import networks, profiles
 TWO_AT_ONCE = Network(2, (Piece(100, 10**9, latency_ns=60),), sharing=Sharing(at_once=2))
 
 
-def ends(turns, sizes, starts=None, urgencies=None, lanes=None):
+def ends(turns, sizes, starts=None, classes=None, lanes=None):
     """When each message ends."""
     found = {}
     left = sorted(zip(starts or [0] * len(sizes), range(len(sizes)), strict=True))
@@ -27,9 +27,7 @@ def ends(turns, sizes, starts=None, urgencies=None, lanes=None):
         now = turns.next_ns()
         if left and left[0][0] <= now:
             start, message = left.pop(0)
-            turns.add(
-                start, message, sizes[message], 0, urgencies[message] if urgencies else 0, lane=lanes[message] if lanes else 0
-            )
+            turns.add(start, message, sizes[message], classes[message] if classes else 0, lane=lanes[message] if lanes else 0)
         else:
             ended = turns.run()
             if ended is not None:
@@ -60,7 +58,7 @@ def test_a_small_message_is_handled_while_a_large_one_s_bytes_pass():
     # the large one has the link from 0 on; the small one's ten bytes come after
     assert ends(Turns(network), [5_000, 10]) == [5_000, 5_010]
     # more of them, in another lane and more urgent, are handled one after another, and hold it up by their bytes alone
-    assert ends(Turns(network), [5_000, 10, 10], urgencies=[1, 0, 0], lanes=[0, 1, 1]) == [5_020, 500, 990]
+    assert ends(Turns(network), [5_000, 10, 10], classes=[1, 0, 0], lanes=[0, 1, 1]) == [5_020, 500, 990]
 
 
 @settings(max_examples=100, deadline=None)
@@ -72,8 +70,8 @@ def test_a_small_message_is_handled_while_a_large_one_s_bytes_pass():
 @example(100, 0, [(1_000, 0, 0), (1_000, 0, 1)])
 def test_where_messages_do_not_overlap_those_of_other_lanes_are_no_exception(startup_ns, least_ns, messages):
     network = Network(2, (Piece(startup_ns, 10**9),), least_ns=least_ns)
-    sizes, urgencies, lanes = map(list, zip(*messages, strict=True))
-    assert max(ends(Turns(network), sizes, urgencies=urgencies, lanes=lanes)) == sum(map(network.cost_ns, sizes))
+    sizes, classes, lanes = map(list, zip(*messages, strict=True))
+    assert max(ends(Turns(network), sizes, classes=classes, lanes=lanes)) == sum(map(network.cost_ns, sizes))
 
 
 def test_two_messages_of_two_turns_alternate_as_gloo_s_do_among_two_ranks():

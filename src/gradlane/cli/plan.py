@@ -28,7 +28,6 @@ from gradlane.cli.knobs import parse_knobs
 from gradlane.cli.outputs import OUT_FILE
 from gradlane.cli.progress import bar
 from gradlane.core import files
-from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.errors import InputError
@@ -122,8 +121,7 @@ def command(
 def _judge(policy: Policy, case: Case, bound_ns: int, progress: Callable[[float], None]) -> Outcome:
     if not isinstance(policy, Searched):
         return judge(policy, case, bound_ns)
-    network = case.where if isinstance(case.where, Network) else case.where.as_network()
-    found = policy.search(case.profile, network, lambda part, _: progress(part))
+    found = policy.search(case.profile, case.place.network, lambda part, _: progress(part))
     return judge_plan(found.plan, case, bound_ns)
 
 

@@ -103,6 +103,7 @@ def row(outcome: Outcome) -> dict[str, Any]:
         "bound_ns": outcome.bound_ns,
         "efficiency": outcome.efficiency,
         "above_bound": outcome.above_bound,
+        "fingerprint": outcome.plan.fingerprint,
     }
 
 

@@ -16,10 +16,12 @@ from gradlane.cli.jobs import fail, python_module, run_on_lab, run_on_loopback
 from gradlane.core import files
 from gradlane.core.arms import ALONE, BASELINE, ArmSpec
 from gradlane.core.network import Network
+from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.policies import get
 from gradlane.report.sweep import Cell
+from gradlane.sim import make_plan
 from gradlane.study.prediction import predict
 from gradlane.study.sweep import Outcome
 from gradlane.units import format_rate
@@ -147,10 +149,11 @@ def predicted(trial: Trial, folder: Path) -> Iterator[tuple[str, Plan, Outcome]]
     for name in measured:
         if name == ALONE:
             continue
-        network = _network(trial, folder, name)
-        plan = get("ddp").plan(profile, network) if name == BASELINE else files.read(folder / f"plan-{name}-rank0.json", Plan)
         spec = _spec(trial, name)
-        yield name, plan, predict(plan, profile, network, spec.backend, spec.servers)
+        place = Place(_network(trial, folder, name), spec.backend, spec.servers)
+        ran = folder / f"plan-{name}-rank0.json"
+        plan = make_plan(get("ddp"), profile, place) if name == BASELINE else files.read(ran, Plan)
+        yield name, plan, predict(plan, profile, place)
 
 
 def _measured(folder: Path) -> dict[str, Any]:

@@ -49,6 +49,14 @@ def tunable(policy: Policy) -> Mapping[str, KnobRange]:
     return declared
 
 
+def replans(policy: Policy) -> bool:
+    """Whether a session measures until gradients become ready at the same times again and again, and plans anew when network
+    or profile have moved: what the policy's class declares as `replans`; False where it does not.
+    """
+    declared: bool = getattr(type(policy), "replans", False)
+    return declared
+
+
 def whole(profile: Profile, tensor: int) -> Slice:
     """All of one tensor as a slice."""
     return Slice(tensor, 0, profile.tensors[tensor].spec.size_bytes)

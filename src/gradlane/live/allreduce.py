@@ -13,12 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradlane.core.executors import refuse_what_cannot_be_done
 from gradlane.core.marks import Mark, marks
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError, OrderError, UnsupportedError
 from gradlane.live.arena import MessageBuffer
-from gradlane.live.backend import OnDone, OnSent, refuse_what_cannot_be_done
+from gradlane.live.backend import OnDone, OnSent
 from gradlane.live.groups import Groups
 from gradlane.live.halves import Halves
 from gradlane.live.marking import mark_group

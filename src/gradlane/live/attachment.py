@@ -18,18 +18,19 @@ from gradlane import policies
 from gradlane.core import files
 from gradlane.core.checking import need, need_int
 from gradlane.core.chosen import AUTO, Chosen
-from gradlane.core.executors import EXECUTORS, BackendName
+from gradlane.core.executors import EXECUTORS, BackendName, refuse_what_cannot_be_done
 from gradlane.core.network import Network
+from gradlane.core.place import Place
 from gradlane.core.plan import Plan
-from gradlane.core.policy import Policy
+from gradlane.core.policy import Policy, replans
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.tuned import Tuned
-from gradlane.errors import InputError, JobError, PlanError, UnsupportedError
+from gradlane.errors import InputError, JobError, UnsupportedError
 from gradlane.live import agree
 from gradlane.live.admission import Optimizers, as_list, copy_from_rank_0, trained_parameters
 from gradlane.live.allreduce import AllReduce
 from gradlane.live.auto import Auto
-from gradlane.live.backend import Backend, refuse_what_cannot_be_done
+from gradlane.live.backend import Backend
 from gradlane.live.buffers import BufferSync, places_of_buffers
 from gradlane.live.deferral import why_it_needs_the_barrier
 from gradlane.live.ending import forget, keep
@@ -43,7 +44,7 @@ from gradlane.live.streams import streams_of
 from gradlane.live.tuner import digest, prepare
 from gradlane.live.turns import Turns
 from gradlane.live.verification import Verifier, VerifyOptions
-from gradlane.policies.prophet import Prophet
+from gradlane.sim import make_plan
 from gradlane.transport import NodeOptions
 from gradlane.tune import catalog
 from gradlane.tune.ranking import SAFE, policy_of
@@ -52,7 +53,8 @@ from gradlane.tune.tuning import TuneOptions
 log = logging.getLogger("gradlane")
 
 _attachments = itertools.count()
-_ITERATIONS, _PROPHETS_ITERATIONS = 3, 50  # measured before there is a plan; Prophet's: where they do not repeat earlier
+_ITERATIONS, _UNTIL_STABLE = 3, 50  # measured before there is a plan; the second: at most, until gradients' times repeat
+_UNMEASURED = Network.line(2, startup_ns=0, bytes_per_second=10**9)
 
 
 def attach(
@@ -141,6 +143,7 @@ def attach(
     optimizers = as_list(optimizer)
     params = trained_parameters(model)
     specs = tuple(_spec(name, param) for name, param in params)
+    guess = _unmeasured_profile(type(model).__name__, str(params[0][1].device), specs)
     if policy is None:
         policy = policies.default(EXECUTORS[backend]) if tune or knobs is not None else AUTO
     is_auto = policy == AUTO
@@ -151,9 +154,7 @@ def attach(
         refuse_what_cannot_be_done(chosen, backend, apart=servers > 0)
         check_fits(chosen, specs)
     elif chosen.name in catalog.names() and chosen.name not in catalog.names(EXECUTORS[backend], apart=servers > 0):
-        where = "servers in processes of their own" if servers else f"backend {backend!r}"
-        expected = "servers=0" if servers else "backend='server'"
-        raise PlanError(f"policy {chosen.name}: {where} cannot carry its plans; expected {expected}")
+        make_plan(chosen, guess, Place(_UNMEASURED, backend, servers))  # refused with the reason, whatever is measured
     may_cross = _may_cross(optimizers, cross_barrier)
     world, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
     if world != dist.get_world_size():
@@ -169,9 +170,9 @@ def attach(
     device = params[0][1].device
     streams = streams_of(device)
     stream_ordered = streams is not None and backend == "all-reduce"
-    until_stable = profile_iterations is None and isinstance(chosen, Prophet)
-    iterations = profile_iterations or (_PROPHETS_ITERATIONS if until_stable else _ITERATIONS)
-    if turns is None and isinstance(chosen, Prophet) and world > 1:
+    until_stable = profile_iterations is None and not isinstance(chosen, Plan) and replans(chosen)
+    iterations = profile_iterations or (_UNTIL_STABLE if until_stable else _ITERATIONS)
+    if turns is None and not isinstance(chosen, Plan) and replans(chosen) and world > 1:
         turns = Reassembly(rank, chosen, stream_ordered)
     if is_auto and world > 1:
         turns = Auto(rank, Chosen(type(model).__name__, world, backend, SAFE), backend, servers, stream_ordered)
@@ -221,17 +222,15 @@ def attach(
         buffers = list(model.buffers())
         filled = [tensor for tensor in (*model.parameters(), *buffers) if tensor.numel() > 0]
         copy_from_rank_0(filled, process_group)
-        guess = _unmeasured_profile(type(model).__name__, str(device), specs)
-        first_plan = policies.get("ddp").plan(guess, Network.line(world, 0, 10**9))
-        first_plan = first_plan.with_sequence(tuple(range(len(first_plan.messages))))
+        first_plan = make_plan(policies.get("ddp"), guess, Place(_UNMEASURED))
         if network is None:
             network = carrier.measure()
-        needs_sequence = carrier.needs_one_order and order == "planned"
+        place = Place(network, backend, servers, coordinated=order == "coordinator")
         session = Session(
             model,
             params,
             optimizers,
-            planner=Planner(start, network, profile, specs, iterations, needs_sequence, until_stable),
+            planner=Planner(start, place, profile, specs, iterations, until_stable),
             turns=turns,
             first_plan=first_plan,
             coordinated=order == "coordinator",

@@ -25,7 +25,7 @@ from gradlane.live.turns import Word, Words, silence_of
 from gradlane.live.watch import Watch
 from gradlane.tune.choosing import ALLOWANCE_NS, PART_OF_TIME, Choosing
 from gradlane.tune.monitor import PATIENCE
-from gradlane.tune.ranking import Answer, Question, likeness, often_good, plan_of
+from gradlane.tune.ranking import Answer, Question, likeness, often_good, policy_of
 
 log = logging.getLogger("gradlane")
 
@@ -159,8 +159,7 @@ class Auto:
             return None
         if self._in_force in self._plans:
             return self._plans[self._in_force]
-        assert planner.profile is not None
-        return plan_of(self._in_force, planner.profile, planner.network)
+        return policy_of(self._in_force)
 
     def _conclude(self, iteration: int) -> None:
         """The look is over: say what is kept, and when the next may begin at the earliest."""

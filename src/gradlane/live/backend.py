@@ -11,10 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
-from gradlane.core.executors import EXECUTORS, BackendName, why_not, why_not_apart
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
-from gradlane.errors import JobError, PlanError
+from gradlane.errors import JobError
 from gradlane.live.arena import MessageBuffer
 from gradlane.live.streams import Event
 
@@ -79,10 +78,3 @@ class Backend(Protocol):
 
     def close(self, failure: JobError | None) -> None:
         """Give back what it holds; `failure`: what ended the job before its end."""
-
-
-def refuse_what_cannot_be_done(plan: Plan, backend: BackendName, apart: bool = False) -> None:
-    """Raise `PlanError` for the plan fields that `backend` cannot honour. apart: its servers have processes of their own."""
-    reason = why_not(plan, EXECUTORS[backend]) or (why_not_apart(plan) if apart else None)
-    if reason is not None:
-        raise PlanError(f"plan {plan.policy}: {reason}; gradlane policies says which policies {backend} carries")

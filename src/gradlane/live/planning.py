@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from gradlane.core import files
 from gradlane.core.checks import check_plan
 from gradlane.core.network import Network
+from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile, TensorSpec
@@ -23,41 +25,45 @@ from gradlane.errors import MismatchError
 from gradlane.live.backend import Backend
 from gradlane.live.exchange import Exchange
 from gradlane.live.recorder import LEAST_STABLE, ProfileBuilder
-from gradlane.sim import iteration_ns, planned_ahead
-from gradlane.tune import catalog
+from gradlane.sim import accepted, make_plan
+from gradlane.tune.ranking import simulated_ns
 
 Collective = Callable[[Callable[[], Any]], None]
 """Runs a blocking collective and turns its failure into a typed error."""
 
 
 class Planner:
-    """Owned by a session; used on the training thread between iterations only.
-
-    needs_sequence: the order in which messages start is fixed ahead, and part of the plan.
-    """
+    """Owned by a session; used on the training thread between iterations only."""
 
     def __init__(
         self,
         policy: Policy | Plan,
-        network: Network,
+        place: Place,
         profile: Profile | None,
         specs: Sequence[TensorSpec],
         iterations: int,
-        needs_sequence: bool,
         until_stable: bool = False,
     ) -> None:
         """iterations: measured before the plan. until_stable: fewer, where the times of gradients repeat themselves before."""
-        self.network = network
+        self.place = place
         self.profile = profile
         self.crosses = True
         """Whether the next forward pass can begin before all sums have come, as far as the first iterations have shown."""
         self.builder = ProfileBuilder(specs)
         self._policy = policy
-        self._needs_sequence = needs_sequence
-        has_order = isinstance(policy, Plan) and (policy.sequence is not None or not needs_sequence)
+        has_order = isinstance(policy, Plan) and (policy.sequence is not None or not place.needs_sequence)
         self._measures = profile is None and not has_order
         self._iterations = iterations if self._measures else 0
         self._until_stable = until_stable and self._measures
+
+    @property
+    def network(self) -> Network:
+        """The network that is planned for; whoever sees it change sets it anew."""
+        return self.place.network
+
+    @network.setter
+    def network(self, network: Network) -> None:
+        self.place = msgspec.structs.replace(self.place, network=network)
 
     def measures(self, iteration: int) -> bool:
         """Whether this iteration goes into the profile."""
@@ -89,21 +95,18 @@ class Planner:
         return self._share(plan, backend, collective)
 
     def simulated_ns(self, policy: Policy) -> int:
-        """How long an iteration is expected to take under `policy`: over all-reduce, on the network that is planned for."""
+        """How long an iteration is expected to take under `policy`, at the place that is planned for."""
         assert self.profile is not None, "there is a profile once the first plan is decided"
-        return iteration_ns(catalog.plan(policy, self.profile, self.network), self.profile, self.network)
+        return simulated_ns(make_plan(policy, self.profile, self.place), self.profile, self.place)
 
     def _plan(self, policy: Policy | Plan) -> Plan:
         profile = self.profile
         if profile is None:
             assert isinstance(policy, Plan)
             return policy
-        plan = policy if isinstance(policy, Plan) else catalog.plan(policy, profile, self.network)
-        if not self._needs_sequence or plan.sequence is not None:
-            return plan
-        if plan.tensors != profile.specs:  # a given plan, on its own tensor order
-            profile = profile.in_order_of(plan.tensors)
-        return planned_ahead(plan, profile, self.network)
+        if not isinstance(policy, Plan):
+            return make_plan(policy, profile, self.place)
+        return accepted(policy, profile.in_order_of(policy.tensors), self.place)
 
     @staticmethod
     def _share(own: Plan | None, backend: Backend, collective: Collective) -> Plan:

@@ -30,11 +30,12 @@ import torch.distributed as dist
 from msgspec import structs
 
 from gradlane.core import marks as core_marks
+from gradlane.core.executors import refuse_what_cannot_be_done
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError
 from gradlane.live.arena import MessageBuffer
-from gradlane.live.backend import OnDone, OnSent, refuse_what_cannot_be_done
+from gradlane.live.backend import OnDone, OnSent
 from gradlane.live.peers import own_address
 from gradlane.live.probe import QUICK_SIZES, sweep
 from gradlane.live.serving import meet_servers

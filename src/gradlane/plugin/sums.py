@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradlane.core.executors import why_not_apart
+from gradlane.core.executors import refuse_what_cannot_be_done
 from gradlane.core.plan import Message, Plan
 from gradlane.errors import InputError, JobError, PlanError
 from gradlane.plugin.core import Core
@@ -65,9 +65,7 @@ class NodeSums:
         )
 
     def _refuse(self, plan: Plan) -> None:
-        reason = why_not_apart(plan) if self._node.options.server is None else None
-        if reason is not None:
-            raise PlanError(f"plan {plan.policy}: {reason}")
+        refuse_what_cannot_be_done(plan, "server", apart=self._node.options.server is None)
         if len(plan.lanes) > len(self._node.options.lanes):
             raise PlanError(
                 f"plan {plan.policy}: got {len(plan.lanes)} lanes, expected at most the node's {len(self._node.options.lanes)}"

@@ -14,6 +14,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.policy import SIZES, KnobRange, cut
 from gradlane.core.profile import Profile
+from gradlane.core.steps import stepwise
 
 
 class Prophet(msgspec.Struct, frozen=True):
@@ -23,13 +24,15 @@ class Prophet(msgspec.Struct, frozen=True):
     held until the backward pass has ended and then goes by priority, one message at a time.
 
     Differs from the paper: gradient 0, whose generation ends the backward phase there, is here the last to become
-    ready. E(i) of Eq. 5 is the fitted cost of the whole block so far, so that a block pays startup once.
+    ready. E(i) of Eq. 5 is the fitted cost of the whole block so far, so that a block pays startup once. What becomes ready
+    together (§2.2) is found in the profile's times (`core.steps`), since no two measured times are ever equal.
     """
 
     name: ClassVar[str] = "prophet"
     paper: ClassVar[str] = "Prophet (ICPP '21) Algorithm 1"
     differs: ClassVar[str] = "the backward phase ends with the last gradient; a block pays startup once"
 
+    replans: ClassVar[bool] = True  # §4.2: from a profile that repeats itself, and again when bandwidth has moved
     tunable: ClassVar[dict[str, KnobRange]] = {"partition_bytes": SIZES}
 
     partition_bytes: int = 4_096_000
@@ -38,6 +41,7 @@ class Prophet(msgspec.Struct, frozen=True):
         need_int("partition_bytes", self.partition_bytes, 8, MAX_BYTES)
 
     def plan(self, profile: Profile, network: Network) -> Plan:
+        profile = stepwise(profile)
         urgency = profile.urgency()
         tensors = profile.tensors
         overtaken = _overtaken_ns(profile, urgency)

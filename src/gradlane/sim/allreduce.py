@@ -2,8 +2,7 @@
 
 What it models: one worker stands for all (they are alike), so that 2048 cost no more than 2. A message takes
 `Network.cost_ns` of its size, one after another in the order of their start, or together as the network shares itself
-(`turns.py`). A lane of a more
-urgent network class goes before the others at once, and on a packet-priority wire a more urgent message does;
+(`turns.py`). A lane of a more urgent network class goes before the others at once, and
 what was interrupted goes on where it stopped. A split message's two operations take half of its time each.
 Gradients become ready as the profile says; a layer's forward pass waits for the updates of the tensors that it
 first uses, or, in a plan that does not cross the barrier, for all of them. Updates run on the compute thread,
@@ -14,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gradlane.core.executors import refuse_what_cannot_be_done
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
@@ -36,7 +36,8 @@ def simulate(plan: Plan, profile: Profile, network: Network, iterations: int = 3
     """Run `iterations` iterations of `plan` and return what happened, as rank 0 would see it.
 
     An iteration's "step" span runs from the start of its forward pass to the start of the next one's, so the
-    last step span is the steady-state iteration time (the forward pass after it is simulated too).
+    last step span is the steady-state iteration time (the forward pass after it is simulated too). Raises `PlanError`
+    for a plan that all-reduce cannot carry out.
     """
     sends = _communicate(Dispatcher(plan), plan, profile, network)
     arrivals = _arrivals(plan, sends)
@@ -115,9 +116,9 @@ def _arrivals(plan: Plan, sends: list[Sent]) -> list[int]:
 
 
 def _communicate(dispatcher: Dispatcher, plan: Plan, profile: Profile, network: Network) -> list[Sent]:
-    """One iteration's messages in the order of hand-over."""
+    """One iteration's messages in the order of hand-over. Raises `PlanError` for a plan that all-reduce cannot carry."""
+    refuse_what_cannot_be_done(plan, "all-reduce")
     dispatcher.begin()
-    by_priority = plan.wire == "packet-priority"
     classes = [lane.network_priority for lane in plan.lanes]
     turns = Turns(network)
     handed_over: dict[int, tuple[int, int]] = {}  # a message under way: its number, and since when
@@ -138,9 +139,8 @@ def _communicate(dispatcher: Dispatcher, plan: Plan, profile: Profile, network: 
             gradient += 1
         for message in starts:
             details = plan.messages[message]
-            urgency = details.priority if by_priority else 0
             half = int(dispatcher.in_second_half(message)) if details.split else None
-            turns.add(now, message, details.size_bytes, classes[details.lane], urgency, half, details.lane)
+            turns.add(now, message, details.size_bytes, classes[details.lane], half, details.lane)
             handed_over[message] = len(sent), now
             sent.append(None)
     assert dispatcher.done, dispatcher.describe_state()

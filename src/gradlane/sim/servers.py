@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 from gradlane.core.checking import need, need_int
 from gradlane.core.cluster import Cluster
+from gradlane.core.executors import refuse_what_cannot_be_done
+from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
@@ -52,7 +54,7 @@ def simulate_jobs(
     staleness: 0 synchronous, n bounded staleness, None asynchronous. jitter: the compute times of each worker and
     iteration are drawn evenly from 1 - jitter to 1 + jitter times their length. The sum of a split
     message is returned when every worker has asked for it (one alone, where not synchronous), which passes no link.
-    Raises `InputError` for arguments of no use.
+    Raises `InputError` for arguments of no use, `PlanError` for a plan that the cluster's servers cannot carry out.
     """
     return simulation(jobs, cluster, iterations, staleness=staleness, jitter=jitter, seed=seed).run()
 
@@ -69,7 +71,9 @@ def simulation(
 ) -> Simulation:
     """The run of `simulate_jobs`, not yet begun. whole: simulate every worker, though they are alike."""
     need(len(jobs) > 0, "jobs", len(jobs), "1 or more")
+    place = Place.of(cluster)
     for job in jobs:
+        refuse_what_cannot_be_done(job.plan, place.backend, place.apart)
         for server in job.placement or ():
             need_int("placement", server, 0, len(cluster.servers) - 1)
         for worker in job.workers or ():

@@ -24,7 +24,7 @@ class _Passing:
 
     __slots__ = ("_parts", "_turn", "_turns", "handling_ns", "key", "lane", "message", "since_ns", "transfer_ns")
 
-    def __init__(self, key: tuple[int, int, int], lane: int, message: int, turns: int, parts: tuple[int, int, int]) -> None:
+    def __init__(self, key: tuple[int, int], lane: int, message: int, turns: int, parts: tuple[int, int, int]) -> None:
         self.key, self.lane, self.message = key, lane, message
         self._turns, self._turn, self._parts = turns, -1, parts
         # when it comes to be handled, or since when it waits for the link; not under way yet
@@ -43,9 +43,9 @@ class _Passing:
         return True
 
     @property
-    def order(self) -> tuple[int, int, int, int]:
-        network_class, urgency, number = self.key
-        return network_class, urgency, self.since_ns, number
+    def order(self) -> tuple[int, int, int]:
+        network_class, number = self.key
+        return network_class, self.since_ns, number
 
 
 class Turns:
@@ -56,7 +56,7 @@ class Turns:
     def __init__(self, network: Network, pace: Link | None = None) -> None:
         self._network, self._pace = network, pace
         self._at_once, self._overlaps = network.sharing.at_once, network.overlaps
-        self._lanes: dict[int, list[tuple[tuple[int, int, int], _Passing]]] = {}
+        self._lanes: dict[int, list[tuple[tuple[int, int], _Passing]]] = {}
         self._numbers = 0
         self._handled: _Passing | None = None
         self._on_link: _Passing | None = None
@@ -68,17 +68,18 @@ class Turns:
         message: int,
         size_bytes: int,
         network_class: int,
-        urgency: int,
         half: int | None = None,
         lane: int = 0,
     ) -> None:
-        """Start a message of `size_bytes`. half: 0 or 1 for the first or second operation of a split one."""
+        """Start a message of `size_bytes`; class 0 is the most urgent. half: 0 or 1 for the first or second operation of a
+        split one.
+        """
         parts = self._network.parts_ns(size_bytes)
         turns = self._network.sharing.turns_of(size_bytes) if self._overlaps else 1
         if half is not None:
             parts, turns = _half(parts, half), -(-turns // 2)
         self._carry(now_ns)
-        key = (network_class, urgency, self._numbers)
+        key = (network_class, self._numbers)
         self._numbers += 1
         insort(self._lanes.setdefault(lane, []), (key, _Passing(key, lane, message, turns, parts)))
         self._settle()

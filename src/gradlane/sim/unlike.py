@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from gradlane.core.checking import need, need_int
 from gradlane.core.cluster import Link, Step
+from gradlane.core.executors import refuse_what_cannot_be_done
 from gradlane.core.network import MAX_RATE, Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
@@ -37,8 +38,9 @@ def simulate_unlike(
 
     compute_percent: each worker's compute times in hundredths of the profile's (None: 100 each). steps: from each
     `at_ns` on, large messages pass at its rate instead of `network.bytes_per_second`, and others at a rate changed
-    in proportion; startups stay. jitter: as in `simulate_jobs`.
+    in proportion; startups stay. jitter: as in `simulate_jobs`. Raises `PlanError` for a plan that all-reduce cannot carry out.
     """
+    refuse_what_cannot_be_done(plan, "all-reduce")
     percent = [100] * network.workers if compute_percent is None else list(compute_percent)
     need(len(percent) == network.workers, "compute_percent", f"{len(percent)} workers", f"{network.workers}")
     for worker in percent:
@@ -80,10 +82,9 @@ class _CollectiveFabric:
         self._issued[message] = 0
         details = self._plan.messages[message]
         half = None if not details.split else 0 if is_first else 1
-        urgency = details.priority if self._plan.wire == "packet-priority" else 0
         self._tells[message] = [pulled for pulled, tells in ((False, is_first), (True, is_last)) if tells]
         network_class = self._plan.lanes[details.lane].network_priority
-        self._turns.add(now_ns, message, details.size_bytes, network_class, urgency, half, details.lane)
+        self._turns.add(now_ns, message, details.size_bytes, network_class, half, details.lane)
 
     def next_ns(self) -> int:
         return self._turns.next_ns()

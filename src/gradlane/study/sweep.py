@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gradlane.core.checks import check_plan, check_timeline
+from gradlane.core.checks import check_timeline
 from gradlane.core.cluster import Cluster
-from gradlane.core.executors import Executor
+from gradlane.core.executors import EXECUTORS
 from gradlane.core.network import Network
+from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
-from gradlane.sim import iteration_ns, planned_ahead, simulate, simulate_servers
+from gradlane.sim import accepted, iteration_ns, make_plan, simulate, simulate_servers
 from gradlane.sim.bounds import lower_bound_ns, oracle_ns
 from gradlane.tune import catalog
 from gradlane.tune.searched import Searched
@@ -37,10 +38,15 @@ class Case:
         return self.where.workers if isinstance(self.where, Network) else len(self.where.workers)
 
     @property
+    def place(self) -> Place:
+        """What plans are made for here."""
+        return Place.of(self.where)
+
+    @property
     def policies(self) -> tuple[str, ...]:
         """The names of all policies that can run here but `searched`."""
-        executor: Executor = "all-reduce" if isinstance(self.where, Network) else "parameter-server"
-        return tuple(name for name in catalog.names(executor) if name != Searched.name)
+        place = self.place
+        return tuple(name for name in catalog.names(EXECUTORS[place.backend], place.apart) if name != Searched.name)
 
 
 @dataclass(frozen=True)
@@ -85,19 +91,22 @@ class Outcome:
 
 
 def judge(policy: Policy, case: Case, bound_ns: int | None = None) -> Outcome:
-    """Plan `case` with `policy` and judge the plan."""
-    network = case.where if isinstance(case.where, Network) else case.where.as_network()
-    return judge_plan(policy.plan(case.profile, network), case, bound_ns)
+    """Plan `case` with `policy` and simulate the plan. bound_ns: where the caller has it already.
+
+    Raises `PlanError` where nothing can carry the plan out there.
+    """
+    return _simulated(make_plan(policy, case.profile, case.place), case, bound_ns)
 
 
 def judge_plan(plan: Plan, case: Case, bound_ns: int | None = None) -> Outcome:
-    """Check a plan for `case` and simulate it. bound_ns: where the caller has it already."""
-    check_plan(plan, case.profile.specs)
+    """Simulate a given plan for `case`; the rest as `judge`."""
+    return _simulated(accepted(plan, case.profile, case.place), case, bound_ns)
+
+
+def _simulated(plan: Plan, case: Case, bound_ns: int | None) -> Outcome:
     if bound_ns is None:
         bound_ns = lower_bound_ns(case.profile, case.where)
     if isinstance(case.where, Network):
-        if plan.sequence is None:
-            plan = planned_ahead(plan, case.profile, case.where)
         return Outcome(case, plan, iteration_ns(plan, case.profile, case.where), bound_ns)
     timelines = simulate_servers(plan, case.profile, case.where)
     slowest = max(timelines, key=lambda timeline: timeline.iteration_ns()[-1])

@@ -7,20 +7,20 @@ network as it stands; servers are simulated link by link, on the links that woul
 from __future__ import annotations
 
 from gradlane.core.cluster import Cluster
-from gradlane.core.executors import BackendName
 from gradlane.core.network import MAX_RATE, Network
+from gradlane.core.place import Place
 
 
-def where(network: Network, backend: BackendName, servers: int = 0) -> Network | Cluster:
-    """What the simulator is to simulate for a network that `backend` measured.
+def where(place: Place) -> Network | Cluster:
+    """What the simulator is to simulate for a place whose network was measured there.
 
-    servers: in processes of their own on hosts of their own; 0: one beside each worker.
+    Servers in processes of their own are taken to be on hosts of their own.
     """
-    if backend == "all-reduce" or network.workers == 1:
-        return network
-    workers = network.workers
+    if place.backend == "all-reduce":
+        return place.network
+    network, servers, workers = place.network, place.servers, place.network.workers
     # the other way around: what links give a lone message the measured rate (Cluster.as_network)
-    share = max(1.0, workers / servers) if servers else 2 * (workers - 1) / workers
+    share = max(1.0, workers / servers if servers else 2 * (workers - 1) / workers)
     rate = min(MAX_RATE, max(1, round(network.bytes_per_second * share)))
     return Cluster.alike(
         workers, servers or workers, rate, colocated=servers == 0, startup_ns=network.startup_ns, network_classes=1

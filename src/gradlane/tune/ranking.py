@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from gradlane import policies
-from gradlane.core.checks import check_plan
 from gradlane.core.chosen import Choice, Predicted
 from gradlane.core.executors import EXECUTORS, BackendName
 from gradlane.core.network import Network
+from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy, tunable
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
-from gradlane.sim import iteration_ns, planned_ahead, simulate_servers
+from gradlane.sim import iteration_ns, make_plan, simulate_servers
 from gradlane.tune import catalog
 from gradlane.tune.measured import where
 from gradlane.tune.search.space import MOST_PIECES, Space
@@ -52,6 +52,10 @@ class Question(msgspec.Struct, frozen=True):
     budget_ns: int
     crosses: bool = True
 
+    @property
+    def place(self) -> Place:
+        return Place(self.network, self.backend, self.servers)
+
 
 class Ranked(msgspec.Struct, frozen=True):
     """A candidate worth trying, with its plan, whose order is fixed ahead."""
@@ -74,11 +78,6 @@ class Answer(msgspec.Struct, frozen=True):
 def policy_of(choice: Choice) -> Policy:
     """The policy with its knobs. Raises `InputError` for one that does not exist."""
     return catalog.get(choice.policy, **choice.knobs)
-
-
-def plan_of(choice: Choice, profile: Profile, network: Network) -> Plan:
-    """What `choice` plans."""
-    return catalog.plan(policy_of(choice), profile, network)
 
 
 def often_good(backend: BackendName, apart: bool = False) -> tuple[Choice, ...]:
@@ -111,27 +110,23 @@ def candidates(profile: Profile, backend: BackendName, apart: bool = False) -> I
 
 def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> Answer:
     """Predict as many candidates as there is time for, three at least; plans that are alike count once."""
-    profile, network = question.profile, question.network
+    profile, place = question.profile, question.place
     deadline_ns = now_ns() + question.budget_ns
     found: dict[str, Ranked] = {}
-    for choice in candidates(profile, question.backend, apart=question.servers > 0):
+    for choice in candidates(profile, question.backend, place.apart):
         if len(found) >= 3 and now_ns() > deadline_ns:
             break
-        plan = plan_of(choice, profile, network)
+        plan = make_plan(policy_of(choice), profile, place)
         if len(plan.messages) > 2 * MOST_PIECES:
             continue  # no network makes up for handling so many
         if any(lane.network_priority for lane in plan.lanes):
             continue  # whether this network serves classes nobody has asked it (`gradlane probe --priority`)
-        check_plan(plan, profile.specs)
-        carried = plan if question.crosses else msgspec.structs.replace(plan, crosses_barrier=False)
-        if question.backend == "all-reduce" and plan.sequence is None:
-            carried = planned_ahead(carried, profile, network)
-            plan = msgspec.structs.replace(plan, sequence=carried.sequence)
         alike = likeness(plan)
         if alike not in found:
-            took_ns = simulated_ns(carried, profile, network, question.backend, question.servers)
+            carried = plan if question.crosses else msgspec.structs.replace(plan, crosses_barrier=False)
+            took_ns = simulated_ns(carried, profile, place)
             found[alike] = Ranked(Predicted(msgspec.structs.replace(choice, look=question.look), took_ns), plan)
-    handling_ns = max(_HANDLING_NS, _HANDLING_PART * network.startup_ns)
+    handling_ns = max(_HANDLING_NS, _HANDLING_PART * place.network.startup_ns)
     ranked = sorted(found.values(), key=lambda each: each.predicted.iteration_ns + handling_ns * len(each.plan.messages))
     default = policies.default(EXECUTORS[question.backend])
     return Answer(tuple(each.predicted for each in ranked), tuple(_worth_trying(ranked, question.most, default)))
@@ -142,12 +137,12 @@ def likeness(plan: Plan) -> str:
     return msgspec.structs.replace(plan, policy="any").fingerprint
 
 
-def simulated_ns(plan: Plan, profile: Profile, network: Network, backend: BackendName, servers: int) -> int:
-    """The steady-state iteration time of `plan` on the network that `backend` measured."""
-    place = where(network, backend, servers)
-    if isinstance(place, Network):
-        return iteration_ns(plan, profile, place)
-    return max(timeline.iteration_ns()[-1] for timeline in simulate_servers(plan, profile, place, iterations=2))
+def simulated_ns(plan: Plan, profile: Profile, place: Place) -> int:
+    """The steady-state iteration time of `plan` at `place`, whose network was measured there."""
+    simulated = where(place)
+    if isinstance(simulated, Network):
+        return iteration_ns(plan, profile, simulated)
+    return max(timeline.iteration_ns()[-1] for timeline in simulate_servers(plan, profile, simulated, iterations=2))
 
 
 def _worth_trying(ranked: list[Ranked], most: int, default: str) -> list[Ranked]:

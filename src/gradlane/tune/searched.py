@@ -12,10 +12,11 @@ import msgspec
 from gradlane import policies
 from gradlane.core.checking import need_int
 from gradlane.core.network import Network
+from gradlane.core.place import Place
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile
-from gradlane.sim import iteration_ns, planned_ahead
+from gradlane.sim import iteration_ns, make_plan
 from gradlane.sim.bounds import lower_bound_ns
 from gradlane.tune.batching import best_batches
 from gradlane.tune.order import Ground, Group, Order
@@ -73,7 +74,7 @@ class Searched(msgspec.Struct, frozen=True):
         """The best plan found, its simulated iteration time and the lower bound; the same for the same seed."""
         bound_ns = lower_bound_ns(profile, network)
         ground = Ground(profile, network)
-        others = _starting_plans(profile, network)
+        others = starting_plans(profile, network)
         starts = sorted(_distinct(ground.order_of(plan) for plan in others), key=lambda order: order.value)
         best = starts[0]
         for order in starts[:MERGED_ANEW]:
@@ -84,8 +85,9 @@ class Searched(msgspec.Struct, frozen=True):
         found = Found(plan, iteration_ns(plan, profile, network), bound_ns)
         assert found.iteration_ns == best.value, "the search and the simulator disagree"
         if network.overlaps:
-            # several at once may be better, of the order found or of another
-            at_once = [msgspec.structs.replace(each, policy=self.name, crosses_barrier=True) for each in others]
+            # several at once may be better, of the order found or of another; halves not every server can carry
+            whole = [each for each in others if not each.second_halves]
+            at_once = [msgspec.structs.replace(each, policy=self.name, crosses_barrier=True) for each in whole]
             for other in (msgspec.structs.replace(plan, lanes=(Lane(),)), *at_once):
                 other_ns = iteration_ns(other, profile, network)
                 if other_ns < found.iteration_ns:
@@ -119,7 +121,7 @@ class Searched(msgspec.Struct, frozen=True):
         return best
 
 
-def _starting_plans(profile: Profile, network: Network) -> list[Plan]:
+def starting_plans(profile: Profile, network: Network) -> list[Plan]:
     """What the other policies would do over all-reduce, with other sizes too, in the order in which they would."""
     kinds: list[Policy] = [policies.get(name) for name in policies.names("all-reduce")]
     for exponent in range(17, 26, 2):
@@ -127,7 +129,7 @@ def _starting_plans(profile: Profile, network: Network) -> list[Plan]:
         kinds.append(policies.get("bytescheduler", partition_bytes=size, credit_bytes=size))
         kinds.append(policies.get("blocks", least_bytes=size, most_bytes=size))
     kinds += [policies.get("prophet", partition_bytes=size) for size in (2**18, 2**20)]
-    return [planned_ahead(kind.plan(profile, network), profile, network) for kind in kinds]
+    return [make_plan(kind, profile, Place(network)) for kind in kinds]
 
 
 def _distinct(orders: Iterable[Order]) -> Iterable[Order]:

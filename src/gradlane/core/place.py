@@ -1,0 +1,51 @@
+"""Place: where a plan is carried out, as far as planning has to know."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from gradlane.core.checking import need, need_int
+from gradlane.core.cluster import Cluster
+from gradlane.core.executors import EXECUTORS, BackendName
+from gradlane.core.network import MAX_WORKERS, Network
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A network, and what carries messages there.
+
+    network: what policies plan from. backend: "all-reduce" or "server". servers: of the server backend, how many have
+    processes of their own; 0: one in each rank's process. coordinated: over all-reduce, rank 0 decides the order of messages
+    as it goes, so that none is fixed ahead.
+    """
+
+    network: Network
+    backend: BackendName = "all-reduce"
+    servers: int = 0
+    coordinated: bool = False
+
+    def __post_init__(self) -> None:
+        need(self.backend in EXECUTORS, "backend", self.backend, "'all-reduce' or 'server'")
+        need_int("servers", self.servers, 0, MAX_WORKERS if self.backend == "server" else 0)
+
+    @staticmethod
+    def of(where: Network | Cluster) -> Place:
+        """The place that is simulated: all-reduce on a network, or servers on a cluster.
+
+        Servers that are spread over hosts as the workers are count as servers in the workers' processes.
+        """
+        if isinstance(where, Network):
+            return Place(where)
+        beside = Counter(worker.host for worker in where.workers) == Counter(server.host for server in where.servers)
+        return Place(where.as_network(), "server", 0 if beside else len(where.servers))
+
+    @property
+    def apart(self) -> bool:
+        """Whether servers have processes of their own."""
+        return self.servers > 0
+
+    @property
+    def needs_sequence(self) -> bool:
+        """Whether the order in which messages start is part of the plan: ranks must issue collectives in one order."""
+        return self.backend == "all-reduce" and not self.coordinated
