@@ -155,10 +155,10 @@ class Attached(ABC):
         try:
             if any(torch._C._will_engine_execute_node(node) for node in self._accumulators.values()):
                 return True
-        except RuntimeError:  # what torch answers within `torch.autograd.grad`
-            self._forward_summed = None  # that forward pass has had its backward pass
-            return False
-        self._refuse_replaced()
+            self._refuse_replaced()
+        except RuntimeError:  # what torch answers for inputs of `torch.autograd.grad` that are parameters
+            pass
+        self._forward_summed = None  # that forward pass has had its backward pass
         return False
 
     def _gradient_ready(self, param: torch.nn.Parameter) -> None:
