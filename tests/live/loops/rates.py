@@ -66,6 +66,16 @@ def two_optimizers(job: Job) -> None:
             optimizer.step()
 
 
+@loop(defers=None, says=None)
+def a_compiled_step(job: Job) -> None:
+    torch.compiler.reset()
+    step = torch.compile(lambda: job.optimizer.step(), backend="aot_eager")
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        job.backward()
+        step()
+
+
 # -- optimizers that keep the barrier ----------------------------------------------------------------------
 
 
