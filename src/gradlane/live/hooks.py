@@ -50,7 +50,8 @@ def around_step(optimizer: torch.optim.Optimizer, before: Callable[..., None], a
 
     Hooks of the script's own, whenever it registers them, then see gradients and parameters as they are under DDP.
     """
-    before, after = torch.compiler.disable(before), torch.compiler.disable(after)  # a compiled step breaks its graph there
+    # a compiled step breaks its graph there
+    before, after = torch.compiler.disable(before), torch.compiler.disable(after)  # type: ignore[no-untyped-call]
     befores: Any = optimizer._optimizer_step_pre_hooks  # ordered dictionaries
     afters: Any = optimizer._optimizer_step_post_hooks
     first = optimizer.register_step_post_hook(after)
