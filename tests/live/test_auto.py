@@ -28,7 +28,8 @@ def test_auto_ends_on_one_plan_on_all_ranks_and_every_step_on_the_way_equals_ddp
     assert second["lines"] == []
     auto = first["auto"]
     look, *later = auto.looks  # a busy machine may have it look again
-    assert first["lines"][: 1 + len(later)] == [f"gradlane: {each.verdict}" for each in (look, *later)]
+    verdicts = [line for line in first["lines"] if "updates were needed" not in line]  # the loop looks at all of each step
+    assert verdicts[: 1 + len(later)] == [f"gradlane: {each.verdict}" for each in (look, *later)]
     assert auto.looks[-1].verdict.startswith(f"auto keeps {auto.kept}: ")
     assert look.tried[0].choice == auto.safe == SAFE
     assert look.tried

@@ -220,7 +220,9 @@ class BufferSync:
         return not now.same_values(self._last)
 
     def _listen(self, wait_until: WaitUntil, regular: bool) -> None:
-        self._ask()
+        self._ask(must_come=regular)  # where all only evaluate, it never does
+        if regular:
+            self._regular[0].must_come = True
         if self._at_end:
             changed = [(id(buffer), buffer._version) for buffer in self._buffers(converted=not regular)] != self._versions
             sent_at_end = self._wait(self._regular[0], wait_until)

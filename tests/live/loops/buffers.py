@@ -315,3 +315,10 @@ def evaluation_of_another_kind_on_each_rank(job: Job) -> None:
         job.model.train()
 
     _train(job, evaluate)
+
+
+@loop(model=Convolutions, defers=None, says=None)
+def a_model_trained_in_evaluation_mode(job: Job) -> None:
+    """Running statistics are used and not changed, as in fine-tuning."""
+    job.model.eval()
+    _train(job, lambda step: None)

@@ -64,7 +64,7 @@ def copies_of_gradients_kept(job: Job) -> None:
     _keep(job, lambda param: param.grad.clone())
 
 
-@loop(defers=None, says=SHARED)
+@loop(defers=None, says=None)
 def one_gradient_taken_once_and_read_in_each_step(job: Job) -> None:
     job.backward()
     gradient = job.model.layers[1].weight.grad
