@@ -8,6 +8,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,13 +48,13 @@ PyMODINIT_FUNC PyInit_reader() { return PyModule_Create(&reader); }
 @functools.cache
 def _reader() -> Any:
     """An extension whose `copied(tensor)` reads the tensor's memory; rank 0 compiles it, once for all ranks in this folder."""
-    store = dist.distributed_c10d._get_default_store()
-    if dist.get_rank() != 0:
-        store.wait(
-            ["reader"], timedelta(seconds=110)
-        )  # half a minute of one processor: a collective would give up on a busy one
-    folder = os.environ["RANKS_FOLDER"]
-    module = load_inline("reader", [CPP], build_directory=folder, no_implicit_headers=True, extra_cflags=["-O0"])
+    store, folder = dist.distributed_c10d._get_default_store(), Path(os.environ["RANKS_FOLDER"])
+    if dist.get_rank() == 0:
+        (folder / "lock").unlink(missing_ok=True)  # of a rank that was ended while it compiled
+    else:
+        # half a minute of one processor, so that a collective would give up on a busy one
+        store.wait(["reader"], timedelta(seconds=110))
+    module = load_inline("reader", [CPP], build_directory=str(folder), no_implicit_headers=True, extra_cflags=["-O0"])
     store.set("reader", "compiled")
     return module
 
