@@ -82,6 +82,13 @@ class Owed:
         while self._steps:
             self.make_current(next(iter(self._steps)))
 
+    def forget(self) -> None:
+        """The job has failed: what is owed will never be made, and the script has its optimizers to itself."""
+        for step in self._steps.values():
+            pending.unwatch_state(step.optimizer)
+        self._steps.clear()
+        doors.nothing_is_owed(self)
+
     def _update(self, step: DeferredStep, tensors: list[int]) -> None:
         began = now_ns()
         before: list[torch.Tensor | None] = []

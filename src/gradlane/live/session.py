@@ -659,6 +659,7 @@ class Session(Attached):
                     self._verifier.close()
         finally:
             self._detach_hooks()
+            self._owed.forget()
             for param, wrapper in zip(self._params, self._wrappers, strict=True):
                 pending.unwatch(param)
                 if param.grad is wrapper:  # where the job has failed a slot holds this rank's part at best
