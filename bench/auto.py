@@ -31,15 +31,15 @@ import msgspec
 
 from bench.auto_varying import Counted
 from gradlane import lab, zoo
-from gradlane.cli.trials import Trial, at_ratio, run_all
+from gradlane.compare.arms import BASELINE, ArmSpec
+from gradlane.compare.records import Cell
+from gradlane.compare.runner import Trial, at_ratio, run_all
 from gradlane.core import files
-from gradlane.core.arms import BASELINE, ArmSpec
-from gradlane.core.chosen import AUTO
+from gradlane.core.backends import EXECUTORS, BackendName
 from gradlane.core.cluster import Link, Step
-from gradlane.core.executors import EXECUTORS, BackendName
 from gradlane.core.plan import Plan
-from gradlane.report.sweep import Cell
-from gradlane.tune import catalog
+from gradlane.core.search_log import AUTO
+from gradlane.planning import catalog
 
 MODELS = ("resnet50", "vgg16", "inception-v3", "bert-base", "gpt2", "alexnet", "resnet152", "transformer-base")
 _WARM_UP_S, _EVERY_NS, _RATES = 20.0, 5 * 10**9, 200

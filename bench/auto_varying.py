@@ -14,10 +14,10 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from gradlane.compare.arms import BASELINE, ArmSpec
+from gradlane.compare.worker import Arm, Device
 from gradlane.core import files
-from gradlane.core.arms import BASELINE, ArmSpec
 from gradlane.core.profile import Profile
-from gradlane.live.comparison import Arm, Device
 
 _TOGETHER = 5  # iterations between two times at which ranks agree whether it is over
 

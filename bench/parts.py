@@ -18,9 +18,9 @@ from gradlane import policies
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from gradlane.dispatch import Dispatcher
-from gradlane.live.deferral import DeferredStep
-from gradlane.sim import make_plan
+from gradlane.live.session.deferred_step import DeferredStep
+from gradlane.planning.plans import make_plan
+from gradlane.schedule import Dispatcher
 
 LAYERS = 200
 TURNS = 40

@@ -18,9 +18,10 @@ from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
 from gradlane.core.collectives import all_reduce
 from gradlane.core.place import Place
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from gradlane.sim import Job, iteration_ns, make_plan
+from gradlane.planning.plans import make_plan
+from gradlane.planning.searched import Searched
+from gradlane.sim import Job, iteration_ns
 from gradlane.sim.servers import simulation
-from gradlane.tune.searched import Searched
 
 TEN_GBIT = 1_250_000_000
 

@@ -13,7 +13,7 @@ import time
 
 from gradlane import lab
 from gradlane.core.network import Network, Piece, Sharing
-from gradlane.sim.turns import Turns
+from gradlane.sim.shared_link import Turns
 from gradlane.units import format_bytes, parse_rate
 
 MIB = 2**20
@@ -24,7 +24,7 @@ def rank() -> None:
     import torch
     import torch.distributed as dist
 
-    from gradlane.live.probe import sharing
+    from gradlane.live.backends.probe import sharing
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -83,7 +83,7 @@ def rank(net: str, policy: str, backend: Any) -> None:
     from torch import nn
 
     import gradlane
-    from gradlane.live.demo import DigitsNet
+    from gradlane.compare.demo import DigitsNet
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -23,8 +23,8 @@ from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
+from gradlane.planning.plans import make_plan
 from gradlane.plugin import Core, NodeSums
-from gradlane.sim import make_plan
 from gradlane.transport import Node, NodeOptions
 
 WORLD, STEPS, BATCH, RATE = 2, 101, 64, 0.2

@@ -21,8 +21,8 @@ from gradlane.core.cluster import Cluster
 from gradlane.core.collectives import all_reduce
 from gradlane.core.network import Network
 from gradlane.core.profile import Profile
-from gradlane.study import Case, Outcome, judge, knob_grid
-from gradlane.tune import catalog
+from gradlane.planning import catalog
+from gradlane.planning.questions import Case, Outcome, judge, knob_grid
 
 MESSAGE_STARTUP_NS = 300_000
 _A_NS, _B = 972_000, Fraction(197, 10**11)  # seconds a byte, MG-WFBP Fig. 4(a)

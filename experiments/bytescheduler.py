@@ -12,9 +12,10 @@ from gradlane import zoo
 from gradlane.core.cluster import Cluster
 from gradlane.core.place import Place
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from gradlane.sim import make_plan, simulate_servers
-from gradlane.study import Case
-from gradlane.tune import catalog
+from gradlane.planning import catalog
+from gradlane.planning.plans import make_plan
+from gradlane.planning.questions import Case
+from gradlane.sim import simulate_servers
 
 TITLE = "ByteScheduler (SOSP '19)"
 MB = 10**6

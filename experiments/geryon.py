@@ -13,9 +13,10 @@ from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
 from gradlane.core.place import Place
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from gradlane.sim import Job, make_plan, simulate_jobs
+from gradlane.planning import catalog
+from gradlane.planning.plans import make_plan
+from gradlane.sim import Job, simulate_jobs
 from gradlane.sim.passes import forward_ends
-from gradlane.tune import catalog
 
 TITLE = "Geryon (INFOCOM '20)"
 BATCHES = {"alexnet": 512, "vgg19": 64, "resnet50": 64, "yolo": 64}

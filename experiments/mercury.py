@@ -8,8 +8,8 @@ from experiments.assumptions import GBIT, servers, speed, tuned_bytescheduler
 from experiments.table import Row
 from gradlane import zoo
 from gradlane.core.cluster import Cluster
-from gradlane.study import Case, needed_rates
-from gradlane.tune import catalog
+from gradlane.planning import catalog
+from gradlane.planning.questions import Case, needed_rates
 
 TITLE = "Mercury (TPDS '23)"
 MODELS = {"vgg16-cifar10": 128, "vgg16": 32, "vgg19": 32, "alexnet": 512, "resnet50": 32, "bert-base": 32}

@@ -8,8 +8,8 @@ from experiments.assumptions import k80_cluster
 from experiments.table import Row
 from gradlane import trace, zoo
 from gradlane.core.profile import Profile
-from gradlane.study import Case, judge
-from gradlane.tune import catalog
+from gradlane.planning import catalog
+from gradlane.planning.questions import Case, judge
 
 TITLE = "MG-WFBP (TPDS '21), simulation to 2048 workers"
 WORKERS = [2**power for power in range(2, 12)]

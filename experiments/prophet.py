@@ -10,8 +10,8 @@ from experiments.assumptions import GBIT, servers
 from experiments.table import Row
 from gradlane import zoo
 from gradlane.core.profile import Profile
-from gradlane.study import Case, judge
-from gradlane.tune import catalog
+from gradlane.planning import catalog
+from gradlane.planning.questions import Case, judge
 
 TITLE = "Prophet (ICPP '21)"
 BATCH = 64

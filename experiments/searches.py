@@ -24,8 +24,8 @@ from gradlane.core.collectives import all_reduce
 from gradlane.core.network import Network
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile
-from gradlane.study import Case, judge
-from gradlane.tune.search import GaussianProcess, Grid, Momentum, Prior, Search, Space, predicted
+from gradlane.planning.questions import Case, judge
+from gradlane.planning.search import GaussianProcess, Grid, Momentum, Prior, Search, Space, predicted
 
 MODELS = (("VGG-16", "vgg16"), ("Transformer", "transformer-base"))
 RATES_GBIT = (10, 25)

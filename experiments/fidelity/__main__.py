@@ -19,12 +19,12 @@ from experiments.fidelity.anatomy import Anatomy, dissect
 from experiments.fidelity.page import page
 from experiments.fidelity.results import Results, TrialResult, backend_of, policy_of, read, spread, write
 from gradlane import zoo
-from gradlane.cli.trials import Trial, at_ratio, cells_of, predicted, run_all
+from gradlane.compare.arms import BASELINE, ArmSpec
+from gradlane.compare.runner import Trial, at_ratio, cells_of, predicted, run_all
 from gradlane.core import files
-from gradlane.core.arms import BASELINE, ArmSpec
-from gradlane.core.executors import EXECUTORS
+from gradlane.core.backends import EXECUTORS
 from gradlane.core.timeline import Timeline
-from gradlane.tune import catalog
+from gradlane.planning import catalog
 
 MODELS = ("alexnet", "vgg16", "googlenet", "resnet50", "inception-v3", "bert-base")
 RATIOS = (0.5, 1.0, 2.0)

@@ -9,9 +9,9 @@ from typing import Literal
 
 from experiments.fidelity.anatomy import STAGES
 from experiments.fidelity.results import BEST_WITHIN, RIVALS, Results, TrialResult, backend_of, policy_of, spread
-from gradlane.core.arms import BASELINE
-from gradlane.core.executors import BackendName
-from gradlane.report.sweep import Cell
+from gradlane.compare.arms import BASELINE
+from gradlane.compare.records import Cell
+from gradlane.core.backends import BackendName
 
 HEAD = """# How true the simulator is
 
@@ -61,7 +61,7 @@ hosts, and `python -m bench.turns 3` among three:
 
 `probe` and sessions measure single messages and streams of eight, and wait for sums as a session does, so that what Python
 costs on Gloo's threads is in the startup. Where a stream costs more than its messages alone, because some stall, its mean is
-what a message costs: a plan pays for those too. `gradlane.sim.turns` simulates it.
+what a message costs: a plan pays for those too. `gradlane.sim.shared_link` simulates it.
 
 A small message costs the processor more than the link, and on a slow link its bytes pass meanwhile: no message takes less than
 that, and a larger one no more for it (`Network.least_ns`). As a startup beside the bytes, fitted by a line, it came out

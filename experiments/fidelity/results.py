@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from experiments.fidelity.anatomy import Anatomy
-from gradlane.core.arms import BASELINE
-from gradlane.core.executors import BackendName
-from gradlane.report.sweep import Cell
+from gradlane.compare.arms import BASELINE
+from gradlane.compare.records import Cell
+from gradlane.core.backends import BackendName
 
 BEST_WITHIN = 1.03
 RIVALS = 3

@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.lab.operating import GBIT, Point, arm, cells, faster, of_best
 from experiments.lab.results import Measured
 from gradlane import zoo
-from gradlane.core.arms import ArmSpec
+from gradlane.compare.arms import ArmSpec
 
 KB, MB = 10**3, 10**6
 FIRST_COME = "experiments.lab.first_come:FirstCome"

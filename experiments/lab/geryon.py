@@ -15,9 +15,9 @@ import experiments.geryon as simulated
 from experiments.lab.operating import GBIT, STARTUP_NS, Point, arm, cells, efficiency, policy_of, ratio
 from experiments.lab.results import Measured
 from gradlane import lab, zoo
-from gradlane.core.arms import ArmSpec
+from gradlane.compare.arms import ArmSpec
 from gradlane.core.cluster import Cluster, Link
-from gradlane.study import Case, judge
+from gradlane.planning.questions import Case, judge
 
 KIB = 1024
 # a slice a message; with a threshold of 100 all are in one lane, first in, first out

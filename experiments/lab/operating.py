@@ -14,22 +14,23 @@ import msgspec
 
 from experiments.lab.results import Measured
 from gradlane import lab
-from gradlane.cli.jobs import fail, run_on_lab
-from gradlane.cli.trials import train_in_turns
+from gradlane.compare.arms import ALONE, ArmSpec
+from gradlane.compare.processes import run_on_lab
+from gradlane.compare.runner import train_in_turns
 from gradlane.core import files
-from gradlane.core.arms import ALONE, ArmSpec
+from gradlane.core.backends import BackendName
 from gradlane.core.cluster import Cluster, Host, Link, Step, Worker
-from gradlane.core.executors import BackendName
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
-from gradlane.study import Case
-from gradlane.study.sweep import Outcome, judge_plan
-from gradlane.tune import catalog
-from gradlane.tune.measured import where
+from gradlane.errors import RunError
+from gradlane.planning import catalog
+from gradlane.planning.measured import where
+from gradlane.planning.questions import Case
+from gradlane.planning.questions.sweep import Outcome, judge_plan
 from gradlane.units import format_rate
 
 GBIT = 10**9
@@ -168,7 +169,7 @@ def _run(point: Point, folder: Path) -> None:
     how = {"rounds": point.rounds, "steps": point.steps, "timeout_s": TIMEOUT_S, "measures": False}
     exit_code = train_in_turns(point.made(), arms, folder, partial(run_on_lab, point.spec()), **how)
     if exit_code:
-        fail(str(point), exit_code)
+        raise RunError(str(point), exit_code)
 
 
 def _simulated(point: Point, arm: ArmSpec, plan: Plan, network: Network, alone_ns: int) -> Outcome | None:

@@ -16,15 +16,17 @@ import msgspec
 
 from experiments.lab.operating import STARTUP_NS, Point, policy_of
 from gradlane import lab
-from gradlane.cli.jobs import fail, python_module, run_on_lab
+from gradlane.compare.arms import ArmSpec
+from gradlane.compare.processes import python_module, run_on_lab
 from gradlane.core import files
-from gradlane.core.arms import ArmSpec
 from gradlane.core.cluster import Cluster
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.profile import Profile
+from gradlane.errors import RunError
+from gradlane.planning.plans import make_plan
 from gradlane.sim import Job as SimulatedJob
-from gradlane.sim import make_plan, simulate_jobs
+from gradlane.sim import simulate_jobs
 
 SECONDS, TOGETHER = 12.0, 2  # how long each policy has, and how many iterations ranks do between asking whether it is over
 SIMULATED_ITERATIONS = 12
@@ -71,7 +73,7 @@ def _measured(points: Sequence[Point], folder: Path) -> list[float]:
             jobs.append(lab.JobSpec((0, 1), command=tuple(python_module("experiments.lab.sharing", [str(config)]))))
         exit_code = run_on_lab(msgspec.structs.replace(spec, jobs=tuple(jobs)), [])
         if exit_code:
-            fail("the jobs", exit_code)
+            raise RunError("the jobs", exit_code)
     moments: list[list[float]] = [json.loads(path.read_text()) for path in ends]
     both_from, both_to = max(each[TOGETHER] for each in moments), min(each[-1] for each in moments)
     # whole iterations only, as a few long ones are all that there may be
@@ -106,7 +108,7 @@ def main(path: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from gradlane.live.comparison import Arm, Device
+    from gradlane.compare.worker import Arm, Device
 
     job = msgspec.json.decode(Path(path).read_bytes(), type=Job)
     torch.set_num_threads(1)

@@ -15,6 +15,7 @@
        |  `- PeerFailed      it raised an exception and said so; carries the text
        |- AuthError          a process does not know the job's secret
        |- CapacityError      more was registered than a server agreed to hold
+       |- RunError           processes that a command started ended with an exit code other than 0
        `- CommunicationError a collective failed or ran out of time
           `- CorruptError    a checksum on the wire does not match
 
@@ -103,3 +104,11 @@ class AuthError(JobError):
 
 class CapacityError(JobError):
     """More tensors or bytes were registered than a server agreed to hold."""
+
+
+class RunError(JobError):
+    """Processes that were started ended with `exit_code`; their own output says why."""
+
+    def __init__(self, what: str, exit_code: int) -> None:
+        super().__init__(f"{what} ended with exit code {exit_code}; what went wrong is above")
+        self.exit_code = exit_code

@@ -10,19 +10,20 @@ from click.testing import CliRunner
 
 from gradlane.cli import main
 from gradlane.core import files
+from gradlane.core.backends import EXECUTORS
 from gradlane.core.cluster import Cluster
 from gradlane.core.collectives import all_reduce
-from gradlane.core.executors import EXECUTORS
 from gradlane.core.place import Place
 from gradlane.core.policy import replans
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError, PlanError
+from gradlane.planning import catalog
+from gradlane.planning.plans import accepted, make_plan
+from gradlane.planning.questions import Case, judge, judge_plan, sweep
+from gradlane.planning.ranking import Question, rank
+from gradlane.planning.searched import starting_plans
 from gradlane.policies.prophet import Prophet
-from gradlane.sim import accepted, iteration_ns, make_plan, planned_ahead, simulate, simulate_servers, simulate_unlike
-from gradlane.study import Case, judge, judge_plan, sweep
-from gradlane.tune import catalog
-from gradlane.tune.ranking import Question, rank
-from gradlane.tune.searched import starting_plans
+from gradlane.sim import iteration_ns, planned_ahead, simulate, simulate_servers, simulate_unlike
 
 MS, KIB = 10**6, 2**10
 # the gradients of a step become ready one after another, as they are measured; the steps end at 13, 53 and 100 ms

@@ -9,15 +9,16 @@ from hypothesis import given, settings
 
 from gradlane import policies
 from gradlane.core import files
+from gradlane.core.backends import why_not
 from gradlane.core.checks import check_plan, check_timeline
-from gradlane.core.executors import why_not
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
-from gradlane.sim import iteration_ns, make_plan, simulate
+from gradlane.planning.plans import make_plan
+from gradlane.sim import iteration_ns, simulate
 from tests.unit.strategies import networks, profiles
 
 every_policy = pytest.mark.parametrize("name", policies.names())

@@ -15,8 +15,9 @@ from gradlane.core.cluster import Cluster, Step
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Lane
-from gradlane.dispatch import Log, LoggedDispatcher, replay
-from gradlane.sim import Job, make_plan, simulate, simulate_jobs, simulate_servers, simulate_unlike
+from gradlane.planning.plans import make_plan
+from gradlane.schedule import Log, LoggedDispatcher, replay
+from gradlane.sim import Job, simulate, simulate_jobs, simulate_servers, simulate_unlike
 from tests.unit.strategies import carried, chain, clusters, networks, plans, profiles
 
 over_all_reduce = pytest.mark.parametrize("name", policies.names("all-reduce"))

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from gradlane import lab
-from gradlane.core.chosen import Chosen
 from gradlane.core.cluster import Link, Step
+from gradlane.core.search_log import Chosen
 from gradlane.lab import HostSpec, LabSpec
 from tests.lab.test_lab import HERE
 

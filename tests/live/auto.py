@@ -14,16 +14,16 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradlane
-from gradlane.core.chosen import Chosen
 from gradlane.core.plan import Plan
+from gradlane.core.search_log import Chosen
 from gradlane.errors import JobError
-from gradlane.live.backend import Backend
-from gradlane.live.exchange import Exchange
-from gradlane.live.planning import Planner
-from gradlane.live.recorder import Recorder
-from gradlane.live.session import Session
-from gradlane.live.turns import Word, Words
-from gradlane.tune import catalog
+from gradlane.live.adapt.controller import Word, Words
+from gradlane.live.adapt.profiling import Planner
+from gradlane.live.backends.base import Backend
+from gradlane.live.comm.driver import Exchange
+from gradlane.live.comm.recorder import Recorder
+from gradlane.live.session.session import Session
+from gradlane.planning import catalog
 from tests.live.cases import bits_of, differences
 from tests.live.loops import GIVEN, log_lines, momentum
 from tests.live.models import Turnable

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradlane
 from gradlane.core.checks import check_timeline
-from gradlane.tune import catalog
+from gradlane.planning import catalog
 from tests.live.models import MODELS, OPTIMIZERS
 from tests.live.networks import counting_deferred_updates, slow_network
 from tests.live.streams import streams_on_the_host

@@ -7,7 +7,7 @@ from torch import nn
 
 import gradlane
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from gradlane.live.emulated import Emulated, coefficient
+from gradlane.emulation.model import Emulated, coefficient
 
 STEPS = 12
 LEARNING_RATE = 0.5

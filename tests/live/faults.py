@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import gradlane
-from gradlane.dispatch import Dispatcher
 from gradlane.errors import GradlaneError, JobError
-from gradlane.live import peers
+from gradlane.live.comm import control_channel
+from gradlane.schedule import Dispatcher
 from tests.live.cases import bits_of, differences
 from tests.live.loops import GIVEN, POLICIES, Mlp, momentum
 
@@ -146,7 +146,7 @@ def junk_on_the_control_port(rank: int, world: int) -> tuple[list[str], dict[str
         for step in range(8):
             if rank == 1 and step == 3:
                 address = session._exchange._peers._connections[0].socket.getpeername()
-                hello, header = peers.Frame.HELLO, peers._HEADER
+                hello, header = control_channel.Frame.HELLO, control_channel._HEADER
                 for _ in range(200):
                     knock(b"")
                 doors = {
@@ -156,7 +156,7 @@ def junk_on_the_control_port(rank: int, world: int) -> tuple[list[str], dict[str
                     "version": knock(header.pack(b"GLP1", hello, 9, 0, 1, 32) + b"0" * 32),
                     "token": knock(header.pack(b"GLP1", hello, 1, 0, 1, 32) + b"0" * 32),
                     "rank": knock(header.pack(b"GLP1", hello, 1, 0, 7, 32) + b"0" * 32),
-                    "twice": knock(header.pack(b"GLP1", peers.Frame.FAIL, 1, 0, 1, 5) + b"\3\0\0\0\0"),
+                    "twice": knock(header.pack(b"GLP1", control_channel.Frame.FAIL, 1, 0, 1, 5) + b"\3\0\0\0\0"),
                 }
                 refused = {name: _is_refused(door) for name, door in doors.items()}
             _step(model, optimizer, generator)

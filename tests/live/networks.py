@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
-from gradlane.live.allreduce import AllReduce
-from gradlane.live.deferral import DeferredStep
-from gradlane.live.servers import Servers
+from gradlane.live.backends.all_reduce import AllReduce
+from gradlane.live.backends.parameter_server import Servers
+from gradlane.live.session.deferred_step import DeferredStep
 
 
 class Late:
@@ -45,8 +45,8 @@ class LateServers(Late, Servers):
 def slow_network() -> Iterator[type[Late]]:
     """Sessions attached inside have a slow network; its `delay_s` may be changed."""
     with (
-        patch("gradlane.live.attachment.AllReduce", LateAllReduce),
-        patch("gradlane.live.attachment.Servers", LateServers),
+        patch("gradlane.live.startup.attach.AllReduce", LateAllReduce),
+        patch("gradlane.live.startup.attach.Servers", LateServers),
         patch.object(Late, "delay_s", Late.delay_s),
     ):
         yield Late

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import gradlane
+from gradlane.compare.demo import SIDE, Digits
 from gradlane.errors import GradlaneError, JobError, UnsupportedError
-from gradlane.live.demo import SIDE, Digits
-from gradlane.live.overrides import Overrides, override
+from gradlane.live.startup.overrides import Overrides, override
 from tests.live.cases import differences
 from tests.live.loops import LOOPS, Job, Mlp, adam, bits, momentum, under_ddp
 

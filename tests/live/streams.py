@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 
-from gradlane.live.streams import Event
+from gradlane.live.backends.streams import Event
 
 
 class OnHost:
@@ -88,5 +88,5 @@ class HostStreams:
 def streams_on_the_host(eager: bool) -> Iterator[HostStreams]:
     """Sessions attached inside take the CPU for a device with streams."""
     streams = HostStreams(eager)
-    with patch("gradlane.live.attachment.streams_of", lambda device: streams):
+    with patch("gradlane.live.startup.attach.streams_of", lambda device: streams):
         yield streams

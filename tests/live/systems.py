@@ -13,8 +13,8 @@ import gradlane
 from gradlane.core.checks import check_timeline
 from gradlane.core.timeline import Timeline
 from gradlane.errors import JobError, UnsupportedError
-from gradlane.live import allreduce, marking
-from gradlane.live.session import Session
+from gradlane.live.backends import all_reduce, sockets
+from gradlane.live.session.session import Session
 from tests.live.loops import GIVEN, Mlp, momentum
 from tests.live.networks import slow_network
 
@@ -62,17 +62,17 @@ def marks_of_groups(rank: int, world: int) -> tuple[list[list[tuple[int, int]]],
     with session:
         _train(model, optimizer, 6, rank)
         backend = session._backend
-        assert isinstance(backend, allreduce.AllReduce)
+        assert isinstance(backend, all_reduce.AllReduce)
         # other threads of torch.distributed may open connections meanwhile
         sockets = [backend._groups.sockets(group) for group in range(len(backend._groups))]
         of_groups = [[mark for mark in _marks(group) if mark != (0, 0)] for group in sockets]
-        return of_groups, _marks(marking.open_sockets().difference(*sockets))
+        return of_groups, _marks(sockets.open_sockets().difference(*sockets))
 
 
-def _marks(sockets: marking.Sockets) -> list[tuple[int, int]]:
+def _marks(sockets: sockets.Sockets) -> list[tuple[int, int]]:
     found = []
     for fd, _ in sockets:
-        if marking.ends_of(fd) is not None:
+        if sockets.ends_of(fd) is not None:
             with socket.socket(fileno=os.dup(fd)) as one:
                 tos = one.getsockopt(socket.IPPROTO_IP, socket.IP_TOS)
                 found.append((tos, one.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY)))

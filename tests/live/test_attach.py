@@ -12,16 +12,16 @@ from torch import nn
 
 import gradlane
 from gradlane import policies
+from gradlane.core.backends import EXECUTORS
 from gradlane.core.cluster import Cluster
-from gradlane.core.executors import EXECUTORS
 from gradlane.core.files import dumps
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError, JobError, PlanError, UnsupportedError
-from gradlane.sim import make_plan
-from gradlane.study import Case, judge, sweep
+from gradlane.planning.plans import make_plan
+from gradlane.planning.questions import Case, judge, sweep
 from tests.live.loops import Mlp, momentum
 
 GIVEN = Network.line(1, startup_ns=20_000, bytes_per_second=10**9)

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from gradlane.cli.launch import launch
-from gradlane.core.executors import EXECUTORS
+from gradlane.core.backends import EXECUTORS
 from gradlane.errors import InputError
-from gradlane.tune import catalog
-from gradlane.tune.ranking import SAFE
+from gradlane.planning import catalog
+from gradlane.planning.ranking import SAFE
 from tests.live.cases import said_whatever_the_time
 from tests.live.ranks import Ranks
 from tests.live.test_commands import EXAMPLE, gradlane

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from gradlane import lab
+from gradlane.compare.records import Comparison
 from gradlane.core import files
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
-from gradlane.report.table import Comparison
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "train.py"

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from gradlane import zoo
-from gradlane.cli.jobs import run_on_loopback
-from gradlane.cli.trials import at_ratio, train_in_turns
-from gradlane.core.arms import ALONE, BASELINE, ArmSpec
+from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
+from gradlane.compare.processes import run_on_loopback
+from gradlane.compare.runner import at_ratio, train_in_turns
 
 POLICIES = ("wfbp", "mg-wfbp", "blocks")
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
+from gradlane.emulation.device import Device, ThreadClock
+from gradlane.emulation.model import coefficient
 from gradlane.errors import InputError
 from gradlane.lab import emulated
-from gradlane.live.device import Device, ThreadClock
-from gradlane.live.emulated import coefficient
 from tests.live import emulation
 from tests.live.ranks import Ranks
 

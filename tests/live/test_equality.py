@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradlane.core.network import Network
-from gradlane.tune import catalog
+from gradlane.planning import catalog
 from tests.live.models import MODELS, OPTIMIZERS
 
 # so small that models of 100 KB travel in many messages

@@ -32,7 +32,7 @@ class Job:
 
     def start(self, rank: object, world: object) -> subprocess.Popen[str]:
         place = {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port)}
-        command = [sys.executable, "-m", "gradlane.live.boot", str(self._script)]
+        command = [sys.executable, "-m", "gradlane.live.startup.boot", str(self._script)]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env={**os.environ, **place}, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 

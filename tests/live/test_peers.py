@@ -7,7 +7,7 @@ from functools import partial
 
 import torch.distributed as dist
 
-from gradlane.live.peers import Peers
+from gradlane.live.comm.control_channel import Peers
 from tests.processes import AT_ONCE_S
 
 

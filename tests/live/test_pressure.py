@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from gradlane.live.pressure import Pressure
+from gradlane.live.adapt.contention import Pressure
 
 
 @pytest.fixture

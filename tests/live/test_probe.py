@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from gradlane.core import files
 from gradlane.core.network import Network, Sharing
-from gradlane.live.probe import STREAM, measure, sweep, sweep_streams
+from gradlane.live.backends.probe import STREAM, measure, sweep, sweep_streams
 from tests.live.ranks import Ranks
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradlane import policies
-from gradlane.core.executors import EXECUTORS, refuse_what_cannot_be_done
+from gradlane.core.backends import EXECUTORS, refuse_what_cannot_be_done
 from gradlane.core.network import Network
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import PlanError

@@ -11,7 +11,7 @@ from gradlane import policies
 from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Plan
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from gradlane.live.servers import marks
+from gradlane.live.backends.parameter_server import marks
 from gradlane.transport import Lane as Mark
 from gradlane.transport import Node, NodeOptions
 from tests.live.cases import differences

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gradlane.tune import catalog
+from gradlane.planning import catalog
 from tests.live.cases import differences
 from tests.live.ranks import Ranks
 from tests.live.test_commands import EXAMPLE, gradlane

@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
-from gradlane.live.arena import MessageBuffer
-from gradlane.live.staging import Staging
-from gradlane.live.streams import DeviceStreams
+from gradlane.live.backends.gradient_buffers import MessageBuffer
+from gradlane.live.backends.staging import Staging
+from gradlane.live.backends.streams import DeviceStreams
 from tests.live.streams import HostStreams
 
 POLICIES = {

@@ -10,7 +10,7 @@ from gradlane.cli.launch import launch
 from gradlane.core import files
 from gradlane.core.tuned import Tuned
 from gradlane.errors import InputError
-from gradlane.tune.tuning import TuneOptions
+from gradlane.planning.tuning import TuneOptions
 from tests.live.cases import said_whatever_the_time
 from tests.live.ranks import Ranks
 from tests.live.test_commands import EXAMPLE, gradlane

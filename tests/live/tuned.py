@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradlane
 from gradlane.core.tuned import Tuned
 from gradlane.errors import GradlaneError, JobError
-from gradlane.tune.tuning import TuneOptions
+from gradlane.planning.tuning import TuneOptions
 from tests.live.cases import bits_of, differences
 from tests.live.loops import GIVEN, Mlp, log_lines, momentum
 from tests.live.networks import counting_deferred_updates, slow_network

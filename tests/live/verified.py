@@ -9,8 +9,8 @@ import torch
 
 import gradlane
 from gradlane.errors import JobError
-from gradlane.live.exchange import Exchange
-from gradlane.live.owed import Owed
+from gradlane.live.comm.driver import Exchange
+from gradlane.live.session.deferred_updates import Owed
 from tests.live.cases import train
 from tests.live.loops import GIVEN
 from tests.live.models import MODELS, OPTIMIZERS

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from gradlane.core.marks import Mark
+from gradlane.core.traffic_class import Mark
 from gradlane.errors import CommunicationError, InputError
 from gradlane.transport import path
 from gradlane.transport.path import PathReport

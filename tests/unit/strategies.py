@@ -7,8 +7,8 @@ import itertools
 from hypothesis import strategies as st
 
 from gradlane import policies
-from gradlane.core.checking import MAX_BYTES
 from gradlane.core.cluster import Cluster, Host, Link, Server, Step, Worker
+from gradlane.core.fields import MAX_BYTES
 from gradlane.core.network import Network, Piece, Sharing
 from gradlane.core.place import Place
 from gradlane.core.plan import Lane, Message, Plan, Slice

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 
 from gradlane import zoo
 from gradlane.core.checks import check_plan
-from gradlane.core.chosen import Choice
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from gradlane.core.steps import Step, describe, steps, stepwise
-from gradlane.sim import iteration_ns, make_plan
-from gradlane.tune import catalog
-from gradlane.tune.choosing import Choosing
-from gradlane.tune.ranking import SAFE, Answer, Question, likeness, policy_of, rank
+from gradlane.core.search_log import Choice
+from gradlane.core.stepwise import Step, describe, steps, stepwise
+from gradlane.planning import catalog
+from gradlane.planning.choosing import Choosing
+from gradlane.planning.plans import make_plan
+from gradlane.planning.ranking import SAFE, Answer, Question, likeness, policy_of, rank
+from gradlane.sim import iteration_ns
 
 MS = 10**6
 A, B, C = Choice("blocks"), Choice("p3"), Choice("bytescheduler", {"partition_bytes": 2**20})
@@ -135,7 +136,7 @@ def test_servers_are_predicted_with_the_policies_that_only_they_carry(servers):
 
 def test_asked_as_a_process_it_answers_the_same():
     question = Question(PROFILE, NETWORK, "all-reduce", 0, look=1, most=2, budget_ns=1)
-    command = [sys.executable, "-m", "gradlane.tune.ranking"]
+    command = [sys.executable, "-m", "gradlane.planning.ranking"]
     done = subprocess.run(command, input=msgspec.json.encode(question), capture_output=True, check=True, timeout=60)
     assert msgspec.json.decode(done.stdout, type=Answer).worth_trying[0] == rank(question).worth_trying[0]
 

@@ -11,7 +11,8 @@ from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
 from gradlane.core.network import Network, Piece
 from gradlane.core.place import Place
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from gradlane.sim import iteration_ns, make_plan, simulate_servers
+from gradlane.planning.plans import make_plan
+from gradlane.sim import iteration_ns, simulate_servers
 from gradlane.sim.bounds import _all_arrive_ns, efficiency, lower_bound_ns, oracle_ns, speedup
 from tests.unit.oracles import mercury_optimum
 from tests.unit.strategies import LAYERS, carried, chain, clusters, networks, profiles

@@ -14,7 +14,7 @@ from gradlane.cli import main
 from gradlane.core.checks import check_plan
 from gradlane.core.network import Network
 from gradlane.errors import InputError
-from gradlane.tune import catalog
+from gradlane.planning import catalog
 from tests.unit.strategies import networks, profiles
 
 REPOSITORY = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
-from gradlane.tune import catalog
+from gradlane.planning import catalog
 
 MIB = 2**20
 
@@ -238,7 +238,8 @@ def test_emitting_for_a_crossing_policy_ends_with_code_2(inputs):
 
 def test_planning_and_reporting_import_no_torch():
     modules = (
-        "gradlane, gradlane.cli.plan, gradlane.cli.policies, gradlane.tune.fit, gradlane.report.perfetto, gradlane.report.table"
+        "gradlane, gradlane.cli.plan, gradlane.cli.policies, gradlane.planning.fit, gradlane.report.perfetto, "
+        "gradlane.report.table"
     )
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

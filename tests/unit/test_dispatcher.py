@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import TensorSpec
-from gradlane.dispatch import Dispatcher
+from gradlane.schedule import Dispatcher
 from tests.unit.strategies import plans
 
 

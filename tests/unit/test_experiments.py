@@ -19,7 +19,7 @@ from gradlane.core.checks import check_plan
 from gradlane.core.cluster import Link
 from gradlane.core.network import Network
 from gradlane.core.timeline import Timeline
-from gradlane.tune.search import GaussianProcess, Grid, Prior
+from gradlane.planning.search import GaussianProcess, Grid, Prior
 
 NO_DATA = Path("nowhere")
 MB = 10**6

@@ -9,9 +9,9 @@ from experiments.fidelity.anatomy import Gap, dissect
 from experiments.fidelity.page import page
 from experiments.fidelity.results import Results, TrialResult, read, spread, write
 from gradlane import policies
+from gradlane.compare.records import Cell
 from gradlane.core.network import Network
 from gradlane.core.timeline import Timeline
-from gradlane.report.sweep import Cell
 from gradlane.sim import simulate
 from tests.unit.strategies import chain
 

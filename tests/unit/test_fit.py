@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gradlane.core.network import Network, Piece, Sharing
 from gradlane.errors import InputError
-from gradlane.tune.fit import LATENCY_STEPS, fit_network
+from gradlane.planning.fit import LATENCY_STEPS, fit_network
 
 SIZES = [4 * 2**power for power in range(20)]
 RECORDED = Path(__file__).parents[3] / "shared" / "data" / "b-caffe-googlenet-k80"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gradlane.core.network import Network
 from gradlane.core.plan import Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from gradlane.tune.monitor import (
+from gradlane.planning.monitor import (
     CROWD_PATIENCE,
     CROWDED,
     LEARN,
@@ -21,7 +21,7 @@ from gradlane.tune.monitor import (
     observe,
     slowed,
 )
-from gradlane.tune.pattern import shift_of, with_pattern
+from gradlane.planning.pattern import shift_of, with_pattern
 from tests.unit.strategies import profiles
 
 MS = 10**6

@@ -16,10 +16,10 @@ from gradlane.core.network import Network
 from gradlane.core.policy import KnobRange, tunable
 from gradlane.core.profile import TensorSpec
 from gradlane.errors import InputError
+from gradlane.planning import search
+from gradlane.planning.search import GaussianProcess, Grid, Momentum, Prior, Search, Space
+from gradlane.planning.search.gaussian import expected_improvement
 from gradlane.sim import iteration_ns
-from gradlane.tune import search
-from gradlane.tune.search import GaussianProcess, Grid, Momentum, Prior, Search, Space
-from gradlane.tune.search.gaussian import expected_improvement
 
 every_search = pytest.mark.parametrize("name", search.NAMES)
 MODEL = (TensorSpec("small", 2**20), TensorSpec("large", 63 * 2**20))
@@ -223,7 +223,7 @@ def test_without_scikit_learn_the_error_says_what_to_install():
     program = """
 import sys
 sys.modules["sklearn"] = None
-from gradlane.tune import search
+from gradlane.planning import search
 print(search.start("random", 2, 0).ask() is not None)
 try:
     search.start("gaussian-process", 2, 0)

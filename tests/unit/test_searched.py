@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 
 from gradlane import policies
+from gradlane.core.backends import why_not
 from gradlane.core.checks import check_plan, check_timeline
-from gradlane.core.executors import why_not
 from gradlane.core.network import Network, Piece, Sharing
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
+from gradlane.planning import catalog
+from gradlane.planning.batching import best_batches
+from gradlane.planning.schedule_problem import Ground, Order
+from gradlane.planning.searched import Searched
 from gradlane.sim import iteration_ns, planned_ahead, simulate
-from gradlane.tune import catalog
-from gradlane.tune.batching import best_batches
-from gradlane.tune.order import Ground, Order
-from gradlane.tune.searched import Searched
 from tests.unit.strategies import networks, profiles
 
 QUICK = Searched(moves=300)

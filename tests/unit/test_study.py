@@ -8,9 +8,9 @@ from gradlane import zoo
 from gradlane.core.cluster import Cluster
 from gradlane.core.network import Network
 from gradlane.errors import InputError
+from gradlane.planning import catalog
+from gradlane.planning.questions import Case, judge, knob_grid, needed_rates, sweep
 from gradlane.sim import iteration_ns, planned_ahead, simulate
-from gradlane.study import Case, judge, knob_grid, needed_rates, sweep
-from gradlane.tune import catalog
 from tests.unit.strategies import chain, networks, profiles
 
 PROFILE = chain((1_000_000, 4_000_000, 0, 500_000), (2_000_000, 1_000_000, 0, 500_000))

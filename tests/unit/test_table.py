@@ -6,8 +6,9 @@ import json
 import pytest
 from rich.console import Console
 
+from gradlane.compare.records import Comparison, Result
 from gradlane.errors import FormatError, InputError
-from gradlane.report.table import Comparison, Result, render
+from gradlane.report.table import render
 
 MS = 1_000_000
 COMPARISON = Comparison(

@@ -15,9 +15,9 @@ from gradlane.cli import main
 from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.errors import FormatError, InputError
+from gradlane.planning.fit import fit_network
 from gradlane.trace import chakra
 from gradlane.trace.source import load
-from gradlane.tune.fit import fit_network
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 recorded = pytest.mark.skipif(not DATA.is_dir(), reason="the recordings of others are not beside this checkout")

@@ -7,15 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradlane import policies
+from gradlane.core.backends import why_not
 from gradlane.core.cluster import Cluster
-from gradlane.core.executors import why_not
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
-from gradlane.core.steps import stepwise
+from gradlane.core.stepwise import stepwise
 from gradlane.core.timeline import Span
+from gradlane.planning.plans import make_plan
 from gradlane.policies.geryon import Geryon
-from gradlane.sim import iteration_ns, make_plan, simulate, simulate_servers
+from gradlane.sim import iteration_ns, simulate, simulate_servers
 from tests.unit.oracles import mercury_optimum
 from tests.unit.strategies import LAYERS, chain, networks, profiles
 

@@ -11,10 +11,10 @@ from gradlane import policies, zoo
 from gradlane.core.network import Network
 from gradlane.core.policy import KnobRange
 from gradlane.errors import InputError
+from gradlane.planning import search
+from gradlane.planning.search import Grid, Space
+from gradlane.planning.tuning import TuneOptions, Tuning
 from gradlane.sim import iteration_ns
-from gradlane.tune import search
-from gradlane.tune.search import Grid, Space
-from gradlane.tune.tuning import TuneOptions, Tuning
 
 MS = 10**6
 SPACE = Space(policies.get("p3", slice_bytes=64), {"slice_bytes": KnobRange(64, 64 * 2**10)})  # ten octaves

@@ -12,7 +12,7 @@ from gradlane.core.cluster import Link, Step
 from gradlane.core.network import Network, Piece, Sharing
 from gradlane.errors import InputError
 from gradlane.sim import iteration_ns
-from gradlane.sim.turns import Turns
+from gradlane.sim.shared_link import Turns
 from tests.unit.strategies import networks, profiles
 
 # a byte a nanosecond; of a startup of 100 are 60 latency and 40 handling

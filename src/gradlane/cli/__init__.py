@@ -1,7 +1,7 @@
 """The command line. Each command is a file of this package and is imported when it is called.
 
-Only this layer reads the environment, prints, and turns errors into exit codes: 0 done, 1 the work failed,
-2 the input was not usable.
+Only this layer prints and turns errors into exit codes: 0 done, 1 the work failed, 2 the input was not usable; where
+processes that it started failed, theirs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from gradlane.errors import GradlaneError, InputError
+from gradlane.errors import GradlaneError, InputError, RunError
 
 # command -> what `gradlane --help` says of it; the module of the same name holds a click command `command`
 _COMMANDS = {
@@ -49,7 +49,7 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except GradlaneError as error:
             click.echo(f"gradlane: {error}", err=True)
-            ctx.exit(2 if isinstance(error, InputError) else 1)
+            ctx.exit(error.exit_code if isinstance(error, RunError) else 2 if isinstance(error, InputError) else 1)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -17,8 +17,8 @@ from gradlane.core.collectives import ALGORITHMS, all_reduce
 from gradlane.core.network import MAX_WORKERS, Network
 from gradlane.core.profile import Profile
 from gradlane.errors import FormatError, InputError
-from gradlane.study import Case
-from gradlane.study.sweep import Where
+from gradlane.planning.questions import Case
+from gradlane.planning.questions.sweep import Where
 from gradlane.units import format_bytes, format_ns, format_rate, parse_ns, parse_rate
 
 PROFILE_HELP = "PROFILE is a file or a name of `gradlane zoo`."

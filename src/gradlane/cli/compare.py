@@ -17,22 +17,24 @@ import msgspec
 from rich.console import Console
 
 from gradlane.cli.cases import parse_counts, read_profile
-from gradlane.cli.jobs import fail, rate_or_none, run_on_ranks
-from gradlane.cli.trials import Trial, run_all
+from gradlane.cli.options import rate_or_none
+from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
+from gradlane.compare.processes import run_on_ranks
+from gradlane.compare.records import Comparison, Result, Sweep
+from gradlane.compare.runner import Trial, run_all
 from gradlane.core import files
-from gradlane.core.arms import ALONE, BASELINE, ArmSpec
-from gradlane.core.checking import need
-from gradlane.core.chosen import AUTO
-from gradlane.core.executors import EXECUTORS
+from gradlane.core.backends import EXECUTORS
+from gradlane.core.fields import need
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
+from gradlane.core.search_log import AUTO
 from gradlane.core.timeline import Timeline
-from gradlane.errors import InputError
+from gradlane.errors import InputError, RunError
 from gradlane.lab.gauges import read_samples
+from gradlane.planning import catalog
 from gradlane.report.perfetto import LinkCount, chrome_trace
-from gradlane.report.sweep import Sweep, render_sweep
-from gradlane.report.table import Comparison, Result, render
-from gradlane.tune import catalog
+from gradlane.report.sweep import render_sweep
+from gradlane.report.table import render
 
 _LINKS = "links.jsonl"
 
@@ -104,9 +106,9 @@ def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out:
         timeout_s = options.pop("timeout")
         path = Path(scratch, "config.json")
         path.write_bytes(msgspec.json.encode({"out": str(folder), "arms": arms, "timeout_s": timeout_s, **options}))
-        exit_code = run_on_ranks("gradlane.live.comparison", [str(path)], counts[0], rates[0], loopback, folder / _LINKS)
+        exit_code = run_on_ranks("gradlane.compare.worker", [str(path)], counts[0], rates[0], loopback, folder / _LINKS)
         if exit_code:
-            fail("the comparison", exit_code)
+            raise RunError("the comparison", exit_code)
         first = msgspec.json.decode((folder / "rank-0.json").read_bytes())
         comparison = _comparison(first, counts[0], rates[0])
         (folder / "comparison.json").write_bytes(comparison.to_json())

@@ -1,6 +1,6 @@
 """`gradlane launch`: torchrun, with gradlane's options, for any training script.
 
-The options travel to the ranks in environment variables; in each rank `gradlane.live.boot` reads them and then runs
+The options travel to the ranks in environment variables; in each rank `gradlane.live.startup.boot` reads them and then runs
 the script. This process itself trains nothing. torch is imported only when something is launched.
 """
 
@@ -22,15 +22,15 @@ import msgspec
 from gradlane import policies
 from gradlane.cli.knobs import parse_knobs
 from gradlane.core import files
-from gradlane.core.checking import need_int
-from gradlane.core.chosen import AUTO
-from gradlane.core.executors import EXECUTORS
+from gradlane.core.backends import EXECUTORS
+from gradlane.core.fields import need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import tunable
+from gradlane.core.search_log import AUTO
 from gradlane.core.tuned import Tuned
-from gradlane.errors import InputError, JobError, UnsupportedError
-from gradlane.tune import catalog
+from gradlane.errors import InputError, UnsupportedError
+from gradlane.planning import catalog
 from gradlane.units import parse_bytes
 
 _USAGE = "gradlane launch [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]..."
@@ -94,15 +94,13 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
     Raises `InputError` before anything is started where an option cannot be used, and `JobError` where a rank failed.
     """
     try:
-        from torch.distributed import run as torchrun
-        from torch.distributed.elastic.multiprocessing.api import SignalException
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from gradlane.live.startup import torchrun
     except ImportError as error:
         raise UnsupportedError(
             f"launch needs torch, which cannot be imported ({error}); install it with: pip install 'gradlane[torch]'"
         ) from error
     parser = _Parser(
-        usage=_USAGE, parents=[torchrun.get_args_parser()], add_help=False, conflict_handler="resolve", allow_abbrev=False
+        usage=_USAGE, parents=[torchrun.arguments()], add_help=False, conflict_handler="resolve", allow_abbrev=False
     )
     _add_options(parser)
     given = parser.parse_args(list(arguments))
@@ -112,19 +110,9 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
     os.environ.update(_variables(given))
     os.environ.update(environment or {})
     given.training_script_args = [given.training_script, *given.training_script_args]
-    given.module, given.training_script = True, "gradlane.live.boot"
-    try:
-        with _servers_beside(given):
-            torchrun.run(given)  # type: ignore[no-untyped-call]
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        how = f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
-        raise JobError(f"rank {rank} {how}, the first of {len(error.failures)} to fail; its own output says why") from None
-    except SignalException as error:
-        return 128 + int(error.sigval)
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    given.module, given.training_script = True, "gradlane.live.startup.boot"
+    with _servers_beside(given):
+        return torchrun.run(given)
 
 
 @contextmanager
@@ -197,7 +185,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _variables(given: argparse.Namespace) -> dict[str, str]:
-    """The options as the variables that `gradlane.live.boot` reads, each checked here, once, before N ranks do."""
+    """The options as the variables that `gradlane.live.startup.boot` reads, each checked here, once, before N ranks do."""
     variables: dict[str, str] = {}
     knobs = parse_knobs(given.knob)
     executor = EXECUTORS[given.backend or "all-reduce"]

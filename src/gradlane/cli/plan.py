@@ -25,16 +25,16 @@ from gradlane.cli.cases import (
     read_profile,
 )
 from gradlane.cli.knobs import parse_knobs
-from gradlane.cli.outputs import OUT_FILE
+from gradlane.cli.options import OUT_FILE
 from gradlane.cli.progress import bar
 from gradlane.core import files
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.errors import InputError
+from gradlane.planning import catalog
+from gradlane.planning.questions import Case, Outcome, judge, judge_plan
+from gradlane.planning.searched import Searched
 from gradlane.sim.bounds import lower_bound_ns
-from gradlane.study import Case, Outcome, judge, judge_plan
-from gradlane.tune import catalog
-from gradlane.tune.searched import Searched
 from gradlane.units import format_ns
 
 BASELINE = "ddp"

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gradlane import policies
-from gradlane.core.executors import EXECUTORS
-from gradlane.tune import catalog
+from gradlane.core.backends import EXECUTORS
+from gradlane.planning import catalog
 
 
 @click.command()

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gradlane import lab
-from gradlane.cli.jobs import fail, run_on_lab
-from gradlane.errors import InputError
+from gradlane.compare.processes import run_on_lab
+from gradlane.errors import InputError, RunError
 from gradlane.transport import path
 from gradlane.units import format_rate, parse_rate
 
@@ -32,7 +32,7 @@ def probe(
         arguments = [str(senders), str(seconds), *(["--json"] if as_json else [])]
         exit_code = run_on_lab(spec, [sys.executable, "-m", "gradlane.cli.priority_host", *arguments])
         if exit_code:
-            fail("the probe", exit_code)
+            raise RunError("the probe", exit_code)
 
 
 def _address(option: str, text: str) -> tuple[str, int]:

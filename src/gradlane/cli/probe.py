@@ -11,11 +11,12 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from gradlane.cli.jobs import fail, rate_or_none, run_on_ranks
+from gradlane.cli.options import rate_or_none
 from gradlane.cli.priority import probe as probe_priority
+from gradlane.compare.processes import run_on_ranks
 from gradlane.core import files
 from gradlane.core.network import Network
-from gradlane.errors import InputError
+from gradlane.errors import InputError, RunError
 from gradlane.units import format_bytes, format_ns, format_rate
 
 _PRIORITY_S = 3.0  # of two connections side by side, enough to tell
@@ -62,9 +63,11 @@ def command(
     if listen is not None or connect is not None:
         raise InputError("probe: got --listen or --connect without --priority, expected both")
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
-        exit_code = run_on_ranks("gradlane.live.probe_job", [scratch, str(seconds)], hosts, rate_or_none(link), link is None)
+        exit_code = run_on_ranks(
+            "gradlane.live.backends.probe_job", [scratch, str(seconds)], hosts, rate_or_none(link), link is None
+        )
         if exit_code:
-            fail("the probe", exit_code)
+            raise RunError("the probe", exit_code)
         network = files.read(Path(scratch, "network.json"), Network)
         samples = msgspec.json.decode(Path(scratch, "samples.json").read_bytes(), type=list[tuple[int, int]])
         streams = msgspec.json.decode(Path(scratch, "streams.json").read_bytes(), type=list[tuple[int, int, int]])

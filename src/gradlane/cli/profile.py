@@ -11,10 +11,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from gradlane.cli.jobs import fail, torchrun_here
+from gradlane.compare.processes import torchrun_here
 from gradlane.core import files
 from gradlane.core.profile import Profile
-from gradlane.core.steps import describe
+from gradlane.core.stepwise import describe
+from gradlane.errors import RunError
 from gradlane.units import format_bytes, format_ns
 
 
@@ -37,10 +38,10 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
     """
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
         environment = {**os.environ, "GRADLANE_PROFILE": scratch}
-        worker = [*torchrun_here(nproc), "-m", "gradlane.live.boot", script, *arguments]
+        worker = [*torchrun_here(nproc), "-m", "gradlane.live.startup.boot", script, *arguments]
         exit_code = subprocess.run(worker, env=environment, check=False).returncode
         if exit_code:
-            fail("the script", exit_code)
+            raise RunError("the script", exit_code)
         measured = Path(scratch, "profile.json")
         if not measured.exists():
             click.echo("gradlane: the script left no profile: did it call gradlane.attach, and run six iterations?", err=True)

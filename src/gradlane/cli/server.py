@@ -36,7 +36,7 @@ def command(ctx: click.Context, store: str, listen: str | None, memory: str | No
     # torch's own lines about a store that is gone say less than ours
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
-        from gradlane.live.serving import serve
+        from gradlane.live.backends.external_servers import serve
     except ImportError as error:
         raise UnsupportedError(
             f"server needs torch, which cannot be imported ({error}); install it with: pip install 'gradlane[torch]'"

@@ -22,12 +22,12 @@ from gradlane.cli.cases import (
     read_place,
     read_profile,
 )
-from gradlane.cli.outputs import OUT_FILE
+from gradlane.cli.options import OUT_FILE
 from gradlane.cli.progress import bar
 from gradlane.errors import InputError
+from gradlane.planning.questions import Outcome, sweep
 from gradlane.report import plots
 from gradlane.report.perfetto import chrome_trace
-from gradlane.study import Outcome, sweep
 from gradlane.units import format_ns, format_rate
 
 BASELINE = "ddp"

@@ -28,15 +28,15 @@ from gradlane.cli.cases import (
     read_place,
     read_profile,
 )
-from gradlane.cli.outputs import OUT_FILE
+from gradlane.cli.options import OUT_FILE
 from gradlane.cli.progress import bar
 from gradlane.cli.simulate import row
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
+from gradlane.planning import catalog
+from gradlane.planning.questions import Case, Outcome, knob_grid, needed_rates, sweep
+from gradlane.planning.questions.whatif import Needed
 from gradlane.report import plots
-from gradlane.study import Case, Outcome, knob_grid, needed_rates, sweep
-from gradlane.study.whatif import Needed
-from gradlane.tune import catalog
 from gradlane.units import format_bytes, format_ns, format_rate, parse_bytes
 
 _policies = click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this one; may be repeated.")

@@ -13,7 +13,7 @@ from collections import Counter
 
 import msgspec
 
-from gradlane.core.checking import MAX_BYTES, MAX_NS, need, need_int, need_name
+from gradlane.core.fields import MAX_BYTES, MAX_NS, need, need_int, need_name
 from gradlane.core.network import MAX_RATE, MAX_WORKERS, Network
 from gradlane.units import NS_PER_SECOND
 

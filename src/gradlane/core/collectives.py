@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from gradlane.core.checking import MAX_NS, need_int
+from gradlane.core.fields import MAX_NS, need_int
 from gradlane.core.network import MAX_RATE, MAX_WORKERS, Network, Piece
 from gradlane.errors import InputError
 

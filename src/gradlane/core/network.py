@@ -14,7 +14,7 @@ import itertools
 
 import msgspec
 
-from gradlane.core.checking import MAX_BYTES, MAX_NS, need, need_int, need_name
+from gradlane.core.fields import MAX_BYTES, MAX_NS, need, need_int, need_name
 from gradlane.units import NS_PER_SECOND
 
 MAX_WORKERS = 1_000_000

@@ -6,9 +6,9 @@ from collections import Counter
 
 import msgspec
 
-from gradlane.core.checking import need, need_int
+from gradlane.core.backends import EXECUTORS, BackendName
 from gradlane.core.cluster import Cluster
-from gradlane.core.executors import EXECUTORS, BackendName
+from gradlane.core.fields import need, need_int
 from gradlane.core.network import MAX_WORKERS, Network
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from gradlane.core.checking import MAX_BYTES, MAX_MESSAGES, MAX_TENSORS, need, need_int, need_name
+from gradlane.core.fields import MAX_BYTES, MAX_MESSAGES, MAX_TENSORS, need, need_int, need_name
 from gradlane.core.profile import TensorSpec
 from gradlane.units import format_bytes
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
-from gradlane.core.checking import need_int
+from gradlane.core.fields import need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Message, Plan, Slice
 from gradlane.core.profile import DTYPE_BYTES, Profile

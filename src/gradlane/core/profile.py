@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gradlane.core.checking import MAX_BYTES, MAX_NAME, MAX_NS, MAX_TENSORS, need, need_int, need_name
+from gradlane.core.fields import MAX_BYTES, MAX_NAME, MAX_NS, MAX_TENSORS, need, need_int, need_name
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from gradlane.core.checking import MAX_MESSAGES, MAX_NS, need, need_int
+from gradlane.core.fields import MAX_MESSAGES, MAX_NS, need, need_int
 
 Kind = Literal["forward", "backward", "ready", "send", "receive", "update", "use", "wait", "step", "switch"]
 """forward, backward, step: a whole pass or iteration (subject -1), or a layer's forward (subject: layer).

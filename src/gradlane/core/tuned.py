@@ -6,7 +6,7 @@ from statistics import median
 
 import msgspec
 
-from gradlane.core.checking import MAX_BYTES, MAX_NS, need_int, need_name
+from gradlane.core.fields import MAX_BYTES, MAX_NS, need_int, need_name
 
 
 class Trial(msgspec.Struct, frozen=True):

@@ -16,13 +16,13 @@ from gradlane.lab.spec import Flow, HostSpec, JobSpec, LabSpec
 
 if TYPE_CHECKING:
     from gradlane.core.profile import Profile
-    from gradlane.live.emulated import Emulated
+    from gradlane.emulation.model import Emulated
 
 __all__ = ["Flow", "HostSpec", "JobSpec", "LabSpec", "Outcome", "emulated", "execute", "run", "supported"]
 
 
 def emulated(profile: Profile, **options: Any) -> Emulated:
-    """A torch module with the parameters of `profile` that takes its times; see `gradlane.live.emulated`."""
-    from gradlane.live.emulated import Emulated  # the only part of a lab that needs torch
+    """A torch module with the parameters of `profile` that takes its times; see `gradlane.emulation.model`."""
+    from gradlane.emulation.model import Emulated  # the only part of a lab that needs torch
 
     return Emulated(profile, **options)

@@ -10,10 +10,10 @@ from collections import Counter
 
 import msgspec
 
-from gradlane.core.checking import MAX_NS, need, need_int, need_name
 from gradlane.core.cluster import NETWORK_CLASSES, Cluster, Link, Step, random_steps
-from gradlane.core.marks import DSCP
+from gradlane.core.fields import MAX_NS, need, need_int, need_name
 from gradlane.core.network import MAX_RATE
+from gradlane.core.traffic_class import DSCP
 from gradlane.errors import InputError
 
 MOST_HOSTS = 64

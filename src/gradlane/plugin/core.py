@@ -17,8 +17,8 @@ from collections import deque
 from typing import Protocol
 
 from gradlane.core.plan import Plan
-from gradlane.dispatch import Dispatcher
 from gradlane.errors import CommunicationError, GradlaneError
+from gradlane.schedule import Dispatcher
 
 
 class Engine(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradlane.core.executors import refuse_what_cannot_be_done
+from gradlane.core.backends import refuse_what_cannot_be_done
 from gradlane.core.plan import Message, Plan
 from gradlane.errors import InputError, JobError, PlanError
 from gradlane.plugin.core import Core

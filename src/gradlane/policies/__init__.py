@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradlane.core.executors import Executor
+from gradlane.core.backends import Executor
 from gradlane.core.policy import Policy
 from gradlane.errors import InputError
 from gradlane.policies.blocks import Blocks

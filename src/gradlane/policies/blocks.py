@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from gradlane.core.checking import MAX_BYTES, need_int
+from gradlane.core.fields import MAX_BYTES, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.policy import KnobRange, cut, whole

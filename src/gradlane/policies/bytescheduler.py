@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from gradlane.core.checking import MAX_BYTES, need_int
+from gradlane.core.fields import MAX_BYTES, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Plan
 from gradlane.core.policy import SIZES, KnobRange, sliced_by_urgency

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from gradlane.core.checking import MAX_BYTES, need_int
+from gradlane.core.fields import MAX_BYTES, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Message, Plan
 from gradlane.core.policy import whole

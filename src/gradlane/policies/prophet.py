@@ -9,12 +9,12 @@ from typing import ClassVar
 
 import msgspec
 
-from gradlane.core.checking import MAX_BYTES, need_int
+from gradlane.core.fields import MAX_BYTES, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.policy import SIZES, KnobRange, cut
 from gradlane.core.profile import Profile
-from gradlane.core.steps import stepwise
+from gradlane.core.stepwise import stepwise
 
 
 class Prophet(msgspec.Struct, frozen=True):

@@ -1,72 +1,15 @@
-"""What a sweep of `gradlane compare` measured: cells, their file and their tables."""
+"""The tables of a sweep of `gradlane compare`, one a trial."""
 
 from __future__ import annotations
 
-import itertools
-import statistics
-
-import msgspec
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gradlane.core.arms import BASELINE
+from gradlane.compare.arms import BASELINE
+from gradlane.compare.records import Cell, Sweep
 from gradlane.units import format_rate
-
-FORMAT = "gradlane.sweep"
-VERSION = 1
-
-
-class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An arm on a model, a number of hosts and a link.
-
-    step_ns: each measured step on rank 0. compute_ns: of a step without communication. predicted_ns, bound_ns: what the
-    simulator says of this arm's plan, and what no schedule can beat there. network: as the run measured it. final_step_ns: of
-    further rounds in which only the best took part.
-    """
-
-    model: str
-    hosts: int
-    servers: int
-    link_bits_per_second: int | None
-    scale: float
-    arm: str
-    step_ns: tuple[int, ...]
-    compute_ns: int
-    predicted_ns: int
-    bound_ns: int
-    network: str = ""
-    equal_to_ddp: bool | None = None
-    final_step_ns: tuple[int, ...] = ()
-
-    @property
-    def median_ns(self) -> int:
-        return round(statistics.median(self.step_ns))
-
-    @property
-    def error(self) -> float:
-        """Of the prediction: above 0 where the simulator was too slow."""
-        return self.predicted_ns / self.median_ns - 1
-
-    def quantile_ns(self, part: float) -> float:
-        return float(np.quantile(self.step_ns, part))
-
-
-class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All cells of one command; those of a trial follow one another, torch DDP first."""
-
-    command: str
-    machine: str
-    cells: tuple[Cell, ...]
-
-    @property
-    def trials(self) -> list[tuple[Cell, ...]]:
-        key = lambda cell: (cell.model, cell.hosts, cell.link_bits_per_second, cell.scale)  # noqa: E731
-        return [tuple(cells) for _, cells in itertools.groupby(self.cells, key)]
-
-    def to_json(self) -> bytes:
-        return msgspec.json.encode({"format": FORMAT, "version": VERSION, "body": self})
 
 
 def render_sweep(sweep: Sweep, console: Console) -> None:

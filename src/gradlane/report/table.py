@@ -1,106 +1,14 @@
-"""What `gradlane compare` measured: the noun, its file and its table."""
+"""The table of `gradlane compare`."""
 
 from __future__ import annotations
 
-import msgspec
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gradlane.core.checking import MAX_BYTES, MAX_NS, need, need_int, need_name
-from gradlane.core.files import MAX_FILE_BYTES
-from gradlane.errors import FormatError
+from gradlane.compare.arms import BASELINE
+from gradlane.compare.records import Comparison
 from gradlane.units import format_bytes, format_rate
-
-FORMAT = "gradlane.comparison"
-VERSION = 1
-BASELINE = "torch-ddp"
-
-
-class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One policy's run.
-
-    step_ns: length of each measured step on rank 0, empty where the run gave none. hidden: part of the sending
-    time, 0 to 1, in which no one waited, None where it was not observed. final_loss: None where it was not a
-    number. equal_to_ddp: whether the parameters at the end equal DDP's bit for bit, None where not compared.
-    """
-
-    policy: str
-    step_ns: tuple[int, ...]
-    hidden: float | None = None
-    final_loss: float | None = None
-    equal_to_ddp: bool | None = None
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        need_name("policy", self.policy)
-        for index, step in enumerate(self.step_ns):
-            need_int(f"step_ns[{index}]", step, 1, MAX_NS)
-        need(self.hidden is None or 0 <= self.hidden <= 1, "hidden", self.hidden, "a part from 0 to 1")
-
-    def quantile_ns(self, part: float) -> float | None:
-        """The step time below which `part` (0 to 1) of the steps lie, interpolated; None without steps."""
-        return float(np.quantile(self.step_ns, part)) if self.step_ns else None
-
-    @property
-    def median_ns(self) -> float | None:
-        return self.quantile_ns(0.5)
-
-
-class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All policies' runs of one command.
-
-    machine: what it ran on, for people. link_bits_per_second: None where the links were not shaped.
-    bound: the ratio to DDP that no schedule can exceed, and bound_text how it comes about.
-    """
-
-    command: str
-    machine: str
-    hosts: int
-    link_bits_per_second: int | None
-    model: str
-    parameter_bytes: int
-    bound: float | None
-    bound_text: str
-    results: tuple[Result, ...]
-
-    def __post_init__(self) -> None:
-        need_int("hosts", self.hosts, 1, 1_000_000)
-        need_int("parameter_bytes", self.parameter_bytes, 1, MAX_BYTES)
-        if self.link_bits_per_second is not None:
-            need_int("link_bits_per_second", self.link_bits_per_second, 1, 10**15)
-        policies = [result.policy for result in self.results]
-        need(len(set(policies)) == len(policies), "results", "a policy twice", "each policy once")
-
-    def ratio(self, result: Result) -> float | None:
-        """DDP's median step over this one's: above 1 is faster. None where either has no steps."""
-        baseline = next((other.median_ns for other in self.results if other.policy == BASELINE), None)
-        own = result.median_ns
-        return None if baseline is None or own is None else baseline / own
-
-    def to_json(self) -> bytes:
-        """As JSON; `from_json` gives back an equal one. A loss or bound that is not finite becomes null."""
-        return msgspec.json.encode({"format": FORMAT, "version": VERSION, "body": self})
-
-    @staticmethod
-    def from_json(data: bytes) -> Comparison:
-        """What `to_json` wrote. Raises `FormatError`."""
-        if len(data) > MAX_FILE_BYTES:
-            raise FormatError(f"got {len(data)} bytes, expected at most {MAX_FILE_BYTES}")
-        try:
-            file = msgspec.json.decode(data, type=_File)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise FormatError(f"not a {FORMAT} file: {error}") from None
-        if file.format != FORMAT or file.version != VERSION:
-            raise FormatError(f"got {file.format!r:.80} version {file.version}, expected {FORMAT} version {VERSION}")
-        return file.body
-
-
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    format: str
-    version: int
-    body: Comparison
 
 
 def render(comparison: Comparison, console: Console) -> None:

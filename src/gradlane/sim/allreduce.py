@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gradlane.core.executors import refuse_what_cannot_be_done
+from gradlane.core.backends import refuse_what_cannot_be_done
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Span, Timeline
-from gradlane.dispatch import Dispatcher
+from gradlane.schedule import Dispatcher
 from gradlane.sim.passes import forward_ends, tensors_by_layer
-from gradlane.sim.turns import Turns
+from gradlane.sim.shared_link import Turns
 
 
 class Sent(NamedTuple):

@@ -17,8 +17,8 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 
 from gradlane.core.cluster import Cluster, Link
-from gradlane.sim.deal import Deal
 from gradlane.sim.fabric import FOREVER, Job, Notice
+from gradlane.sim.sharding import Deal
 from gradlane.units import NS_PER_SECOND
 
 ENTER, SUMMED, RETURNED, ASKED = -1, -2, -3, -4

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradlane.core.checking import need, need_int
+from gradlane.core.backends import refuse_what_cannot_be_done
 from gradlane.core.cluster import Cluster
-from gradlane.core.executors import refuse_what_cannot_be_done
+from gradlane.core.fields import need, need_int
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile

@@ -8,10 +8,10 @@ import heapq
 import random
 from collections.abc import Sequence
 
-from gradlane.core.checking import need, need_int
+from gradlane.core.fields import need, need_int
 from gradlane.core.timeline import Timeline
 from gradlane.sim.fabric import FOREVER, Fabric, Job
-from gradlane.sim.rank import PPM, Rank
+from gradlane.sim.worker import PPM, Rank
 
 BEGIN_BACKWARD, READY = 0, 1
 

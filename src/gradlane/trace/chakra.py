@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from gradlane.core.checking import MAX_BYTES, MAX_NS, MAX_TENSORS, need_int
+from gradlane.core.fields import MAX_BYTES, MAX_NS, MAX_TENSORS, need_int
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import FormatError
 from gradlane.trace.kineto import ACCUMULATE, OPTIMIZER_STEP

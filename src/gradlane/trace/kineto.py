@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gradlane.core.checking import MAX_BYTES, MAX_NAME, MAX_NS, MAX_TENSORS
+from gradlane.core.fields import MAX_BYTES, MAX_NAME, MAX_NS, MAX_TENSORS
 from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import FormatError
 from gradlane.trace.source import increasing, named

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gradlane.core.checking import MAX_BYTES, MAX_NS, MAX_TENSORS
+from gradlane.core.fields import MAX_BYTES, MAX_NS, MAX_TENSORS
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import FormatError
 from gradlane.trace.source import lines, load, number_of, time_ns

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gradlane.core.checking import MAX_NS, MAX_TENSORS
+from gradlane.core.fields import MAX_NS, MAX_TENSORS
 from gradlane.core.profile import TensorSpec
 from gradlane.errors import FormatError
 

@@ -19,8 +19,8 @@ from collections import defaultdict
 
 import msgspec
 
-from gradlane.core.checking import need, need_int
-from gradlane.core.marks import DSCP, Mark, mark
+from gradlane.core.fields import need, need_int
+from gradlane.core.traffic_class import DSCP, Mark, mark
 from gradlane.errors import CommunicationError
 
 PATIENCE_S = 30.0

@@ -6,11 +6,11 @@ import itertools
 
 from gradlane import policies
 from gradlane.core.plan import Plan
-from gradlane.live.backend import Backend
-from gradlane.live.exchange import Exchange
-from gradlane.live.planning import Planner
-from gradlane.live.recorder import Recorder
-from gradlane.live.turns import Word, Words
+from gradlane.live.adapt.controller import Word, Words
+from gradlane.live.adapt.profiling import Planner
+from gradlane.live.backends.base import Backend
+from gradlane.live.comm.driver import Exchange
+from gradlane.live.comm.recorder import Recorder
 
 _EVERY = 2  # iterations
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradlane
 from gradlane.core.network import Network
-from gradlane.tune.tuning import TuneOptions
+from gradlane.planning.tuning import TuneOptions
 from tests.live.cases import differences
 from tests.live.networks import counting_deferred_updates
 from tests.live.programs import gradients, parameters, passes  # noqa: F401  (they fill ACTIONS)

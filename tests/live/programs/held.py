@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
-from gradlane.live.allreduce import AllReduce
-from gradlane.live.exchange import Exchange
-from gradlane.live.servers import Servers
+from gradlane.live.backends.all_reduce import AllReduce
+from gradlane.live.backends.parameter_server import Servers
+from gradlane.live.comm.driver import Exchange
 
 AT_MOST_S = 0.05
 """How long an end is held where nobody waits for it: a rank inside a collective of the script's own waits for nothing of
@@ -109,8 +109,8 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
             return super().start_second_half(message, tensor, late(on_done))  # type: ignore[misc]
 
     with (
-        patch("gradlane.live.attachment.AllReduce", type("HeldAllReduce", (Held, AllReduce), {})),
-        patch("gradlane.live.attachment.Servers", type("HeldServers", (Held, Servers), {})),
+        patch("gradlane.live.startup.attach.AllReduce", type("HeldAllReduce", (Held, AllReduce), {})),
+        patch("gradlane.live.startup.attach.Servers", type("HeldServers", (Held, Servers), {})),
         patch.object(Exchange, "wait_until", waits),
     ):
         try:

@@ -14,7 +14,7 @@ from torch import nn
 import gradlane
 from gradlane.core.network import Network
 from gradlane.errors import JobError
-from gradlane.live import attachment
+from gradlane.live.startup import attach
 
 FAULT_AT = 5
 
@@ -45,7 +45,7 @@ def main(steps: int, fault: str, culprit: int, backend: Any) -> None:
     if fault == "raise-in-attach":
         print("here", flush=True)
         if rank == culprit:
-            attachment.Peers = no_channel  # type: ignore[assignment,misc]
+            attach.Peers = no_channel  # type: ignore[assignment,misc]
     session = gradlane.attach(
         model,
         optimizer,

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from gradlane.errors import CommunicationError, InputError, UnsupportedError
+from gradlane.live.backends.addresses import own_address
 from gradlane.live.c10d.options import Options
 from gradlane.live.c10d.parts import NUMBERS, Parts, check_alike, chunks_of, contiguous, copied, listed, split
 from gradlane.live.c10d.work import Futures, Work
-from gradlane.live.peers import own_address
 from gradlane.transport import NodeOptions
 from gradlane.transport.formation import form
 

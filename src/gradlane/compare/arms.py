@@ -1,0 +1,34 @@
+"""Arms: what is compared in one run, side by side."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gradlane.core.backends import BackendName
+
+BASELINE = "torch-ddp"
+ALONE = "no-communication"
+
+
+class ArmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A policy over a backend; beside such arms there are torch DDP and computing without communication.
+
+    label: where the policy's name would not tell it from another arm. servers: in processes of their own on hosts of their
+    own; 0: one in each worker's process.
+    """
+
+    policy: str
+    backend: BackendName = "all-reduce"
+    label: str = ""
+    knobs: dict[str, int] = {}
+    packet_bytes: int | None = None
+    servers: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.label or (self.policy if self.backend == "all-reduce" else f"{self.policy}@{self.backend}")
+
+    @property
+    def place(self) -> str:
+        """What its network is measured over."""
+        return f"{self.backend}-{self.servers}" if self.servers else self.backend

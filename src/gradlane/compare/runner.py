@@ -1,0 +1,181 @@
+"""Trials: emulated devices on emulated hosts under all arms, one run a model, number of hosts and link."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gradlane import lab
+from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
+from gradlane.compare.processes import python_module, run_on_lab, run_on_loopback
+from gradlane.compare.records import Cell
+from gradlane.core import files
+from gradlane.core.network import Network
+from gradlane.core.place import Place
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
+from gradlane.errors import RunError
+from gradlane.planning.plans import make_plan
+from gradlane.planning.questions.prediction import predict
+from gradlane.planning.questions.sweep import Outcome
+from gradlane.policies import get
+from gradlane.units import format_rate
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run. Rates and tensors are those that are meant; `scale` makes both smaller where they run.
+
+    unlike: hosts with links of their own, which may change while the run goes on. finals: as in `comparison.Config`.
+    """
+
+    profile: Profile
+    hosts: int
+    link_bits_per_second: int | None
+    scale: float
+    loopback: bool
+    arms: Sequence[ArmSpec]
+    rounds: int
+    steps: int
+    batch_size: int
+    timeout: float
+    unlike: tuple[lab.HostSpec, ...] = ()
+    finals: int = 0
+
+    @property
+    def key(self) -> str:
+        """Of its folder: equal trials are the same run."""
+        return f"{self.profile.model}-{hashlib.sha256(repr(self).encode()).hexdigest()[:12]}"
+
+    def __str__(self) -> str:
+        rate = "loopback" if self.loopback else "links as they are"
+        if self.link_bits_per_second is not None:
+            rate = f"links of {format_rate(self.link_bits_per_second // 8)}"
+        return f"{self.profile.model} on {self.hosts} hosts, {rate}" + (f", x {self.scale:g}" if self.scale != 1 else "")
+
+
+def at_ratio(profile: Profile, ratio: float, compute_ms: float, megabytes: float) -> tuple[Profile, int, float]:
+    """The profile stretched to compute so long, the rate of links in bit/s at which all of its bytes take `ratio` times as
+    long as that, and the scale at which they are so many megabytes."""
+    profile = profile.stretched(compute_ms * 1e6 / profile.compute_ns)
+    bits = round(8e9 * profile.size_bytes / (ratio * profile.compute_ns))
+    return profile, bits, float(f"{megabytes * 1e6 / profile.size_bytes:.3g}")
+
+
+def run_all(trials: Sequence[Trial], folder: Path, say: Callable[[str], None]) -> tuple[Cell, ...]:
+    """The cells of all trials, in order; those whose outcome is in `folder` already are not run again."""
+    cells: list[Cell] = []
+    for place, trial in enumerate(trials):
+        own = folder / trial.key
+        done = own / "rank-0.json"
+        say(f"trial {place + 1} of {len(trials)}: {trial}" + (", from before" if done.exists() else ""))
+        if not done.exists():
+            _run(trial, own)
+        cells += cells_of(trial, own)
+    return tuple(cells)
+
+
+def _run(trial: Trial, folder: Path) -> None:
+    def start(command: list[str]) -> int:
+        if trial.loopback:
+            return run_on_loopback(command[1:], trial.hosts, {"GRADLANE_LAB_SCALE": str(trial.scale)})
+        workers, servers = range(trial.hosts), range(trial.hosts, trial.hosts + max(arm.servers for arm in trial.arms))
+        spec = lab.LabSpec(
+            hosts=servers.stop,
+            link_bits_per_second=trial.link_bits_per_second,
+            unlike=trial.unlike,
+            jobs=(lab.JobSpec(tuple(workers), tuple(servers)),),
+            scale=trial.scale,
+        )
+        return run_on_lab(spec, command)
+
+    how = {"rounds": trial.rounds, "steps": trial.steps, "timeout_s": trial.timeout, "finals": trial.finals}
+    exit_code = train_in_turns(trial.profile, trial.arms, folder, start, **how)
+    if exit_code:
+        raise RunError(f"the trial of {trial}", exit_code)
+
+
+def train_in_turns(
+    profile: Profile, arms: Sequence[ArmSpec], folder: Path, start: Callable[[list[str]], int], **how: float
+) -> int:
+    """Emulated devices of `profile` under all `arms`, by a command that `start` gives to each rank; its exit code. What comes
+    out is left in `folder`. how: as in `live.comparison.Config`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    given, config = folder / "given.json", folder / "config.json"
+    files.write(given, profile)
+    config.write_bytes(msgspec.json.encode({"out": str(folder), "arms": arms, "batch_size": 0, "profile": str(given), **how}))
+    return start(python_module("gradlane.compare.worker", [str(config)]))
+
+
+def cells_of(trial: Trial, folder: Path) -> list[Cell]:
+    """What the run measured, and what the simulator says of the same plans on the profile and networks of that run."""
+    measured = _measured(folder)
+    cells = []
+    for name, _, outcome in predicted(trial, folder):
+        network = _network(trial, folder, name)
+        cells.append(
+            Cell(
+                model=trial.profile.model,
+                hosts=trial.hosts,
+                servers=_spec(trial, name).servers,
+                link_bits_per_second=trial.link_bits_per_second,
+                scale=trial.scale,
+                arm=name,
+                step_ns=tuple(measured[name]["step_ns"]),
+                final_step_ns=tuple(measured[name]["final_step_ns"]),
+                compute_ns=_alone_ns(measured),
+                predicted_ns=outcome.iteration_ns,
+                bound_ns=outcome.bound_ns,
+                network=(
+                    f"{network.pieces[-1].startup_ns} ns ({network.pieces[-1].latency_ns} latency) + "
+                    f"{network.bytes_per_second} B/s, at least {network.least_ns} ns ({network.least_latency_ns} latency)"
+                ),
+                equal_to_ddp=measured[name]["equal_to_ddp"],
+            )
+        )
+    return cells
+
+
+def predicted(trial: Trial, folder: Path) -> Iterator[tuple[str, Plan, Outcome]]:
+    """For each arm that communicates the plan that ran, and what the simulator says of it."""
+    measured = _measured(folder)
+    profile = _as_measured(files.read(folder / "given.json", Profile).scaled(trial.scale), _alone_ns(measured))
+    for name in measured:
+        if name == ALONE:
+            continue
+        spec = _spec(trial, name)
+        place = Place(_network(trial, folder, name), spec.backend, spec.servers)
+        ran = folder / f"plan-{name}-rank0.json"
+        plan = make_plan(get("ddp"), profile, place) if name == BASELINE else files.read(ran, Plan)
+        yield name, plan, predict(plan, profile, place)
+
+
+def _measured(folder: Path) -> dict[str, Any]:
+    arms: dict[str, Any] = msgspec.json.decode((folder / "rank-0.json").read_bytes())["arms"]
+    return arms
+
+
+def _alone_ns(measured: dict[str, Any]) -> int:
+    alone_ns: float = statistics.median(measured[ALONE]["step_ns"])
+    return round(alone_ns)
+
+
+def _spec(trial: Trial, name: str) -> ArmSpec:
+    return next((arm for arm in trial.arms if arm.name == name), ArmSpec("ddp"))
+
+
+def _network(trial: Trial, folder: Path, name: str) -> Network:
+    return files.read(folder / f"network-{_spec(trial, name).place}-rank0.json", Network)
+
+
+def _as_measured(profile: Profile, alone_ns: int) -> Profile:
+    """The device's profile with all times stretched to what a step without communication took."""
+    stretch = alone_ns / profile.compute_ns
+    return profile.stretched(stretch)

@@ -1,0 +1,348 @@
+"""The worker of `gradlane compare`: one rank that trains the same model under torch DDP and under every
+policy, in turns, and leaves what it measured as files for the parent to read.
+
+The model is the demonstration's network on real images, or an emulated device with a profile's times.
+
+All arms live side by side and take turns of a few steps, so that a noisy machine disturbs them alike. A
+step is timed from its start to the start of the next, so that what a policy leaves for the next forward
+pass is counted there; the first step of a turn follows a flush and is not counted. Network and profile are measured by the
+first arm that needs them and serve the others, the network while a thread beside computes; `auto` measures both for itself,
+and is measured once it has settled.
+
+Run as `python -m gradlane.compare.worker CONFIG` under any torchrun-like launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
+from gradlane.compare.demo import Digits, DigitsNet
+from gradlane.core import files
+from gradlane.core.profile import Profile
+from gradlane.core.search_log import AUTO
+from gradlane.emulation.model import Emulated
+from gradlane.live.backends.probe import measure
+from gradlane.live.session.session import Session
+from gradlane.live.startup.attach import attach
+from gradlane.planning import catalog
+
+WARM_UP_STEPS = 3  # as many again, until the final plan is in force
+MOST_EXTRA_TURNS = 60  # of as many steps, where it takes more to settle
+FINALISTS = 2
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the parent asks for.
+
+    profile: a file; the model is an emulated device with its times. Without one it is the demonstration's network, with
+    batch_size 0 at the batch for which computing takes as long as communicating. measures: whether the first arm measures
+    the profile that all plan from; else that is the device's own. finals: further rounds, in which only DDP, `auto` and of each
+    backend the `FINALISTS` other arms take part that were the fastest before: who is best of many, each measured a few times,
+    is known only from times that did not choose it.
+    """
+
+    out: str
+    arms: tuple[ArmSpec, ...]
+    rounds: int
+    steps: int
+    batch_size: int
+    timeout_s: float
+    profile: str = ""
+    measures: bool = True
+    finals: int = 0
+
+
+class ArmOutcome(msgspec.Struct, frozen=True):
+    """One arm on one rank. equal_to_ddp: parameters and buffers, bit for bit, after the same steps."""
+
+    step_ns: tuple[int, ...]
+    final_step_ns: tuple[int, ...]
+    final_loss: float
+    equal_to_ddp: bool
+    messages: int
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What one rank leaves in `rank-N.json`. communicate_ns: all gradients as one all-reduce, by the fit."""
+
+    rank: int
+    model: str
+    parameter_bytes: int
+    batch_size: int
+    communicate_ns: int
+    network: str
+    arms: dict[str, ArmOutcome]
+
+
+class Workload(Protocol):
+    """A model, and the loss of its next step when it is called through `call`."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    def loss(self, call: nn.Module) -> torch.Tensor: ...
+
+
+class _Demonstration:
+    def __init__(self, batch_size: int) -> None:
+        torch.manual_seed(0)
+        self.model = DigitsNet()
+        self._data = Digits(dist.get_rank(), dist.get_world_size(), batch_size)
+
+    def loss(self, call: nn.Module) -> torch.Tensor:
+        images, labels = self._data.batch()
+        return nn.functional.cross_entropy(call(images), labels)
+
+
+class Device:
+    """An emulated one."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.model = Emulated(profile)
+
+    def loss(self, call: nn.Module) -> torch.Tensor:
+        total: torch.Tensor = call()
+        return total
+
+
+class Arm:
+    """One model with its optimizer, its data and its way of summing gradients."""
+
+    def __init__(self, name: str, spec: ArmSpec | None, load: Workload, timeout_s: float, **known: Any) -> None:
+        """known: the network or the profile, where it is not to be measured."""
+        self.name, self.spec, self.load = name, spec, load
+        self.model = load.model
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+        self.call: nn.Module = self.model
+        self.session: Session | None = None
+        if spec is not None:
+            policy = AUTO if spec.policy == AUTO else catalog.get(spec.policy, **spec.knobs)
+            known |= {"backend": spec.backend, "packet_bytes": spec.packet_bytes, "servers": spec.servers}
+            self.session = attach(self.model, self.optimizer, policy, timeout=timeout_s, **known)
+        elif name == BASELINE:
+            self.call = nn.parallel.DistributedDataParallel(self.model)
+        self.step_ns: list[int] = []
+        self.final_step_ns: list[int] = []
+        self.last_loss = float("nan")
+        self.extra_turns = 0  # that others did not have
+
+    def warm_up(self) -> None:
+        """Until the plan is the policy's own: the first arm profiles, Prophet for as long as it takes, and auto looks."""
+        self.turn(WARM_UP_STEPS)
+        if self.session is None:
+            return
+        while (self.session.tuning or not self.session.settled) and self.extra_turns < MOST_EXTRA_TURNS:
+            self.turn(WARM_UP_STEPS)
+            self.extra_turns += 1
+
+    def turn(self, steps: int, into: list[int] | None = None) -> None:
+        """So many steps after one that is not counted. into: where their times go."""
+        dist.barrier()
+        marks = []
+        for _ in range(steps + 1):
+            marks.append(time.perf_counter_ns())
+            loss = self.step()
+        marks.append(time.perf_counter_ns())
+        if self.session is not None:
+            self.session.flush()
+        self.last_loss = float(loss.detach())
+        if into is not None:
+            into += [end - start for start, end in itertools.pairwise(marks[1:])]
+
+    def step(self) -> torch.Tensor:
+        """One iteration; its loss."""
+        self.optimizer.zero_grad()
+        loss = self.load.loss(self.call)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss
+
+    def bits(self) -> list[torch.Tensor]:
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        return [tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors]
+
+
+def compare(config: Config, say: Callable[[str], None]) -> Outcome:
+    """Run all arms and return this rank's outcome; `say` hears of progress on rank 0."""
+    rank = dist.get_rank()
+    maker = _Maker(config)
+    sums = f"all-reduce of the {maker.size_bytes / 2**20:.1f} MiB of gradients: {maker.communicate_ns / 1e6:.0f} ms"
+    say(f"{maker.described}\n{sums}")
+    specs = (None, None, *config.arms)
+    arms: list[Arm] = []
+    for turn in range(config.rounds + 1):
+        for place, spec in enumerate(specs):
+            if not turn:
+                arms.append(maker.arm((BASELINE, ALONE)[place] if spec is None else spec.name, spec))
+            arm = arms[place]
+            began = time.perf_counter()
+            if turn:
+                arm.turn(config.steps, arm.step_ns)
+            else:
+                arm.warm_up()
+                maker.learn(arm)
+            steps = config.steps + 1 if turn else (WARM_UP_STEPS + 1) * (1 + arm.extra_turns)
+            each_ms = (time.perf_counter() - began) / steps * 1e3
+            say(
+                f"[{turn * len(specs) + place + 1:3d}/{(config.rounds + 1) * len(specs)}] "
+                f"{f'round {turn}' if turn else 'warm-up'} {arm.name:16s} {each_ms:7.1f} ms a step"
+                + ("" if config.profile else f", loss {arm.last_loss:.3f}")
+            )
+    finalists = _finalists(arms) if config.finals else []
+    outcomes = _leave([arm for arm in arms if arm not in finalists], arms[0], Path(config.out))
+    for turn in range(config.finals):
+        for arm in finalists:
+            arm.turn(config.steps, arm.final_step_ns)
+        medians = ", ".join(f"{arm.name} {median(arm.final_step_ns) / 1e6:.1f}" for arm in finalists)
+        say(f"[{turn + 1:3d}/{config.finals}] final, medians in ms: {medians}")
+    outcomes |= _leave(finalists, arms[0], Path(config.out))
+    for over, network in maker.networks.items():
+        files.write(Path(config.out, f"network-{over}-rank{rank}.json"), network)
+    source = maker.networks["all-reduce"].source
+    ordered = {arm.name: outcomes[arm.name] for arm in arms}
+    return Outcome(rank, maker.described, maker.size_bytes, maker.batch_size, maker.communicate_ns, source, ordered)
+
+
+class _Maker:
+    """Makes arms, and knows what the first of them have measured for the others."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._profile = files.read(config.profile, Profile) if config.profile else None
+        self.batch_size = 0
+        model: nn.Module = DigitsNet()
+        self._known: Profile | None = None  # what policies plan from
+        if self._profile is not None:
+            model = emulated = Emulated(self._profile)
+            self._known = None if config.measures else emulated.profile
+        self.described = repr(model)
+        self.size_bytes = sum(param.numel() * param.element_size() for param in model.parameters())
+        with _computing(self._load()):
+            network = measure(dist.new_group(), torch.device("cpu"), "measured by compare, beside computing", budget_s=3.0)
+        self.networks = {ArmSpec("ddp").place: network}
+        self.communicate_ns = network.cost_ns(self.size_bytes)
+        if self._profile is None:
+            self.batch_size = config.batch_size or _batch_size_for(self.communicate_ns)
+            self.described = f"{type(model).__name__} on digits at batch {self.batch_size}"
+
+    def arm(self, name: str, spec: ArmSpec | None) -> Arm:
+        if spec is None or spec.policy == AUTO:
+            return Arm(name, spec, self._load(), self._config.timeout_s)
+        network = self.networks.get(spec.place)
+        with _computing(self._load()) if network is None else contextlib.nullcontext():
+            return Arm(name, spec, self._load(), self._config.timeout_s, network=network, profile=self._known)
+
+    def learn(self, arm: Arm) -> None:
+        """`arm` has warmed up: others need not measure what it has."""
+        if arm.session is not None and arm.spec is not None and arm.spec.policy != AUTO:
+            self.networks.setdefault(arm.spec.place, arm.session.network)
+            self._known = self._known or arm.session.profile()
+
+    def _load(self) -> Workload:
+        return Device(self._profile) if self._profile is not None else _Demonstration(self.batch_size or 8)
+
+
+def _finalists(arms: list[Arm]) -> list[Arm]:
+    """DDP, `auto`, and of each place the fastest others, by what rank 0 has measured."""
+    medians = torch.tensor([median(arm.step_ns) for arm in arms])
+    dist.broadcast(medians, 0)
+    by_time = [arms[nth] for nth in medians.argsort().tolist()]
+    chosen = [arm for arm in arms if arm.name == BASELINE or (arm.spec is not None and arm.spec.policy == AUTO)]
+    for place in {arm.spec.place for arm in arms if arm.spec is not None}:
+        fixed = [arm for arm in by_time if arm.spec is not None and arm.spec.place == place and arm not in chosen]
+        chosen += fixed[:FINALISTS]
+    return [arm for arm in arms if arm in chosen]
+
+
+def _leave(arms: list[Arm], ddp: Arm, out: Path) -> dict[str, ArmOutcome]:
+    """Plans, timelines and profiles as files, and what came out of each arm, beside DDP after as many steps."""
+    outcomes = {}
+    rank = dist.get_rank()
+    for arm in sorted(arms, key=lambda arm: arm.extra_turns):
+        behind, ahead = (arm, ddp) if arm.extra_turns < ddp.extra_turns else (ddp, arm)
+        for _ in range(behind.extra_turns, ahead.extra_turns):
+            behind.turn(WARM_UP_STEPS)
+            behind.extra_turns += 1
+        equal = all(torch.equal(a, b) for a, b in zip(ddp.bits(), arm.bits(), strict=True))
+        messages = 0
+        if arm.session is not None:
+            files.write(out / f"timeline-{arm.name}-rank{rank}.json", arm.session.timeline())
+            files.write(out / f"plan-{arm.name}-rank{rank}.json", arm.session.plan)
+            files.write(out / f"profile-rank{rank}.json", arm.session.profile())
+            messages = len(arm.session.plan.messages)
+            arm.session.close()
+        outcomes[arm.name] = ArmOutcome(tuple(arm.step_ns), tuple(arm.final_step_ns), arm.last_loss, equal, messages)
+    return outcomes
+
+
+@contextlib.contextmanager
+def _computing(load: Workload) -> Iterator[None]:
+    """Iterations in a thread beside: messages share the processors with computing, as they do while training."""
+    ended = threading.Event()
+
+    def train() -> None:
+        while not ended.is_set():
+            load.loss(load.model).backward()  # type: ignore[no-untyped-call]
+
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _batch_size_for(communicate_ns: int) -> int:
+    """The batch at which a step without communication takes about `communicate_ns`, agreed upon by all ranks."""
+    torch.manual_seed(0)
+    model = DigitsNet()
+    times = []
+    for batch_size in (8, 32):
+        data = Digits(dist.get_rank(), dist.get_world_size(), batch_size)
+        taken = []
+        for _ in range(4):
+            dist.barrier()
+            began = time.perf_counter_ns()
+            images, labels = data.batch()
+            nn.functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+            taken.append(time.perf_counter_ns() - began)
+        times.append(min(taken[1:]))
+    per_image = max(1.0, (times[1] - times[0]) / 24)
+    wanted = torch.tensor(min(256.0, max(4.0, 8 + (communicate_ns - times[0]) / per_image)))
+    dist.all_reduce(wanted)
+    return round(float(wanted) / dist.get_world_size())
+
+
+def main(path: str) -> None:
+    config = msgspec.json.decode(Path(path).read_bytes(), type=Config)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+
+    def say(text: str) -> None:
+        if rank == 0:
+            print(text, file=sys.stderr, flush=True)
+
+    outcome = compare(config, say)
+    Path(config.out, f"rank-{rank}.json").write_bytes(msgspec.json.encode(outcome))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

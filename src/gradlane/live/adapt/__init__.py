@@ -1,0 +1,1 @@
+"""What changes the plan of a running session: `auto`, the tuner of knobs, and policies that plan again."""

@@ -1,0 +1,1 @@
+"""What carries the messages of a session: torch.distributed's all-reduce, or gradlane's parameter servers."""

@@ -1,0 +1,152 @@
+"""Serving: servers in processes of their own, and how a session calls them.
+
+A server process comes to the job's store and takes the next number. Whenever a session of the job needs servers (at
+attach, and for a plan with other lanes) rank 0 leaves a call there, one number higher than the last, and all whom it
+concerns meet under that number. A server serves one call after another until the store is gone, and the job with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import torch.distributed as dist
+
+from gradlane.errors import CommunicationError, JobError, UnsupportedError
+from gradlane.live.backends.addresses import address_towards
+from gradlane.transport import Lane, Node, NodeOptions
+from gradlane.transport.formation import form
+from gradlane.units import format_bytes
+
+_PREFIX = "gradlane/servers"
+_FOR_EVER_S = 10**6.0
+_PATIENCE_S = 60.0  # servers may be started before the job
+
+
+class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What rank 0 says to the servers: the options of `NodeOptions` that they share with the workers."""
+
+    world: int
+    servers: int
+    generation: int
+    fingerprint: bytes
+    packet_bytes: int
+    rank_order: bool
+    lanes: tuple[tuple[int, int], ...]  # (dscp, socket_priority)
+    timeout_s: float
+
+    @staticmethod
+    def of(options: NodeOptions, timeout_s: float) -> Call:
+        lanes = tuple((lane.dscp, lane.socket_priority) for lane in options.lanes)
+        shared = (options.world, options.servers, options.generation, options.fingerprint, options.packet_bytes)
+        return Call(*shared, options.rank_order, lanes, timeout_s)
+
+    def options(self, server: int, max_bytes: int) -> NodeOptions:
+        return NodeOptions(
+            world=self.world,
+            servers=self.servers,
+            rank=None,
+            server=server,
+            generation=self.generation,
+            fingerprint=self.fingerprint,
+            packet_bytes=self.packet_bytes,
+            rank_order=self.rank_order,
+            tell_tables=True,
+            lanes=tuple(Lane(*lane) for lane in self.lanes),
+            max_bytes=max_bytes,
+        )
+
+
+def meet_servers(store: Any, options: NodeOptions, address: str, timeout_s: float, at: str | None = None) -> Node:
+    """The joined node of worker `options.rank`, with `options.servers` servers apart. All ranks call it alike.
+
+    store: of this formation alone, a prefix of the job's. at: "host:port" of the store to which the servers have come;
+    the job's own where not given. Raises `UnsupportedError` if that is none that other processes can reach,
+    `CommunicationError` if it cannot be reached, and what `form` raises.
+    """
+    place = _connect(at, timeout_s) if at else _job_store(store)
+    if options.rank == 0:
+        number = place.add(f"{_PREFIX}/calls", 1) - 1
+        place.set(f"{_PREFIX}/call/{number}", msgspec.json.encode(Call.of(options, timeout_s)))
+        store.set("call", str(number))
+    try:
+        store.wait(["call"], timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise CommunicationError(f"rank {options.rank}: rank 0 called no servers within {timeout_s:.0f} s ({error})") from None
+    return form(_meeting(place, int(store.get("call"))), options, address, timeout_s)
+
+
+def _job_store(store: Any) -> Any:
+    while isinstance(store, dist.distributed_c10d.PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, dist.TCPStore):  # type: ignore[attr-defined]
+        raise UnsupportedError(
+            f"servers of their own meet the job at its TCPStore, and this job has a {type(store).__name__}; start it with "
+            "gradlane launch or torchrun"
+        )
+    return store
+
+
+def _connect(at: str, timeout_s: float) -> Any:
+    host, _, port = at.rpartition(":")
+    wait = timedelta(seconds=timeout_s)
+    try:
+        return dist.TCPStore(host.strip("[]"), int(port), None, is_master=False, timeout=wait, wait_for_workers=False)  # type: ignore[attr-defined]
+    except (RuntimeError, dist.DistError) as error:
+        reason = str(error).partition("\n")[0]
+        raise CommunicationError(f"no store of a job at {at} within {timeout_s:.0f} s: {reason}") from None
+
+
+def serve(at: str, say: Callable[[str], None], *, address: str | None = None, max_bytes: int | None = None) -> bool:
+    """Be a server of the job whose store is at "host:port" until that is gone; whether all it served ended well.
+
+    address: to listen on; the one that leads to the store where not given. max_bytes: of all tensors of a job, beyond which
+    it is refused; this host's memory where not given. Raises `CommunicationError` if there is no store within a minute.
+    """
+    store = _connect(at, _PATIENCE_S)
+    address = address or address_towards(store.host, store.port)
+    max_bytes = max_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    server, number, well = store.add(f"{_PREFIX}/arrived", 1) - 1, 0, True
+    say(f"server {server} has come to the job at {at}")
+    while (call := _next_call(store, number)) is not None:
+        if server < call.servers:
+            well = _serve_one(_meeting(store, number), call, server, address, max_bytes, say) and well
+        else:
+            say(f"server {server} is not needed: the job asks for {call.servers}")
+        number += 1
+    say(f"server {server}: the job is over")
+    return well
+
+
+def _next_call(store: Any, number: int) -> Call | None:
+    key = f"{_PREFIX}/call/{number}"
+    try:
+        store.wait([key], timedelta(seconds=_FOR_EVER_S))
+        return msgspec.json.decode(store.get(key), type=Call)
+    except (RuntimeError, dist.DistError):
+        return None
+
+
+def _serve_one(store: Any, call: Call, server: int, address: str, max_bytes: int, say: Callable[[str], None]) -> bool:
+    try:
+        with form(store, call.options(server, max_bytes), address, call.timeout_s) as node:
+            say(
+                f"server {server} of {call.servers} serves {call.world} workers on {node.options.address}:{node.port}, "
+                f"packets of {format_bytes(node.options.packet_bytes)}"
+            )
+            while not node.await_goodbyes(_FOR_EVER_S):
+                pass
+            stats = node.stats()
+    except JobError as error:
+        say(f"server {server}: {error}")
+        return False
+    held = format_bytes(stats["most_held_bytes"])
+    say(f"server {server}: all workers have left; {format_bytes(stats['received_bytes'])} summed, at most {held} held at once")
+    return True
+
+
+def _meeting(job_store: Any, number: int) -> Any:
+    return dist.distributed_c10d.PrefixStore(f"{_PREFIX}/meeting/{number}", job_store)

@@ -1,0 +1,161 @@
+"""attach_to_servers: from a model and an optimizer to a session whose update is on the servers, or to a clear refusal."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import gradlane
+from gradlane.core.fields import need, need_int
+from gradlane.errors import InputError, UnsupportedError
+from gradlane.live.backends.addresses import own_address
+from gradlane.live.backends.external_servers import meet_servers
+from gradlane.live.remote_update.broadcasts import Broadcasts
+from gradlane.live.remote_update.parameter_groups import Groups
+from gradlane.live.remote_update.session import ServedSession
+from gradlane.live.remote_update.states import place_states
+from gradlane.live.remote_update.values import Values
+from gradlane.live.startup import handshake
+from gradlane.live.startup.attach import check_backend
+from gradlane.live.startup.lifecycle import forget, keep
+from gradlane.live.startup.overrides import Overrides, SummationOrder, overrides
+from gradlane.live.startup.validation import Optimizers, as_list, copy_from_rank_0, trained_parameters
+from gradlane.transport import UNBOUNDED, NodeOptions
+from gradlane.transport.formation import form
+
+_attachments = itertools.count()
+
+
+def attach_to_servers(
+    model: torch.nn.Module,
+    optimizer: Optimizers,
+    *,
+    staleness: int | None = 0,
+    servers: int = 0,
+    packet_bytes: int | None = None,
+    summation_order: SummationOrder | None = None,
+    broadcast_buffers: bool | None = None,
+    process_group: Any = None,
+    timeout: float = 60.0,
+) -> ServedSession:
+    """Train `model` with its parameters and the optimizer's state on servers, in CPU memory, over gradlane's transport.
+
+    Call it on every rank after `init_process_group()`, in place of DistributedDataParallel. Parameters and buffers become
+    rank 0's. The loop stays `zero_grad`, `backward`, `step`: gradients leave during the backward pass, `step()` updates
+    nothing here, and what the next forward pass reads is what came back, each parameter waiting for itself.
+
+    optimizer: torch.optim.SGD, Adam or AdamW. Its state, if it has any, becomes rank 0's and goes to the servers. Its numbers
+        may change between `step()` and the next backward pass, as a scheduler changes them.
+    staleness: 0 trains in step: gradients of all ranks are averaged and make one update, as under DDP. k lets a rank be up
+        to k iterations ahead of the slowest, None lets it be as far ahead as it likes; then each rank's gradient is
+        applied when it comes, whole, by that rank's own numbers: N ranks make N updates where DDP makes one.
+    servers: how many there are in processes of their own (`gradlane launch --servers`); 0 for one in each rank's process.
+    packet_bytes: a multiple of 64 up to 512 KiB; 30 KiB where not given.
+    summation_order: with staleness 0, as for `attach`: "rank" gives the same bits in every run.
+    broadcast_buffers: keep buffers equal to rank 0's at each forward pass, as DDP does; with staleness 0 only, where it is
+        the default. Otherwise each rank has its own.
+    timeout: seconds after which waiting for parameters is an error; at least what the slowest rank takes for a step.
+
+    Returns the session. Raises `UnsupportedError`, `InputError`, `MismatchError` (ranks disagree), `CapacityError` (a server
+    has not the memory) or `CommunicationError`, before any gradient is sent.
+    """
+    if not dist.is_initialized():
+        raise InputError("torch.distributed is not initialised: call torch.distributed.init_process_group() before this")
+    launched = overrides()
+    _refuse_overrides(launched)
+    packet_bytes = launched.packet_bytes or packet_bytes
+    summation_order = launched.summation_order or summation_order
+    servers = launched.servers or servers
+    timeout = launched.timeout or timeout
+    need(timeout > 0, "timeout", timeout, "seconds, more than 0")
+    if staleness is not None:
+        need_int("staleness", staleness, 0, UNBOUNDED - 1)
+    check_backend("server", packet_bytes, summation_order, servers, "planned")
+    if staleness != 0:
+        need(summation_order is None, "summation_order", summation_order, "none with staleness, where nothing is summed")
+        need(not broadcast_buffers, "broadcast_buffers", broadcast_buffers, "False with staleness: ranks are not in step")
+    world, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
+    if world != dist.get_world_size():
+        raise UnsupportedError(f"process_group has {world} of the {dist.get_world_size()} ranks, expected one of all ranks")
+    optimizers = as_list(optimizer)
+    params = trained_parameters(model)[::-1]  # about the order of use
+    for name, param in params:
+        if param.dtype != torch.float32 or param.device.type != "cpu":
+            raise UnsupportedError(
+                f"{name} is of {param.dtype} on {param.device}: servers update float32 in CPU memory; update on the workers "
+                "(gradlane.attach)"
+            )
+    groups = Groups(optimizers, params)
+    members = [groups.of(param) for _, param in params]
+    states = [groups.states_of(param).get(param, {}) for _, param in params]
+    has_state = any(states)
+    terms = handshake.Terms(
+        gradlane=gradlane.__version__,
+        torch=str(torch.__version__),
+        world_size=world,
+        policy="updates on the servers",
+        backend="server",
+        order="none",
+        optimizers=tuple(type(one).__name__ for one in optimizers),
+        options={
+            "staleness": staleness,
+            "servers": servers,
+            "packet_bytes": packet_bytes,
+            "summation_order": summation_order,
+            "broadcast_buffers": broadcast_buffers,
+            "parameter groups": members,
+            "rules": [rule.kind for rule in groups.rules()],
+            "optimizer state": has_state,
+        },
+        tensors=tuple((name, str(param.dtype), tuple(param.shape)) for name, param in params),
+        buffers=tuple((name, str(buffer.dtype), tuple(buffer.shape)) for name, buffer in model.named_buffers()),
+    )
+    store = handshake.agree(terms, process_group, f"served/{next(_attachments)}", timeout)
+    buffers = [buffer for buffer in model.buffers() if buffer.numel() > 0]
+    copy_from_rank_0([param for param in model.parameters() if param.numel() > 0] + buffers, process_group)
+    options = NodeOptions(
+        world=world,
+        servers=servers or world,
+        rank=rank,
+        server=None if servers else rank,
+        tell_tables=servers > 0,
+        generation=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        fingerprint=terms.fingerprint(),
+        packet_bytes=packet_bytes or NodeOptions.packet_bytes,
+        rank_order=summation_order == "rank",
+    )
+    if servers:
+        node = meet_servers(store, options, own_address(), timeout, launched.servers_store)
+    else:
+        node = form(store, options, own_address(), timeout)
+    bound = UNBOUNDED if staleness is None else staleness
+    synchronises = bool(buffers) and staleness == 0 and broadcast_buffers is not False
+    try:
+        values = Values(node, [param for _, param in params], members, groups.rules(), bound, timeout)
+        if has_state:
+            place_states(states, [param for _, param in params], values)
+        in_step = Broadcasts(model, values, process_group, rank, timeout) if synchronises else None
+    except BaseException:
+        node.close()
+        raise
+    session = ServedSession(
+        model, params, optimizers, groups, values, rank=rank, scale=1.0 / world if staleness == 0 else 1.0,
+        staleness=staleness, buffers=in_step, after_close=forget,
+    )  # fmt: skip
+    keep(session)
+    return session
+
+
+def _refuse_overrides(launched: Overrides) -> None:
+    """A launcher's words that mean nothing here are refused, not passed over."""
+    for name in ("policy", "network", "timeline", "profile"):
+        if getattr(launched, name) is not None:
+            raise InputError(
+                f"the launcher gave a {name}, and this script updates on its servers: the wire's priority decides there and "
+                f"nothing is recorded; launch it without --{name}"
+            )
+    need(launched.backend in (None, "server"), "backend", launched.backend, "'server', since the update is on the servers")

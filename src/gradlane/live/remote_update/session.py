@@ -1,0 +1,352 @@
+"""ServedSession: a model whose parameters are on servers, on one rank. Everything here runs on the training thread.
+
+An iteration, in the order in which things happen:
+
+    forward     a parameter whose new value has not come is waited for when it is first used (`live/session/guards.py`)
+    backward    `_begin` tells the servers numbers that have changed; `_gradient_ready` sends each gradient, `_end` says which
+                parameters had none
+    step        takes over what has come back, and guards the rest; the optimizer itself finds no gradient
+
+A gradient has left when `backward()` returns, so what a script does to gradients or numbers between that and `step()`
+would come too late. It is found out and refused, as is a parameter that the script writes to: the servers' is another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from gradlane.errors import JobError, PeerFailed, UnsupportedError
+from gradlane.live.remote_update.broadcasts import Broadcasts
+from gradlane.live.remote_update.parameter_groups import Groups
+from gradlane.live.remote_update.states import fetched_states
+from gradlane.live.remote_update.values import Sent, Values
+from gradlane.live.session import guards
+from gradlane.live.session.base import Attached
+from gradlane.live.session.hooks import Hook, inside_a_backward_pass, is_compiled, parameters_of_scripts
+
+
+class ServedSession(Attached):
+    """Made by `gradlane.attach_to_servers`; `close()` (or leaving a `with` block) detaches it.
+
+    Useful to a training script: `no_sync()`, `flush()`, `iteration`, `close()`.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        params: Sequence[tuple[str, torch.nn.Parameter]],
+        optimizers: Sequence[torch.optim.Optimizer],
+        groups: Groups,
+        values: Values,
+        *,
+        rank: int,
+        scale: float,
+        staleness: int | None,
+        buffers: Broadcasts | None,
+        after_close: Callable[[ServedSession], None],
+    ) -> None:
+        super().__init__(model)
+        self.rank, self.staleness = rank, staleness
+        self._names = [name for name, _ in params]
+        self._params = [param for _, param in params]
+        self._tensor_of = {id(param): tensor for tensor, param in enumerate(self._params)}
+        self._groups, self._values = groups, values
+        self._scale, self._buffers, self._after_close = scale, buffers, after_close
+        self._iteration = -1
+        self._failure: JobError | None = None
+        self._fired = [0] * len(params)
+        self._expected = [1] * len(params)
+        self._sent: list[Sent | None] = [None] * len(params)
+        self._is_sent = [False] * len(params)
+        self._rules = groups.rules()
+        self._unstepped: set[int] = set()  # sent, and not yet called for by step()
+        self._awaited: set[int] = set()  # called for by step(), and not yet taken over
+        self._hidden: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        self._unguarded = {self._tensor_of[id(param)] for param in parameters_of_scripts(model) if id(param) in self._tensor_of}
+        self._versions = [param._version for param in self._params]
+        self._optimizers = list(optimizers)
+        self._has_states = True  # the optimizers have what the servers have
+        self._attach_hooks(self._params, self._optimizers)
+        for optimizer in self._optimizers:
+            self._handles.append(optimizer.register_load_state_dict_pre_hook(Hook(self._refuse_load_state_dict)))
+
+    # -- forward ---------------------------------------------------------------------------------------
+
+    def _before_forward(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
+        self.check()
+        if inside_a_backward_pass():
+            return  # a checkpoint runs the whole model again
+        trains = torch.is_grad_enabled() and module.training
+        if self._in_backward and trains:
+            self._fail("the backward pass was left unfinished (an exception that the script caught?)")
+        if compiling or is_compiled(self.model):
+            self.flush()
+        else:
+            self._hook_compiled_parts()
+        if self._buffers is not None:
+            self._buffers.before_forward()
+
+    def _before_compiled(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
+        """Compiled code reads its parameters past every guard."""
+        for param in module.parameters():
+            if id(param) in self._tensor_of:
+                self._make_current(self._tensor_of[id(param)])
+
+    def _after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
+        if not torch.is_grad_enabled() or inside_a_backward_pass():
+            return
+        if not self._sync and not self._forward_summed:
+            self._forward_summed = False
+            return
+        self._hook_outputs(output)
+        if not self._sync:
+            return
+        if self._buffers is not None and module.training:
+            self._buffers.after_forward()
+
+    # -- backward --------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self.check()
+        if any(self._is_sent[tensor] for tensor in self._unstepped):
+            self._fail(
+                "a backward pass begins, and step() was not called after the last one, whose gradients are on the servers. To "
+                "accumulate, run all passes but the last inside session.no_sync(); a step cannot be left out (GradScaler)",
+                UnsupportedError,
+            )
+        self.flush()
+        self._wait_for_unstepped()
+        self._rules = self._groups.rules()
+        self._values.govern(self._rules)
+        self._iteration += 1
+        self._in_backward = True
+        if self._has_states:
+            self._has_states = False
+            for param in self._params:
+                self._groups.states_of(param).pop(param, None)
+        self._fired = [0] * len(self._params)
+        self._is_sent = [False] * len(self._params)
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    @property
+    def _counting(self) -> bool:
+        return self._iteration == 0
+
+    def _name_of(self, tensor: int) -> str:
+        return self._names[tensor]
+
+    def _refuse_replaced(self) -> None:
+        for name, param in zip(self._names, self._params, strict=True):
+            if self._is_replaced(param, name):
+                self._fail(f"{name} was replaced since attach: close() the session before, and attach again", UnsupportedError)
+
+    def _launch(self, tensor: int, param: torch.nn.Parameter) -> None:
+        gradient = param.grad
+        assert gradient is not None
+        torch.mul(gradient.detach(), self._scale, out=self._values.slots[tensor])
+        self._sent[tensor] = Sent(gradient)
+        self._is_sent[tensor] = True
+        self._unstepped.add(tensor)
+        self._values.send(tensor)
+
+    def _end(self) -> None:
+        """The backward pass is over. What it did not produce contributes what stands in `.grad`, as it would to `step()`."""
+        if self._counting:
+            self._expected = [max(1, fired) for fired in self._fired]
+        for tensor, param in enumerate(self._params):
+            if self._is_sent[tensor]:
+                continue
+            if param.grad is not None and any(self._fired):
+                self._launch(tensor, param)
+            else:
+                self._unstepped.add(tensor)
+                self._values.send_none(tensor)
+        self._forward_summed = None
+        self._in_backward = False
+
+    # -- step ------------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.check()
+        if len(args) > 1 or kwargs.get("closure") is not None:
+            self._fail("optimizer.step(closure) with the update on the servers: call step() without", UnsupportedError)
+        if self._groups.rules() != self._rules:
+            self._fail(
+                "the learning rate, or another number of the optimizer, changed between backward() and step(), when the "
+                "gradients had left: change it after step() or before backward()",
+                UnsupportedError,
+            )
+        tensors = []
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                tensor = self._tensor_of.get(id(param))
+                if tensor is None:
+                    continue
+                self._check_gradient(tensor, param)
+                if param.grad is not None:
+                    self._hidden.append((param, param.grad))
+                    param.grad = None
+                self._sent[tensor] = None
+                tensors.append(tensor)
+        self._unstepped.difference_update(tensors)
+        self._awaited.update(tensors)
+        for tensor in tensors:
+            if tensor in self._unguarded:
+                self._values.wait_for(tensor)
+        self._take_over(tensor for tensor in tensors if self._values.has_arrived(tensor))
+
+    def _check_gradient(self, tensor: int, param: torch.nn.Parameter) -> None:
+        if tensor not in self._unstepped:
+            self._fail(
+                f"step() without a backward pass before it: the update of {self._names[tensor]} is done where its gradient "
+                "arrives, once",
+                UnsupportedError,
+            )
+        sent = self._sent[tensor]
+        if sent is not None and not sent.stands_in(param):
+            self._fail(
+                f"the gradient of {self._names[tensor]} was changed between backward() and step() (clip_grad_norm_, "
+                "GradScaler, zero_grad?), when it had left for the servers; update on the workers (gradlane.attach) to do that",
+                UnsupportedError,
+            )
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for param, gradient in self._hidden:
+            param.grad = gradient
+        self._hidden.clear()
+        for tensor in self._awaited:
+            guards.watch(self._params[tensor], tensor, self._make_current)
+
+    # -- values ----------------------------------------------------------------------------------------
+
+    def _make_current(self, tensor: int) -> None:
+        """Wait for the new value of `tensor`, and take over all that have come."""
+        if tensor not in self._awaited:
+            return
+        self.check()
+        self._values.wait_for(tensor)
+        self._take_over([each for each in self._awaited if self._values.has_arrived(each)])
+
+    def _take_over(self, tensors: Iterable[int]) -> None:
+        tensors = list(tensors)
+        if not tensors:
+            return
+        for tensor in tensors:
+            self._awaited.discard(tensor)
+            guards.unwatch(self._params[tensor])
+            if self._params[tensor]._version != self._versions[tensor]:
+                self._fail(
+                    f"the script wrote to {self._names[tensor]}, and its value is the servers': close() the session, change "
+                    "it, and attach again",
+                    UnsupportedError,
+                )
+        self._copy(tensors)
+
+    def _copy(self, tensors: Iterable[int]) -> None:
+        tensors = list(tensors)
+        with torch.inference_mode(False), torch.no_grad():
+            torch._foreach_copy_(
+                [self._params[tensor] for tensor in tensors], [self._values.slots[tensor] for tensor in tensors]
+            )
+        for tensor in tensors:
+            self._versions[tensor] = self._params[tensor]._version
+
+    def _before_optimizer_state_dict(self, *_: Any, **__: Any) -> None:
+        if not self._has_states:
+            raise UnsupportedError(
+                "optimizer.state_dict() while the update is on the servers, which have the state: let every rank call "
+                "session.fetch_optimizer_state() before"
+            )
+
+    def _refuse_load_state_dict(self, *_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(
+            "optimizer.load_state_dict() while the update is on the servers, which have it: load it before attaching, or "
+            "close() the session, load, and attach again"
+        )
+
+    def _wait_for_unstepped(self) -> None:
+        for tensor in self._unstepped:
+            self._values.wait_for(tensor)
+        self._unstepped.clear()
+
+    # -- what a training script calls ------------------------------------------------------------------------
+
+    @property
+    def iteration(self) -> int:
+        """How many backward passes have sent gradients, less one; -1 before the first."""
+        return self._iteration
+
+    @property
+    def failed(self) -> bool:
+        """Whether this job has failed, here or on another rank: nothing can be trained any more."""
+        return self._failure is not None or self._values.failure() is not None
+
+    def check(self) -> None:
+        """Raise the failure of this job, if there is one."""
+        if self._failure is not None:
+            raise self._failure
+        self._values.check()
+
+    def flush(self) -> None:
+        """Wait for every parameter that `step()` has called for: the model is as after the last step."""
+        self.check()
+        while self._awaited and not self._in_backward:
+            self._make_current(next(iter(self._awaited)))
+
+    def _settle(self) -> None:
+        self.flush()
+
+    def fetch_optimizer_state(self) -> None:
+        """Put the servers' state into this rank's optimizers, where it stays until the next backward pass.
+
+        For checkpoints, between `step()` and the next backward pass. Every rank must call it at the same iteration, unless
+        staleness is None.
+        """
+        self.flush()
+        self._wait_for_unstepped()
+        for param, state in zip(self._params, fetched_states(self._values), strict=True):
+            if state:
+                self._groups.states_of(param)[param] = state
+        self._has_states = True
+
+    def close(self) -> None:
+        """Wait until every rank has come here, take over what the servers have, and detach.
+
+        All ranks then have the same parameters, with every gradient in them, and the optimizers' state. A rank that is ahead
+        waits for as long as the others train.
+        """
+        if self._closed:
+            return
+        try:
+            if not self.failed and not self._in_backward:
+                self.flush()
+                if self._buffers is not None:
+                    self._buffers.close()
+                self._wait_for_unstepped()
+                self._values.meet()
+                if self.staleness != 0:
+                    self._values.fetch("parameters")
+                    self._copy(range(len(self._params)))
+                self.fetch_optimizer_state()
+                self._values.meet()
+        finally:
+            self._detach_hooks()
+            for param in self._params:
+                guards.unwatch(param)
+            self._values.close()
+            self._after_close(self)
+
+    def abort(self, error: BaseException) -> None:
+        """Tell the other ranks that this one fails with `error`; they raise `PeerFailed` with its text."""
+        text = f"rank {self.rank} failed: {type(error).__name__}: {error}"
+        if self._failure is None:
+            self._failure = error if isinstance(error, JobError) else PeerFailed(text, self.rank)
+        self._values.abort(text)
+
+    def _fail(self, text: str, kind: type[JobError] | type[UnsupportedError] = JobError) -> NoReturn:
+        error = kind(f"rank {self.rank}, iteration {self._iteration}: {text}")
+        self.abort(error)
+        raise error

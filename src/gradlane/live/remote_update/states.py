@@ -1,0 +1,49 @@
+"""States: what torch.optim keeps for a parameter, as the parts that a server keeps, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gradlane.live.remote_update.values import Values
+from gradlane.transport import Part
+
+_PARTS: tuple[Part, ...] = ("first", "second", "steps")
+_FIRST = ("momentum_buffer", "exp_avg")
+_SECOND = ("exp_avg_sq",)
+
+
+def place_states(states: Sequence[Mapping[str, Any]], params: Sequence[torch.Tensor], values: Values) -> None:
+    """Rank 0's `states`, by parameter, become the servers'."""
+    for part in _PARTS:
+        values.place(part, [_part_of(state, part, param.detach()) for state, param in zip(states, params, strict=True)])
+    values.meet()
+
+
+def fetched_states(values: Values) -> list[dict[str, torch.Tensor]]:
+    """The servers' state of each parameter, as torch.optim keeps it; empty before its first update."""
+    parts: list[dict[Part, torch.Tensor]] = [{} for _ in values.slots]
+    for part in _PARTS:
+        for tensor, value in values.fetch(part).items():
+            parts[tensor][part] = value
+    return [_state_of(found) for found in parts]
+
+
+def _part_of(state: Mapping[str, Any], part: Part, like: torch.Tensor) -> torch.Tensor:
+    if part == "steps":
+        # of SGD torch keeps no count: what matters is whether there is a momentum yet
+        steps = state.get("step", 1.0 if state.get("momentum_buffer") is not None else 0.0)
+        return torch.full_like(like, float(steps))
+    found = [state[name] for name in (_FIRST if part == "first" else _SECOND) if state.get(name) is not None]
+    return found[0] if found else torch.zeros_like(like)
+
+
+def _state_of(parts: Mapping[Part, torch.Tensor]) -> dict[str, torch.Tensor]:
+    steps = float(parts["steps"].reshape(-1)[0])
+    if steps == 0 or "first" not in parts:
+        return {}
+    if "second" not in parts:
+        return {"momentum_buffer": parts["first"]}
+    return {"step": torch.tensor(steps, dtype=torch.float32), "exp_avg": parts["first"], "exp_avg_sq": parts["second"]}

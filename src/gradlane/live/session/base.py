@@ -1,0 +1,216 @@
+"""Attached: what a session of either kind is to a model and to a script: hooks, `no_sync()`, a `with` block.
+
+Hooks tell of passes; when the gradient of a parameter is complete is found out here, what is done with it is the session's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from gradlane.live.session.aliases import accumulator_of
+from gradlane.live.session.hooks import Hook, ModuleHook, around_step, is_compiled, tensors_in
+from gradlane.live.session.torch_patches import guard_torchscript
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of typing from Python 3.11 on
+
+
+class Attached(ABC):
+    """Everything here runs on the training thread."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self._sync = True
+        self._in_backward = False
+        self._closed = False
+        self._handles: list[Any] = []
+        self._compiled_parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._tensor_of: dict[int, int] = {}  # by id of parameter
+        self._fired: list[int] = []  # hooks of each tensor in this backward pass
+        self._forward_summed: bool | None = None  # of forward passes since the last sum, if there were any, see `_sums`
+        self._accumulators: dict[int, Any] = {}  # by id of parameter: autograd's nodes; kept for `aliases.py` too
+        self._hook_of: dict[int, int] = {}  # by id of parameter: the key of its hook
+        self._accumulated: set[int] = set()  # by id: parameters with a gradient under `no_sync()` since the last sum
+        self._expected: list[int] = []  # in one pass: more than once where checkpoints replay a layer
+
+    # -- what a session of a kind does -------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def _counting(self) -> bool:
+        """Whether this is the iteration in which nobody knows yet how often a hook fires in a pass."""
+
+    @abstractmethod
+    def _name_of(self, tensor: int) -> str: ...
+
+    @abstractmethod
+    def _before_forward(self, module: torch.nn.Module, compiling: bool, _: Any) -> None: ...
+
+    @abstractmethod
+    def _before_compiled(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
+        """A compiled part is called, which reads its parameters past every guard."""
+
+    @abstractmethod
+    def _after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None: ...
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """A backward pass begins."""
+
+    @abstractmethod
+    def _launch(self, tensor: int, param: torch.nn.Parameter) -> None:
+        """The gradient of a parameter is complete."""
+
+    @abstractmethod
+    def _refuse_replaced(self) -> None:
+        """Fail if the model trains other tensors than those that were there at attach."""
+
+    @abstractmethod
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None: ...
+
+    @abstractmethod
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None: ...
+
+    @abstractmethod
+    def _fail(self, text: str) -> NoReturn:
+        """Raise `text` here; the other ranks are told."""
+
+    @abstractmethod
+    def flush(self) -> None: ...
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Make parameters and the optimizers' state what they would be under DDP now, gradients left as they are."""
+
+    @abstractmethod
+    def abort(self, error: BaseException) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    # -- hooks -------------------------------------------------------------------------------------------------
+
+    def _attach_hooks(self, params: Iterable[torch.nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        guard_torchscript()
+        params = list(params)
+        self._accumulators = {id(param): accumulator_of(param) for param in params}
+        for param in params:
+            handle = param.register_post_accumulate_grad_hook(self._gradient_ready)  # type: ignore[no-untyped-call]
+            self._hook_of[id(param)] = handle.id
+            self._handles.append(handle)
+        self._handles.append(self.model.register_forward_pre_hook(ModuleHook(self._before_forward)))
+        self._handles.append(self.model.register_forward_hook(ModuleHook(self._after_forward)))
+        self._handles.append(self.model.register_state_dict_pre_hook(Hook(self._before_state_dict)))  # type: ignore[no-untyped-call]
+        self._handles.append(self.model.register_load_state_dict_pre_hook(Hook(self._before_state_dict)))  # type: ignore[no-untyped-call]
+        for optimizer in optimizers:
+            self._handles.append(around_step(optimizer, self._before_step, self._after_step))
+            self._handles.append(optimizer.register_state_dict_pre_hook(Hook(self._before_optimizer_state_dict)))
+
+    def _hook_compiled_parts(self) -> None:
+        """Parts may be compiled at any time before their first call; a hook must be there before that."""
+        for module in self.model.modules():
+            if module is not self.model and module not in self._compiled_parts and is_compiled(module):
+                self._compiled_parts.add(module)
+                self._handles.append(module.register_forward_pre_hook(ModuleHook(self._before_compiled)))
+
+    def _hook_outputs(self, output: Any) -> None:
+        """A backward pass begins at the model's output. (Parameters inside a reentrant checkpoint get their gradients in a
+        nested pass, from which the end of this one could not be told.)"""
+        self._forward_summed = True
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(self._output_gradient_ready)  # type: ignore[no-untyped-call]
+
+    def _detach_hooks(self) -> None:
+        self._closed = True
+        for handle in self._handles:
+            handle.remove()
+
+    def _before_state_dict(self, *_: Any, **__: Any) -> None:
+        self._settle()
+
+    def _before_optimizer_state_dict(self, *_: Any, **__: Any) -> None:
+        self._settle()
+
+    # -- backward ----------------------------------------------------------------------------------------------
+
+    def _output_gradient_ready(self, _: torch.Tensor) -> None:
+        if self._sums and not self._in_backward and self._will_accumulate():
+            self._begin()
+
+    @property
+    def _sums(self) -> bool:
+        """Whether gradients of the backward pass that runs are summed: as in DDP, if a forward pass since the last sum was
+        outside of `no_sync()`. Where parts of the model are called in its place, the backward pass has to be outside."""
+        return self._sync if self._forward_summed is None else self._forward_summed
+
+    def _will_accumulate(self) -> bool:
+        """Whether the pass will reach any parameter: `torch.autograd.grad` of an input does not."""
+        try:
+            if any(torch._C._will_engine_execute_node(node) for node in self._accumulators.values()):
+                return True
+            self._refuse_replaced()
+        except RuntimeError:  # what torch answers for inputs of `torch.autograd.grad` that are parameters
+            pass
+        self._forward_summed = None  # that forward pass has had its backward pass
+        return False
+
+    def _gradient_ready(self, param: torch.nn.Parameter) -> None:
+        """Hook: autograd has accumulated into `param.grad`, once or as often as checkpoints replay its layer."""
+        if not self._sums:
+            self._accumulated.add(id(param))
+            return
+        if not self._in_backward:
+            self._begin()
+        tensor = self._tensor_of[id(param)]
+        fired = self._fired[tensor] = self._fired[tensor] + 1
+        expected = self._expected[tensor]
+        if self._counting or fired < expected:
+            return  # while counting all gradients leave at the end of the pass
+        if fired > expected:
+            self._fail(
+                f"the gradient of {self._name_of(tensor)} arrived {fired} times in one backward pass, expected {expected}; use "
+                "checkpoint(use_reentrant=False), and one backward pass a step"
+            )
+        self._launch(tensor, param)
+
+    def _is_replaced(self, param: torch.nn.Parameter, name: str) -> bool:
+        """Whether the model trains another tensor in the place of `param`, or `param` with other insides: without our hook."""
+        hooks = getattr(param, "_post_accumulate_grad_hooks", None) or {}
+        if self._hook_of[id(param)] not in hooks:
+            return True
+        owner, _, short = name.rpartition(".")
+        try:
+            now = self.model.get_submodule(owner)._parameters.get(short)
+        except AttributeError:
+            return False
+        return now is not None and now.requires_grad and id(now) not in self._tensor_of  # else it is tied to another
+
+    # -- what a training script calls ------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside accumulate locally, as DDP's `no_sync`; forward belongs inside too."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self.abort(error)
+        self.close()

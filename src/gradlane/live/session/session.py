@@ -1,0 +1,696 @@
+"""Session: gradlane attached to one model and its optimizers on one rank. Everything here runs on the
+training thread; what other threads touch is in `exchange.py`.
+
+An iteration, in the order in which things happen:
+
+    forward     a parameter whose update is owed is updated when it is first used (`pending.py`)
+    backward    `_begin`, then for each gradient `_gradient_ready`: divide, put into its slot, say so;
+                `_end` reports the gradients that this rank did not produce
+    step        `_before_step` lets the optimizer update what has arrived, and notes the rest as owed
+
+Whatever cannot be done across the barrier for one step is done behind it: waiting for all sums, as DDP does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
+from gradlane.core.search_log import Chosen
+from gradlane.core.timeline import Timeline
+from gradlane.core.tuned import Tuned
+from gradlane.errors import JobError, UnsupportedError
+from gradlane.live.adapt.controller import Turns
+from gradlane.live.adapt.profiling import Planner
+from gradlane.live.backends.base import Backend
+from gradlane.live.comm.control_channel import Peers
+from gradlane.live.comm.driver import Exchange
+from gradlane.live.comm.recorder import Recorder, now_ns
+from gradlane.live.session import aliases, guards
+from gradlane.live.session.base import Attached
+from gradlane.live.session.deferred_step import DeferredStep, keeps_no_gradient
+from gradlane.live.session.deferred_updates import Owed
+from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_traced, parameters_of_scripts
+from gradlane.live.session.module_buffers import BufferSync
+from gradlane.live.session.verification import Verifier
+
+log = logging.getLogger("gradlane")
+
+_SETTLED_EARLY = 5  # steps in a row after which a loop is taken to need all updates at once
+
+
+class Session(Attached):
+    """Made by `gradlane.attach`; `close()` (or leaving a `with` block) detaches it.
+
+    Useful to a training script: `no_sync()`, `flush()`, `profile()`, `timeline()`, `plan`, `tuned`, `auto`,
+    `close()`.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        params: Sequence[tuple[str, torch.nn.Parameter]],
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        planner: Planner,
+        turns: Turns | None,
+        first_plan: Plan,
+        coordinated: bool,
+        may_cross: bool,
+        rank: int,
+        world: int,
+        timeout_s: float,
+        backend: Backend,
+        peers: Callable[..., Peers],
+        buffers: BufferSync | None,
+        verifier: Verifier | None = None,
+    ) -> None:
+        super().__init__(model)
+        self.rank, self.world = rank, world
+        self._params_by_name = dict(params)
+        self._frozen = [(name, param) for name, param in model.named_parameters() if not param.requires_grad]
+        self._optimizers = list(optimizers)
+        self._planner, self._turns = planner, turns
+        self._coordinated, self._may_cross = coordinated, may_cross
+        self._scale = 1.0 / world
+        self._backend = backend
+        self._buffers = buffers
+        self._device = params[0][1].device
+        self._recorder = Recorder()
+        self._told: set[str] = set()
+        self._before_close: Callable[[Session], None] = lambda session: None
+        self._after_close: Callable[[Session], None] = lambda session: None
+        self._settled = False
+        self._forward_began_ns = self._forward_ended_ns = self._backward_began_ns = self._step_began_ns = 0
+        self._fires_in_a_pass: dict[str, int] = {}
+        self._reads: set[int] = set()  # iterations, until settled, in which gradients were read before the step
+        self._params: list[torch.nn.Parameter] = []
+        self._wrappers: list[guards.PendingGradient] = []
+        self._in_step: list[int] = []  # tensors whose slots the optimizer sees just now
+        self._of_the_script: list[tuple[int, Any]] = []  # gradients of this pass in memory that the script holds too
+        self._unseen: set[str] = set()  # parameters that something reads past every guard
+        self._watched_iteration = -1  # the last in which all parameters were watched, ...
+        self._seen: set[int] = set()  # ... and those of them that were used then
+        self._in_forward = False
+        self._is_late = False  # step() was called before all sums had arrived: there was something to defer
+        self._settled_early = 0  # steps in a row of which nothing was owed any more when the next forward pass began
+        self._stale: frozenset[int] = frozenset()  # what was still owed when this backward pass began
+        on_buffers = (lambda forward, why: None) if buffers is None else buffers.announced
+        self._exchange = Exchange(rank, timeout_s, backend, self._recorder, peers, on_buffers)
+        self._verifier = verifier
+        if verifier is not None:
+            verifier.connect(self._exchange.abort, self._exchange.wait_for_works)
+        self._owed = Owed(self._exchange, self._recorder, verifier)
+        if buffers is not None:
+            buffers.connect(self._exchange.announce_buffers, self._exchange.notify)
+        self._take_up(first_plan)
+        self._attach_hooks(self._params, self._optimizers)
+
+    def _take_up(self, plan: Plan) -> None:
+        """Make `plan` the plan in force; nothing may be under way."""
+        self._plan = plan
+        self._crosses = plan.crosses_barrier and self._may_cross
+        before = {id(param): wrapper for param, wrapper in zip(self._params, self._wrappers, strict=True)}
+        self._params = [self._params_by_name[spec.name] for spec in plan.tensors]
+        self._tensor_of = {id(param): tensor for tensor, param in enumerate(self._params)}
+        self._exchange.take_up(plan, self._params, self._coordinated and self._settled)
+        self._find_unguarded()
+        self._wrappers = [self._wrapper_of(tensor, before.get(id(param))) for tensor, param in enumerate(self._params)]
+        self._owed.take_up(self._params, self._wrappers)
+        self._fired = [0] * len(self._params)
+        self._launched = [False] * len(self._params)
+        self._expected = [self._fires_in_a_pass.get(spec.name, 1) for spec in plan.tensors]
+        self._recorder.forget(self._exchange.iteration + 1)
+
+    def _find_unguarded(self) -> None:
+        """The tensors whose updates may not be deferred, since something reads their parameters past every guard."""
+        unseen = [self._params_by_name[name] for name in self._unseen]
+        self._unguarded = {
+            self._tensor_of[id(param)]
+            for param in (*parameters_of_scripts(self.model), *unseen)
+            if id(param) in self._tensor_of
+        }
+
+    # -- gradients as the script sees them ---------------------------------------------------------------
+
+    def _wrapper_of(self, tensor: int, before: guards.PendingGradient | None) -> guards.PendingGradient:
+        """What will stand in `.grad` for `tensor`; `before`: what did so under the last plan."""
+        slot, param = self._exchange.slots[tensor], self._params[tensor]
+        if before is not None and before.slot is slot:
+            return before
+        if before is not None and param.grad is before:  # the script accumulates onto it
+            slot.copy_(before.slot)
+            before.moved(slot, tensor)
+            return before
+        if before is not None:
+            before.given_away(before.slot)  # that memory is not used any more; a script may look at it later
+        return guards.PendingGradient(slot, tensor, self._gradient_read, self._give_away)
+
+    def _give_away(self, wrapper: guards.PendingGradient, memory: torch.Tensor | None = None) -> torch.Tensor:
+        """`wrapper` stands for memory of the script's own from now on, with what is in the slot where none is given."""
+        tensor = wrapper.tensor
+        param, slot = self._params[tensor], self._exchange.slots[tensor]
+        memory = slot.clone() if memory is None else memory
+        wrapper.given_away(memory)
+        self._wrappers[tensor] = guards.PendingGradient(slot, tensor, self._gradient_read, self._give_away)
+        if param.grad is wrapper or param.grad is slot:
+            param.grad = memory
+        return memory
+
+    def _give_all_away(self) -> None:
+        """Every gradient becomes an ordinary tensor, which nothing that gradlane does will touch."""
+        for param, wrapper in zip(self._params, list(self._wrappers), strict=True):
+            if param.grad is wrapper:
+                self._give_away(wrapper)
+
+    def _accumulate_in_slots(self) -> None:
+        """The backward pass that begins adds to the sums that are in `.grad` still: in their slots, in place."""
+        for param, wrapper in zip(self._params, self._wrappers, strict=True):
+            gradient = param.grad
+            if gradient is wrapper:
+                param.grad = wrapper.slot
+            elif isinstance(gradient, guards.PendingGradient):  # another parameter's
+                param.grad = gradient.own()
+
+    def _catch_up(self, iteration: int) -> None:
+        """A host runs ahead of a device with streams: in an iteration that is measured it waits for it."""
+        reached = self._backend.so_far() if self._planner.measures(iteration) else None
+        if reached is not None:
+            reached.synchronize()
+
+    def _now(self, iteration: int) -> int:
+        """The time, where the device is in an iteration that is measured."""
+        self._catch_up(iteration)
+        return now_ns()
+
+    # -- forward ---------------------------------------------------------------------------------------
+
+    def _before_forward(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
+        self._exchange.check()
+        if inside_a_backward_pass():
+            return  # a checkpoint runs the whole model again
+        if is_traced():
+            self._settle()  # what is recorded is the model alone
+            return
+        trains = torch.is_grad_enabled() and module.training
+        if self._in_backward and trains:
+            self._fail(
+                "the backward pass was left unfinished (an exception that the script caught?); its gradients are partly "
+                "summed, the job cannot go on from here"
+            )
+        whole = compiling or is_compiled(self.model)
+        if whole:
+            self._tell("compiled", "the whole model is compiled: updates cannot overlap with its forward pass; compile blocks")
+        if whole or not trains:  # an evaluation, a trace, an export: whatever reads the parameters there
+            self._settle()
+        elif not self._settled:
+            self._hook_compiled_parts()
+        if self._buffers is not None:
+            self._refused_aloud(
+                lambda buffers: buffers.before_forward(self._exchange.wait_until, module.training, self._settled)
+            )
+        if not trains:
+            return
+        if self._verifier is not None and self._sync and self._buffers is not None:
+            self._verifier.forward_begins(self._exchange.iteration + 1)
+        for name, param in self._frozen:
+            if param.requires_grad:
+                raise JobError(f"{name} was frozen at attach and is trained now: close() the session and attach again")
+        self._keep_the_barrier_if_it_is_kept_anyway()
+        now = self._now(self._exchange.iteration + 1)
+        if self._forward_began_ns and self._exchange.iteration >= 0:
+            self._recorder.add("step", self._exchange.iteration, -1, self._forward_began_ns, now)
+        self._forward_began_ns = now
+        if not self._settled:
+            if not whole:
+                self._watched_iteration = self._exchange.iteration + 1
+            self._watch_all()
+        self._in_forward = True
+
+    def _watch_all(self) -> None:
+        for tensor, param in enumerate(self._params):
+            if tensor not in self._unguarded:
+                guards.watch(param, tensor, self._parameter_used)
+
+    def _keep_the_barrier_if_it_is_kept_anyway(self) -> None:
+        """A script that settles each step before the next forward pass gains nothing from updates that could wait."""
+        if self._is_late:
+            self._settled_early = 0 if self._owed else self._settled_early + 1
+            self._is_late = False
+        if self._crosses and self._settled_early >= _SETTLED_EARLY:
+            self._crosses = self._may_cross = self._planner.crosses = False
+            if not self._told & {"read", "aliases"}:
+                self._tell(
+                    "early",
+                    f"updates were needed before the next forward pass {_SETTLED_EARLY} steps in a row (an average, a "
+                    "checkpoint, a log of the parameters?): from now on step() waits for all sums",
+                )
+
+    def _before_compiled(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
+        """As if it used all of its parameters now: a graph that guards on who is watched is compiled over and over."""
+        for param in module.parameters():
+            if guards.is_watched(param):
+                guards.unwatch(param)
+                self._parameter_used(self._tensor_of[id(param)])
+
+    def _after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
+        if not torch.is_grad_enabled() or inside_a_backward_pass() or is_traced():
+            return
+        self._in_forward = False
+        now = self._forward_ended_ns = self._now(self._exchange.iteration + 1)
+        self._recorder.add("forward", self._exchange.iteration + 1, -1, self._forward_began_ns, now)
+        if not self._sync:
+            if self._forward_summed:
+                self._hook_outputs(output)
+            else:
+                self._forward_summed = False
+            return
+        self._hook_outputs(output)
+        if self._buffers is not None and module.training:
+            self._buffers.after_forward()
+
+    def _parameter_used(self, tensor: int) -> None:
+        """The first use of a watched parameter since it was watched."""
+        if self._verifier is not None:
+            self._verifier.touched(self._params[tensor])
+        self._owed.make_current(tensor)
+        self._seen.add(tensor)
+        iteration = self._exchange.iteration + 1
+        now = self._now(iteration)
+        self._recorder.add("use", iteration, tensor, now, now)
+        if self._planner.measures(iteration):
+            since = now - self._forward_began_ns if self._in_forward else 0
+            self._planner.builder.used(self._plan.tensors[tensor].name, since)
+
+    # -- backward --------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._exchange.check()
+        self._stale = frozenset(self._owed)
+        self._settle()
+        if not self._settled and self._planner.is_due(self._exchange):
+            plan = self._planner.decide(type(self.model).__name__, self._device, self._backend, self._exchange.collective)
+            self._settled = True
+            always_read = 0 <= self._exchange.iteration < len(self._reads)
+            self._planner.crosses = self._may_cross and not always_read
+            self._take_up(plan)
+            log.info("rank %d: %s", self.rank, plan.describe(limit=0).partition("\n")[0])
+            if self._turns is not None:
+                self._turns.start(self._planner, self._recorder)
+        elif self._settled and self._turns is not None and not self._turns.over:
+            changed = self._turns.turn(self._planner, self._exchange, self._backend)
+            if changed is not None:
+                self._take_up(changed)
+        self._accumulate_in_slots()
+        self._recorder.begin()
+        self._in_backward = True
+        self._backward_began_ns = self._now(self._exchange.iteration + 1)
+        self._fired = [0] * len(self._params)
+        self._launched = [False] * len(self._params)
+        self._exchange.begin()
+        if self._verifier is not None:
+            self._verifier.begin(self._exchange.iteration)
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    @property
+    def _counting(self) -> bool:
+        """In iteration 0 nobody knows how often a hook fires in a pass: all gradients leave at its end."""
+        return self._exchange.iteration == 0
+
+    def _name_of(self, tensor: int) -> str:
+        return self._plan.tensors[tensor].name
+
+    def _launch(self, tensor: int, param: torch.nn.Parameter) -> None:
+        """Put the gradient, divided by the world size as DDP does, into its slot, and say that it is ready."""
+        gradient, slot = param.grad, self._exchange.slots[tensor]
+        assert gradient is not None
+        if tensor in self._stale:
+            self._fail(
+                f"{self._name_of(tensor)} was read before its update had been made, by something that Python does not see (a "
+                "C++ extension?): put it into a module of its own and pass cross_barrier=False to gradlane.attach"
+            )
+        if gradient is slot:
+            slot.mul_(self._scale)
+        else:
+            if aliases.is_held(self._wrappers, tensor):  # the gradient of a step before, which the script has kept
+                self._give_away(self._wrappers[tensor])
+            torch.mul(gradient.detach(), self._scale, out=slot)
+        if self._verifier is not None:
+            self._verifier.contributes(param, slot)
+        is_accumulated = gradient is not slot and gradient._version > 0  # what autograd has just made is nobody else's
+        del gradient
+        if is_accumulated and aliases.is_the_scripts(param):
+            self._of_the_script.append((tensor, param.grad))
+        else:
+            self._show(tensor, param)
+        self._launched[tensor] = True
+        self._catch_up(self._exchange.iteration)
+        at = self._exchange.ready(tensor)
+        if self._planner.measures(self._exchange.iteration):
+            self._planner.builder.ready(self._plan.tensors[tensor].name, at - self._backward_began_ns)
+
+    def _end(self) -> None:
+        """The backward pass is over: what it did not produce contributes nothing."""
+        ended = self._now(self._exchange.iteration)
+        if self._counting:
+            self._expected = [max(1, fired) for fired in self._fired]
+            self._fires_in_a_pass = {spec.name: n for spec, n in zip(self._plan.tensors, self._expected, strict=True)}
+        absent = []
+        for tensor, param in enumerate(self._params):
+            if self._launched[tensor]:
+                continue
+            if self._fired[tensor]:
+                self._launch(tensor, param)
+            else:
+                self._launch_absent(tensor, param)
+                absent.append(tensor)
+        if self._watched_iteration == self._exchange.iteration > 0:
+            unseen = {self._name_of(tensor) for tensor, fired in enumerate(self._fired) if fired and tensor not in self._seen}
+            if unseen:
+                self._unseen |= unseen
+                self._find_unguarded()
+        self._seen.clear()
+        self._forward_summed = None
+        self._accumulated.clear()
+        self._in_backward = False
+        self._recorder.add("backward", self._exchange.iteration, -1, self._backward_began_ns, ended)
+        if self._planner.measures(self._exchange.iteration):
+            forward_ns = self._forward_ended_ns - self._forward_began_ns
+            self._planner.builder.passed(forward_ns, ended - self._backward_began_ns)
+        if self._verifier is not None:
+            self._verifier.backward_ended()
+        for tensor in absent:  # as DDP with find_unused_parameters: used by nobody means left alone
+            self._exchange.wait_for(tensor)
+            if self._exchange.used_by_anybody(tensor):
+                param = self._params[tensor]
+                if param.grad is None:
+                    param.grad = self._wrappers[tensor]
+                else:
+                    with torch.no_grad():
+                        param.grad.copy_(self._exchange.slots[tensor])
+        self._fill_in_the_scripts()
+
+    def _launch_absent(self, tensor: int, param: torch.nn.Parameter) -> None:
+        """This pass has no gradient of it. What stands in `.grad` counts, as DDP counts it: of passes under `no_sync()`, or
+        kept from before; presence tells whether any pass since the last sum had one."""
+        self._refuse_replaced([tensor])
+        gradient = param.grad
+        if gradient is self._exchange.slots[tensor] or aliases.is_held(self._wrappers, tensor):
+            self._give_away(self._wrappers[tensor])
+            gradient = param.grad
+        self._exchange.put_absent(tensor, gradient, self._scale, counts=id(param) in self._accumulated)
+        if self._verifier is not None:
+            self._verifier.contributes(param, self._exchange.slots[tensor])
+        self._exchange.ready(tensor)
+
+    def _refuse_replaced(self, tensors: Iterable[int] | None = None) -> None:
+        for tensor in range(len(self._params)) if tensors is None else tensors:
+            if not self._is_replaced(self._params[tensor], self._name_of(tensor)):
+                continue
+            self._fail(
+                f"{self._name_of(tensor)} was replaced since attach (load_state_dict(assign=True), swap_tensors, another "
+                "Parameter?), and neither its gradient nor the optimizer reaches what is there now: close() the session before "
+                "such a change, and attach again with an optimizer of the new parameters",
+                UnsupportedError,
+            )
+
+    def _fill_in_the_scripts(self) -> None:
+        """Sums go where DDP would put them at the end of this pass: into memory that the script looks at by itself."""
+        if not self._of_the_script:
+            return
+        self._tell(
+            "shared gradients",
+            "gradients lie in memory that the script holds too (a flat buffer, views): their sums are waited for in backward()",
+        )
+        for tensor, gradient in self._of_the_script:
+            self._exchange.wait_for(tensor)
+            if self._verifier is not None:
+                self._verifier.arrived(self._params[tensor], self._exchange.slots[tensor])
+            with torch.no_grad():
+                gradient.copy_(self._exchange.slots[tensor])
+        self._of_the_script.clear()
+
+    def _show(self, tensor: int, param: torch.nn.Parameter) -> None:
+        """From now on `.grad` is what will be the sum."""
+        try:
+            param.grad = self._wrappers[tensor]
+        except RuntimeError:  # torch compares dtype, shape and device
+            spec = self._plan.tensors[tensor]
+            self._fail(
+                f"{spec.name} is {param.dtype} of shape {tuple(param.shape)} on {param.device} now and was another tensor of "
+                f"{spec.dtype} at attach: close() the session before such a change, and attach again",
+                UnsupportedError,
+            )
+
+    # -- step ------------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._exchange.check()
+        if self._in_backward:
+            self._refuse_step_in_backward(optimizer)
+        else:
+            if self._buffers is not None:
+                self._refused_aloud(lambda buffers: buffers.check(self._exchange.wait_until))
+            if self._owed.of(optimizer):  # step() once more
+                self._settle()
+            needs_all = self._needs_all(optimizer, args, kwargs)
+            self._split_step(optimizer, defer=not needs_all and self._crosses)
+            if self._verifier is not None and "closure" not in self._told:
+                self._verifier.stepping(optimizer, self._is_owed)
+        self._step_began_ns = self._now(self._exchange.iteration)
+
+    def _refuse_step_in_backward(self, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                tensor = self._tensor_of.get(id(param))
+                if tensor is not None:
+                    self._fail(
+                        f"optimizer.step() for {self._name_of(tensor)} inside the backward pass, before its gradient could be "
+                        "summed: call it after backward()",
+                        UnsupportedError,
+                    )
+
+    def _split_step(self, optimizer: torch.optim.Optimizer, defer: bool) -> None:
+        """Leave in `.grad` what the optimizer may use now; hide, and owe, what has not arrived."""
+        owed, shared = None, None
+        keeps_none = keeps_no_gradient(optimizer)
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                tensor = self._tensor_of.get(id(param))
+                if tensor is None or param.grad is not self._wrappers[tensor]:
+                    continue  # not ours, or replaced or dropped by the script
+                if defer and tensor not in self._unguarded and not self._exchange.has_arrived(tensor):
+                    self._is_late = True
+                    shared = shared or aliases.Aliases(optimizer, self._params, self._accumulators)
+                    if not shared.of(param):
+                        owed = owed or DeferredStep(optimizer)
+                        self._owed.hide(tensor, owed)
+                        continue
+                    self._tell(
+                        "aliases",
+                        f"something else holds the memory of {self._name_of(tensor)} or of the optimizer's state of it (a "
+                        "state_dict that was kept, a view, a NumPy array): such parameters are updated at step(), not later",
+                    )
+                self._exchange.wait_for(tensor)
+                if self._verifier is not None:
+                    self._verifier.arrived(param, self._exchange.slots[tensor])
+                if keeps_none:
+                    param.grad = self._exchange.slots[tensor]
+                    self._in_step.append(tensor)
+                else:
+                    self._give_away(self._wrappers[tensor])
+
+    def _needs_all(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> bool:
+        """Whether this call of `step` is one whose updates cannot be deferred."""
+        has_closure = kwargs.get("closure") is not None or (len(args) > 1 and args[1] is not None)
+        if has_closure and self._may_cross:
+            self._tell("closure", "optimizer.step(closure) keeps the barrier")
+        # a GradScaler hands its scale to fused optimizers for the length of one call
+        return has_closure or hasattr(optimizer, "grad_scale")
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        now = self._now(self._exchange.iteration)
+        if self._verifier is not None:
+            self._verifier.all_updated(optimizer, self._is_owed)
+        self._owed.show_hidden(self._parameter_used, self._settle)
+        for tensor in self._in_step:
+            if self._params[tensor].grad is self._exchange.slots[tensor]:
+                self._params[tensor].grad = self._wrappers[tensor]
+        self._in_step.clear()
+        if not self._settled:  # a parameter may be used before the forward pass
+            self._watch_all()
+        if self._exchange.iteration < 0:
+            return
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                updated = self._tensor_of.get(id(param))
+                if updated is not None and updated not in self._owed:
+                    self._recorder.add("update", self._exchange.iteration, updated, self._step_began_ns, now)
+        if self._planner.measures(self._exchange.iteration):
+            self._planner.builder.updated(now - self._step_began_ns)
+
+    def _gradient_read(self, tensor: int) -> None:
+        """Somebody operates on a gradient that stands for a sum."""
+        if self._in_backward and self._launched[tensor]:
+            # its sum may need gradients that this pass has yet to produce
+            self._fail(
+                f"the gradient of {self._plan.tensors[tensor].name} is read, or accumulated into once more, after it was "
+                "sent and before the backward pass has ended; use checkpoint(use_reentrant=False), and read gradients after "
+                "backward()"
+            )
+        if not self._settled:
+            self._reads.add(self._exchange.iteration)
+        told = self._told & {"closure"}  # then it is the optimizer that reads, after its closure
+        if self._crosses and not told and tensor not in self._owed and not self._exchange.has_arrived(tensor):
+            self._is_late = True
+            self._tell(
+                "read",
+                "gradients are read between backward and step (clip_grad_norm_, GradScaler, logging): such steps wait for "
+                "all sums",
+            )
+        self._owed.make_current(tensor)
+        if self._verifier is not None:
+            self._verifier.touched(self._params[tensor])
+            self._verifier.arrived(self._params[tensor], self._exchange.slots[tensor])
+
+    def _is_owed(self, param: torch.nn.Parameter) -> bool:
+        return self._tensor_of.get(id(param), -1) in self._owed
+
+    def _settle(self) -> None:
+        """Everything of the iteration before has arrived, and every update has run."""
+        self._exchange.check()
+        if self._in_backward:
+            return
+        self._owed.make_all_current()
+        self._exchange.wait_for_all()
+        for param in self._params:
+            guards.unwatch(param)
+
+    # -- what a training script calls ------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in force. Over the first iterations that is a safe one, see `settled`."""
+        return self._plan
+
+    @property
+    def settled(self) -> bool:
+        """Whether the profile has been taken and the policy's own plan is in force."""
+        return self._settled
+
+    @property
+    def tuned(self) -> Tuned | None:
+        """On rank 0 of a session that tunes: the knobs in force and the trials so far; None elsewhere."""
+        found = None if self._turns is None else self._turns.record()
+        return found if isinstance(found, Tuned) else None
+
+    @property
+    def auto(self) -> Chosen | None:
+        """On rank 0 of a session under `auto`: what was predicted, tried and kept so far; None elsewhere."""
+        found = None if self._turns is None else self._turns.record()
+        return found if isinstance(found, Chosen) else None
+
+    @property
+    def tuning(self) -> bool:
+        """Whether knobs or policies are being tried, on any rank alike; `auto` may begin again at any time."""
+        return self._turns is not None and not self._turns.settled
+
+    @property
+    def crosses_barrier(self) -> bool:
+        """Whether the next forward pass may begin before all updates have arrived."""
+        return self._crosses
+
+    @property
+    def network(self) -> Network:
+        """The network that is planned for: given to attach, or measured by it."""
+        return self._planner.network
+
+    @property
+    def failed(self) -> bool:
+        """Whether this job has failed, here or on another rank: nothing can be trained any more."""
+        return self._exchange.failure is not None
+
+    def flush(self) -> None:
+        """Wait for every sum and run every owed update: parameters and gradients are as plain DDP's.
+
+        For whatever reads parameters in a way that no guard sees (NumPy views taken earlier, other
+        processes, `optimizer.state` by hand). `state_dict`, `deepcopy` and averages need no call.
+        """
+        self._settle()
+        if not self._in_backward:
+            self._give_all_away()
+
+    def profile(self) -> Profile:
+        """The Profile measured over the first iterations (or given to attach)."""
+        if self._planner.profile is None:
+            raise JobError("no profile yet: it is made at the start of the backward pass after the measured iterations")
+        return self._planner.profile
+
+    def timeline(self) -> Timeline:
+        """What happened in the last iterations under the plan in force, up to now."""
+        self._settle()
+        return self._recorder.timeline(self._plan.fingerprint, self.rank)
+
+    def on_close(self, before: Callable[[Session], None], after: Callable[[Session], None]) -> None:
+        """Call `before(session)` when a session that has not failed closes, and `after(session)` when any has closed."""
+        self._before_close, self._after_close = before, after
+
+    def close(self) -> None:
+        """Finish what is under way, and detach: hooks, threads, sockets and process groups go.
+
+        Raises what the last sums raised, if they failed; a job that had failed before is detached in silence.
+        """
+        if self._closed:
+            return
+        try:
+            if self._exchange.failure is None and not self._in_backward:
+                self._settle()
+                self._before_close(self)
+                if self._buffers is not None:
+                    self._refused_aloud(lambda buffers: buffers.finish(self._exchange.wait_until))
+                    self._buffers.close()
+                if self._verifier is not None:
+                    self._verifier.close()
+        finally:
+            self._detach_hooks()
+            self._owed.forget()
+            for param, wrapper in zip(self._params, self._wrappers, strict=True):
+                guards.unwatch(param)
+                if param.grad is wrapper:  # where the job has failed a slot holds this rank's part at best
+                    param.grad = None if self._exchange.failure is not None else wrapper.slot
+                wrapper.given_away(wrapper.slot)
+            if self._turns is not None:
+                self._turns.close()
+            self._exchange.close()
+            self._after_close(self)
+
+    def abort(self, error: BaseException) -> None:
+        """Tell the other ranks that this one fails with `error`; they raise `PeerFailed` with its text."""
+        self._exchange.abort(error)
+
+    def _fail(self, text: str, kind: type[JobError] | type[UnsupportedError] = JobError) -> NoReturn:
+        """Raise `text` here; the other ranks are told."""
+        self._exchange.check()  # a failure before this one stands
+        error = kind(f"rank {self.rank}, iteration {self._exchange.iteration}: {text}")
+        self._exchange.abort(error)
+        raise error
+
+    def _refused_aloud(self, call: Callable[[BufferSync], None]) -> None:
+        """What buffers refuse is told to the other ranks."""
+        assert self._buffers is not None
+        try:
+            call(self._buffers)
+        except UnsupportedError as error:
+            self._fail(str(error), UnsupportedError)
+
+    def _tell(self, key: str, text: str) -> None:
+        """One line, once, from rank 0."""
+        if key not in self._told and self.rank == 0:
+            log.warning("gradlane: %s", text)
+        self._told.add(key)

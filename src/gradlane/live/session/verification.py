@@ -1,0 +1,237 @@
+"""Verification: steps of a session beside an independent reference of what DDP would have done.
+
+In a verified iteration each rank keeps a copy of what it contributes to each sum. When the backward pass has ended, one
+all-reduce over all of them, behind everything else and in a process group of its own, gives the sums as DDP has them: at
+two ranks bit for bit, at more within rounding, since sums of three numbers depend on their order. At `optimizer.step()`
+copies of parameters, state and hyper-parameters are taken, on which the script's own optimizer makes the same step when
+the session has made its own: the results are compared bit for bit, whenever the session made it. Buffers are compared with
+rank 0's at the start of the forward pass.
+
+What this cannot see is a value that was read too early by something that Python does not see; where a gradient came of it,
+`session.py` finds that out in every iteration. Runs on the training thread; owned by one session.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+import gradlane
+from gradlane.core.fields import need
+from gradlane.errors import VerificationError
+from gradlane.live.backends.process_groups import Groups
+from gradlane.live.session.deferred_step import DeferredStep
+
+_ROUNDING = 1e-5  # of the largest element of a sum, for sums of three ranks and more
+_NOT_THE_SCRIPT = (str(Path(gradlane.__file__).parent), str(Path(torch.__file__).parent))
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Which iterations are verified: the `first` so many, and then each `every`-th (0: none)."""
+
+    first: int = 20
+    every: int = 100
+
+    def __post_init__(self) -> None:
+        need(self.first >= 0, "first", self.first, "iterations, 0 or more")
+        need(self.every >= 0, "every", self.every, "iterations, 0 or more")
+
+    def includes(self, iteration: int) -> bool:
+        """Whether `iteration` is verified."""
+        return iteration < self.first or (self.every > 0 and iteration % self.every == 0)
+
+
+@dataclass
+class _Before:
+    """A parameter before `step()`: its value, the optimizer's state of it, and the gradient where that was there."""
+
+    copy: torch.nn.Parameter
+    state: dict[str, Any]
+    gradient: torch.Tensor | None
+
+
+class Verifier:
+    """names, params: of all tensors, whatever the plan; what is told of a tensor is told of its parameter."""
+
+    def __init__(
+        self,
+        options: VerifyOptions,
+        names: Sequence[str],
+        params: Sequence[torch.nn.Parameter],
+        buffers: Callable[[], Sequence[torch.Tensor]],
+        group: Any,
+        timeout_s: float,
+    ) -> None:
+        self._options, self._params, self._buffers = options, params, buffers
+        self._names = {id(param): name for name, param in zip(names, params, strict=True)}
+        self._groups = Groups(group, timeout_s)
+        self._groups.open()
+        self._rank, self._world = dist.get_rank(group), dist.get_world_size(group)
+        self._tell: Callable[[BaseException], None] = lambda error: None
+        self._wait_for: Callable[[Groups, Sequence[Any], str], None] = lambda groups, works, what: None
+        self._iteration = -1
+        self.verifies = False
+        self.verified = 0  # updates of a parameter so far
+        self._parts: dict[int, torch.Tensor] = {}  # by id of parameter, as all of these
+        self._sums: dict[int, torch.Tensor] = {}
+        self._touched: dict[int, str] = {}
+        self._steps: dict[int, tuple[DeferredStep, _Before]] = {}
+
+    def connect(self, tell: Callable[[BaseException], None], wait_for: Callable[[Groups, Sequence[Any], str], None]) -> None:
+        """Whom to tell of what is found, before it is raised, and how to wait for collectives of a group."""
+        self._tell, self._wait_for = tell, wait_for
+
+    def _wait(self, works: Sequence[Any], what: str) -> None:
+        if works:
+            self._wait_for(self._groups, works, what)
+
+    # -- one iteration ---------------------------------------------------------------------------------------------
+
+    def begin(self, iteration: int) -> None:
+        """A backward pass begins; all of the one before has been made."""
+        self._iteration, self.verifies = iteration, self._options.includes(iteration)
+        self._parts.clear()
+        self._sums.clear()
+        self._touched.clear()
+        self._steps.clear()
+
+    def contributes(self, param: torch.nn.Parameter, part: torch.Tensor) -> None:
+        """This rank's part of a sum, divided by the number of ranks, is about to leave."""
+        if self.verifies:
+            self._parts[id(param)] = part.clone()
+
+    def backward_ended(self) -> None:
+        """All parts are there, on every rank (collective)."""
+        if not self.verifies:
+            return
+        self._sums, self._parts = self._parts, {}
+        parts = [self._sums[id(param)] for param in self._params]
+        self._wait([dist.all_reduce(part, group=self._groups[0], async_op=True) for part in parts], "the sums of verification")
+
+    def touched(self, param: torch.nn.Parameter) -> None:
+        """The script uses a gradient or a parameter: for the text of an error."""
+        if self.verifies:
+            self._touched[id(param)] = _line_of_the_script()
+
+    def arrived(self, param: torch.nn.Parameter, total: torch.Tensor) -> None:
+        """The session has a sum, which the script has not seen yet."""
+        reference = self._sums.pop(id(param), None)
+        if reference is None:
+            return
+        if self._world == 2:
+            if not _same_bits(reference, total):
+                self._fail(param, "the sum of its gradient", reference, total)
+        elif not torch.allclose(reference, total, rtol=0, atol=_ROUNDING * float(reference.abs().max()), equal_nan=True):
+            self._fail(param, "the sum of its gradient", reference, total)
+
+    # -- the step --------------------------------------------------------------------------------------------------
+
+    def stepping(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
+        """`optimizer` is about to update all but what is `owed`; gradients and parameters are as it will find them."""
+        if not self.verifies:
+            return
+        step = DeferredStep(optimizer)
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if param.grad is None and not owed(param):
+                    continue
+                copied = torch.nn.Parameter(param.detach().clone(), requires_grad=param.requires_grad)
+                state = {key: _copied(value) for key, value in optimizer.state.get(param, {}).items()}
+                gradient = None if owed(param) else param.grad.detach().clone()
+                self._steps[id(param)] = step, _Before(copied, state, gradient)
+
+    def updated(self, params: Iterable[torch.nn.Parameter], gradient_of: Callable[[torch.nn.Parameter], Any]) -> None:
+        """The session has updated `params`; `gradient_of` gives the gradients of those that were owed."""
+        together: dict[int, tuple[DeferredStep, list[tuple[torch.nn.Parameter, _Before]]]] = {}
+        for param in params:
+            found = self._steps.pop(id(param), None)
+            if found is not None:
+                step, before = found
+                before.copy.grad = gradient_of(param).clone() if before.gradient is None else before.gradient
+                together.setdefault(id(step), (step, []))[1].append((param, before))
+        for step, befores in together.values():
+            step.update_copies([(param, before.copy, before.state) for param, before in befores])
+            for param, before in befores:
+                self._compare(step.optimizer, param, before)
+
+    def all_updated(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
+        """`step()` has run, for all but what is `owed`."""
+        if self.verifies:
+            params = [param for group in optimizer.param_groups for param in group["params"]]
+            self.updated([param for param in params if not owed(param)], lambda param: None)
+
+    def _compare(self, optimizer: torch.optim.Optimizer, param: torch.nn.Parameter, before: _Before) -> None:
+        if not _same_bits(before.copy, param):
+            self._fail(param, "its value after the update", before.copy, param)
+        state = optimizer.__dict__["state"].get(param, {})
+        for key, value in before.state.items():
+            mine = state.get(key)
+            if isinstance(value, torch.Tensor) and (not isinstance(mine, torch.Tensor) or not _same_bits(value, mine)):
+                self._fail(param, f"the optimizer's {key} of it", value, mine)
+        self.verified += 1
+
+    # -- buffers ---------------------------------------------------------------------------------------------------
+
+    def forward_begins(self, iteration: int) -> None:
+        """Buffers are as the forward pass of `iteration` will find them, on every rank (collective)."""
+        if not self._options.includes(iteration):
+            return
+        buffers = self._buffers()
+        references = [buffer.detach().clone() for buffer in buffers]
+        works = [dist.broadcast(each, group_src=0, group=self._groups[0], async_op=True) for each in references]
+        self._wait(works, "the buffers of verification")
+        for index, (reference, buffer) in enumerate(zip(references, buffers, strict=True)):
+            if not _same_bits(reference, buffer):
+                self._raise(
+                    f"verification: rank {self._rank}, iteration {iteration}: buffer {index} of the model is not rank 0's, as "
+                    "it would be under DDP; report this with the training loop"
+                )
+
+    # -- failing ---------------------------------------------------------------------------------------------------
+
+    def _fail(self, param: torch.nn.Parameter, what: str, reference: torch.Tensor, mine: torch.Tensor | None) -> NoReturn:
+        name = self._names.get(id(param), "a parameter")
+        by = "is missing"
+        if mine is not None:
+            off = (reference.detach().double() - mine.detach().double()).abs()
+            by = f"differs from DDP's in {int((off != 0).sum())} of {off.numel()} elements, by {float(off.max()):.3g} at most"
+        touched = self._touched.get(id(param))
+        self._raise(
+            f"verification: rank {self._rank}, iteration {self._iteration}: {name}: {what} {by}"
+            + (f"; last used by {touched}" if touched else "")
+            + "; train with DDP, or pass cross_barrier=False to gradlane.attach, and report this with the training loop"
+        )
+
+    def _raise(self, text: str) -> NoReturn:
+        error = VerificationError(text)
+        self._tell(error)
+        raise error
+
+    def close(self) -> None:
+        """Give the process group back."""
+        self._groups.close()
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    mine, theirs = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (left, right))
+    return torch.equal(mine, theirs)
+
+
+def _line_of_the_script() -> str:
+    for frame in reversed(traceback.extract_stack()):
+        if not frame.filename.startswith(_NOT_THE_SCRIPT):
+            return f"{Path(frame.filename).name}:{frame.lineno} ({frame.line})"
+    return "torch"

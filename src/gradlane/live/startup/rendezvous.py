@@ -1,0 +1,107 @@
+"""Meeting: `init_process_group` with the questions asked first that torch.distributed leaves to a timeout.
+
+A rank out of range, two processes with one rank, ranks that disagree on the world size, a rank that never
+comes: each is a typed error here, in about a second where everybody is there, else at the timeout.
+`gradlane launch` puts this in the place of `torch.distributed.init_process_group`; a script may call it
+itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import torch.distributed as dist
+
+from gradlane.errors import CommunicationError, InputError, MismatchError
+from gradlane.live.startup.handshake import settle, whereabouts
+
+_init_process_group = dist.init_process_group
+
+
+class _Hello(msgspec.Struct, frozen=True):
+    rank: int
+    world_size: int
+    where: str
+
+
+def init_process_group(backend: str | None = None, init_method: str | None = None, **options: Any) -> None:
+    """As torch.distributed's, after all ranks have met. Only the `env://` method is looked into.
+
+    Raises InputError (an environment variable is unusable), MismatchError (ranks disagree, or one is
+    missing or there twice), CommunicationError (no way to rank 0's store).
+    """
+    if init_method not in (None, "env://") or "store" in options or "rank" in options:
+        _init_process_group(backend, init_method, **options)
+        return
+    rank, world, store = _enter(os.environ, options.get("timeout") or timedelta(seconds=60))
+    _init_process_group(backend, store=store, rank=rank, world_size=world, **options)
+
+
+def _enter(environment: Mapping[str, str], timeout: timedelta) -> tuple[int, int, Any]:
+    world = _integer(environment, "WORLD_SIZE", 1, 10**6)
+    rank = _integer(environment, "RANK", 0, world - 1)
+    port = _integer(environment, "MASTER_PORT", 1, 65535)
+    address = environment.get("MASTER_ADDR", "")
+    if not address:
+        raise InputError(
+            "MASTER_ADDR: not set, expected the address of rank 0; start the script with torchrun or gradlane launch"
+        )
+    has_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    generation = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    try:
+        tcp = dist.TCPStore(  # type: ignore[attr-defined]
+            address,
+            port,
+            None,
+            is_master=rank == 0 and not has_agent,
+            timeout=timeout,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except (RuntimeError, dist.DistError) as error:
+        reason = str(error).partition("\n")[0]
+        raise CommunicationError(f"rank {rank} cannot reach or open the store at {address}:{port}: {reason}") from None
+    store: Any = dist.distributed_c10d.PrefixStore(f"gradlane/meeting/{generation}", tcp)
+    hello = _Hello(rank, world, whereabouts())
+    if store.add(f"count/{rank}", 1) > 1:
+        first = store.get(f"first/{rank}").decode()
+        raise MismatchError(f"RANK={rank} is taken by {first}; this is {hello.where}; give every process a rank of its own")
+    store.set(f"first/{rank}", hello.where)
+    if rank != 0:
+        # a rank beyond rank 0's world is nobody's to wait for: it finds out by itself
+        store.wait(["world"], timeout)
+        if int(store.get("world")) != world:
+            theirs = int(store.get("world"))
+            store.set(f"entry/{rank}", msgspec.json.encode(hello))
+            raise MismatchError(_disagree(0, theirs, rank, world))
+    else:
+        store.set("world", str(world))
+    settle(store, rank, world, msgspec.json.encode(hello), _judge, "came to the meeting", timeout.total_seconds())
+    return rank, world, dist.distributed_c10d.PrefixStore(f"default/{generation}", tcp)
+
+
+def _judge(entries: list[bytes]) -> str:
+    first, *others = [msgspec.json.decode(data, type=_Hello) for data in entries]
+    wrong = (other for other in others if other.world_size != first.world_size)
+    return next((_disagree(0, first.world_size, other.rank, other.world_size) for other in wrong), "")
+
+
+def _disagree(rank: int, world: int, other_rank: int, other_world: int) -> str:
+    return f"ranks disagree on the world size: {world} on rank {rank}, {other_world} on rank {other_rank} (WORLD_SIZE)"
+
+
+def _integer(environment: Mapping[str, str], name: str, low: int, high: int) -> int:
+    text = environment.get(name)
+    if text is None:
+        raise InputError(f"{name}: not set; start the script with torchrun or gradlane launch")
+    try:
+        value = int(text)
+    except ValueError:
+        value = low - 1
+    if not low <= value <= high:
+        raise InputError(f"{name}: got {text!r}, expected an integer from {low} to {high}")
+    return value

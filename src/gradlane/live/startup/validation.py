@@ -1,0 +1,73 @@
+"""Admission: which models and optimizers can be attached at all, and how all ranks come to start alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradlane.core.profile import DTYPE_BYTES
+from gradlane.errors import InputError, UnsupportedError
+from gradlane.live.startup.lifecycle import session_of
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+
+
+def as_list(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
+    optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    for one in optimizers:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise InputError(
+                f"optimizer: got a {type(one).__name__}, expected a torch.optim.Optimizer or several of them "
+                "(unwrap Accelerate's and Lightning's: their .optimizer)"
+            )
+    return optimizers
+
+
+def trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """Parameters that get gradients, last registered first: about the order in which they become ready."""
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise UnsupportedError(
+            "the model is wrapped in DistributedDataParallel, which sums its gradients already: pass .module"
+        )
+    if session_of(model) is not None:
+        raise UnsupportedError("gradlane is attached to this model already: close() that session first")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UnsupportedError("the model is a ScriptModule, which takes no hooks: script parts of a model instead")
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+            raise UnsupportedError(f"{name} has sparse gradients, which cannot be summed in place: use sparse=False")
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if torch.nn.parameter.is_lazy(tensor):
+            raise UnsupportedError(f"{name} is uninitialised (a lazy module): run one forward pass before attach")
+    params = [(name, param) for name, param in model.named_parameters() if param.requires_grad and param.numel() > 0]
+    if not params:
+        raise UnsupportedError("the model has no parameter with requires_grad=True")
+    for name, param in params:
+        if type(param).__name__ == "DTensor" or not isinstance(param, torch.nn.Parameter):
+            raise UnsupportedError(
+                f"{name} is a {type(param).__name__}: sharded models (FSDP, tensor parallel) are not supported"
+            )
+        if str(param.dtype).removeprefix("torch.") not in DTYPE_BYTES:
+            raise UnsupportedError(f"{name} is of {param.dtype}, expected one of {', '.join(DTYPE_BYTES)}")
+        if param.device != params[0][1].device:
+            raise UnsupportedError(
+                f"{name} is on {param.device}, others on {params[0][1].device}: one device a rank is supported"
+            )
+        if hasattr(param, "_in_backward_optimizers"):
+            raise UnsupportedError(f"{name} is updated inside the backward pass, before its gradient could be summed")
+    return params[::-1]
+
+
+def copy_from_rank_0(tensors: Sequence[torch.Tensor], group: Any) -> None:
+    """Parameters and buffers become rank 0's, as DDP does at construction; a broadcast a dtype."""
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
+    for of_dtype in by_dtype.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in of_dtype])
+        dist.broadcast(flat, group_src=0, group=group)
+        for tensor, values in zip(of_dtype, torch.split(flat, [tensor.numel() for tensor in of_dtype]), strict=True):
+            tensor.copy_(values.view(tensor.shape))

@@ -1,0 +1,83 @@
+"""The catalog: the policies of `gradlane.policies`, `searched`, which needs them and the simulator, and those of users by
+the place of their class: "module:Class" or "file.py:Class".
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gradlane import policies
+from gradlane.core.policy import Policy
+from gradlane.errors import InputError
+from gradlane.planning.searched import Searched
+from gradlane.policies import Executor
+
+
+def names(executor: Executor | None = None, apart: bool = False) -> tuple[str, ...]:
+    """The names of all policies, or of those that `executor` carries (live, with servers apart); `searched` last."""
+    return (*policies.names(executor, apart), Searched.name)
+
+
+def get(name: str, **knobs: Any) -> Policy:
+    """The policy of that name with the given knobs; for "module:Class" or "file.py:Class" an instance of that class.
+
+    Raises `InputError` naming what exists, or what a class lacks.
+    """
+    if is_own(name):
+        return _own(name, knobs)
+    if name != Searched.name:
+        if name not in policies.names():
+            raise InputError(
+                f"policy: got {name!r}, expected one of {', '.join(names())}; or a class of your own, as file.py:Class"
+            )
+        return policies.get(name, **knobs)
+    unknown = sorted(set(knobs) - set(Searched.__struct_fields__))
+    if unknown:
+        raise InputError(f"policy {name}: got knob {unknown[0]!r}, expected {', '.join(Searched.__struct_fields__)}")
+    return Searched(**knobs)
+
+
+def is_own(name: str) -> bool:
+    """Whether `name` is the place of a class, rather than a name of the catalog."""
+    return ":" in name
+
+
+def _own(place: str, knobs: dict[str, Any]) -> Policy:
+    where, _, kind = place.rpartition(":")
+    module = _module(where)
+    made = getattr(module, kind, None)
+    if made is None:
+        there = ", ".join(name for name, each in vars(module).items() if isinstance(each, type) and hasattr(each, "plan"))
+        raise InputError(f"policy: {where} has no {kind!r}; of classes with a plan it has {there or 'none'}")
+    try:
+        policy = made(**knobs)
+    except TypeError as error:
+        raise InputError(f"policy {place}: {error}") from None
+    if not isinstance(policy, Policy):
+        lacks = ", ".join(name for name in ("name", "paper", "differs", "plan") if not hasattr(policy, name))
+        raise InputError(f"policy {place}: got a class without {lacks}; see gradlane.core.policy.Policy")
+    return policy
+
+
+def _module(where: str) -> ModuleType:
+    """A file's, or one that can be imported from here."""
+    try:
+        if not where.endswith(".py"):
+            if "" not in sys.path and str(Path.cwd()) not in sys.path:
+                sys.path.insert(0, str(Path.cwd()))  # as `python -m` has it
+            return importlib.import_module(where)
+        spec = importlib.util.spec_from_file_location(f"_own_{Path(where).stem}", where)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{where} cannot be loaded")
+        module = importlib.util.module_from_spec(spec)
+        # classes look their module up while they are made
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+    except (ImportError, OSError, SyntaxError, ValueError) as error:
+        raise InputError(f"policy: {where!r} is no module that can be imported from here: {error}") from None

@@ -1,0 +1,19 @@
+"""Prediction: what the simulator says of a plan that ran, given what was measured where it ran."""
+
+from __future__ import annotations
+
+from gradlane.core.place import Place
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
+from gradlane.planning.measured import where
+from gradlane.planning.questions.sweep import Case, Outcome, judge_plan
+
+
+def predict(plan: Plan, profile: Profile, place: Place) -> Outcome:
+    """The steady state of `plan` on `profile` at `place`, whose network was measured there.
+
+    Profile and plan may list the tensors in different orders.
+    """
+    if plan.tensors != profile.specs:
+        profile = profile.in_order_of(plan.tensors)
+    return judge_plan(plan, Case(profile, where(place)))

@@ -1,0 +1,134 @@
+"""Sweep: every policy on every case, simulated to the steady state, with the bounds beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from gradlane.core.backends import EXECUTORS
+from gradlane.core.checks import check_timeline
+from gradlane.core.cluster import Cluster
+from gradlane.core.network import Network
+from gradlane.core.place import Place
+from gradlane.core.plan import Plan
+from gradlane.core.policy import Policy
+from gradlane.core.profile import Profile
+from gradlane.core.timeline import Timeline
+from gradlane.planning import catalog
+from gradlane.planning.plans import accepted, make_plan
+from gradlane.planning.searched import Searched
+from gradlane.sim import iteration_ns, simulate, simulate_servers
+from gradlane.sim.bounds import lower_bound_ns, oracle_ns
+
+Where = Network | Cluster
+
+
+@dataclass(frozen=True)
+class Case:
+    """A profile and what its gradients cross: an all-reduce network, or a cluster with parameter servers.
+
+    labels: what distinguishes the case in a table, as in {"bits_per_second": 10**10, "workers": 8}.
+    """
+
+    profile: Profile
+    where: Where
+    labels: dict[str, str | int] = field(default_factory=dict)
+
+    @property
+    def workers(self) -> int:
+        return self.where.workers if isinstance(self.where, Network) else len(self.where.workers)
+
+    @property
+    def place(self) -> Place:
+        """What plans are made for here."""
+        return Place.of(self.where)
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The names of all policies that can run here but `searched`."""
+        place = self.place
+        return tuple(name for name in catalog.names(EXECUTORS[place.backend], place.apart) if name != Searched.name)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A policy on a case. `iteration_ns` is that of the steady state, of the slowest worker where they are unlike."""
+
+    case: Case
+    plan: Plan
+    iteration_ns: int
+    bound_ns: int
+    """No schedule has a shorter iteration here (`sim.bounds.lower_bound_ns`)."""
+    seen: Timeline | None = field(default=None, compare=False, repr=False)
+    """What was simulated, where judging made it anyway."""
+
+    @property
+    def policy(self) -> str:
+        return self.plan.policy
+
+    @property
+    def oracle_ns(self) -> int:
+        """Computation alone."""
+        return oracle_ns(self.case.profile)
+
+    @property
+    def efficiency(self) -> float:
+        """The part of linear scaling, 0 to 1."""
+        return self.oracle_ns / self.iteration_ns if self.iteration_ns else 1.0
+
+    @property
+    def above_bound(self) -> float:
+        """How far above the lower bound, as a part of it; 0 is proven best."""
+        return self.iteration_ns / self.bound_ns - 1 if self.bound_ns else 0.0
+
+    def timeline(self) -> Timeline:
+        """What happened, checked; of the slowest worker on a cluster."""
+        timeline = self.seen
+        if timeline is None:
+            assert isinstance(self.case.where, Network)
+            timeline = simulate(self.plan, self.case.profile, self.case.where)
+        check_timeline(timeline, self.plan)
+        return timeline
+
+
+def judge(policy: Policy, case: Case, bound_ns: int | None = None) -> Outcome:
+    """Plan `case` with `policy` and simulate the plan. bound_ns: where the caller has it already.
+
+    Raises `PlanError` where nothing can carry the plan out there.
+    """
+    return _simulated(make_plan(policy, case.profile, case.place), case, bound_ns)
+
+
+def judge_plan(plan: Plan, case: Case, bound_ns: int | None = None) -> Outcome:
+    """Simulate a given plan for `case`; the rest as `judge`."""
+    return _simulated(accepted(plan, case.profile, case.place), case, bound_ns)
+
+
+def _simulated(plan: Plan, case: Case, bound_ns: int | None) -> Outcome:
+    if bound_ns is None:
+        bound_ns = lower_bound_ns(case.profile, case.where)
+    if isinstance(case.where, Network):
+        return Outcome(case, plan, iteration_ns(plan, case.profile, case.where), bound_ns)
+    timelines = simulate_servers(plan, case.profile, case.where)
+    slowest = max(timelines, key=lambda timeline: timeline.iteration_ns()[-1])
+    return Outcome(case, plan, slowest.iteration_ns()[-1], bound_ns, slowest)
+
+
+def sweep(
+    cases: Sequence[Case],
+    policies: Iterable[str] | None = None,
+    advance: Callable[[int], None] = lambda done: None,
+) -> list[Outcome]:
+    """Every policy named (None: all that can run there but `searched`) on every case, in this order.
+
+    advance: called with 1 after each. Raises `InputError` for a policy that does not exist, `PlanError` for one that
+    cannot run on a case.
+    """
+    named = None if policies is None else tuple(policies)
+    outcomes = []
+    for case in cases:
+        bound_ns = lower_bound_ns(case.profile, case.where)
+        for name in case.policies if named is None else named:
+            outcomes.append(judge(catalog.get(name), case, bound_ns))
+            advance(1)
+    return outcomes

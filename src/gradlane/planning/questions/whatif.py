@@ -1,0 +1,100 @@
+"""What-ifs: how much bandwidth a policy needs, and what its knobs are worth."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
+
+from gradlane.core.fields import need, need_int
+from gradlane.core.network import MAX_RATE
+from gradlane.core.policy import Policy
+from gradlane.core.profile import Profile
+from gradlane.planning import catalog
+from gradlane.planning.questions.sweep import Case, Outcome, Where, judge
+from gradlane.sim.bounds import lower_bound_ns
+
+STEPS_A_DECADE = 6
+FINE = 1.01  # the answer is within a percent
+
+
+class Needed(NamedTuple):
+    """The least rate in bytes per second, or None where even the highest tried is not enough."""
+
+    bytes_per_second: int | None
+    reached: float
+    """The efficiency at that rate, or at the highest tried."""
+
+
+def needed_rates(
+    policy: Policy,
+    profile: Profile,
+    at: Callable[[int], Where],
+    targets: Sequence[float],
+    low: int = 10**6,
+    high: int = 5 * 10**10,
+) -> list[Needed]:
+    """For each target the least link rate at which `policy` reaches it, as a part of linear scaling (Mercury Fig. 12).
+
+    at: from a rate in bytes per second to the network or cluster with that rate. Schedules that are not preemptive
+    have anomalies: a faster link may be slower. So all of a grid from `high` down to `low`, `STEPS_A_DECADE` to a
+    factor of ten, must reach the target from the answer on; between the last that does and the first that does not,
+    the answer is found by bisection.
+    """
+    for target in targets:
+        need(0 < target < 1, "target", target, "a part of linear scaling between 0 and 1")
+    need_int("low", low, 1, MAX_RATE)
+    need_int("high", high, low, MAX_RATE)
+
+    @functools.cache
+    def efficiency(rate: int) -> float:
+        return judge(policy, Case(profile, at(rate)), bound_ns=0).efficiency
+
+    return [_needed(efficiency, target, low, high) for target in targets]
+
+
+def _needed(efficiency: Callable[[int], float], target: float, low: int, high: int) -> Needed:
+    enough = short = 0
+    for rate in _down(high, low):
+        if efficiency(rate) < target:
+            short = rate
+            break
+        enough = rate
+    if not enough:
+        return Needed(None, efficiency(high))
+    while short and enough > short * FINE:
+        middle = round((enough * short) ** 0.5)
+        if efficiency(middle) >= target:
+            enough = middle
+        else:
+            short = middle
+    return Needed(enough, efficiency(enough))
+
+
+def _down(high: int, low: int) -> Iterator[int]:
+    step = 0
+    while (rate := round(high / 10 ** (step / STEPS_A_DECADE))) >= low:
+        yield rate
+        step += 1
+
+
+def knob_grid(
+    name: str,
+    case: Case,
+    partitions: Sequence[int],
+    credits: Sequence[int],
+    advance: Callable[[int], None] = lambda done: None,
+) -> list[tuple[int, int, Outcome]]:
+    """The policy `name` for each partition size and credit, both in bytes (ByteScheduler Fig. 4).
+
+    A credit below the partition is left out: the partition would be alone anyway. advance: called with 1 after each.
+    """
+    bound_ns = lower_bound_ns(case.profile, case.where)
+    grid = []
+    for partition, credit in product(partitions, credits):
+        if credit >= partition:
+            policy = catalog.get(name, partition_bytes=partition, credit_bytes=credit)
+            grid.append((partition, credit, judge(policy, case, bound_ns)))
+            advance(1)
+    return grid

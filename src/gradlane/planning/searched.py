@@ -1,0 +1,159 @@
+"""searched: the best plan found for this profile and network, with the distance to what no plan can beat."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable
+from typing import ClassVar, NamedTuple
+
+import msgspec
+
+from gradlane import policies
+from gradlane.core.fields import need_int
+from gradlane.core.network import Network
+from gradlane.core.place import Place
+from gradlane.core.plan import Lane, Message, Plan, Slice
+from gradlane.core.policy import Policy
+from gradlane.core.profile import Profile
+from gradlane.planning.batching import best_batches
+from gradlane.planning.plans import make_plan
+from gradlane.planning.schedule_problem import Ground, Group, Order
+from gradlane.sim import iteration_ns
+from gradlane.sim.bounds import lower_bound_ns
+
+Progress = Callable[[float, int], None]
+"""Called now and then with the part of the search that is done and the best iteration time so far, in ns."""
+
+MERGED_ANEW = 4  # starting orders whose merges are found exactly
+QUIET = 300  # moves without a better plan before the search goes elsewhere
+
+
+class Found(NamedTuple):
+    """The plan, what the simulator says of it, and what no plan can beat."""
+
+    plan: Plan
+    iteration_ns: int
+    bound_ns: int
+
+    @property
+    def distance(self) -> float:
+        """How far above the bound the plan is, as a part of the bound; 0 is proven best."""
+        return self.iteration_ns / self.bound_ns - 1 if self.bound_ns else 0.0
+
+
+class Searched(msgspec.Struct, frozen=True):
+    """Merges, slices and order together, under startup, with the forward pass included (open in MG-WFBP §8).
+
+    A plan is an order of messages, each sent alone when it is ready and the one before has arrived. The last layer
+    to wait decides, so that an iteration takes the greatest of (arrival of a message + what the forward pass still
+    has to do from its first layer on): one machine with release times, delivery times and a setup for each batch.
+    The search starts from the orders of all other policies, finds the best merges of the best ones exactly by
+    dynamic programming, and then tries `moves` changes where the iteration time is decided: merge, split, move, cut.
+    Lanes that interrupt one another and halves of sums are not sought. It ends early at the lower bound. Each change is
+    judged by that formula, and the result by the simulator. Where messages at once hide one another's startup, the order
+    found and those of the other policies are tried that way too.
+
+    Differs from the paper: there is none.
+    """
+
+    name: ClassVar[str] = "searched"
+    paper: ClassVar[str] = "none: gradlane's answer to what MG-WFBP (TPDS '21) §8 leaves open"
+    differs: ClassVar[str] = "-"
+
+    moves: int = 60_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        need_int("moves", self.moves, 0, 10**9)
+        need_int("seed", self.seed, 0, 2**62)
+
+    def plan(self, profile: Profile, network: Network) -> Plan:
+        return self.search(profile, network).plan
+
+    def search(self, profile: Profile, network: Network, progress: Progress | None = None) -> Found:
+        """The best plan found, its simulated iteration time and the lower bound; the same for the same seed."""
+        bound_ns = lower_bound_ns(profile, network)
+        ground = Ground(profile, network)
+        others = starting_plans(profile, network)
+        starts = sorted(_distinct(ground.order_of(plan) for plan in others), key=lambda order: order.value)
+        best = starts[0]
+        for order in starts[:MERGED_ANEW]:
+            if best.value > bound_ns:
+                best = min(best, best_batches(ground, order, bound_ns), key=lambda order: order.value)
+        best = self._climb(best, bound_ns, progress)
+        plan = _as_plan(self.name, best.groups, profile)
+        found = Found(plan, iteration_ns(plan, profile, network), bound_ns)
+        assert found.iteration_ns == best.value, "the search and the simulator disagree"
+        if network.overlaps:
+            # several at once may be better, of the order found or of another; halves not every server can carry
+            whole = [each for each in others if not each.second_halves]
+            at_once = [msgspec.structs.replace(each, policy=self.name, crosses_barrier=True) for each in whole]
+            for other in (msgspec.structs.replace(plan, lanes=(Lane(),)), *at_once):
+                other_ns = iteration_ns(other, profile, network)
+                if other_ns < found.iteration_ns:
+                    found = Found(other, other_ns, bound_ns)
+        if progress is not None:
+            progress(1.0, found.iteration_ns)
+        return found
+
+    def _climb(self, best: Order, bound_ns: int, progress: Progress | None) -> Order:
+        draw = random.Random(self.seed)
+        current, quiet = best, 0
+        for move in range(self.moves):
+            if best.value <= bound_ns:
+                break
+            if progress is not None and move % 500 == 0:
+                progress(move / self.moves, best.value)
+            if quiet == QUIET:
+                # nothing near is better: go some steps off, not too far up, and climb from there
+                current, quiet = best, 0
+                far = draw.choice((1, 3, 10))
+                for _ in range(draw.randint(1, 6)):
+                    aside = current.changed(draw)
+                    if aside is not None and aside.value <= best.value + (best.value - bound_ns) // far:
+                        current = aside
+            changed = current.changed(draw)
+            quiet += 1
+            if changed is not None and changed.value <= current.value:
+                current = changed
+                if current.value < best.value:
+                    best, quiet = current, 0
+        return best
+
+
+def starting_plans(profile: Profile, network: Network) -> list[Plan]:
+    """What the other policies would do over all-reduce, with other sizes too, in the order in which they would."""
+    kinds: list[Policy] = [policies.get(name) for name in policies.names("all-reduce")]
+    for exponent in range(17, 26, 2):
+        size = 2**exponent
+        kinds.append(policies.get("bytescheduler", partition_bytes=size, credit_bytes=size))
+        kinds.append(policies.get("blocks", least_bytes=size, most_bytes=size))
+    kinds += [policies.get("prophet", partition_bytes=size) for size in (2**18, 2**20)]
+    return [make_plan(kind, profile, Place(network)) for kind in kinds]
+
+
+def _distinct(orders: Iterable[Order]) -> Iterable[Order]:
+    return {tuple(group.pieces for group in order.groups): order for order in orders}.values()
+
+
+def _as_plan(name: str, groups: list[Group], profile: Profile) -> Plan:
+    urgency = profile.urgency()
+    messages = tuple(Message(_joined(group.pieces), min(urgency[p.tensor] for p in group.pieces)) for group in groups)
+    # a window of one byte means one message at a time: a lone larger one may always go
+    lanes = (Lane(window_bytes=1),)
+    plan = Plan(name, profile.model, profile.specs, messages, lanes, crosses_barrier=True)
+    return plan.with_sequence(tuple(range(len(messages))))
+
+
+def _joined(pieces: tuple[Slice, ...]) -> tuple[Slice, ...]:
+    """Parts of a tensor that touch as one slice."""
+    joined: list[Slice] = []
+    for _, parts in itertools.groupby(sorted(pieces, key=lambda p: (p.tensor, p.offset_bytes)), key=lambda p: p.tensor):
+        for part in parts:
+            last = joined[-1] if joined else None
+            if last and last.tensor == part.tensor and last.offset_bytes + last.size_bytes == part.offset_bytes:
+                joined[-1] = Slice(part.tensor, last.offset_bytes, last.size_bytes + part.size_bytes)
+            else:
+                joined.append(part)
+    return tuple(joined)

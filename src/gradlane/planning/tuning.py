@@ -1,0 +1,73 @@
+"""Tuning: the sizes of one policy, tried while a job trains (`trying`), as a search over them proposes."""
+
+from __future__ import annotations
+
+from gradlane.core.fields import need, need_int
+from gradlane.core.tuned import Trial
+from gradlane.planning import search
+from gradlane.planning.search import Search, Space
+from gradlane.planning.trial_runner import Trying, TryOptions
+from gradlane.units import format_bytes
+
+Knobs = dict[str, int]
+
+
+class TuneOptions(TryOptions, frozen=True):
+    """How a job is tuned: as `TryOptions` say, and
+
+    search: one of `gradlane.planning.search.NAMES`.
+    """
+
+    search: str = search.DEFAULT
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        need(self.search in search.NAMES, "search", self.search, f"one of {', '.join(search.NAMES)}")
+        super().__post_init__()
+        need_int("seed", self.seed, 0, 2**32 - 1)
+
+
+class _Sizes:
+    """A search's points as knobs."""
+
+    def __init__(self, space: Space, searching: Search) -> None:
+        self._space, self._search = space, searching
+        self._point = space.point(space.start)
+
+    def ask(self) -> Knobs:
+        self._point = self._search.ask()
+        return self._space.knobs(self._point)
+
+    def tell(self, iteration_ns: int) -> None:
+        self._search.tell(self._point, iteration_ns)
+
+
+class Tuning(Trying[Knobs]):
+    """One tuning run: trials of the sizes that a search proposes, the given ones first. Those that the simulator expects
+    to be very bad are not proposed.
+    """
+
+    def __init__(self, space: Space, searching: Search, options: TuneOptions) -> None:
+        super().__init__(space.start, _Sizes(space, searching), options)
+        self._space = space
+
+    @property
+    def knobs(self) -> Knobs:
+        """The sizes in force."""
+        return self.choice
+
+    @property
+    def trials(self) -> list[Trial]:
+        return [Trial(attempt.choice, attempt.times_ns, attempt.cut) for attempt in self.attempts]
+
+    def describe(self) -> str:
+        """One line on what is in force and why."""
+        sizes = ", ".join(
+            f"{name}={format_bytes(value) if name.endswith('_bytes') else value}" for name, value in self.knobs.items()
+        )
+        gain = f"{self.gain():.2f} times as fast as as given" if self.knobs != self.start else "as given"
+        now_ns = self.median_ns(self.knobs) or 0
+        return (
+            f"{self._space.policy.name} tuned in {len(self.attempts)} trials, {self.iterations} iterations, "
+            f"{self.lost:.1f} iterations' time lost: {sizes}, {now_ns / 1e6:.3g} ms an iteration, {gain}"
+        )

@@ -1,0 +1,98 @@
+"""Log: what a Dispatcher was told and what it answered, and the proof that a fresh one answers the same.
+
+A Dispatcher has no clock, thread or I/O, so that its answers follow from its plan and the facts alone. The log of a live run
+shows that: replayed, it gives the starts of the run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import chain
+from typing import Literal
+
+import msgspec
+
+from gradlane.core.plan import Plan
+from gradlane.schedule.dispatcher import Dispatcher
+
+What = Literal["begin", "ready", "finished", "allow"]
+"""The method of the Dispatcher that was called."""
+
+
+class Fact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Something that a Dispatcher was told, and what it answered.
+
+    subject: the tensor that is ready, else the message; -1 where an iteration begins. starts: the messages started, in order.
+    """
+
+    what: What
+    subject: int
+    starts: tuple[int, ...]
+
+
+class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whole iterations of one Dispatcher, the last one maybe under way. follow: whether a coordinator told it the order."""
+
+    plan: Plan
+    facts: tuple[Fact, ...]
+    follow: bool = False
+
+
+class LoggedDispatcher(Dispatcher):
+    """A Dispatcher that keeps a log of its last `iterations` iterations; earlier ones have no effect on those.
+
+    Owned by one driver, as any Dispatcher is; who takes the `log` does so between two facts.
+    """
+
+    def __init__(self, plan: Plan, *, follow: bool = False, iterations: int = 20) -> None:
+        super().__init__(plan, follow=follow)
+        self._follow = follow
+        self._facts: deque[list[Fact]] = deque(maxlen=iterations)
+
+    @property
+    def log(self) -> Log:
+        """Everything so far, as far back as it is kept."""
+        return Log(self.plan, tuple(chain.from_iterable(self._facts)), self._follow)
+
+    def begin(self) -> None:
+        super().begin()
+        self._facts.append([Fact("begin", -1, ())])
+
+    def ready(self, tensor: int) -> list[int]:
+        return self._noted("ready", tensor, super().ready(tensor))
+
+    def finished(self, message: int) -> list[int]:
+        return self._noted("finished", message, super().finished(message))
+
+    def allow(self, message: int) -> list[int]:
+        return self._noted("allow", message, super().allow(message))
+
+    def _noted(self, what: What, subject: int, starts: list[int]) -> list[int]:
+        self._facts[-1].append(Fact(what, subject, tuple(starts)))
+        return starts
+
+
+def replay(log: Log) -> None:
+    """Tell a fresh Dispatcher all that is in `log`. Raises `AssertionError` at the first answer that is not the log's."""
+    dispatcher = Dispatcher(log.plan, follow=log.follow)
+    iteration = -1
+    for place, fact in enumerate(log.facts):
+        iteration += fact.what == "begin"
+        starts = tuple(_tell(dispatcher, fact))
+        assert starts == fact.starts, (
+            f"fact {place}, in iteration {iteration} of the log: on {fact.what} {fact.subject} the log starts {fact.starts}, "
+            f"the replay {starts}; {dispatcher.describe_state()}"
+        )
+
+
+def _tell(dispatcher: Dispatcher, fact: Fact) -> list[int]:
+    match fact.what:
+        case "begin":
+            dispatcher.begin()
+            return []
+        case "ready":
+            return dispatcher.ready(fact.subject)
+        case "finished":
+            return dispatcher.finished(fact.subject)
+        case "allow":
+            return dispatcher.allow(fact.subject)

@@ -1,0 +1,191 @@
+"""Rank: what one worker of one job computes, in virtual time.
+
+It knows when its gradients are ready, starts messages through its Dispatcher, and runs each layer's forward pass
+when the tensors that it first uses have arrived and were updated. It draws no conclusion about the network.
+"""
+
+from __future__ import annotations
+
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
+from gradlane.core.timeline import Kind, Span, Timeline
+from gradlane.schedule import Dispatcher
+from gradlane.sim.passes import tensors_by_layer
+
+PPM = 1_000_000
+
+
+class Rank:
+    """One worker. Its owner tells it of gradients, pushes and pulls, and asks when the next backward pass begins."""
+
+    def __init__(self, number: int, job: int, plan: Plan, profile: Profile, iterations: int, updates_here: bool) -> None:
+        self.number, self.job, self.plan, self.profile = number, job, plan, profile
+        self.iteration = -1  # the backward pass under way or last run
+        self.pushed_iterations = 0
+        self._iterations = iterations
+        self._updates_here = updates_here
+        self._tensors_of = tensors_by_layer(profile)
+        self._dispatcher = Dispatcher(plan)
+        self._messages_of = [0] * len(plan.tensors)
+        for message in plan.messages:
+            for tensor in set(message.tensors):
+                self._messages_of[tensor] += 1
+        self._spans: list[Span] = []
+        self._sent: dict[int, tuple[int, int]] = {}  # when, and its place among the spans
+        self._pushed: dict[int, int] = {}
+        self._missing = [0] * len(plan.tensors)
+        self._missing_of_layer = [0] * len(profile.layers)
+        self._arrived = [0] * len(plan.tensors)
+        self._missing_at_all = 0
+        self._unpushed = 0
+        self._free_ns = 0  # the compute thread is busy until then
+        self._step_start = 0
+        self._layer = 0
+        self._scale_ppm = PPM
+
+    def scaled(self, time_ns: int) -> int:
+        """A time of the profile as this rank takes it in this iteration."""
+        return time_ns * self._scale_ppm // PPM
+
+    # -- backward ------------------------------------------------------------------------------------------
+
+    def begin_backward(self, now_ns: int) -> None:
+        """The forward pass has ended and gradients begin to become ready."""
+        self.iteration += 1
+        self._dispatcher.begin()
+        self._free_ns = now_ns + self.scaled(self.profile.backward_ns)
+        self._span("backward", self.iteration, -1, now_ns, self._free_ns)
+        self._missing = list(self._messages_of)
+        self._missing_of_layer = [len(tensors) for tensors in self._tensors_of]
+        self._missing_at_all = len(self.plan.tensors)
+        self._unpushed = len(self.plan.messages)
+        self._layer = 0
+
+    def ready(self, tensor: int, now_ns: int) -> list[int]:
+        """A gradient is ready. Returns the messages to start."""
+        self._span("ready", self.iteration, tensor, now_ns, now_ns)
+        return self._started(self._dispatcher.ready(tensor), now_ns)
+
+    def pushed(self, message: int, now_ns: int) -> list[int]:
+        """`message` has left for the servers. Returns the messages to start."""
+        begun, place = self._sent[message]
+        self._spans[place] = Span("send", self.iteration, message, begun, now_ns)
+        self._pushed[message] = now_ns
+        self._unpushed -= 1
+        if not self._unpushed:
+            self.pushed_iterations += 1
+        return self._started(self._dispatcher.finished(message), now_ns)
+
+    def asks_for(self, message: int) -> bool:
+        """Whether a start of `message` is of its second half: it is with the servers."""
+        return self._dispatcher.in_second_half(message)
+
+    def pulled(self, message: int, now_ns: int) -> list[int]:
+        """The sum of `message` is here. Returns the messages to start."""
+        # packets come back while others are still sent, but of a split message, whose sum was asked for
+        split = self.plan.messages[message].split
+        begun = self._pushed[message] if self.plan.wire == "fifo" or split else self._sent[message][0]
+        self._span("receive", self.iteration, message, begun, now_ns)
+        for tensor in {piece.tensor for piece in self.plan.messages[message].slices}:
+            self._missing[tensor] -= 1
+            if not self._missing[tensor]:
+                self._arrived[tensor] = now_ns
+                self._missing_of_layer[self.profile.tensors[tensor].layer] -= 1
+                self._missing_at_all -= 1
+        return self._started(self._dispatcher.finished(message), now_ns) if split else []
+
+    def _started(self, messages: list[int], now_ns: int) -> list[int]:
+        for message in messages:
+            if self.asks_for(message):
+                self._pushed[message] = now_ns
+                continue
+            # sends stand in the order of their start, whichever ends first
+            self._sent[message] = now_ns, len(self._spans)
+            self._span("send", self.iteration, message, now_ns, now_ns)
+        return messages
+
+    # -- forward -------------------------------------------------------------------------------------------
+
+    def begin_first_forward(self, scale_ppm: int) -> None:
+        """The forward pass before the first backward pass: nothing to wait for."""
+        self._scale_ppm = scale_ppm
+        self._missing_of_layer = [0] * len(self.profile.layers)
+        for layer in range(len(self.profile.layers)):
+            self._run(layer)
+
+    def hold_until(self, now_ns: int) -> None:
+        """The next forward pass may not begin before `now_ns`: too far ahead of the others."""
+        self._wait(now_ns, -1)
+
+    @property
+    def waits_to_begin_forward(self) -> bool:
+        return self._layer == 0 and self.iteration >= 0
+
+    def forward(self, next_scale_ppm: int) -> int | None:
+        """Run what can be run of the forward pass; when it ends, or None while tensors are missing.
+
+        next_scale_ppm: the scale of the iteration that begins with this forward pass.
+        """
+        profile = self.profile
+        if self._layer == 0:
+            if self.plan.crosses_barrier:
+                if self._missing_of_layer[0]:
+                    return None
+            elif self._missing_at_all:
+                return None
+            else:
+                self._wait(max(self._arrived), -1)
+                for layer in range(len(profile.layers)):
+                    self._update(layer)
+            self._span("step", self.iteration, -1, self._step_start, self._free_ns)
+            self._step_start = self._free_ns
+            self._scale_ppm = next_scale_ppm
+        while self._layer < len(profile.layers):
+            layer = self._layer
+            if self._missing_of_layer[layer]:
+                return None
+            if self.plan.crosses_barrier:
+                if self._tensors_of[layer]:
+                    latest = max(self._tensors_of[layer], key=self._arrived.__getitem__)
+                    self._wait(self._arrived[latest], latest)
+                self._update(layer)
+            self._run(layer)
+            self._layer += 1
+        return self._free_ns
+
+    def _wait(self, until_ns: int, tensor: int) -> None:
+        if until_ns > self._free_ns:
+            self._span("wait", max(self.iteration, 0), tensor, self._free_ns, until_ns)
+            self._free_ns = until_ns
+
+    def _update(self, layer: int) -> None:
+        took = self.scaled(self.profile.layers[layer].update_ns) if self._updates_here else 0
+        for tensor in self._tensors_of[layer]:
+            self._span("update", self.iteration, tensor, self._free_ns, self._free_ns + took)
+        self._free_ns += took
+
+    def _run(self, layer: int) -> None:
+        took = self.scaled(self.profile.layers[layer].forward_ns)
+        for tensor in self._tensors_of[layer]:
+            self._span("use", self.iteration + 1, tensor, self._free_ns, self._free_ns)
+        self._span("forward", self.iteration + 1, layer, self._free_ns, self._free_ns + took)
+        self._free_ns += took
+
+    @property
+    def free_ns(self) -> int:
+        """When the compute thread is next free."""
+        return self._free_ns
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the backward passes asked for have all been run."""
+        return self.iteration + 1 >= self._iterations
+
+    # -- what is left --------------------------------------------------------------------------------------
+
+    def _span(self, kind: Kind, iteration: int, subject: int, start_ns: int, end_ns: int) -> None:
+        self._spans.append(Span(kind, iteration, subject, start_ns, end_ns))
+
+    def timeline(self) -> Timeline:
+        self._spans.sort(key=lambda span: span.start_ns)
+        return Timeline(self.plan.fingerprint, self.number, tuple(self._spans))

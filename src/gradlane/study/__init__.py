@@ -1,9 +1,0 @@
-"""Questions to the simulator: sweeps over profiles, networks, cluster sizes and policies, and what-ifs.
-
-Pure functions from inputs to records; commands and experiments print and draw them.
-"""
-
-from gradlane.study.sweep import Case, Outcome, judge, judge_plan, sweep
-from gradlane.study.whatif import knob_grid, needed_rates
-
-__all__ = ["Case", "Outcome", "judge", "judge_plan", "knob_grid", "needed_rates", "sweep"]
