@@ -35,8 +35,8 @@ from gradlane.compare.arms import BASELINE, ArmSpec
 from gradlane.compare.records import Cell
 from gradlane.compare.runner import Trial, at_ratio, run_all
 from gradlane.core import files
-from gradlane.core.backends import EXECUTORS, BackendName
-from gradlane.core.cluster import Link, Step
+from gradlane.core.backends import BackendName
+from gradlane.core.cluster import Link, RateStep
 from gradlane.core.plan import Plan
 from gradlane.core.search_log import AUTO
 from gradlane.planning import catalog
@@ -94,7 +94,7 @@ def _trial(name: str, ratio: float, backends: list[BackendName], given: argparse
     profile, bits, scale = at_ratio(zoo.profile(name), ratio, given.step_ms, given.megabytes)
     arms = []
     for backend in backends:
-        carried = catalog.names(EXECUTORS[backend])
+        carried = catalog.names(backend)
         wanted = given.policies.split(",") if given.policies else carried
         arms += [ArmSpec(policy, backend) for policy in (AUTO, *wanted) if policy in (AUTO, *carried)]
     return Trial(profile, given.hosts, bits, scale, False, arms, given.rounds, given.steps, 0, 60.0, finals=given.finals)
@@ -122,7 +122,7 @@ def _final_ns(cell: Cell) -> float:
 
 def _change(name: str, ratio: float, backend: BackendName, given: argparse.Namespace) -> int:
     profile, bits, scale = at_ratio(zoo.profile(name), ratio, given.step_ms, given.megabytes)
-    link = Link(bits // 8, (Step(_HIGH_NS, round(bits // 8 * given.change)), Step(_LOW_NS, bits // 8)))
+    link = Link(bits // 8, (RateStep(_HIGH_NS, round(bits // 8 * given.change)), RateStep(_LOW_NS, bits // 8)))
     unlike = tuple(lab.HostSpec(host, link, link) for host in range(given.hosts))
     spec = lab.LabSpec(hosts=given.hosts, link_bits_per_second=bits, scale=scale, unlike=unlike)
     stretch = profile.compute_ns / zoo.profile(name).compute_ns

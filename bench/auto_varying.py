@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from gradlane.compare.arms import BASELINE, ArmSpec
-from gradlane.compare.worker import Arm, Device
+from gradlane.compare.worker import Arm, EmulatedWorkload
 from gradlane.core import files
 from gradlane.core.profile import Profile
 
@@ -35,7 +35,7 @@ def main(profile: str, arm: str, begin_s: str, end_s: str, out: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     spec = None if arm == BASELINE else msgspec.json.decode(arm, type=ArmSpec)
-    trained = Arm(spec.name if spec is not None else BASELINE, spec, Device(files.read(profile, Profile)), 60.0)
+    trained = Arm(spec.name if spec is not None else BASELINE, spec, EmulatedWorkload(files.read(profile, Profile)), 60.0)
     ends: list[float] = []
     over = torch.zeros(1)
     while not over:

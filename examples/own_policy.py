@@ -44,5 +44,5 @@ class EqualParts(msgspec.Struct, frozen=True):
     @staticmethod
     def _fits(profile: Profile, part: list[Slice], piece: Slice, part_bytes: int) -> bool:
         specs = profile.specs
-        is_alike = specs[part[0].tensor].dtype == specs[piece.tensor].dtype  # a sum has one dtype
-        return is_alike and sum(each.size_bytes for each in part) + piece.size_bytes <= part_bytes
+        is_homogeneous = specs[part[0].tensor].dtype == specs[piece.tensor].dtype  # a sum has one dtype
+        return is_homogeneous and sum(each.size_bytes for each in part) + piece.size_bytes <= part_bytes

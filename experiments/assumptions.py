@@ -38,7 +38,7 @@ def k80_cluster(algorithm: str, workers: int) -> Network:
 
 
 def servers(workers: int, bytes_per_second: int, *, colocated: bool = False) -> Cluster:
-    return Cluster.alike(workers, workers, bytes_per_second, colocated=colocated, startup_ns=MESSAGE_STARTUP_NS)
+    return Cluster.homogeneous(workers, workers, bytes_per_second, colocated=colocated, startup_ns=MESSAGE_STARTUP_NS)
 
 
 def tuned_bytescheduler(case: Case) -> tuple[int, int, Outcome]:

@@ -35,7 +35,7 @@ def _figure_2() -> Row:
         tensors.append(TensorProfile(TensorSpec(f"layer{layer}", sizes[layer] * MB), ready, layer))
     layers = tuple(Layer(f"layer{index}", length * unit) for index, length in enumerate(forward))
     profile = Profile("three", "none", tuple(tensors), layers, ready)
-    where = Cluster.alike(1, 1, MB * 10**9 // unit)
+    where = Cluster.homogeneous(1, 1, MB * 10**9 // unit)
     ours = speed("mercury", profile, where) / speed("wfbp", profile, where)
     return Row("Fig. 2", "three layers: by priority and in parts over first-in-first-out", 44.4, 100 * (ours - 1), "%")
 

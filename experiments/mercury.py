@@ -34,7 +34,7 @@ def _figure_11() -> list[Row]:
         profile = zoo.profile(model, device="rtx-3090")
         ahead = []
         for gbit in (1, 2, 5, 10, 20, 40, 80):
-            where = Cluster.alike(1, 1, gbit * GBIT)
+            where = Cluster.homogeneous(1, 1, gbit * GBIT)
             ahead.append(speed("mercury", profile, where) / speed("wfbp", profile, where))
         found.append(
             Row(
@@ -53,7 +53,7 @@ def _figure_12() -> list[Row]:
         target = 0.9 if model == "bert-base" else 0.99
         profile = zoo.profile(model, device="gtx-1080ti", batch=batch)
         wfbp, mercury = (
-            needed_rates(catalog.get(name), profile, lambda rate: Cluster.alike(1, 1, rate), [target])[0].bytes_per_second
+            needed_rates(catalog.get(name), profile, lambda rate: Cluster.homogeneous(1, 1, rate), [target])[0].bytes_per_second
             for name in ("wfbp", "mercury")
         )
         if wfbp is None or mercury is None:

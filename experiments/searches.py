@@ -44,7 +44,7 @@ Begin = Callable[[int], Search]
 def network(kind: str, gbit: float, startup: float = 1.0) -> Network | Cluster:
     rate = int(gbit * GBIT)
     if kind == "servers":
-        return Cluster.alike(WORKERS, WORKERS, rate, startup_ns=int(MESSAGE_STARTUP_NS * startup))
+        return Cluster.homogeneous(WORKERS, WORKERS, rate, startup_ns=int(MESSAGE_STARTUP_NS * startup))
     return all_reduce("ring", WORKERS, startup_ns=int(MESSAGE_STARTUP_NS * startup / 2), bytes_per_second=rate)
 
 

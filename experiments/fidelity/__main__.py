@@ -22,7 +22,7 @@ from gradlane import zoo
 from gradlane.compare.arms import BASELINE, ArmSpec
 from gradlane.compare.runner import Trial, at_ratio, cells_of, predicted, run_all
 from gradlane.core import files
-from gradlane.core.backends import EXECUTORS
+from gradlane.core.backends import BACKENDS
 from gradlane.core.timeline import Timeline
 from gradlane.planning import catalog
 
@@ -39,7 +39,7 @@ def main() -> None:
     add("--ratios", type=_numbers, default=RATIOS, metavar="R,...", help="communication over computing, on an ideal link")
     add("--hosts", type=_counts, default=HOSTS, metavar="N,...")
     add("--in-turns", action="store_true", help="for each model and ratio one number of hosts, in turns, in place of all")
-    add("--backends", type=_names, default=tuple(EXECUTORS), metavar="NAME,...")
+    add("--backends", type=_names, default=tuple(BACKENDS), metavar="NAME,...")
     add("--policies", type=_names, metavar="NAME,...", help="default: all that a backend carries")
     add("--rounds", type=int, default=3, help="turns that each arm gets")
     add("--steps", type=int, default=1, help="measured steps a turn")
@@ -90,8 +90,8 @@ def _judge(model: str, hosts: int, ratio: float, given: argparse.Namespace) -> N
 def _arms(given: argparse.Namespace) -> list[ArmSpec]:
     return [
         ArmSpec(name, backend)
-        for backend in given.backends for name in given.policies or catalog.names(EXECUTORS[backend])
-        if name in catalog.names(EXECUTORS[backend])
+        for backend in given.backends for name in given.policies or catalog.names(backend)
+        if name in catalog.names(backend)
     ]  # fmt: skip
 
 

@@ -47,8 +47,8 @@ TAIL = """
 A lone message costs startup + bytes / rate. In a stream it costs less: a part of the startup is latency, which keeps nobody
 waiting, and the rest is handling, of one message at a time, while another's bytes pass. Gloo has two sums under way a group,
 and a ring of N moves a message in 2 (N - 1) steps, between which the other sum's steps pass, of no more than two segments of
-1 MiB each. `python -m bench.turns` has messages start together and says when each ended, as a part of when all had; among two
-hosts, and `python -m bench.turns 3` among three:
+1 MiB each. `python -m bench.shared_link` has messages start together and says when each ended, as a part of when all had;
+among two hosts, and `python -m bench.shared_link 3` among three:
 
 | messages, MiB | 2 hosts, measured | simulated | 3 hosts, measured | simulated |
 |---|---|---|---|---|

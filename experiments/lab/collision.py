@@ -14,11 +14,11 @@ import time
 import numpy as np
 import torch.distributed as dist
 
-from gradlane.transport import Lane, NodeOptions
+from gradlane.transport import NodeOptions, WireLane
 from gradlane.transport.formation import form
 
 LIMIT_S = 60.0
-EF = Lane(dscp=46, socket_priority=6)
+EF = WireLane(dscp=46, socket_priority=6)
 
 
 def main(size_bytes: int, times: int) -> None:
@@ -27,19 +27,19 @@ def main(size_bytes: int, times: int) -> None:
     store = dist.distributed_c10d._get_default_store()
     address = f"10.77.0.{rank + 1}"
 
-    def join(server: int, lane: Lane) -> object:
+    def join(server: int, lane: WireLane) -> object:
         options = NodeOptions(
             world=1, servers=1, rank=0 if rank == 0 else None, server=None if rank == 0 else 0, tell_tables=True, lanes=(lane,)
         )
         return form(dist.distributed_c10d.PrefixStore(f"server/{server}", store), options, address, LIMIT_S)
 
     if rank > 0:
-        with join(rank, EF if rank == 1 else Lane()) as node:
+        with join(rank, EF if rank == 1 else WireLane()) as node:
             while not node.await_goodbyes(LIMIT_S):
                 pass
         return
     sums = [np.ones(size_bytes // 4, np.float32) for _ in range(2)]
-    with join(1, EF) as urgent, join(2, Lane()) as late:
+    with join(1, EF) as urgent, join(2, WireLane()) as late:
         for node, data in zip((urgent, late), sums, strict=True):
             node.define(0, data.ctypes.data, data.nbytes, "float32")
         found = []

@@ -102,7 +102,7 @@ def _rate_for(point: Point, part: float) -> int:
     low, high = 1.0, 100.0  # Gbit/s
     while high - low > 0.05:
         rate = (low + high) / 2
-        place = Cluster.alike(point.hosts, point.hosts, int(rate * GBIT / 8), colocated=True, startup_ns=STARTUP_NS)
+        place = Cluster.homogeneous(point.hosts, point.hosts, int(rate * GBIT / 8), colocated=True, startup_ns=STARTUP_NS)
         simulated_ns = judge(policy_of(SLICES), Case(point.profile, place), bound_ns=0).iteration_ns
         low, high = (rate, high) if point.profile.compute_ns / simulated_ns < part else (low, rate)
     return round(high * GBIT)

@@ -19,7 +19,7 @@ from gradlane.compare.processes import run_on_lab
 from gradlane.compare.runner import train_in_turns
 from gradlane.core import files
 from gradlane.core.backends import BackendName
-from gradlane.core.cluster import Cluster, Host, Link, Step, Worker
+from gradlane.core.cluster import Cluster, Host, Link, RateStep, Worker
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
@@ -117,7 +117,7 @@ class Point(msgspec.Struct, frozen=True):
     def _slower(self, link: Link | None) -> Link | None:
         if link is None:
             return None
-        steps = tuple(Step(step.at_ns, round(step.bytes_per_second / self.stretch)) for step in link.steps)
+        steps = tuple(RateStep(step.at_ns, round(step.bytes_per_second / self.stretch)) for step in link.steps)
         return Link(round(link.bytes_per_second / self.stretch), steps)
 
 

@@ -86,7 +86,7 @@ def _measured(points: Sequence[Point], folder: Path) -> list[float]:
 
 def _simulated(points: Sequence[Point]) -> list[float]:
     point = points[0]
-    cluster = Cluster.alike(2, 2, _bytes_per_second(point), colocated=True, startup_ns=STARTUP_NS)
+    cluster = Cluster.homogeneous(2, 2, _bytes_per_second(point), colocated=True, startup_ns=STARTUP_NS)
     jobs = []
     for each in points:
         profile = each.made().scaled(each.scale)
@@ -108,13 +108,13 @@ def main(path: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from gradlane.compare.worker import Arm, Device
+    from gradlane.compare.worker import Arm, EmulatedWorkload
 
     job = msgspec.json.decode(Path(path).read_bytes(), type=Job)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     network = Network.line(dist.get_world_size(), startup_ns=STARTUP_NS, bytes_per_second=job.bytes_per_second)
-    device = Device(files.read(job.profile, Profile))
+    device = EmulatedWorkload(files.read(job.profile, Profile))
     arm = Arm(job.arm.name, job.arm, device, TIMEOUT_S, network=network, profile=device.model.profile)
     assert arm.session is not None
     ends: list[float] = []

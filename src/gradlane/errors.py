@@ -3,7 +3,7 @@
     GradlaneError
     |- InputError            a value, file or option is not usable (a ValueError)
     |  |- FormatError        a file cannot be read; `path` names the field
-    |  `- PlanError          a plan does not fit its profile, its model or its executor
+    |  `- PlanError          a plan does not fit its profile, its model or its backend
     |- UnsupportedError      the model, optimizer or platform cannot be served; says why
     |- LabError              the kernel refused what an emulated cluster needs
     `- JobError              the ranks of a running job
@@ -43,7 +43,7 @@ class FormatError(InputError):
 
 
 class PlanError(InputError):
-    """A plan does not fit the profile, the model or the executor that it was handed to."""
+    """A plan does not fit the profile, the model or the backend that it was handed to."""
 
 
 class UnsupportedError(GradlaneError):

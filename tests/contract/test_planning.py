@@ -10,7 +10,6 @@ from click.testing import CliRunner
 
 from gradlane.cli import main
 from gradlane.core import files
-from gradlane.core.backends import EXECUTORS
 from gradlane.core.cluster import Cluster
 from gradlane.core.collectives import all_reduce
 from gradlane.core.place import Place
@@ -23,7 +22,7 @@ from gradlane.planning.questions import Case, judge, judge_plan, sweep
 from gradlane.planning.ranking import Question, rank
 from gradlane.planning.searched import starting_plans
 from gradlane.policies.prophet import Prophet
-from gradlane.sim import iteration_ns, planned_ahead, simulate, simulate_servers, simulate_unlike
+from gradlane.sim import iteration_ns, planned_ahead, simulate, simulate_heterogeneous, simulate_servers
 
 MS, KIB = 10**6, 2**10
 # the gradients of a step become ready one after another, as they are measured; the steps end at 13, 53 and 100 ms
@@ -38,8 +37,8 @@ PROFILE = Profile(
 RATE = 10**9 // 8
 OPTIONS = ["--rate", "1gbit", "--workers", "4"]
 NETWORK = all_reduce("ring", 4, startup_ns=30_000, bytes_per_second=RATE)  # what the options say
-ON_WORKERS = Cluster.alike(4, 4, RATE, colocated=True, startup_ns=30_000)
-APART = Cluster.alike(4, 2, RATE, startup_ns=30_000)
+ON_WORKERS = Cluster.homogeneous(4, 4, RATE, colocated=True, startup_ns=30_000)
+APART = Cluster.homogeneous(4, 2, RATE, startup_ns=30_000)
 PLACES = [
     (NETWORK, [], Place(NETWORK)),
     (ON_WORKERS, ["--servers", "same", "--colocated"], Place(ON_WORKERS.as_network(), "server")),
@@ -48,13 +47,13 @@ PLACES = [
 CARRIED = [
     pytest.param(name, *place, id=f"{name}-{place[2].backend}-{place[2].servers}")
     for place in PLACES
-    for name in catalog.names(EXECUTORS[place[2].backend], place[2].apart)
+    for name in catalog.names(place[2].backend, place[2].has_external_servers)
     if name != "searched"  # which takes seconds
 ]
 NOT_CARRIED = [
     pytest.param(name, *place, id=f"{name}-{place[2].backend}-{place[2].servers}")
     for place in PLACES
-    for name in sorted(set(catalog.names()) - set(catalog.names(EXECUTORS[place[2].backend], place[2].apart)))
+    for name in sorted(set(catalog.names()) - set(catalog.names(place[2].backend, place[2].has_external_servers)))
 ]
 
 
@@ -193,7 +192,7 @@ def test_what_nothing_can_carry_is_simulated_nowhere_and_refused_in_the_words_of
 @pytest.mark.parametrize("name", ["mercury", "mercury-no-preemption"])
 def test_the_simulators_of_all_reduce_take_no_packets_from_anybody(name):
     plan = catalog.get(name).plan(PROFILE, NETWORK)
-    for simulator in (simulate, simulate_unlike, iteration_ns, planned_ahead):
+    for simulator in (simulate, simulate_heterogeneous, iteration_ns, planned_ahead):
         with pytest.raises(PlanError, match=f"^{re.escape(words_of(name, Place(NETWORK)))}$"):
             simulator(plan, PROFILE, NETWORK)
 

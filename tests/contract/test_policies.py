@@ -42,7 +42,7 @@ def test_the_registry_has_the_policies_of_the_papers():
         "dear",
     )
     assert policies.default() == "blocks"
-    assert policies.default("parameter-server") == "mercury"
+    assert policies.default("server") == "mercury"
 
 
 @every_policy
@@ -82,14 +82,12 @@ def test_all_reduce_carries_a_plan_out_as_it_does_with_its_order_fixed_ahead(nam
 
 
 @every_policy
-@pytest.mark.parametrize(
-    ("executor", "apart"), [("all-reduce", False), ("parameter-server", False), ("parameter-server", True)]
-)
-def test_the_registry_says_which_executors_can_carry_the_plans(name, executor, apart):
+@pytest.mark.parametrize(("backend", "external"), [("all-reduce", False), ("server", False), ("server", True)])
+def test_the_registry_says_which_backends_can_carry_the_plans(name, backend, external):
     tensors = tuple(TensorProfile(TensorSpec(f"t{index}", 4), index, 1 - index) for index in range(2))
     profile = Profile("two", "none", tensors, (Layer("first", 1), Layer("second", 1)), 1)
     plan = policies.get(name).plan(profile, Network.line(2, 10, 10**9))
-    assert (why_not(plan, executor, apart) is None) == (name in policies.names(executor, apart))
+    assert (why_not(plan, backend, external) is None) == (name in policies.names(backend, external))
 
 
 @every_policy

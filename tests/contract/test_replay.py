@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradlane import policies
-from gradlane.core.cluster import Cluster, Step
+from gradlane.core.cluster import Cluster, RateStep
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Lane
 from gradlane.planning.plans import make_plan
 from gradlane.schedule import Log, LoggedDispatcher, replay
-from gradlane.sim import Job, simulate, simulate_jobs, simulate_servers, simulate_unlike
+from gradlane.sim import Job, simulate, simulate_heterogeneous, simulate_jobs, simulate_servers
 from tests.unit.strategies import carried, chain, clusters, networks, plans, profiles
 
 over_all_reduce = pytest.mark.parametrize("name", policies.names("all-reduce"))
-over_servers = pytest.mark.parametrize("name", policies.names("parameter-server"))
+over_servers = pytest.mark.parametrize("name", policies.names("server"))
 SMALL = profiles(max_tensors=10, max_elements=40_000)
 
 
@@ -43,7 +43,7 @@ def logged() -> Iterator[list[LoggedDispatcher]]:
 def check(made: list[LoggedDispatcher], plan, dispatchers: int, iterations: int) -> None:
     """Each message was started once an iteration (twice, where split), and every log, written and read, replays."""
     assert len(made) == dispatchers
-    starts = sorted([*range(len(plan.messages)), *plan.second_halves] * iterations)
+    starts = sorted([*range(len(plan.messages)), *plan.second_phases] * iterations)
     for dispatcher in made:
         log = dispatcher.log
         assert sorted(start for fact in log.facts for start in fact.starts) == starts
@@ -68,9 +68,9 @@ def test_all_reduce_among_workers_that_are_alike(name, profile, network, ahead):
 def test_all_reduce_among_unlike_workers_on_a_network_that_changes(name, profile, percent, seed):
     network = Network.line(len(percent), 20_000, 10**9)
     plan = make_plan(policies.get(name), profile, Place(network))
-    steps = (Step(1_000_000, 10**7), Step(3_000_000, 10**10))
+    steps = (RateStep(1_000_000, 10**7), RateStep(3_000_000, 10**10))
     with logged() as made:
-        simulate_unlike(plan, profile, network, compute_percent=percent, steps=steps, jitter=0.3, seed=seed)
+        simulate_heterogeneous(plan, profile, network, compute_percent=percent, steps=steps, jitter=0.3, seed=seed)
     check(made, plan, dispatchers=len(percent), iterations=3)
 
 
@@ -78,7 +78,7 @@ def test_all_reduce_among_unlike_workers_on_a_network_that_changes(name, profile
 @settings(max_examples=5, deadline=None)
 @given(profile=SMALL, workers=st.integers(1, 4), startup=st.sampled_from([0, 30_000]))
 def test_servers_beside_workers_that_are_alike(name, profile, workers, startup):
-    cluster = Cluster.alike(workers, workers, 10**9, colocated=True, startup_ns=startup)
+    cluster = Cluster.homogeneous(workers, workers, 10**9, colocated=True, startup_ns=startup)
     plan = make_plan(policies.get(name), profile, Place.of(cluster))
     with logged() as made:
         simulate_servers(plan, profile, cluster)
@@ -97,7 +97,7 @@ def test_servers_of_any_kind_among_unlike_workers(name, profile, data, staleness
 
 
 def test_jobs_that_share_servers_have_logs_of_their_own():
-    cluster = Cluster.alike(2, 2, 10**8, colocated=True)
+    cluster = Cluster.homogeneous(2, 2, 10**8, colocated=True)
     made_for = []
     for size in (400, 4_000):
         profile = chain((10, size, 3, 20), (50, 3 * size, 3, 20))

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from gradlane import lab, zoo
-from gradlane.core.cluster import Cluster, Host, Link, Server, Step, Worker
+from gradlane.core.cluster import Cluster, Host, Link, RateStep, Server, Worker
 from gradlane.errors import InputError
 from gradlane.lab import Flow, HostSpec, JobSpec, LabSpec
 from gradlane.lab.files import write_spec
@@ -187,7 +187,7 @@ def test_the_urgent_class_keeps_its_rate_beside_one_that_would_take_it_all() -> 
 
 
 def test_rates_change_when_the_schedule_says(tmp_path: Path) -> None:
-    link = Link(50 * MBIT, (Step(3_000_000_000, 200 * MBIT), Step(4_500_000_000, 100 * MBIT)))
+    link = Link(50 * MBIT, (RateStep(3_000_000_000, 200 * MBIT), RateStep(4_500_000_000, 100 * MBIT)))
     path = tmp_path / "samples"
     spec = LabSpec(2, 10**9, unlike=(HostSpec(1, up=link),))
     run_spec(spec, str(HERE / "goodput.py"), "6", samples=path)
@@ -251,13 +251,13 @@ def test_other_traffic_takes_its_rate_and_no_more(tmp_path: Path) -> None:
 
 
 def test_a_simulated_cluster_becomes_a_lab() -> None:
-    slow = Link(20 * MBIT, (Step(5, 30 * MBIT),))
+    slow = Link(20 * MBIT, (RateStep(5, 30 * MBIT),))
     fast = Link(100 * MBIT)
     hosts = (Host(fast, fast), Host(slow, fast), Host(fast, slow))
     cluster = Cluster(hosts, (Worker(0), Worker(1, 150)), (Server(2),), network_classes=3)
     spec = LabSpec.of_cluster(cluster, scale=0.5)
-    assert spec.links(1) == (Link(10 * MBIT, (Step(5, 15 * MBIT),)), Link(50 * MBIT))
-    assert spec.links(2) == (Link(50 * MBIT), Link(10 * MBIT, (Step(5, 15 * MBIT),)))
+    assert spec.links(1) == (Link(10 * MBIT, (RateStep(5, 15 * MBIT),)), Link(50 * MBIT))
+    assert spec.links(2) == (Link(50 * MBIT), Link(10 * MBIT, (RateStep(5, 15 * MBIT),)))
     assert [spec.compute_percent(host) for host in range(3)] == [100, 150, 100]
     assert (spec.network_classes, spec.jobs) == (3, (JobSpec((0, 1), (2,)),))
 

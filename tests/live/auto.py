@@ -15,12 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradlane
 from gradlane.core.plan import Plan
-from gradlane.core.search_log import Chosen
+from gradlane.core.search_log import SearchLog
 from gradlane.errors import JobError
-from gradlane.live.adapt.controller import Word, Words
+from gradlane.live.adapt.controller import ControlDecision, ControlDecisions
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.backends.base import Backend
-from gradlane.live.comm.driver import Exchange
+from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder
 from gradlane.live.session.session import Session
 from gradlane.planning import catalog
@@ -51,7 +51,7 @@ def train(rank: int, world: int, **attach: Any) -> dict[str, Any]:
     }
 
 
-def killed_while_looking(rank: int, world: int, victim: int, backend: Any) -> tuple[str, float, Chosen | None]:
+def killed_while_looking(rank: int, world: int, victim: int, backend: Any) -> tuple[str, float, SearchLog | None]:
     """`victim` kills itself when the third plan is in force; what the other raises, and after how many seconds."""
     model, optimizer, generator = parts(rank)
     session = gradlane.attach(model, optimizer, "auto", backend=backend, timeout=20)
@@ -79,23 +79,23 @@ class AtRandom:
     def __init__(self, rank: int, names: tuple[str, ...], wanted: int) -> None:
         self._rank, self._names, self._wanted = rank, names, wanted
         self._draw = random.Random(5)
-        self._words = Words()
+        self._words = ControlDecisions()
         self.changes = 0
 
     def start(self, planner: Planner, recorder: Recorder) -> None:
         pass
 
-    def turn(self, planner: Planner, exchange: Exchange, backend: Backend) -> Plan | None:
+    def turn(self, planner: Planner, exchange: Driver, backend: Backend) -> Plan | None:
         if not self._words.is_due(exchange):
             return None
         word = policy = None
         if self._rank == 0:
-            word = Word.SETTLED if self.changes >= self._wanted else Word.CHANGE
+            word = ControlDecision.SETTLED if self.changes >= self._wanted else ControlDecision.CHANGE
             policy = catalog.get(self._draw.choice(self._names))
             policy = type(policy)(**{name: 64 * self._draw.randint(16, 200) for name in getattr(policy, "tunable", {})})
         word = self._words.say(exchange, word, self._draw.choice((1, 1, 1, 2, 3)))
-        self.settled = Word.SETTLED in word
-        if Word.CHANGE not in word:
+        self.settled = ControlDecision.SETTLED in word
+        if ControlDecision.CHANGE not in word:
             return None
         self.changes += 1
         return planner.change(policy, backend, exchange.collective)

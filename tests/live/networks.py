@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
-from gradlane.live.backends.all_reduce import AllReduce
-from gradlane.live.backends.parameter_server import Servers
+from gradlane.live.backends.all_reduce import AllReduceBackend
+from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.session.deferred_step import DeferredStep
 
 
@@ -21,8 +21,8 @@ class Late:
     def start(self, message: int, tensor: Any, ready: Any, on_done: Any, on_sent: Any) -> bool:
         return super().start(message, tensor, ready, self._later(on_done), on_sent)  # type: ignore[misc]
 
-    def start_second_half(self, message: int, tensor: Any, on_done: Any) -> bool:
-        return super().start_second_half(message, tensor, self._later(on_done))  # type: ignore[misc]
+    def start_second_phase(self, message: int, tensor: Any, on_done: Any) -> bool:
+        return super().start_second_phase(message, tensor, self._later(on_done))  # type: ignore[misc]
 
     def _later(self, on_done: Any) -> Any:
         def later(index: int, error: BaseException | None) -> None:
@@ -33,11 +33,11 @@ class Late:
         return later
 
 
-class LateAllReduce(Late, AllReduce):
+class LateAllReduce(Late, AllReduceBackend):
     pass
 
 
-class LateServers(Late, Servers):
+class LateServers(Late, ParameterServerBackend):
     pass
 
 

@@ -81,8 +81,8 @@ def soak(rank: int, world: int, warm_up: int, iterations: int) -> dict[str, Any]
         for _ in range(iterations):
             _step(model, optimizer, generator)
         session.flush()
-        session._exchange.collective(lambda: torch.distributed.barrier())  # the other rank has its sums too
-        backend = session._exchange._backend
+        session._driver.collective(lambda: torch.distributed.barrier())  # the other rank has its sums too
+        backend = session._driver._backend
         stats = backend._node.stats()
         return {
             "before": before,
@@ -90,7 +90,7 @@ def soak(rank: int, world: int, warm_up: int, iterations: int) -> dict[str, Any]
             "grown_bytes": _resident_bytes() - resident,
             "held_bytes": stats["held_bytes"],
             "most_held_bytes": stats["most_held_bytes"],
-            "announced_bytes": backend.most_held_bytes(session._exchange._buffers),
+            "announced_bytes": backend.most_held_bytes(session._driver._buffers),
         }
 
 

@@ -62,16 +62,16 @@ def marks_of_groups(rank: int, world: int) -> tuple[list[list[tuple[int, int]]],
     with session:
         _train(model, optimizer, 6, rank)
         backend = session._backend
-        assert isinstance(backend, all_reduce.AllReduce)
+        assert isinstance(backend, all_reduce.AllReduceBackend)
         # other threads of torch.distributed may open connections meanwhile
-        sockets = [backend._groups.sockets(group) for group in range(len(backend._groups))]
-        of_groups = [[mark for mark in _marks(group) if mark != (0, 0)] for group in sockets]
-        return of_groups, _marks(sockets.open_sockets().difference(*sockets))
+        opened = [backend._groups.sockets(group) for group in range(len(backend._groups))]
+        of_groups = [[mark for mark in _marks(group) if mark != (0, 0)] for group in opened]
+        return of_groups, _marks(sockets.open_sockets().difference(*opened))
 
 
-def _marks(sockets: sockets.Sockets) -> list[tuple[int, int]]:
+def _marks(some: sockets.Sockets) -> list[tuple[int, int]]:
     found = []
-    for fd, _ in sockets:
+    for fd, _ in some:
         if sockets.ends_of(fd) is not None:
             with socket.socket(fileno=os.dup(fd)) as one:
                 tos = one.getsockopt(socket.IPPROTO_IP, socket.IP_TOS)

@@ -12,7 +12,7 @@ from torch import nn
 
 import gradlane
 from gradlane import policies
-from gradlane.core.backends import EXECUTORS
+from gradlane.core.backends import BACKENDS
 from gradlane.core.cluster import Cluster
 from gradlane.core.files import dumps
 from gradlane.core.network import Network
@@ -117,7 +117,7 @@ def test_a_plan_that_all_reduce_cannot_carry_out_is_refused(a_world_of_one):
     [
         ("mercury", {}, GIVEN),
         ("mercury-no-preemption", {}, GIVEN),
-        ("dear", {"backend": "server", "servers": 2}, Cluster.alike(2, 2, 10**9)),
+        ("dear", {"backend": "server", "servers": 2}, Cluster.homogeneous(2, 2, 10**9)),
     ],
 )
 def test_a_policy_that_a_backend_cannot_carry_is_refused_at_attach_in_the_words_of_the_simulator(
@@ -145,9 +145,7 @@ def _profile_of(model: nn.Module) -> Profile:
     return Profile("Mlp", "cpu", tensors, tuple(Layer(name, 10_000) for name, _ in params[::-1]), 2_000_000)
 
 
-@pytest.mark.parametrize(
-    ("name", "backend"), [(name, backend) for backend, executor in EXECUTORS.items() for name in policies.names(executor)]
-)
+@pytest.mark.parametrize(("name", "backend"), [(name, backend) for backend in BACKENDS for name in policies.names(backend)])
 def test_a_session_plans_what_is_simulated(a_world_of_one, name, backend):
     model = _model()
     profile = _profile_of(model)

@@ -7,7 +7,6 @@ import re
 import pytest
 
 from gradlane.cli.launch import launch
-from gradlane.core.backends import EXECUTORS
 from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.ranking import SAFE
@@ -34,9 +33,7 @@ def test_auto_ends_on_one_plan_on_all_ranks_and_every_step_on_the_way_equals_ddp
     assert auto.looks[-1].verdict.startswith(f"auto keeps {auto.kept}: ")
     assert look.tried[0].choice == auto.safe == SAFE
     assert look.tried
-    assert {each.choice.policy for each in look.predicted} <= set(
-        catalog.names(EXECUTORS[options.get("backend", "all-reduce")])
-    )
+    assert {each.choice.policy for each in look.predicted} <= set(catalog.names(options.get("backend", "all-reduce")))
     assert first["plan"].policy == auto.kept.policy
     assert sum(len(tried.times_ns) for tried in look.tried) <= 50
     # the timeline begins with the change to the plan in force, on both ranks at the same iteration
@@ -61,7 +58,7 @@ def test_a_rank_that_is_killed_while_plans_are_tried_ends_the_job_with_its_name(
 
 @pytest.mark.parametrize("backend", ["all-reduce", "server"])
 def test_five_hundred_changes_of_plan_change_no_bit(two_ranks, backend):
-    unmarked = [name for name in catalog.names(EXECUTORS[backend]) if name not in ("geryon", "searched")]
+    unmarked = [name for name in catalog.names(backend) if name not in ("geryon", "searched")]
     for found in two_ranks.run("tests.live.auto:change_at_random", names=tuple(unmarked), changes=500, backend=backend):
         assert found["differs"] == []
         assert found["losses"]

@@ -20,7 +20,7 @@ KNOBS = {
 }
 GIVEN = Network.line(2, startup_ns=20_000, bytes_per_second=10**9)  # to measure one takes half a second a session
 EVERY_POLICY = [(name, KNOBS.get(name, {})) for name in catalog.names("all-reduce")]
-OVER_SERVERS = [(name, KNOBS.get(name, {})) for name in catalog.names("parameter-server")]
+OVER_SERVERS = [(name, KNOBS.get(name, {})) for name in catalog.names("server")]
 SLICES = ("bytescheduler", KNOBS["bytescheduler"])
 
 

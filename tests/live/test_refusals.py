@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradlane import policies
-from gradlane.core.backends import EXECUTORS, refuse_what_cannot_be_done
+from gradlane.core.backends import BACKENDS, refuse_what_cannot_be_done
 from gradlane.core.network import Network
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import PlanError
@@ -13,11 +13,7 @@ from gradlane.errors import PlanError
 ONE = Profile("one", "none", (TensorProfile(TensorSpec("a", 8), 0, 0),), (Layer("only", 1),), 0)
 
 
-REFUSED = [
-    (name, backend)
-    for backend, executor in EXECUTORS.items()
-    for name in sorted(set(policies.names()) - set(policies.names(executor)))
-]
+REFUSED = [(name, backend) for backend in BACKENDS for name in sorted(set(policies.names()) - set(policies.names(backend)))]
 
 
 @pytest.mark.parametrize(("name", "backend"), REFUSED)
@@ -31,4 +27,4 @@ def test_servers_refuse_nothing_but_those_apart_half_a_sum():
     plan = policies.get("dear").plan(ONE, Network.line(2, 0, 10**9))
     refuse_what_cannot_be_done(plan, "server")
     with pytest.raises(PlanError, match=r"messages\[0\] is split into push and pull, .* expected .* \(servers=0,"):
-        refuse_what_cannot_be_done(plan, "server", apart=True)
+        refuse_what_cannot_be_done(plan, "server", external=True)

@@ -17,7 +17,7 @@ from tests.live.ranks import Ranks
 from tests.live.test_commands import EXAMPLE, gradlane
 from tests.live.test_equality import GIVEN, KNOBS
 
-APART = [(name, KNOBS.get(name, {})) for name in catalog.names("parameter-server", apart=True)]
+APART = [(name, KNOBS.get(name, {})) for name in catalog.names("server", external=True)]
 
 
 class Served:

@@ -9,8 +9,8 @@ import torch
 
 import gradlane
 from gradlane.errors import JobError
-from gradlane.live.comm.driver import Exchange
-from gradlane.live.session.deferred_updates import Owed
+from gradlane.live.comm.driver import Driver
+from gradlane.live.session.deferred_updates import DeferredUpdates
 from tests.live.cases import train
 from tests.live.loops import GIVEN
 from tests.live.models import MODELS, OPTIMIZERS
@@ -42,32 +42,36 @@ def is_right(rank: int, world: int, model: str, optimizer: str, backend: str, fi
 
 def a_sum_is_damaged(rank: int, world: int) -> str:
     """On rank 1 an element of one sum is another than it should be."""
-    really = Exchange.wait_for
+    really = Driver.wait_for
 
-    def damaged(self: Exchange, tensor: int) -> None:
+    def damaged(self: Driver, tensor: int) -> None:
         really(self, tensor)
         if self.iteration == 3 and rank == 1 and tensor == 2:
             self.slots[2].view(-1)[0] += 1
 
-    with patch.object(Exchange, "wait_for", damaged):
+    with patch.object(Driver, "wait_for", damaged):
         return _error(rank)
 
 
 def an_update_is_made_twice(rank: int, world: int) -> str:
     """On rank 0 an owed update is made twice, as it might be by a mistake in what is owed."""
-    really = Owed._update
+    really = DeferredUpdates._update
 
-    def twice(self: Owed, step: Any, tensors: list[int]) -> None:
-        if rank == 0 and self._exchange.iteration == 4:
+    def twice(self: DeferredUpdates, step: Any, tensors: list[int]) -> None:
+        if rank == 0 and self._driver.iteration == 4:
             step.update([self._params[tensor] for tensor in tensors if self._give_gradient(tensor)])
         really(self, step, tensors)
 
-    def give(self: Owed, tensor: int) -> bool:
-        self._exchange.wait_for(tensor)
-        self._params[tensor].grad = self._exchange.slots[tensor]
+    def give(self: DeferredUpdates, tensor: int) -> bool:
+        self._driver.wait_for(tensor)
+        self._params[tensor].grad = self._driver.slots[tensor]
         return True
 
-    with slow_network(), patch.object(Owed, "_update", twice), patch.object(Owed, "_give_gradient", give, create=True):
+    with (
+        slow_network(),
+        patch.object(DeferredUpdates, "_update", twice),
+        patch.object(DeferredUpdates, "_give_gradient", give, create=True),
+    ):
         return _error(rank)
 
 

@@ -110,13 +110,13 @@ def processes():
         assert process.exitcode == 0
 
 
-def sums(pipes, world, servers, apart, tensors, how, **options):
+def sums(pipes, world, servers, external, tensors, how, **options):
     """What each worker holds after its iterations, as arrays."""
-    roles = [(rank, rank if not apart and rank < servers else None) for rank in range(world)]
-    roles += [(None, server) for server in range(servers) if apart]
+    roles = [(rank, rank if not external and rank < servers else None) for rank in range(world)]
+    roles += [(None, server) for server in range(servers) if external]
     used = pipes[: len(roles)]
     for pipe, (rank, server) in zip(used, roles, strict=True):
-        node = NodeOptions(world=world, servers=servers, rank=rank, server=server, tell_tables=apart, linger_s=5, **options)
+        node = NodeOptions(world=world, servers=servers, rank=rank, server=server, tell_tables=external, linger_s=5, **options)
         pipe.send((node, tensors, how))
     ports = [receive(pipe) for pipe in used]
     of_servers = [port for port, (_, server) in zip(ports, roles, strict=True) if server is not None]
@@ -147,7 +147,7 @@ TENSORS = st.lists(st.tuples(st.integers(1, 3_000), st.sampled_from(sorted(DTYPE
 @given(
     world=st.integers(1, 4),
     servers=st.integers(1, 4),
-    apart=st.booleans(),
+    external=st.booleans(),
     tensors=TENSORS,
     packet_bytes=st.sampled_from([64, 640, 30_720]),
     whole=st.booleans(),
@@ -156,11 +156,11 @@ TENSORS = st.lists(st.tuples(st.integers(1, 3_000), st.sampled_from(sorted(DTYPE
     seed=st.integers(0, 99),
 )
 def test_sums_of_whole_numbers_are_exact_whatever_the_schedule(
-    processes, world, servers, apart, tensors, packet_bytes, whole, urgent_first, rank_order, seed
+    processes, world, servers, external, tensors, packet_bytes, whole, urgent_first, rank_order, seed
 ):
-    servers = min(servers, 2 if apart else world)
+    servers = min(servers, 2 if external else world)
     how = {"whole": whole, "urgent_first": urgent_first, "iterations": 2, "seed": seed, "arbitrary": False}
-    held = sums(processes, world, servers, apart, tensors, how, packet_bytes=packet_bytes, rank_order=rank_order)
+    held = sums(processes, world, servers, external, tensors, how, packet_bytes=packet_bytes, rank_order=rank_order)
     for index, (length, dtype) in enumerate(tensors):
         parts = [contribution(rank, index, length, dtype, False) for rank in range(world)]
         expected = rank_order_sum(parts, dtype)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gradlane.errors import CommunicationError, InputError, MismatchError, PeerDied
-from gradlane.transport import Lane, Node, NodeOptions
+from gradlane.transport import Node, NodeOptions, WireLane
 from tests.processes import AT_ONCE_S
 from tests.transport.jobs import Job, Outcome, each_with_a_server, job, servers_apart
 
@@ -36,16 +36,16 @@ def met(options: list[NodeOptions]) -> tuple[list[Outcome], float]:
 DIFFERENCES = {
     "world": ({"world": 4}, "world size"),
     "servers": ({"servers": 4}, "number of servers"),
-    "lanes": ({"lanes": (Lane(), Lane())}, "number of lanes"),
+    "lanes": ({"lanes": (WireLane(), WireLane())}, "number of lanes"),
     "fingerprint": ({"fingerprint": b"f" * 32}, "fingerprints of model, plan and options differ"),
 }
 
 
 @pytest.mark.parametrize("what", DIFFERENCES)
-@pytest.mark.parametrize("apart", [False, True], ids=["servers with workers", "servers apart"])
-def test_a_process_that_disagrees_is_refused_by_what_it_differs_in_on_all_sides(what: str, apart: bool) -> None:
+@pytest.mark.parametrize("external", [False, True], ids=["servers with workers", "servers apart"])
+def test_a_process_that_disagrees_is_refused_by_what_it_differs_in_on_all_sides(what: str, external: bool) -> None:
     different, text = DIFFERENCES[what]
-    options = servers_apart(3, 2) if apart else each_with_a_server(3)
+    options = servers_apart(3, 2) if external else each_with_a_server(3)
     options[2] = NodeOptions(**{**vars(options[2]), **different})
     outcomes, took_s = met(options)
     assert [outcome.error for outcome in outcomes] == ["MismatchError"] * len(options), outcomes

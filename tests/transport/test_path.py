@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from gradlane.core.traffic_class import Mark
+from gradlane.core.traffic_class import TrafficClass
 from gradlane.errors import CommunicationError, InputError
 from gradlane.transport import path
 from gradlane.transport.path import PathReport
@@ -81,7 +81,7 @@ def test_arguments_of_no_use_are_refused():
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_a_mark_is_in_the_header_and_in_the_hosts_own_queue(family):
     with socket.socket(family, socket.SOCK_STREAM) as one:
-        path.put_mark(one, Mark(46, 6))
+        path.put_mark(one, TrafficClass(46, 6))
         assert one.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == 6
         if family == socket.AF_INET6:
             assert one.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS) == 46 << 2

@@ -7,9 +7,9 @@ import itertools
 from hypothesis import strategies as st
 
 from gradlane import policies
-from gradlane.core.cluster import Cluster, Host, Link, Server, Step, Worker
+from gradlane.core.cluster import Cluster, Host, Link, RateStep, Server, Worker
 from gradlane.core.fields import MAX_BYTES
-from gradlane.core.network import Network, Piece, Sharing
+from gradlane.core.network import CostSegment, Network, Sharing
 from gradlane.core.place import Place
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
@@ -49,18 +49,18 @@ def networks(draw, overlapping=True):
         sharing = Sharing(draw(st.integers(1, 4)), draw(st.integers(1, 6)), draw(st.sampled_from((10_000, MAX_BYTES))))
     pieces = []
     startup_ns, rate = draw(st.integers(0, 2_000_000)), draw(st.integers(10**6, 10**11))
-    pieces.append(Piece(startup_ns, rate, latency_ns=draw(st.integers(0, startup_ns)) if overlapping else 0))
+    pieces.append(CostSegment(startup_ns, rate, latency_ns=draw(st.integers(0, startup_ns)) if overlapping else 0))
     if draw(st.booleans()):
         startup_ns, rate = draw(st.integers(0, 500_000)), draw(st.integers(10**6, 10**11))
         latency_ns = draw(st.integers(0, startup_ns)) if overlapping else 0
-        pieces.insert(0, Piece(startup_ns, rate, draw(st.integers(1, 10**6)), latency_ns))
-    least_ns = draw(st.sampled_from((0, 0, 300_000, 3_000_000)))
+        pieces.insert(0, CostSegment(startup_ns, rate, draw(st.integers(1, 10**6)), latency_ns))
+    min_message_ns = draw(st.sampled_from((0, 0, 300_000, 3_000_000)))
     return Network(
         draw(st.integers(2, 64)),
         tuple(pieces),
         sharing=sharing,
-        least_ns=least_ns,
-        least_latency_ns=draw(st.integers(0, least_ns)),
+        min_message_ns=min_message_ns,
+        min_message_latency_ns=draw(st.integers(0, min_message_ns)),
     )
 
 
@@ -114,7 +114,7 @@ LAYERS = st.lists(
 
 def carried(cluster: Cluster) -> tuple[str, ...]:
     """The names of the policies that servers where `cluster` has them carry."""
-    return policies.names("parameter-server", Place.of(cluster).apart)
+    return policies.names("server", Place.of(cluster).has_external_servers)
 
 
 @st.composite
@@ -127,13 +127,13 @@ def clusters(draw, name=None):
     steps = st.lists(st.tuples(st.integers(1, 10**7), rates), max_size=2, unique_by=lambda step: step[0])
 
     def link():
-        return Link(draw(rates), tuple(Step(*step) for step in sorted(draw(steps))))
+        return Link(draw(rates), tuple(RateStep(*step) for step in sorted(draw(steps))))
 
     hosts = tuple(Host(link(), link()) for _ in range(draw(st.integers(1, 4))))
     place = st.integers(0, len(hosts) - 1)
     workers = tuple(Worker(draw(place), draw(st.sampled_from([100, 150]))) for _ in range(draw(st.integers(1, 3))))
     on = [draw(place) for _ in range(draw(st.integers(1, 3)))]
-    if name is not None and name not in policies.names("parameter-server", apart=True):
+    if name is not None and name not in policies.names("server", external=True):
         on = [worker.host for worker in workers]
     return Cluster(
         hosts,

@@ -17,7 +17,7 @@ from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.search_log import Choice
-from gradlane.core.stepwise import Step, describe, steps, stepwise
+from gradlane.core.stepwise import GradientStep, describe, steps, stepwise
 from gradlane.planning import catalog
 from gradlane.planning.choosing import Choosing
 from gradlane.planning.plans import make_plan
@@ -148,7 +148,7 @@ def profile_at(*ready):
 
 def test_gradients_that_come_close_together_are_a_step():
     profile = profile_at(100, 110, 120, 500, 990, 1000)
-    assert steps(profile) == (Step(120, 3, 4 + 8 + 12), Step(500, 1, 16), Step(1000, 2, 20 + 24))
+    assert steps(profile) == (GradientStep(120, 3, 4 + 8 + 12), GradientStep(500, 1, 16), GradientStep(1000, 2, 20 + 24))
     assert [seen.ready_ns for seen in stepwise(profile).tensors] == [120, 120, 120, 500, 1000, 1000]
     assert describe(profile) == (
         "6 gradients in 3 steps over a backward pass of 1.00 us; the largest step is of 2 gradients, 44 B, at 1.00 us"

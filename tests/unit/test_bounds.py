@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gradlane import policies
 from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
-from gradlane.core.network import Network, Piece
+from gradlane.core.network import CostSegment, Network
 from gradlane.core.place import Place
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.planning.plans import make_plan
@@ -44,7 +44,7 @@ def test_the_bound_by_hand():
 
 def test_messages_of_the_size_that_is_cheapest_by_the_byte_bound_a_network_of_pieces():
     # large messages cost 2 ns a byte, small ones 1 ns and a startup of 100 for at most 200: 1.5 ns a byte
-    network = Network(2, (Piece(100, 10**9, up_to_bytes=200), Piece(0, 5 * 10**8)))
+    network = Network(2, (CostSegment(100, 10**9, up_to_bytes=200), CostSegment(0, 5 * 10**8)))
     assert lower_bound_ns(chain((0, 2_000, 0, 0)), network) == 3_000
 
 
@@ -87,7 +87,7 @@ def test_no_policy_beats_the_bound_over_all_reduce(profile, network, name):
 @given(layers=LAYERS)
 def test_the_bound_is_reached_by_mercury_where_packets_are_small_and_free(layers):
     # with a startup of nothing and immediate preemption the bound is no estimate but the optimum
-    profile, cluster = chain(*layers), Cluster.alike(2, 2, 10**9)
+    profile, cluster = chain(*layers), Cluster.homogeneous(2, 2, 10**9)
     assert lower_bound_ns(profile, BYTE_A_NS) == lower_bound_ns(profile, cluster) == mercury_optimum(layers)
     (timeline,) = simulate_servers(make_plan(policies.get("mercury"), profile, Place.of(cluster)), profile, cluster)
     assert timeline.iteration_ns()[-1] == mercury_optimum(layers)
@@ -105,7 +105,7 @@ def test_the_bound_is_reached_by_mercury_where_packets_are_small_and_free(layers
 )
 def test_no_policy_beats_the_bound_over_servers(profile, workers, servers, rate, colocated, startup, data):
     servers = workers if colocated else servers
-    cluster = Cluster.alike(workers, servers, rate, colocated=colocated, startup_ns=startup)
+    cluster = Cluster.homogeneous(workers, servers, rate, colocated=colocated, startup_ns=startup)
     name = data.draw(st.sampled_from(carried(cluster)))
     plan = policies.get(name).plan(profile, cluster.as_network())
     (timeline,) = simulate_servers(plan, profile, cluster)
@@ -114,7 +114,7 @@ def test_no_policy_beats_the_bound_over_servers(profile, workers, servers, rate,
 
 def test_the_bound_over_servers_does_not_round_in_its_own_favour():
     # a rate that three workers' shares do not divide
-    cluster = Cluster.alike(3, 3, 12_737_105, colocated=True)
+    cluster = Cluster.homogeneous(3, 3, 12_737_105, colocated=True)
     for size_bytes in range(600_000, 640_000, 328):
         profile = Profile("one", "none", (TensorProfile(TensorSpec("t", size_bytes), 0, 0),), (Layer("l", 0),), 0)
         plan = policies.get("wfbp").plan(profile, cluster.as_network())

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradlane.core import files
-from gradlane.core.cluster import Cluster, Host, Link, Server, Step, Worker, random_steps
+from gradlane.core.cluster import Cluster, Host, Link, RateStep, Server, Worker, random_steps
 from gradlane.errors import FormatError, InputError
 
 
@@ -14,7 +14,7 @@ def test_a_link_without_schedule_takes_size_over_rate_rounded_up():
 
 
 def test_a_link_slows_down_and_speeds_up_as_scheduled():
-    link = Link(10**9, (Step(10, 5 * 10**8), Step(30, 2 * 10**9)))
+    link = Link(10**9, (RateStep(10, 5 * 10**8), RateStep(30, 2 * 10**9)))
     assert [link.at(now) for now in (0, 9, 10, 29, 30, 10**9)] == [
         (10**9, 10),
         (10**9, 10),
@@ -38,7 +38,7 @@ def test_a_schedule_is_followed_nanosecond_by_nanosecond(gaps, rates, start, siz
     steps, at = [], 0
     for gap, rate in zip(gaps, rates, strict=False):
         at += gap
-        steps.append(Step(at, rate * 10**9))
+        steps.append(RateStep(at, rate * 10**9))
     link = Link(10**9, tuple(steps))
     now, left = start, size
     while left > 0:
@@ -58,17 +58,17 @@ def test_random_steps_are_the_same_for_a_seed_and_others_for_another():
 @pytest.mark.parametrize(
     ("cluster", "rate"),
     [
-        (Cluster.alike(4, 4, 1000), 1000),
-        (Cluster.alike(4, 2, 1000), 500),  # each server has half of the bytes of four workers
-        (Cluster.alike(4, 8, 1000), 1000),
+        (Cluster.homogeneous(4, 4, 1000), 1000),
+        (Cluster.homogeneous(4, 2, 1000), 500),  # each server has half of the bytes of four workers
+        (Cluster.homogeneous(4, 8, 1000), 1000),
         # a host sends and receives 3/4 of its gradients and 3/4 of what its server has for the others: 2 (n-1) / n
-        (Cluster.alike(4, 4, 1500, colocated=True), 1000),
-        (Cluster.alike(1, 1, 1500, colocated=True), 10**13),
+        (Cluster.homogeneous(4, 4, 1500, colocated=True), 1000),
+        (Cluster.homogeneous(1, 1, 1500, colocated=True), 10**13),
     ],
 )
 def test_the_rate_to_plan_from_is_that_of_the_narrowest_link(cluster, rate):
     assert cluster.as_network().bytes_per_second == rate
-    assert cluster.is_alike
+    assert cluster.is_homogeneous
 
 
 LINK, SLOW = Link(1000), Link(500)
@@ -85,11 +85,11 @@ LINK, SLOW = Link(1000), Link(500)
     ],
 )
 def test_workers_in_different_positions_are_not_alike(cluster):
-    assert not cluster.is_alike
+    assert not cluster.is_homogeneous
 
 
 def test_a_cluster_is_written_and_read_back():
-    link = Link(1000, (Step(5, 10),))
+    link = Link(1000, (RateStep(5, 10),))
     cluster = Cluster((Host(link, LINK),) * 2, (Worker(0, 120),), (Server(1, 3),), 5, 10**9, None, 2, 30_000, "by hand")
     assert files.loads(files.dumps(cluster), Cluster) == cluster
     broken = files.dumps(cluster).replace(b'"compute_percent":120', b'"compute_percent":-1')

@@ -273,7 +273,7 @@ def test_in_any_history_a_follower_starts_in_the_order_told(plan, random, data):
 
 def test_second_halves_start_when_all_messages_are_reduced_the_most_urgent_first_in_the_window():
     specs = tuple(TensorSpec(name, 4) for name in "abc")
-    messages = tuple(Message((Slice(index, 0, 4),), priority=2 - index, split=index > 0) for index in range(3))
+    messages = tuple(Message((Slice(index, 0, 4),), priority=2 - index, two_phase=index > 0) for index in range(3))
     for sequence in (None, (0, 1, 2)):
         dispatcher = Dispatcher(Plan("test", "test", specs, messages, (Lane(window_bytes=4),), sequence=sequence))
         for _ in range(2):
@@ -281,12 +281,12 @@ def test_second_halves_start_when_all_messages_are_reduced_the_most_urgent_first
             assert [dispatcher.ready(tensor) for tensor in range(3)] == [[0], [], []]
             assert dispatcher.finished(0) in ([1], [2])
             (first,) = dispatcher.in_flight
-            assert not dispatcher.in_second_half(first)
+            assert not dispatcher.in_second_phase(first)
             (second,) = dispatcher.finished(first)
             assert not dispatcher.done
             # both are reduced: the second halves go by priority
             assert dispatcher.finished(second) == [2]
-            assert dispatcher.in_second_half(2)
+            assert dispatcher.in_second_phase(2)
             assert dispatcher.finished(2) == [1]
             assert not dispatcher.done
             assert dispatcher.finished(1) == []

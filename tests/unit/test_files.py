@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from gradlane.core import files
 from gradlane.core.checks import check_plan
-from gradlane.core.cluster import Cluster, Host, Link, Server, Step, Worker
-from gradlane.core.network import ONE_BY_ONE, Network, Piece, Sharing
+from gradlane.core.cluster import Cluster, Host, Link, RateStep, Server, Worker
+from gradlane.core.network import ONE_BY_ONE, CostSegment, Network, Sharing
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Span, Timeline
-from gradlane.core.tuned import Trial, Tuned
+from gradlane.core.tuned import KnobTrial, Tuned
 from gradlane.errors import FormatError, InputError, PlanError
 from tests.unit.strategies import networks, plans, profiles
 
@@ -31,16 +31,16 @@ NOUNS = {
     ),
     "network": Network(
         4,
-        (Piece(50_000, 360_000_000, 8_192, 20_000), Piece(185_000, 486_000_000, latency_ns=74_000)),
+        (CostSegment(50_000, 360_000_000, 8_192, 20_000), CostSegment(185_000, 486_000_000, latency_ns=74_000)),
         "ring",
         0.04,
         "written by hand",
-        Sharing(at_once=2, turns=6, turn_bytes=8_388_608),
-        least_ns=90_000,
-        least_latency_ns=40_000,
+        Sharing(max_in_flight=2, chunks=6, chunk_bytes=8_388_608),
+        min_message_ns=90_000,
+        min_message_latency_ns=40_000,
     ),
     "cluster": Cluster(
-        (Host(Link(10**9, (Step(5_000, 10**8),)), Link(10**9)), Host(Link(2 * 10**9), Link(2 * 10**9))),
+        (Host(Link(10**9, (RateStep(5_000, 10**8),)), Link(10**9)), Host(Link(2 * 10**9), Link(2 * 10**9))),
         (Worker(0), Worker(0, 150)),
         (Server(1, 2),),
         startup_ns=30_000,
@@ -78,7 +78,7 @@ NOUNS = {
         "0f1e",
         2,
         "server",
-        (Trial({"slice_bytes": 160_000}, (1_200, 1_000, 1_100)), Trial({"slice_bytes": 64}, (9_000,), cut=True)),
+        (KnobTrial({"slice_bytes": 160_000}, (1_200, 1_000, 1_100)), KnobTrial({"slice_bytes": 64}, (9_000,), cut=True)),
     ),
 }
 every_noun = pytest.mark.parametrize("name", NOUNS)
@@ -93,9 +93,9 @@ def test_the_golden_file_reads_as_the_noun_and_the_noun_is_written_as_the_golden
 
 def test_a_network_written_before_there_was_latency_has_none_and_carries_messages_one_by_one():
     old = files.loads((GOLDEN / "network-without-latency.json").read_bytes(), Network)
-    assert [piece.latency_ns for piece in old.pieces] == [0, 0]
+    assert [piece.latency_ns for piece in old.segments] == [0, 0]
     assert old.sharing == ONE_BY_ONE
-    assert old.least_ns == old.least_latency_ns == 0
+    assert old.min_message_ns == old.min_message_latency_ns == 0
     assert old.stream_ns(486_000, 10) == 10 * old.cost_ns(486_000) == 11_850_000
 
 
@@ -252,7 +252,7 @@ def test_a_plan_from_a_file_for_another_model_is_refused_by_name():
         lambda: Layer("a", -1),
         lambda: Network.line(0, 1, 1),
         lambda: Network.line(2, 1, 0),
-        lambda: Network(2, (Piece(1, 1),), residual=NAN),
+        lambda: Network(2, (CostSegment(1, 1),), residual=NAN),
         lambda: Slice(0, 0, 0),
         lambda: Lane(0),
         lambda: Message(()),

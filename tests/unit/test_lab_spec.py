@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from gradlane.cli import main
-from gradlane.core.cluster import Link, Step
+from gradlane.core.cluster import Link, RateStep
 from gradlane.errors import FormatError, InputError
 from gradlane.lab import Flow, HostSpec, JobSpec, LabSpec
 from gradlane.lab.files import read_spec, write_spec
@@ -19,7 +19,7 @@ MBIT = 125_000
 EVERYTHING = LabSpec(
     6,
     10**9,
-    unlike=(HostSpec(2, Link(100 * MBIT, (Step(10**9, 50 * MBIT),)), None, 150),),
+    unlike=(HostSpec(2, Link(100 * MBIT, (RateStep(10**9, 50 * MBIT),)), None, 150),),
     network_classes=8,
     jobs=(JobSpec((0, 1), (2, 3), ("python", "a.py"), environment={"A": "b"}, name="a"), JobSpec((4,), command=("true",))),
     traffic=(Flow(0, 5, 10 * MBIT, 5, 10, 1),),
@@ -67,7 +67,7 @@ def test_a_file_that_is_wrong_is_refused_with_the_place(tmp_path: Path, text: st
         {"network_classes": 9},
         {"scale": 0.0},
         {"scale": 0.001, "link_bits_per_second": 10**8},
-        {"unlike": (HostSpec(0, Link(MBIT, (Step(1, 10),))),)},
+        {"unlike": (HostSpec(0, Link(MBIT, (RateStep(1, 10),))),)},
     ],
 )
 def test_a_lab_that_cannot_be_is_refused(fields: dict[str, object]) -> None:

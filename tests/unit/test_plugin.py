@@ -117,7 +117,7 @@ def test_a_failure_ends_every_wait_and_every_later_call_and_the_first_stands():
             call()
 
 
-@pytest.mark.parametrize("name", policies.names("parameter-server"))
+@pytest.mark.parametrize("name", policies.names("server"))
 @settings(max_examples=15, deadline=None)
 @given(profile=profiles(), network=networks(), data=st.data())
 def test_every_message_of_every_plan_is_started_once_in_whatever_order_messages_end(name, profile, network, data):
@@ -141,5 +141,5 @@ def test_every_message_of_every_plan_is_started_once_in_whatever_order_messages_
             under_way += engine.started[known:]
             known = len(engine.started)
         core.wait_for_all(timeout_s=0)
-        # a split message once for each half
-        assert sorted(engine.started) == sorted([*range(len(core.plan.messages)), *core.plan.second_halves])
+        # a two-phase message once for each half
+        assert sorted(engine.started) == sorted([*range(len(core.plan.messages)), *core.plan.second_phases])

@@ -133,7 +133,7 @@ def test_plan_takes_a_name_and_a_described_network_and_writes_a_plan_for_servers
 
 def test_plan_takes_a_clusters_file(tmp_path):
     path = tmp_path / "cluster.json"
-    files.write(path, Cluster.alike(2, 1, 10**9))
+    files.write(path, Cluster.homogeneous(2, 1, 10**9))
     assert "2 workers and 1 servers on 3 hosts" in run("plan", "resnet18", path, "--policy", "wfbp")
     assert "expected one or the other" in run("plan", "resnet18", path, "--workers", "2", code=2)
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from gradlane import policies
 from gradlane.core.backends import why_not
 from gradlane.core.checks import check_plan, check_timeline
-from gradlane.core.network import Network, Piece, Sharing
+from gradlane.core.network import CostSegment, Network, Sharing
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.batching import best_batches
-from gradlane.planning.schedule_problem import Ground, Order
+from gradlane.planning.schedule_problem import Schedule, ScheduleProblem
 from gradlane.planning.searched import Searched
 from gradlane.sim import iteration_ns, planned_ahead, simulate
 from tests.unit.strategies import networks, profiles
@@ -75,13 +75,13 @@ def test_what_is_found_is_a_plan_no_worse_than_any_other_and_not_below_the_bound
     found = QUICK.search(profile, network)
     check_plan(found.plan, profile.specs)
     assert why_not(found.plan, "all-reduce") is None
-    assert why_not(found.plan, "parameter-server", apart=True) is None
+    assert why_not(found.plan, "server", external=True) is None
     check_timeline(simulate(found.plan, profile, network), found.plan)
     assert planned_ahead(found.plan, profile, network) == found.plan
     assert found.bound_ns <= found.iteration_ns == iteration_ns(found.plan, profile, network)
     for name in policies.names("all-reduce"):
         plan = policies.get(name).plan(profile, network)
-        if len(plan.lanes) == 1 and not plan.second_halves:  # what interrupts or halves a message is not sought
+        if len(plan.lanes) == 1 and not plan.second_phases:  # what interrupts or halves a message is not sought
             assert found.iteration_ns <= iteration_ns(plan, profile, network)
     assert QUICK.search(profile, network) == found
 
@@ -90,15 +90,15 @@ def test_halves_are_not_sought_since_not_all_servers_carry_them():
     # `dear`, with 32 MiB and 4 MiB in messages of their own, would be the best of the other policies here
     tensors = (TensorProfile(TensorSpec("b", 32 * 2**20), 54 * MS, 1), TensorProfile(TensorSpec("a", 4 * 2**20), 127 * MS, 0))
     profile = Profile("two", "none", tensors, (Layer("first", 52 * MS), Layer("second", 118 * MS)), 127 * MS)
-    network = Network(2, (Piece(100 * MS, 10**9, latency_ns=37 * MS),), sharing=Sharing(at_once=4, turns=2))
-    assert not Searched(moves=0).search(profile, network).plan.second_halves
+    network = Network(2, (CostSegment(100 * MS, 10**9, latency_ns=37 * MS),), sharing=Sharing(max_in_flight=4, chunks=2))
+    assert not Searched(moves=0).search(profile, network).plan.second_phases
 
 
 @settings(max_examples=60, deadline=None)
 @given(profile=profiles(max_tensors=7), network=networks())
 def test_the_merges_in_a_given_order_are_the_best(profile, network):
-    ground = Ground(profile, network)
-    start = ground.order_of(planned_ahead(policies.get("wfbp").plan(profile, network), profile, network))
+    ground = ScheduleProblem(profile, network)
+    start = ground.schedule_of(planned_ahead(policies.get("wfbp").plan(profile, network), profile, network))
     merged = best_batches(ground, start, profile.compute_ns)
     pieces = [piece for group in start.groups for piece in group.pieces]
     best = start.value
@@ -106,7 +106,7 @@ def test_the_merges_in_a_given_order_are_the_best(profile, network):
         edges = [0, *(place for place in range(1, len(pieces)) if cuts >> (place - 1) & 1), len(pieces)]
         parts = [pieces[begin:end] for begin, end in itertools.pairwise(edges)]
         if all(len({profile.tensors[piece.tensor].spec.dtype for piece in part}) == 1 for part in parts):
-            best = min(best, Order(ground, [ground.group(part) for part in parts]).value)
+            best = min(best, Schedule(ground, [ground.group(part) for part in parts]).value)
     # bisection stops within some thousandths of the way to the bound
     assert best <= merged.value <= best + (start.value - profile.compute_ns) // 500 + 2
 

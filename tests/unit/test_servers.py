@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gradlane import policies
 from gradlane.core.checks import check_timeline
-from gradlane.core.cluster import Cluster, Host, Link, Server, Step, Worker
+from gradlane.core.cluster import Cluster, Host, Link, RateStep, Server, Worker
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Timeline
@@ -42,7 +42,7 @@ def ends(timeline: Timeline, kind: str) -> dict[int, int]:
 @settings(max_examples=100, deadline=None)
 @given(layers=LAYERS, workers=st.sampled_from([1, 2, 7, 2048]))
 def test_packet_priority_without_startup_is_mercurys_algorithm_1(layers, workers):
-    profile, cluster = chain(*layers), Cluster.alike(workers, workers, GB)
+    profile, cluster = chain(*layers), Cluster.homogeneous(workers, workers, GB)
     t_bp, t_push, t_upd, t_fp = ([0, *column] for column in zip(*layers, strict=True))
     tau_bp = [0] * (len(layers) + 1)
     for layer in range(len(layers), 0, -1):
@@ -57,7 +57,7 @@ def test_packet_priority_without_startup_is_mercurys_algorithm_1(layers, workers
 @settings(max_examples=60, deadline=None)
 @given(layers=LAYERS)
 def test_whole_messages_are_pushed_as_mercurys_equation_6_says_and_pulled_one_after_another(layers):
-    profile, cluster = chain(*layers), Cluster.alike(3, 3, GB)
+    profile, cluster = chain(*layers), Cluster.homogeneous(3, 3, GB)
     (timeline,) = simulate_servers(plan_of("wfbp", profile, cluster), profile, cluster, 1)
     push = pull = 0
     pushes, pulls = ends(timeline, "send"), ends(timeline, "receive")
@@ -71,7 +71,7 @@ def test_whole_messages_are_pushed_as_mercurys_equation_6_says_and_pulled_one_af
 def test_a_split_messages_sum_is_returned_when_all_have_been_pushed_and_it_is_asked_for(whole):
     # half of the bytes stay on their host
     profile = chain((1_000, 160, 1, 10), (3_000, 8_000, 1, 10), (2_000, 4_000, 2, 10))
-    cluster = msgspec.structs.replace(Cluster.alike(2, 2, GB, colocated=True), packet_bytes=8)
+    cluster = msgspec.structs.replace(Cluster.homogeneous(2, 2, GB, colocated=True), packet_bytes=8)
     plan = plan_of("dear", profile, cluster, fusion_bytes=1)
     (timelines,) = simulation([Job(plan, profile)], cluster, 1, whole=whole).run()
     for timeline in timelines:
@@ -95,7 +95,7 @@ def test_a_split_messages_sum_is_returned_when_all_have_been_pushed_and_it_is_as
 @given(layers=LAYERS, name=st.sampled_from(["mercury", "mercury-no-preemption"]))
 def test_small_packets_come_near_to_the_flow(layers, name):
     profile = chain(*layers)
-    cluster = msgspec.structs.replace(Cluster.alike(1, 1, GB), packet_bytes=8)
+    cluster = msgspec.structs.replace(Cluster.homogeneous(1, 1, GB), packet_bytes=8)
     plan = plan_of(name, profile, cluster)
     ((flow,),) = simulation([Job(plan, profile)], cluster).run()
     ((packets,),) = simulation([Job(plan, profile)], cluster, whole=True).run()
@@ -110,10 +110,10 @@ MANY = chain(*((200_000, size, 1, 100_000) for _ in range(12) for size in (240_0
 
 @pytest.mark.parametrize(
     ("name", "colocated"),
-    [(name, colocated) for colocated in (False, True) for name in policies.names("parameter-server", apart=not colocated)],
+    [(name, colocated) for colocated in (False, True) for name in policies.names("server", external=not colocated)],
 )
 def test_packets_between_alike_workers_take_about_what_the_flow_does(name, colocated):
-    cluster = msgspec.structs.replace(Cluster.alike(3, 3, GB // 8, colocated=colocated), packet_bytes=3_000)
+    cluster = msgspec.structs.replace(Cluster.homogeneous(3, 3, GB // 8, colocated=colocated), packet_bytes=3_000)
     plan = plan_of(name, MANY, cluster)
     (flow,) = simulate_servers(plan, MANY, cluster, 4)
     timelines = simulation([Job(plan, MANY)], cluster, 4, whole=True).run()[0]
@@ -124,7 +124,7 @@ def test_packets_between_alike_workers_take_about_what_the_flow_does(name, coloc
 
 def test_what_one_worker_pushes_does_not_keep_another_from_its_sums():
     # who is ahead pushes gradients more urgent than the sums that the other still waits for
-    cluster = Cluster.alike(2, 2, GB // 8, colocated=True)
+    cluster = Cluster.homogeneous(2, 2, GB // 8, colocated=True)
     plan = plan_of("mercury", MANY, cluster)
     even = last_step(simulate_servers(plan, MANY, cluster))
     for seed in range(4):
@@ -138,7 +138,7 @@ def test_slices_over_servers_are_delayed_by_no_more_than_bytescheduler_says(laye
     # §4.1: sum of floor(size / delta) theta, and theta, and 2 delta / bandwidth; a credit of one slice
     delta = 4 * elements
     profile = chain(*((backward, -(-size // delta) * delta, update, forward) for backward, size, update, forward in layers))
-    free, cluster = Cluster.alike(2, 2, GB), Cluster.alike(2, 2, GB, startup_ns=theta)
+    free, cluster = Cluster.homogeneous(2, 2, GB), Cluster.homogeneous(2, 2, GB, startup_ns=theta)
     (ideal,) = simulate_servers(plan_of("mercury", profile, free), profile, free)
     plan = plan_of("bytescheduler", profile, cluster, partition_bytes=delta, credit_bytes=delta)
     (sliced,) = simulate_servers(plan, profile, cluster)
@@ -182,18 +182,18 @@ def communication(cluster: Cluster, name: str = "mercury", **simulation: int) ->
 @pytest.mark.parametrize(
     ("cluster", "name", "expected_ns"),
     [
-        (Cluster.alike(4, 4, GB), "mercury", 4_000),
-        (Cluster.alike(4, 4, GB), "wfbp", 8_000),
-        (Cluster.alike(4, 2, GB), "mercury", 8_000),
-        (Cluster.alike(4, 8, GB), "mercury", 4_000),
-        (Cluster.alike(1, 1, GB, colocated=True), "mercury", 0),
+        (Cluster.homogeneous(4, 4, GB), "mercury", 4_000),
+        (Cluster.homogeneous(4, 4, GB), "wfbp", 8_000),
+        (Cluster.homogeneous(4, 2, GB), "mercury", 8_000),
+        (Cluster.homogeneous(4, 8, GB), "mercury", 4_000),
+        (Cluster.homogeneous(1, 1, GB, colocated=True), "mercury", 0),
         # 2 (n - 1) / n of the bytes each way on the shared links, as a ring would send
-        (Cluster.alike(4, 4, GB, colocated=True), "mercury", 6_000),
-        (Cluster.alike(4, 4, GB, colocated=True), "wfbp", 6_000),
-        (Cluster.alike(4, 4, GB, startup_ns=70), "mercury", 4_070),
-        (Cluster.alike(4, 4, GB, startup_ns=70), "wfbp", 8_140),
-        (Cluster.alike(4, 4, GB, sum_bytes_per_second=GB // 2), "mercury", 8_000),
-        (Cluster.alike(4, 4, GB, sum_bytes_per_second=GB), "wfbp", 9_000),
+        (Cluster.homogeneous(4, 4, GB, colocated=True), "mercury", 6_000),
+        (Cluster.homogeneous(4, 4, GB, colocated=True), "wfbp", 6_000),
+        (Cluster.homogeneous(4, 4, GB, startup_ns=70), "mercury", 4_070),
+        (Cluster.homogeneous(4, 4, GB, startup_ns=70), "wfbp", 8_140),
+        (Cluster.homogeneous(4, 4, GB, sum_bytes_per_second=GB // 2), "mercury", 8_000),
+        (Cluster.homogeneous(4, 4, GB, sum_bytes_per_second=GB), "wfbp", 9_000),
     ],
 )
 def test_one_tensor_takes(cluster, name, expected_ns):
@@ -201,7 +201,7 @@ def test_one_tensor_takes(cluster, name, expected_ns):
 
 
 def test_servers_that_update_take_the_update_off_the_workers():
-    cluster = msgspec.structs.replace(Cluster.alike(4, 4, GB), update_bytes_per_second=GB)
+    cluster = msgspec.structs.replace(Cluster.homogeneous(4, 4, GB), update_bytes_per_second=GB)
     # 4000 bytes each way, the update of a quarter of them between, and no 3 ns of the worker's own
     assert communication(cluster, "wfbp") == 9_000 - 3
     assert communication(cluster, "mercury") == 4_000 - 3
@@ -209,7 +209,7 @@ def test_servers_that_update_take_the_update_off_the_workers():
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_link_that_slows_down_is_followed(whole):
-    slowing = Link(GB, (Step(1_030, GB // 2),))
+    slowing = Link(GB, (RateStep(1_030, GB // 2),))
     cluster = Cluster(
         (Host(slowing, Link(10**13)), Host(Link(10**13), Link(10**13))), (Worker(0),), (Server(1),), packet_bytes=8
     )
@@ -222,7 +222,7 @@ def test_a_link_that_slows_down_is_followed(whole):
 def test_what_2048_workers_do_costs_no_more_than_what_2_do():
     runs = []
     for workers in (2, 2048):
-        cluster = Cluster.alike(workers, workers, GB)
+        cluster = Cluster.homogeneous(workers, workers, GB)
         profile = chain((10, 4_000, 3, 20), (50, 40_000, 3, 20))
         run = simulation([Job(plan_of("p3", profile, cluster, slice_bytes=400), profile)], cluster)
         ((timeline,),) = run.run()
@@ -254,7 +254,7 @@ def test_a_synchronous_job_runs_at_the_speed_of_its_slowest_worker_and_an_asynch
 
 
 def test_jobs_that_share_links_share_them_evenly():
-    cluster = Cluster.alike(2, 2, GB)
+    cluster = Cluster.homogeneous(2, 2, GB)
     plan = plan_of("mercury", ONE_TENSOR, cluster)
     both = simulate_jobs([Job(plan, ONE_TENSOR)] * 2, cluster)
     assert [last_step(timelines) for timelines in both] == [8_000 + ONE_TENSOR.compute_ns] * 2
@@ -276,7 +276,7 @@ def test_a_server_with_three_quarters_of_the_bytes_is_the_narrow_place():
 
 
 def test_jitter_is_the_same_for_a_seed_and_another_for_another():
-    cluster = Cluster.alike(2, 2, GB)
+    cluster = Cluster.homogeneous(2, 2, GB)
     plan = plan_of("mercury", ONE_TENSOR, cluster)
 
     def run(seed: int) -> list[int]:
@@ -289,7 +289,7 @@ def test_jitter_is_the_same_for_a_seed_and_another_for_another():
 
 
 def test_what_servers_cannot_do_is_refused():
-    cluster = Cluster.alike(2, 2, GB)
+    cluster = Cluster.homogeneous(2, 2, GB)
     plan = plan_of("mercury", ONE_TENSOR, cluster)
     with pytest.raises(InputError, match="got a plan for chain"):
         Job(plan, chain((1, 8, 0, 0)))
@@ -302,7 +302,7 @@ def test_what_servers_cannot_do_is_refused():
 # -- anything at all --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", policies.names("parameter-server"))
+@pytest.mark.parametrize("name", policies.names("server"))
 @settings(max_examples=12, deadline=None)
 @given(profile=profiles(max_tensors=12, max_elements=40_000), data=st.data(), staleness=st.sampled_from([0, 1, None]))
 def test_every_policy_runs_on_any_cluster_that_carries_it_and_its_timelines_pass(name, profile, data, staleness):
@@ -322,7 +322,7 @@ def test_every_policy_runs_on_any_cluster_that_carries_it_and_its_timelines_pass
     data=st.data(),
 )
 def test_alike_workers_collapse_to_one_whose_timeline_passes(profile, workers, colocated, startup, data):
-    cluster = Cluster.alike(workers, workers, GB, colocated=colocated, startup_ns=startup)
+    cluster = Cluster.homogeneous(workers, workers, GB, colocated=colocated, startup_ns=startup)
     plan = plan_of(data.draw(st.sampled_from(carried(cluster))), profile, cluster)
     (timeline,) = simulate_servers(plan, profile, cluster)
     check_timeline(timeline, plan)
@@ -330,7 +330,7 @@ def test_alike_workers_collapse_to_one_whose_timeline_passes(profile, workers, c
 
 
 def test_a_link_that_would_change_after_the_end_does_not_keep_the_simulation_going():
-    link = Link(GB, (Step(10**15, 2 * GB),))
+    link = Link(GB, (RateStep(10**15, 2 * GB),))
     cluster = Cluster((Host(link, link),) * 2, (Worker(0),), (Server(1),))
     (timeline,) = simulate_servers(plan_of("wfbp", ONE_TENSOR, cluster), ONE_TENSOR, cluster)
     assert timeline.iteration_ns()[-1] == 8_000 + ONE_TENSOR.compute_ns

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gradlane import policies
 from gradlane.core.checks import check_timeline
-from gradlane.core.network import Network, Piece
+from gradlane.core.network import CostSegment, Network
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Span
@@ -177,7 +177,7 @@ def test_the_network_serves_all_lanes_in_the_order_of_hand_over():
 
 
 def test_a_piecewise_network_costs_what_the_piece_of_the_size_says():
-    network = Network(2, (Piece(1, 10**9, up_to_bytes=8), Piece(100, 10**9)))
+    network = Network(2, (CostSegment(1, 10**9, up_to_bytes=8), CostSegment(100, 10**9)))
     assert [network.cost_ns(size) for size in (4, 8, 9)] == [5, 9, 109]
     assert (network.startup_ns, network.bytes_per_second) == (100, 10**9)
 

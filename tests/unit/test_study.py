@@ -15,7 +15,7 @@ from tests.unit.strategies import chain, networks, profiles
 
 PROFILE = chain((1_000_000, 4_000_000, 0, 500_000), (2_000_000, 1_000_000, 0, 500_000))
 NETWORK = Network.line(4, 50_000, 10**9)
-SERVERS = Cluster.alike(4, 4, 10**9, startup_ns=30_000)
+SERVERS = Cluster.homogeneous(4, 4, 10**9, startup_ns=30_000)
 
 
 @settings(max_examples=30, deadline=None)
@@ -80,5 +80,5 @@ def test_a_grid_of_knobs_leaves_out_credits_below_the_partition():
 
 
 def test_the_zoo_can_be_asked():
-    outcomes = sweep([Case(zoo.profile("vgg16"), Cluster.alike(2, 2, 1_250_000_000))], ["wfbp", "mercury"])
+    outcomes = sweep([Case(zoo.profile("vgg16"), Cluster.homogeneous(2, 2, 1_250_000_000))], ["wfbp", "mercury"])
     assert outcomes[0].efficiency < outcomes[1].efficiency

@@ -57,7 +57,7 @@ def test_slices_are_delayed_by_no_more_than_the_paper_says(layers, theta, elemen
 @settings(max_examples=60, deadline=None)
 @given(profile=profiles(), startup=st.sampled_from([0, 30_000]))
 def test_mercury_without_preemption_pushes_as_wfbp_does(profile, startup):
-    cluster = Cluster.alike(3, 3, 10**9, startup_ns=startup)
+    cluster = Cluster.homogeneous(3, 3, 10**9, startup_ns=startup)
     ends = []
     for name in ("mercury-no-preemption", "wfbp"):
         plan = make_plan(policies.get(name), profile, Place.of(cluster))
@@ -111,7 +111,7 @@ def test_dear_reduces_in_backward_and_gathers_in_forward_order():
     profile = chain((30, 40, 1, 10), (20, 20, 2, 10))
     network = Network.line(2, startup_ns=4, bytes_per_second=10**9)
     plan = policies.get("dear", fusion_bytes=1).plan(profile, network)
-    assert [message.split for message in plan.messages] == [True, True]
+    assert [message.two_phase for message in plan.messages] == [True, True]
     timeline = simulate(plan, profile, network, 1)
     # backward from 20 to 70: halves of 24 and 44; both reduced by 92, then layer 1's first
     assert [s for s in timeline.spans if s.kind in ("send", "receive")] == [

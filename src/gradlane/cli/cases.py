@@ -103,7 +103,7 @@ class Place:
         if self.servers is None:
             return all_reduce(self.algorithm, workers, startup_ns=self.startup_ns, bytes_per_second=rate)
         servers = workers if self.servers == AS_MANY else int(self.servers)
-        return Cluster.alike(workers, servers, rate, colocated=self.colocated, startup_ns=self.startup_ns)
+        return Cluster.homogeneous(workers, servers, rate, colocated=self.colocated, startup_ns=self.startup_ns)
 
 
 def read_place(algorithm: str, startup: str, servers: str | None, colocated: bool) -> Place:

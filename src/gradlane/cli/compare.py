@@ -23,7 +23,7 @@ from gradlane.compare.processes import run_on_ranks
 from gradlane.compare.records import Comparison, Result, Sweep
 from gradlane.compare.runner import Trial, run_all
 from gradlane.core import files
-from gradlane.core.backends import EXECUTORS
+from gradlane.core.backends import BACKENDS
 from gradlane.core.fields import need
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
@@ -131,15 +131,15 @@ def _arms(backends: list[str], chosen: list[str] | None, servers: int) -> list[A
             catalog.get(name)
     arms = []
     for backend in backends:
-        need(backend in EXECUTORS, "--backend", backend, "all-reduce or server, or both with a comma")
-        apart = servers if backend == "server" else 0
-        carried = (AUTO, *catalog.names(EXECUTORS[backend], apart > 0))  # type: ignore[index]
+        need(backend in BACKENDS, "--backend", backend, "all-reduce or server, or both with a comma")
+        external = servers if backend == "server" else 0
+        carried = (AUTO, *catalog.names(backend, external > 0))  # type: ignore[arg-type]
         for name in chosen or carried:
             if name in carried:
-                arms.append(ArmSpec(name, backend, servers=apart))  # type: ignore[arg-type]
+                arms.append(ArmSpec(name, backend, servers=external))  # type: ignore[arg-type]
             elif catalog.is_own(name):
                 label = ArmSpec(catalog.get(name).name, backend).name  # type: ignore[arg-type]
-                arms.append(ArmSpec(name, backend, label, servers=apart))  # type: ignore[arg-type]
+                arms.append(ArmSpec(name, backend, label, servers=external))  # type: ignore[arg-type]
     for name in chosen or ():
         if all(arm.policy != name for arm in arms):
             raise InputError(f"--policies: got {name}, which {' and '.join(backends)} cannot carry; see gradlane policies")
@@ -163,8 +163,8 @@ def _comparison(first: dict[str, Any], hosts: int, link_bits: int | None) -> Com
     compute_ns = statistics.median(arms[ALONE]["step_ns"])
     communicate_ns = first["communicate_ns"]
     baseline_ns = statistics.median(arms[BASELINE]["step_ns"])
-    least_ns = max(compute_ns, communicate_ns)
-    defaults = [ArmSpec(AUTO, backend).name for backend in EXECUTORS]
+    min_message_ns = max(compute_ns, communicate_ns)
+    defaults = [ArmSpec(AUTO, backend).name for backend in BACKENDS]
     results = []
     for name, arm in arms.items():
         if name == ALONE:
@@ -188,7 +188,7 @@ def _comparison(first: dict[str, Any], hosts: int, link_bits: int | None) -> Com
         link_bits_per_second=link_bits,
         model=first["model"],
         parameter_bytes=first["parameter_bytes"],
-        bound=baseline_ns / least_ns,
+        bound=baseline_ns / min_message_ns,
         bound_text=(
             f"a step takes at least the longer of computing ({compute_ns / 1e6:.0f} ms alone) and communicating "
             f"({communicate_ns / 1e6:.0f} ms as one all-reduce); hidden: the part of the latter that does not lengthen the step"

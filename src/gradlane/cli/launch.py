@@ -22,7 +22,7 @@ import msgspec
 from gradlane import policies
 from gradlane.cli.knobs import parse_knobs
 from gradlane.core import files
-from gradlane.core.backends import EXECUTORS
+from gradlane.core.backends import BackendName
 from gradlane.core.fields import need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
@@ -188,7 +188,7 @@ def _variables(given: argparse.Namespace) -> dict[str, str]:
     """The options as the variables that `gradlane.live.startup.boot` reads, each checked here, once, before N ranks do."""
     variables: dict[str, str] = {}
     knobs = parse_knobs(given.knob)
-    executor = EXECUTORS[given.backend or "all-reduce"]
+    backend: BackendName = given.backend or "all-reduce"
     if given.plan is not None and (given.policy is not None or knobs):
         raise InputError("launch: got --plan with --policy or --knob, expected one or the other; a plan needs no policy")
     if given.plan is not None and (given.tune or given.knobs is not None):
@@ -196,7 +196,7 @@ def _variables(given: argparse.Namespace) -> dict[str, str]:
     if given.policy == AUTO and (knobs or given.tune or given.knobs is not None):
         raise InputError("launch: got --policy auto with --knob, --tune or --knobs, expected it alone")
     if given.policy != AUTO and (given.policy is not None or knobs):
-        catalog.get(given.policy or policies.default(executor), **knobs)
+        catalog.get(given.policy or policies.default(backend), **knobs)
     if given.policy is not None:
         variables["GRADLANE_POLICY"] = given.policy
     if knobs:
@@ -222,7 +222,7 @@ def _variables(given: argparse.Namespace) -> dict[str, str]:
         variables["GRADLANE_SERVERS"] = str(servers)
         variables["GRADLANE_SERVERS_STORE"] = _servers_store(given)
     if given.tune:
-        policy = catalog.get(given.policy or policies.default(executor), **knobs)
+        policy = catalog.get(given.policy or policies.default(backend), **knobs)
         if not tunable(policy):
             raise InputError(
                 f"launch: got --tune, and policy {policy.name} declares no knobs to tune; try --policy bytescheduler"

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradlane import policies
-from gradlane.core.backends import EXECUTORS
+from gradlane.core.backends import BACKENDS
 from gradlane.planning import catalog
 
 
@@ -45,9 +45,9 @@ def _row(name: str) -> dict[str, Any]:
     assert isinstance(policy, msgspec.Struct)
     return {
         "name": name,
-        "default": [backend for backend, executor in EXECUTORS.items() if name == policies.default(executor)],
+        "default": [backend for backend in BACKENDS if name == policies.default(backend)],
         "paper": policy.paper,
         "differs": policy.differs,
         "knobs": msgspec.structs.asdict(policy),
-        "backends": [backend for backend, executor in EXECUTORS.items() if name in catalog.names(executor)],
+        "backends": [backend for backend in BACKENDS if name in catalog.names(backend)],
     }

@@ -92,12 +92,14 @@ def command(
         table.add_row(*row)
     console = Console()
     console.print(table)
-    for piece in network.pieces:
-        upto = "" if piece is network.pieces[-1] else f" up to {format_bytes(piece.up_to_bytes)}"
+    for piece in network.segments:
+        upto = "" if piece is network.segments[-1] else f" up to {format_bytes(piece.up_to_bytes)}"
         rate = format_rate(piece.bytes_per_second)
         console.print(f"startup {format_ns(piece.startup_ns)}{_hidden(piece.latency_ns)}, {rate}{upto}")
-    if network.least_ns:
-        console.print(f"no message takes less than {format_ns(network.least_ns)}{_hidden(network.least_latency_ns)}")
+    if network.min_message_ns:
+        console.print(
+            f"no message takes less than {format_ns(network.min_message_ns)}{_hidden(network.min_message_latency_ns)}"
+        )
     console.print(f"median error of the fit {network.residual:.1%}; {network.source}", highlight=False)
 
 

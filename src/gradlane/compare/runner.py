@@ -134,8 +134,9 @@ def cells_of(trial: Trial, folder: Path) -> list[Cell]:
                 predicted_ns=outcome.iteration_ns,
                 bound_ns=outcome.bound_ns,
                 network=(
-                    f"{network.pieces[-1].startup_ns} ns ({network.pieces[-1].latency_ns} latency) + "
-                    f"{network.bytes_per_second} B/s, at least {network.least_ns} ns ({network.least_latency_ns} latency)"
+                    f"{network.segments[-1].startup_ns} ns ({network.segments[-1].latency_ns} latency) + "
+                    f"{network.bytes_per_second} B/s, at least {network.min_message_ns} ns "
+                    f"({network.min_message_latency_ns} latency)"
                 ),
                 equal_to_ddp=measured[name]["equal_to_ddp"],
             )

@@ -108,7 +108,7 @@ class _Demonstration:
         return nn.functional.cross_entropy(call(images), labels)
 
 
-class Device:
+class EmulatedWorkload:
     """An emulated one."""
 
     def __init__(self, profile: Profile) -> None:
@@ -253,7 +253,7 @@ class _Maker:
             self._known = self._known or arm.session.profile()
 
     def _load(self) -> Workload:
-        return Device(self._profile) if self._profile is not None else _Demonstration(self.batch_size or 8)
+        return EmulatedWorkload(self._profile) if self._profile is not None else _Demonstration(self.batch_size or 8)
 
 
 def _finalists(arms: list[Arm]) -> list[Arm]:

@@ -1,4 +1,4 @@
-"""The checks that come in pairs: on what a policy returns and on what an executor accepts; on simulated and
+"""The checks that come in pairs: on what a policy returns and on what a backend accepts; on simulated and
 on live timelines alike.
 """
 

@@ -21,7 +21,7 @@ MAX_STEPS = 1_000_000
 NETWORK_CLASSES = 8
 
 
-class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class RateStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """From `at_ns` on a link carries `bytes_per_second`."""
 
     at_ns: int
@@ -36,7 +36,7 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """One direction between a host and the switch; `steps` change its rate over time, in ascending order."""
 
     bytes_per_second: int
-    steps: tuple[Step, ...] = ()
+    steps: tuple[RateStep, ...] = ()
 
     def __post_init__(self) -> None:
         need_int("bytes_per_second", self.bytes_per_second, 1, MAX_RATE)
@@ -69,7 +69,7 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return max(self.bytes_per_second, max((step.bytes_per_second for step in self.steps), default=0))
 
 
-def random_steps(seed: int, low: int, high: int, every_ns: int, count: int) -> tuple[Step, ...]:
+def random_steps(seed: int, low: int, high: int, every_ns: int, count: int) -> tuple[RateStep, ...]:
     """`count` rates drawn evenly from `low` to `high` bytes per second, one each `every_ns` from 0 on.
 
     The same for the same seed (Mercury Figs. 18, 19 limit the links of servers at random in this way).
@@ -78,7 +78,7 @@ def random_steps(seed: int, low: int, high: int, every_ns: int, count: int) -> t
     need_int("every_ns", every_ns, 1, MAX_NS)
     need(0 < low <= high, "low", low, f"from 1 to {high}")
     draw = random.Random(seed)
-    return tuple(Step(index * every_ns, draw.randint(low, high)) for index in range(count))
+    return tuple(RateStep(index * every_ns, draw.randint(low, high)) for index in range(count))
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,7 +149,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need_name("source", self.source)
 
     @staticmethod
-    def alike(
+    def homogeneous(
         workers: int,
         servers: int,
         bytes_per_second: int,
@@ -175,7 +175,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     @property
-    def is_alike(self) -> bool:
+    def is_homogeneous(self) -> bool:
         """Whether all workers are in the same position, so that one can stand for all."""
         if len({worker.compute_percent for worker in self.workers}) > 1 or len({s.weight for s in self.servers}) > 1:
             return False

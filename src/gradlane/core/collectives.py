@@ -10,7 +10,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from gradlane.core.fields import MAX_NS, need_int
-from gradlane.core.network import MAX_RATE, MAX_WORKERS, Network, Piece
+from gradlane.core.network import MAX_RATE, MAX_WORKERS, CostSegment, Network
 from gradlane.errors import InputError
 
 # (workers, steps of a tree over them, beta, gamma) -> (startups, time per byte)
@@ -46,9 +46,9 @@ def all_reduce(
         need_int("sum_bytes_per_second", sum_bytes_per_second, 1, 10**18)
     source = f"MG-WFBP Table 2, alpha {startup_ns} ns, 1/beta {bytes_per_second} B/s, 1/gamma {sum_bytes_per_second} B/s"
     if workers == 1:
-        return Network(1, (Piece(0, MAX_RATE),), algorithm, source=source)
+        return Network(1, (CostSegment(0, MAX_RATE),), algorithm, source=source)
     beta = Fraction(1, bytes_per_second)
     gamma = Fraction(0) if sum_bytes_per_second is None else Fraction(1, sum_bytes_per_second)
     startups, seconds_per_byte = _TABLE_2[algorithm](workers, (workers - 1).bit_length(), beta, gamma)
     rate = min(max(int(1 / seconds_per_byte), 1), MAX_RATE)
-    return Network(workers, (Piece(startups * startup_ns, rate),), algorithm, source=source)
+    return Network(workers, (CostSegment(startups * startup_ns, rate),), algorithm, source=source)

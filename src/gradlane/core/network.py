@@ -21,7 +21,7 @@ MAX_WORKERS = 1_000_000
 MAX_RATE = 10**13
 
 
-class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CostSegment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Cost of a message up to `up_to_bytes`: startup_ns + size / bytes_per_second, rounded up.
 
     Rounded down, a tensor in pieces would take less than its bytes' time and no lower bound would hold.
@@ -52,17 +52,17 @@ class Sharing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     other messages' parts pass.
     """
 
-    at_once: int = 1
-    turns: int = 1
-    turn_bytes: int = MAX_BYTES
+    max_in_flight: int = msgspec.field(default=1, name="at_once")
+    chunks: int = msgspec.field(default=1, name="turns")
+    chunk_bytes: int = msgspec.field(default=MAX_BYTES, name="turn_bytes")
 
     def __post_init__(self) -> None:
-        need_int("at_once", self.at_once, 1, 1024)
-        need_int("turns", self.turns, 1, 2 * MAX_WORKERS)
-        need_int("turn_bytes", self.turn_bytes, 1, MAX_BYTES)
+        need_int("at_once", self.max_in_flight, 1, 1024)
+        need_int("turns", self.chunks, 1, 2 * MAX_WORKERS)
+        need_int("turn_bytes", self.chunk_bytes, 1, MAX_BYTES)
 
-    def turns_of(self, size_bytes: int) -> int:
-        return self.turns * -(-size_bytes // self.turn_bytes)
+    def chunks_of(self, size_bytes: int) -> int:
+        return self.chunks * -(-size_bytes // self.chunk_bytes)
 
 
 ONE_BY_ONE = Sharing()
@@ -77,49 +77,49 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     workers: int
-    pieces: tuple[Piece, ...]
+    segments: tuple[CostSegment, ...] = msgspec.field(name="pieces")
     algorithm: str = "unstated"
     residual: float = 0.0
     source: str = "unstated"
     sharing: Sharing = ONE_BY_ONE
-    least_ns: int = 0
-    least_latency_ns: int = 0
+    min_message_ns: int = msgspec.field(default=0, name="least_ns")
+    min_message_latency_ns: int = msgspec.field(default=0, name="least_latency_ns")
 
     def __post_init__(self) -> None:
         need_int("workers", self.workers, 1, MAX_WORKERS)
-        need(0 < len(self.pieces) <= 16, "pieces", len(self.pieces), "1 to 16 of them")
+        need(0 < len(self.segments) <= 16, "pieces", len(self.segments), "1 to 16 of them")
         need_name("algorithm", self.algorithm)
-        need_int("least_ns", self.least_ns, 0, MAX_NS)
-        need_int("least_latency_ns", self.least_latency_ns, 0, self.least_ns)
+        need_int("least_ns", self.min_message_ns, 0, MAX_NS)
+        need_int("least_latency_ns", self.min_message_latency_ns, 0, self.min_message_ns)
         need(0 <= self.residual < 1e6, "residual", self.residual, "a relative error of 0 or more")
-        for before, after in itertools.pairwise(self.pieces):
+        for before, after in itertools.pairwise(self.segments):
             need(before.up_to_bytes < after.up_to_bytes, "pieces", after.up_to_bytes, "ascending up_to_bytes")
-        need(self.pieces[-1].up_to_bytes == MAX_BYTES, "pieces", self.pieces[-1].up_to_bytes, "a last piece without limit")
+        need(self.segments[-1].up_to_bytes == MAX_BYTES, "pieces", self.segments[-1].up_to_bytes, "a last piece without limit")
 
     @staticmethod
     def line(workers: int, startup_ns: int, bytes_per_second: int, source: str = "stated") -> Network:
         """A network of one piece: the a + b * size of most papers."""
-        return Network(workers, (Piece(startup_ns, bytes_per_second),), source=source)
+        return Network(workers, (CostSegment(startup_ns, bytes_per_second),), source=source)
 
     @property
     def overlaps(self) -> bool:
         """Whether messages that are under way together can cost less than the sum, or end in another order."""
-        return self.sharing.at_once > 1
+        return self.sharing.max_in_flight > 1
 
     @property
     def startup_ns(self) -> int:
         """What a message costs beside its bytes: the `a` of a + b * size (MG-WFBP Eq. 10), of large messages, or what the
         smallest costs, where that is more."""
-        return max(self.pieces[-1].startup_ns, self.least_ns)
+        return max(self.segments[-1].startup_ns, self.min_message_ns)
 
     @property
     def bytes_per_second(self) -> int:
         """Rate of large messages: the 1 / b of a + b * size (MG-WFBP Eq. 10)."""
-        return self.pieces[-1].bytes_per_second
+        return self.segments[-1].bytes_per_second
 
     def cost_ns(self, size_bytes: int) -> int:
         """Time of one all-reduce of `size_bytes`, alone on the network."""
-        return max(self.least_ns, self.piece_of(size_bytes).cost_ns(size_bytes))
+        return max(self.min_message_ns, self.segment_of(size_bytes).cost_ns(size_bytes))
 
     def stream_ns(self, size_bytes: int, messages: int) -> int:
         """Time of so many all-reduces of `size_bytes` that start together.
@@ -128,14 +128,14 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         once waits for what it is made of itself, and only the last of them for one another. Exact for one at once and for
         pairs; otherwise a message that is left over may take up to itself longer.
         """
-        turns, alone_ns = self.sharing.turns_of(size_bytes), self.cost_ns(size_bytes)
+        chunks, alone_ns = self.sharing.chunks_of(size_bytes), self.cost_ns(size_bytes)
         if not self.overlaps:
             return messages * alone_ns
         latency_ns, handling_ns, bytes_ns = self.parts_ns(size_bytes)
         busiest_ns, other_ns = max(handling_ns, bytes_ns), min(handling_ns, bytes_ns)
-        groups = -(-messages // self.sharing.at_once)
-        by_itself_ns = groups * alone_ns + (messages - 1) % self.sharing.at_once * busiest_ns // turns
-        return max((latency_ns + other_ns) // turns + messages * busiest_ns, by_itself_ns)
+        groups = -(-messages // self.sharing.max_in_flight)
+        by_itself_ns = groups * alone_ns + (messages - 1) % self.sharing.max_in_flight * busiest_ns // chunks
+        return max((latency_ns + other_ns) // chunks + messages * busiest_ns, by_itself_ns)
 
     def parts_ns(self, size_bytes: int) -> tuple[int, int, int]:
         """What `cost_ns` is made of: latency, which keeps no other message waiting; handling, of one message at a time; and
@@ -143,19 +143,19 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         What is latency of a small message is so of one whose bytes take a little longer too, only less.
         """
-        piece = self.piece_of(size_bytes)
+        piece = self.segment_of(size_bytes)
         alone_ns = piece.cost_ns(size_bytes)
-        beside_bytes_ns = piece.startup_ns + max(0, self.least_ns - alone_ns)
-        hidden_ns = min(beside_bytes_ns, self.least_latency_ns - max(0, alone_ns - self.least_ns))
+        beside_bytes_ns = piece.startup_ns + max(0, self.min_message_ns - alone_ns)
+        hidden_ns = min(beside_bytes_ns, self.min_message_latency_ns - max(0, alone_ns - self.min_message_ns))
         latency_ns = max(piece.latency_ns, hidden_ns) if self.overlaps else 0
         return latency_ns, beside_bytes_ns - latency_ns, alone_ns - piece.startup_ns
 
-    def piece_of(self, size_bytes: int) -> Piece:
-        for piece in self.pieces:
+    def segment_of(self, size_bytes: int) -> CostSegment:
+        for piece in self.segments:
             if size_bytes <= piece.up_to_bytes:
                 return piece
         raise AssertionError("the last piece has no limit")
 
-    def occupied_ns(self, piece: Piece) -> int:
+    def occupied_ns(self, piece: CostSegment) -> int:
         """The part of a piece's startup during which the link can carry no other message's bytes."""
         return 0 if self.overlaps else piece.startup_ns

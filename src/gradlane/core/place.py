@@ -6,7 +6,7 @@ from collections import Counter
 
 import msgspec
 
-from gradlane.core.backends import EXECUTORS, BackendName
+from gradlane.core.backends import BACKENDS, BackendName
 from gradlane.core.cluster import Cluster
 from gradlane.core.fields import need, need_int
 from gradlane.core.network import MAX_WORKERS, Network
@@ -26,7 +26,7 @@ class Place(msgspec.Struct, frozen=True):
     coordinated: bool = False
 
     def __post_init__(self) -> None:
-        need(self.backend in EXECUTORS, "backend", self.backend, "'all-reduce' or 'server'")
+        need(self.backend in BACKENDS, "backend", self.backend, "'all-reduce' or 'server'")
         need_int("servers", self.servers, 0, MAX_WORKERS if self.backend == "server" else 0)
 
     @staticmethod
@@ -41,7 +41,7 @@ class Place(msgspec.Struct, frozen=True):
         return Place(where.as_network(), "server", 0 if beside else len(where.servers))
 
     @property
-    def apart(self) -> bool:
+    def has_external_servers(self) -> bool:
         """Whether servers have processes of their own."""
         return self.servers > 0
 

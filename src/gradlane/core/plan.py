@@ -41,16 +41,16 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """One or more slices, started and finished as one operation.
 
     priority: 0 is the most urgent. lane: index into `Plan.lanes`. hold_until: a tensor that must be ready
-    too before the message may start, though it carries none of its bytes (Prophet's blocks). split: the sum
-    travels as two operations, a reduce-scatter when the message is ready and an all-gather once every message
-    of the plan has been reduced, by priority (DeAR); over servers a push, and a pull that is asked for.
+    too before the message may start, though it carries none of its bytes (Prophet's blocks).
+    two_phase: the sum travels as two operations, a reduce-scatter when the message is ready and an all-gather once every
+    message of the plan has been reduced, by priority (DeAR); over servers a push, and a pull that is asked for.
     """
 
     slices: tuple[Slice, ...]
     priority: int = 0
     lane: int = 0
     hold_until: int | None = None
-    split: bool = False
+    two_phase: bool = msgspec.field(default=False, name="split")
 
     def __post_init__(self) -> None:
         need(0 < len(self.slices) <= MAX_TENSORS, "slices", len(self.slices), "1 or more slices")
@@ -129,10 +129,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sum(message.size_bytes for message in self.messages)
 
     @property
-    def second_halves(self) -> tuple[int, ...]:
-        """The split messages in the order in which their second halves start."""
-        split = (index for index, message in enumerate(self.messages) if message.split)
-        return tuple(sorted(split, key=lambda index: (self.messages[index].priority, index)))
+    def second_phases(self) -> tuple[int, ...]:
+        """The two-phase messages in the order in which their second phases start."""
+        two_phase = (index for index, message in enumerate(self.messages) if message.two_phase)
+        return tuple(sorted(two_phase, key=lambda index: (self.messages[index].priority, index)))
 
     def with_sequence(self, sequence: tuple[int, ...]) -> Plan:
         """The same plan with its start order fixed."""

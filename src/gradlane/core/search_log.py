@@ -39,7 +39,7 @@ class Predicted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need_int("iteration_ns", self.iteration_ns, 0, MAX_NS)
 
 
-class Tried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PolicyTrial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Some iterations under one choice. times_ns: those measured. cut: ended before its time, as bad."""
 
     choice: Choice
@@ -47,7 +47,7 @@ class Tried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cut: bool = False
 
 
-class Look(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SearchRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One search for the best choice.
 
     why: what began it. began, ended: iterations. bytes_per_second: the network that was assumed. predicted: all candidates,
@@ -59,7 +59,7 @@ class Look(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ended: int
     bytes_per_second: int
     predicted: tuple[Predicted, ...]
-    tried: tuple[Tried, ...]
+    tried: tuple[PolicyTrial, ...]
     kept: Choice
     verdict: str
 
@@ -72,14 +72,14 @@ class Switch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     choice: Choice
 
 
-class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SearchLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of one job. `looks` are those that have ended; `switches` each change of plan, trials included."""
 
     model: str
     workers: int
     backend: str
     safe: Choice
-    looks: tuple[Look, ...] = ()
+    looks: tuple[SearchRound, ...] = ()
     switches: tuple[Switch, ...] = ()
 
     @property

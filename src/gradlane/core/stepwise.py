@@ -14,7 +14,7 @@ from gradlane.core.profile import Profile
 from gradlane.units import format_bytes, format_ns
 
 
-class Step(NamedTuple):
+class GradientStep(NamedTuple):
     """Gradients that become ready together. ready_ns: the last of them, after the start of the backward pass."""
 
     ready_ns: int
@@ -22,16 +22,16 @@ class Step(NamedTuple):
     size_bytes: int
 
 
-def steps(profile: Profile) -> tuple[Step, ...]:
+def steps(profile: Profile) -> tuple[GradientStep, ...]:
     """The steps of the backward pass, in order."""
-    found: list[Step] = []
+    found: list[GradientStep] = []
     apart_ns = profile.backward_ns // (2 * len(profile.tensors))
     for seen in profile.tensors:
         if found and seen.ready_ns - found[-1].ready_ns <= apart_ns:
             before = found.pop()
-            found.append(Step(seen.ready_ns, before.tensors + 1, before.size_bytes + seen.spec.size_bytes))
+            found.append(GradientStep(seen.ready_ns, before.tensors + 1, before.size_bytes + seen.spec.size_bytes))
         else:
-            found.append(Step(seen.ready_ns, 1, seen.spec.size_bytes))
+            found.append(GradientStep(seen.ready_ns, 1, seen.spec.size_bytes))
     return tuple(found)
 
 

@@ -10,21 +10,21 @@ DSCP = (46, 34, 26, 18, 10, 0, 0, 0)
 """By network priority: EF, AF41, AF31, AF21, AF11, best effort."""
 
 
-class Mark(NamedTuple):
+class TrafficClass(NamedTuple):
     """DSCP (0 to 63) in each packet's header, SO_PRIORITY (0 to 6, what needs no privilege) for the host's queue."""
 
     dscp: int = 0
     socket_priority: int = 0
 
 
-def mark(network_priority: int) -> Mark:
+def traffic_class_of(network_priority: int) -> TrafficClass:
     """Of a lane whose class is `network_priority` (0 highest, to 7)."""
-    return Mark(DSCP[network_priority], max(0, 6 - network_priority))
+    return TrafficClass(DSCP[network_priority], max(0, 6 - network_priority))
 
 
-def marks(plan: Plan) -> tuple[Mark, ...]:
+def traffic_classes(plan: Plan) -> tuple[TrafficClass, ...]:
     """How each lane of `plan` is marked: not at all where no lane asks for another class than the first."""
     classes = [lane.network_priority for lane in plan.lanes]
     if not any(classes):
-        return (Mark(),) * len(classes)
-    return tuple(mark(priority) for priority in classes)
+        return (TrafficClass(),) * len(classes)
+    return tuple(traffic_class_of(priority) for priority in classes)

@@ -9,7 +9,7 @@ import msgspec
 from gradlane.core.fields import MAX_BYTES, MAX_NS, need_int, need_name
 
 
-class Trial(msgspec.Struct, frozen=True):
+class KnobTrial(msgspec.Struct, frozen=True):
     """Some iterations with the same knobs. times_ns: those measured, in their order. cut: ended before its time, as bad."""
 
     knobs: dict[str, int]
@@ -39,7 +39,7 @@ class Tuned(msgspec.Struct, frozen=True):
     tensors: str
     workers: int
     backend: str
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[KnobTrial, ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("policy", "model", "tensors", "backend"):

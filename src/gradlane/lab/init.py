@@ -27,7 +27,7 @@ import msgspec
 
 from gradlane.errors import InputError, LabError
 from gradlane.lab import awake, changes, gauges, kernel, ranks, wires
-from gradlane.lab.messages import Job, Outcome, Report
+from gradlane.lab.messages import Job, Report, RunOutcome
 from gradlane.lab.processes import processes
 from gradlane.lab.relay import relay
 from gradlane.lab.spec import LabSpec
@@ -81,7 +81,7 @@ def _hold(job: Job, command: list[str], started: float, ignores_interrupt: bool)
         return Report(refused=str(error))
     except InputError as error:
         return Report(unusable=str(error))
-    outcome = Outcome(
+    outcome = RunOutcome(
         exit_code=exits.exit_code,
         exit_codes=exits.exit_codes,
         first_failed_rank=exits.first_failed_rank,

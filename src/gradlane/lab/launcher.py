@@ -18,7 +18,7 @@ import msgspec
 
 from gradlane.errors import InputError, LabError
 from gradlane.lab.kernel import WHAT_STILL_WORKS
-from gradlane.lab.messages import INTERRUPTED, Job, Outcome, Report
+from gradlane.lab.messages import INTERRUPTED, Job, Report, RunOutcome
 from gradlane.lab.spec import LabSpec
 
 GRACE_SECONDS = 10.0
@@ -47,7 +47,7 @@ def execute(
     grace: float = GRACE_SECONDS,
     announce: bool = False,
     samples: str | Path | None = None,
-) -> Outcome:
+) -> RunOutcome:
     """Run the jobs of a lab, by default one with `command` once on each host, and say how every rank ended.
 
     Rank 0 has this process's stdin, stdout and stderr; what the other ranks print comes on the same two streams,
@@ -114,7 +114,7 @@ def _in_lab(
     grace: float,
     announce: bool,
     samples: str | Path | None = None,
-) -> Outcome | None:
+) -> RunOutcome | None:
     if sys.platform != "linux":
         raise LabError(f"a lab is made of Linux namespaces, and this is {sys.platform}; {WHAT_STILL_WORKS}")
     # in memory rather than a pipe, so that an interrupt while waiting can lose none of it
@@ -165,7 +165,7 @@ def _in_lab(
     if interrupted:
         # whatever the ranks made of it, and also where it came before there were any
         outcome = msgspec.json.decode(report_bytes, type=Report).outcome if report_bytes else None
-        return msgspec.structs.replace(outcome or Outcome(), exit_code=INTERRUPTED)
+        return msgspec.structs.replace(outcome or RunOutcome(), exit_code=INTERRUPTED)
     if not report_bytes:
         raise LabError(
             f"the process that holds the lab ended with status {process.returncode} and said nothing, expected a report; "

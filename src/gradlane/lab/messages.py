@@ -10,7 +10,7 @@ TIMED_OUT = 124  # as timeout(1) has it
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class RunOutcome(msgspec.Struct, frozen=True):
     """How a run in a lab ended.
 
     `exit_code` is that of the first rank or server that failed (128 + signal where a signal ended it), 124 when the time
@@ -42,6 +42,6 @@ class Job(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """What the lab's init tells the launcher: how the run ended, or why there was none."""
 
-    outcome: Outcome | None = None
+    outcome: RunOutcome | None = None
     refused: str | None = None
     unusable: str | None = None

@@ -10,7 +10,7 @@ from collections import Counter
 
 import msgspec
 
-from gradlane.core.cluster import NETWORK_CLASSES, Cluster, Link, Step, random_steps
+from gradlane.core.cluster import NETWORK_CLASSES, Cluster, Link, RateStep, random_steps
 from gradlane.core.fields import MAX_NS, need, need_int, need_name
 from gradlane.core.network import MAX_RATE
 from gradlane.core.traffic_class import DSCP
@@ -218,7 +218,7 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     def _scaled(self, link: Link | None) -> Link | None:
         if link is None or self.scale == 1:
             return link
-        steps = tuple(Step(step.at_ns, max(round(step.bytes_per_second * self.scale), 1)) for step in link.steps)
+        steps = tuple(RateStep(step.at_ns, max(round(step.bytes_per_second * self.scale), 1)) for step in link.steps)
         return Link(max(round(link.bytes_per_second * self.scale), 1), steps)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from gradlane.core.network import Network
-from gradlane.planning.schedule_problem import Ground, Group, Order
+from gradlane.planning.schedule_problem import Group, Schedule, ScheduleProblem
 from gradlane.units import NS_PER_SECOND
 
 PIECES_AT_MOST = 1_500
 ROUNDS = 12
 
 
-def best_batches(ground: Ground, order: Order, bound_ns: int) -> Order:
+def best_batches(problem: ScheduleProblem, order: Schedule, bound_ns: int) -> Schedule:
     """The order's pieces, in its order, merged so that the iteration is as short as any merge of neighbours makes it.
 
     For a time T there is a merge that keeps it if every message can end by T less what follows it; of the merges
@@ -21,7 +21,7 @@ def best_batches(ground: Ground, order: Order, bound_ns: int) -> Order:
     T. T is found by bisection to within a few thousandths of the distance to the bound. Orders of very many pieces
     are returned as they are.
     """
-    pieces = [ground.group([piece]) for group in order.groups for piece in group.pieces]
+    pieces = [problem.group([piece]) for group in order.groups for piece in group.pieces]
     if len(pieces) > PIECES_AT_MOST:
         return order
     best, low, high = order, bound_ns, order.value
@@ -29,12 +29,12 @@ def best_batches(ground: Ground, order: Order, bound_ns: int) -> Order:
         if high <= low:
             break
         target = (low + high) // 2
-        cuts = _cuts(pieces, ground.network, target)
+        cuts = _cuts(pieces, problem.network, target)
         if cuts is None:
             low = target + 1
             continue
-        groups = [ground.group(p for one in pieces[begin:end] for p in one.pieces) for begin, end in cuts]
-        merged = Order(ground, groups)
+        groups = [problem.group(p for one in pieces[begin:end] for p in one.pieces) for begin, end in cuts]
+        merged = Schedule(problem, groups)
         if merged.value < best.value:
             best = merged
         high = target
@@ -47,9 +47,9 @@ def _cuts(pieces: list[Group], network: Network, target_ns: int) -> list[tuple[i
     sent = np.concatenate(([0.0], np.cumsum([piece.size_bytes for piece in pieces])))
     ready = np.array([piece.ready_ns for piece in pieces], dtype=np.float64)
     later = np.array([piece.later_ns for piece in pieces], dtype=np.float64)
-    limits = np.array([piece.up_to_bytes for piece in network.pieces[:-1]], dtype=np.float64)
-    startups = np.array([piece.startup_ns for piece in network.pieces], dtype=np.float64)
-    byte_ns = np.array([NS_PER_SECOND / piece.bytes_per_second for piece in network.pieces])
+    limits = np.array([piece.up_to_bytes for piece in network.segments[:-1]], dtype=np.float64)
+    startups = np.array([piece.startup_ns for piece in network.segments], dtype=np.float64)
+    byte_ns = np.array([NS_PER_SECOND / piece.bytes_per_second for piece in network.segments])
     earliest = np.full(count + 1, np.inf)
     earliest[0] = 0.0
     cut_before = [0] * (count + 1)
@@ -62,7 +62,7 @@ def _cuts(pieces: list[Group], network: Network, target_ns: int) -> list[tuple[i
         later_from = np.maximum.accumulate(later[begins:end][::-1])[::-1]
         sizes = sent[end] - sent[begins:end]
         which = np.searchsorted(limits, sizes)
-        cost_ns = np.maximum(startups[which] + sizes * byte_ns[which], network.least_ns)
+        cost_ns = np.maximum(startups[which] + sizes * byte_ns[which], network.min_message_ns)
         ends = np.maximum(earliest[begins:end], ready_from) + cost_ns
         ends[ends + later_from > target_ns] = np.inf
         best = int(ends.argmin())

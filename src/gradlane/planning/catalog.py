@@ -12,15 +12,18 @@ from types import ModuleType
 from typing import Any
 
 from gradlane import policies
+from gradlane.core.backends import BackendName
 from gradlane.core.policy import Policy
 from gradlane.errors import InputError
 from gradlane.planning.searched import Searched
-from gradlane.policies import Executor
 
 
-def names(executor: Executor | None = None, apart: bool = False) -> tuple[str, ...]:
-    """The names of all policies, or of those that `executor` carries (live, with servers apart); `searched` last."""
-    return (*policies.names(executor, apart), Searched.name)
+def names(backend: BackendName | None = None, external: bool = False) -> tuple[str, ...]:
+    """The names of all policies, or of those that `backend` carries; `searched` last.
+
+    external: in a live run with servers in processes of their own.
+    """
+    return (*policies.names(backend, external), Searched.name)
 
 
 def get(name: str, **knobs: Any) -> Policy:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gradlane.core.search_log import Choice, Tried
-from gradlane.planning.trial_runner import Trying, TryOptions
+from gradlane.core.search_log import Choice, PolicyTrial
+from gradlane.planning.trial_runner import TrialRunner, TryOptions
 
 _LOSS = 3.0  # iterations' time that a look may lose before it tries nothing further
 # measured a trial, and once more of what looks best: of the first look, and of later ones, which hold up a job that runs well.
@@ -30,7 +30,7 @@ class _Listed:
         """The order stays."""
 
 
-class Choosing(Trying[Choice]):
+class Choosing(TrialRunner[Choice]):
     """One look: what is in force, then others, the best of those once more, and what was in force once more.
 
     safe: what the winner must not be slower than; it is among those tried. again: this is not the first look.
@@ -44,8 +44,8 @@ class Choosing(Trying[Choice]):
         self._safe = safe
 
     @property
-    def tried(self) -> tuple[Tried, ...]:
-        return tuple(Tried(attempt.choice, attempt.times_ns, attempt.cut) for attempt in self.attempts)
+    def tried(self) -> tuple[PolicyTrial, ...]:
+        return tuple(PolicyTrial(attempt.choice, attempt.times_ns, attempt.cut) for attempt in self.attempts)
 
     def verdict(self, predicted_ns: int | None) -> str:
         """One line on what is kept and why. predicted_ns: for what is kept."""

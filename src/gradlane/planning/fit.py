@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradlane.core.fields import MAX_BYTES, MAX_NS
-from gradlane.core.network import MAX_RATE, ONE_BY_ONE, Network, Piece, Sharing
+from gradlane.core.network import MAX_RATE, ONE_BY_ONE, CostSegment, Network, Sharing
 from gradlane.errors import InputError
 from gradlane.units import NS_PER_SECOND, format_bytes
 
@@ -58,7 +58,7 @@ class _Shape(NamedTuple):
     """What costs may look like, and how well that serves."""
 
     error: float  # per degree of freedom
-    pieces: tuple[Piece, ...]
+    pieces: tuple[CostSegment, ...]
     least: float = 0.0  # ns; 0: nothing that no message goes below
     on_least: int = 0  # how many sizes, of the smallest, cost that
 
@@ -99,22 +99,24 @@ def fit_network(
         medians[sizes == size_bytes] = np.maximum(medians[sizes == size_bytes], duration_ns / messages)
     kept = _thinned(sizes)
     shape = _shape(sizes[kept], medians[kept], in_a_row[kept])
-    pieces, least_ns = shape.pieces, round(shape.least)
-    if least_ns:
+    pieces, min_message_ns = shape.pieces, round(shape.least)
+    if min_message_ns:
         # alone such a message wakes who sleeps: now and then that takes several times as long, and a plan pays for those too
-        least_ns = max(least_ns, _mean([taken for size in sizes[kept][: shape.on_least] for taken in by_size[size]]))
-    fitted = Network(workers, pieces, algorithm, least_ns=least_ns)
+        min_message_ns = max(
+            min_message_ns, _mean([taken for size in sizes[kept][: shape.on_least] for taken in by_size[size]])
+        )
+    fitted = Network(workers, pieces, algorithm, min_message_ns=min_message_ns)
     costs = np.array([fitted.cost_ns(int(size)) for size in sizes], dtype=np.float64)
     residual = float(np.median(np.abs(costs - medians) / medians))
     fit = "one line" if len(pieces) == 1 else f"two lines that meet at {format_bytes(pieces[0].up_to_bytes)}"
-    if least_ns:
+    if min_message_ns:
         fit += " and a least cost"
     span = f"{count} samples of {len(sizes)} sizes, {format_bytes(int(sizes[0]))} to {format_bytes(int(sizes[-1]))}"
     described = f"{source}; {span}; {fit}" + (f"; streams of {len(in_streams)} kinds" if in_streams else "")
-    network = Network(workers, pieces, algorithm, residual, described, sharing, least_ns)
+    network = Network(workers, pieces, algorithm, residual, described, sharing, min_message_ns)
     if not in_streams:
         return network
-    small = {kind: taken for kind, taken in in_streams.items() if network.cost_ns(kind[0]) == least_ns}
+    small = {kind: taken for kind, taken in in_streams.items() if network.cost_ns(kind[0]) == min_message_ns}
     large = {kind: taken for kind, taken in in_streams.items() if kind not in small}
     return _fitting(_with_latency_of_least, _fitting(_with_latency, network, large), small)
 
@@ -145,14 +147,16 @@ def _fitting(
 
 def _with_latency(network: Network, step: int) -> Network:
     pieces = tuple(
-        msgspec.structs.replace(piece, latency_ns=piece.startup_ns * step // LATENCY_STEPS) for piece in network.pieces
+        msgspec.structs.replace(piece, latency_ns=piece.startup_ns * step // LATENCY_STEPS) for piece in network.segments
     )
-    return msgspec.structs.replace(network, pieces=pieces)
+    return msgspec.structs.replace(network, segments=pieces)
 
 
 def _with_latency_of_least(network: Network, step: int) -> Network:
-    most_ns = network.least_ns * (network.sharing.at_once - 1) // network.sharing.at_once  # with so few at once no more shows
-    return msgspec.structs.replace(network, least_latency_ns=most_ns * step // LATENCY_STEPS)
+    most_ns = (
+        network.min_message_ns * (network.sharing.max_in_flight - 1) // network.sharing.max_in_flight
+    )  # with so few at once no more shows
+    return msgspec.structs.replace(network, min_message_latency_ns=most_ns * step // LATENCY_STEPS)
 
 
 def _by_size(samples: Iterable[tuple[int, int]]) -> dict[float, list[float]]:
@@ -279,6 +283,6 @@ def _break_at(left: _Line, right: _Line, sizes: Floats, medians: Floats) -> int 
     return int(sizes[0])
 
 
-def _piece(line: _Line, up_to_bytes: int = MAX_BYTES) -> Piece:
+def _piece(line: _Line, up_to_bytes: int = MAX_BYTES) -> CostSegment:
     rate = NS_PER_SECOND / line.slope if line.slope > 0 else math.inf
-    return Piece(min(round(line.startup), MAX_NS), round(min(max(rate, 1.0), float(MAX_RATE))), up_to_bytes)
+    return CostSegment(min(round(line.startup), MAX_NS), round(min(max(rate, 1.0), float(MAX_RATE))), up_to_bytes)

@@ -22,6 +22,6 @@ def where(place: Place) -> Network | Cluster:
     # the other way around: what links give a lone message the measured rate (Cluster.as_network)
     share = max(1.0, workers / servers if servers else 2 * (workers - 1) / workers)
     rate = min(MAX_RATE, max(1, round(network.bytes_per_second * share)))
-    return Cluster.alike(
+    return Cluster.homogeneous(
         workers, servers or workers, rate, colocated=servers == 0, startup_ns=network.startup_ns, network_classes=1
     )

@@ -210,7 +210,7 @@ def slowed(network: Network, factor: float) -> Network:
     """The same network where bytes take `factor` times as long; what a message costs whatever its size stays."""
     pieces = tuple(
         msgspec.structs.replace(piece, bytes_per_second=min(MAX_RATE, max(1, round(piece.bytes_per_second / factor))))
-        for piece in network.pieces
+        for piece in network.segments
     )
     source = f"{network.source}; {factor:.2f} times as slow since"
-    return msgspec.structs.replace(network, pieces=pieces, source=source[-1000:])
+    return msgspec.structs.replace(network, segments=pieces, source=source[-1000:])

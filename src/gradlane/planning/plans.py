@@ -27,7 +27,7 @@ def accepted(plan: Plan, profile: Profile, place: Place) -> Plan:
     profile: with its tensors in the plan's order. Raises as `make_plan` does.
     """
     check_plan(plan, profile.specs)
-    refuse_what_cannot_be_done(plan, place.backend, place.apart)
+    refuse_what_cannot_be_done(plan, place.backend, place.has_external_servers)
     if place.needs_sequence and plan.sequence is None:
         plan = planned_ahead(plan, profile, place.network)
     return plan

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from gradlane import policies
-from gradlane.core.backends import EXECUTORS, BackendName
+from gradlane.core.backends import BackendName
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
@@ -81,16 +81,16 @@ def policy_of(choice: Choice) -> Policy:
     return catalog.get(choice.policy, **choice.knobs)
 
 
-def often_good(backend: BackendName, apart: bool = False) -> tuple[Choice, ...]:
+def often_good(backend: BackendName, external: bool = False) -> tuple[Choice, ...]:
     """The safe choice and others that are predicted first, should time be short."""
-    carried = catalog.names(EXECUTORS[backend], apart)
+    carried = catalog.names(backend, external)
     return (SAFE, *(Choice(name) for name in _FIRST if name in carried))
 
 
-def candidates(profile: Profile, backend: BackendName, apart: bool = False) -> Iterator[Choice]:
+def candidates(profile: Profile, backend: BackendName, external: bool = False) -> Iterator[Choice]:
     """Everything that `backend` carries: first some that are often good, then every policy, then sizes of each."""
-    names = catalog.names(EXECUTORS[backend], apart)
-    first = often_good(backend, apart)
+    names = catalog.names(backend, external)
+    first = often_good(backend, external)
     others = [Choice(name) for name in names if Choice(name) not in first and name not in _NAMES_LAST]
     yield from first
     yield from others
@@ -114,7 +114,7 @@ def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> A
     profile, place = question.profile, question.place
     deadline_ns = now_ns() + question.budget_ns
     found: dict[str, Ranked] = {}
-    for choice in candidates(profile, question.backend, place.apart):
+    for choice in candidates(profile, question.backend, place.has_external_servers):
         if len(found) >= 3 and now_ns() > deadline_ns:
             break
         plan = make_plan(policy_of(choice), profile, place)
@@ -129,7 +129,7 @@ def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> A
             found[alike] = Ranked(Predicted(msgspec.structs.replace(choice, look=question.look), took_ns), plan)
     handling_ns = max(_HANDLING_NS, _HANDLING_PART * place.network.startup_ns)
     ranked = sorted(found.values(), key=lambda each: each.predicted.iteration_ns + handling_ns * len(each.plan.messages))
-    default = policies.default(EXECUTORS[question.backend])
+    default = policies.default(question.backend)
     return Answer(tuple(each.predicted for each in ranked), tuple(_worth_trying(ranked, question.most, default)))
 
 

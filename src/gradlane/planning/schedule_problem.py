@@ -21,7 +21,7 @@ class Group(NamedTuple):
     pieces: tuple[Slice, ...]
 
 
-class Ground:
+class ScheduleProblem:
     """What all orders of one profile on one network share."""
 
     def __init__(self, profile: Profile, network: Network) -> None:
@@ -45,25 +45,25 @@ class Ground:
             pieces,
         )
 
-    def order_of(self, plan: Plan) -> Order:
+    def schedule_of(self, plan: Plan) -> Schedule:
         """The messages of a plan in its sequence, one at a time."""
         assert plan.sequence is not None
-        return Order(self, [self.group(plan.messages[index].slices) for index in plan.sequence])
+        return Schedule(self, [self.group(plan.messages[index].slices) for index in plan.sequence])
 
 
-class Order:
+class Schedule:
     """Groups in the order in which they are sent, each when ready and after the one before. Frozen.
 
     `value` is the iteration time: the greatest of a group's end and what follows it, and what computation alone
     takes. `critical` is the group that decides it.
     """
 
-    def __init__(self, ground: Ground, groups: list[Group], before: Order | None = None, same: int = 0) -> None:
+    def __init__(self, problem: ScheduleProblem, groups: list[Group], before: Schedule | None = None, same: int = 0) -> None:
         # the first `same` groups are those of `before`
-        self.groups, self._ground = groups, ground
+        self.groups, self._ground = groups, problem
         self._ends: list[int] = before._ends[:same] if before else []
         end = self._ends[-1] if self._ends else 0
-        cost_ns = ground.network.cost_ns
+        cost_ns = problem.network.cost_ns
         for group in groups[same:]:
             ready = group[0]
             end = (ready if ready > end else end) + cost_ns(group[1])
@@ -71,9 +71,9 @@ class Order:
         totals = [end + group[2] for end, group in zip(self._ends, groups, strict=True)]
         worst = max(totals)
         self.critical = totals.index(worst)
-        self.value = max(worst, ground.floor_ns)
+        self.value = max(worst, problem.floor_ns)
 
-    def changed(self, draw: random.Random) -> Order | None:
+    def changed(self, draw: random.Random) -> Schedule | None:
         """This order with one change, mostly where its value is decided, or None where the change drawn does not fit."""
         groups = self.groups
         # only what is sent without a pause before the deciding group can make it earlier
@@ -95,24 +95,24 @@ class Order:
     def _fits(self, place: int, to: int) -> bool:
         return 0 <= to < len(self.groups) and to != place and self.groups[place].dtype == self.groups[to].dtype
 
-    def _merge(self, place: int, to: int) -> Order | None:
+    def _merge(self, place: int, to: int) -> Schedule | None:
         """Two messages become one, where the second stood."""
         if not self._fits(place, to):
             return None
         groups = list(self.groups)
         groups[to] = self._ground.group(groups[to].pieces + groups[place].pieces)
         del groups[place]
-        return Order(self._ground, groups, self, min(place, to))
+        return Schedule(self._ground, groups, self, min(place, to))
 
-    def _split(self, place: int, draw: random.Random) -> Order:
+    def _split(self, place: int, draw: random.Random) -> Schedule:
         """A message in two: first what is needed, or by chance what is ready, first."""
         by_use, later = draw.random() < 0.5, self._ground.later
         pieces = sorted(self.groups[place].pieces, key=lambda p: (-later[p.tensor] if by_use else 0, p.tensor, p.offset_bytes))
         cut = draw.randint(1, len(pieces) - 1)
         parts = [self._ground.group(pieces[:cut]), self._ground.group(pieces[cut:])]
-        return Order(self._ground, self.groups[:place] + parts + self.groups[place + 1 :], self, place)
+        return Schedule(self._ground, self.groups[:place] + parts + self.groups[place + 1 :], self, place)
 
-    def _cut(self, place: int, draw: random.Random) -> Order | None:
+    def _cut(self, place: int, draw: random.Random) -> Schedule | None:
         """A message of one piece in two; the second goes at once or a little later."""
         piece = self.groups[place].pieces[0]
         element = DTYPE_BYTES[self.groups[place].dtype]
@@ -124,17 +124,17 @@ class Order:
         groups = list(self.groups)
         groups[place] = self._ground.group([first])
         groups.insert(draw.randint(place + 1, min(len(groups), place + 4)), self._ground.group([second]))
-        return Order(self._ground, groups, self, place)
+        return Schedule(self._ground, groups, self, place)
 
-    def _move(self, place: int, to: int) -> Order | None:
+    def _move(self, place: int, to: int) -> Schedule | None:
         """A message goes earlier or later."""
         if not 0 <= to < len(self.groups) or to == place:
             return None
         groups = list(self.groups)
         groups.insert(to, groups.pop(place))
-        return Order(self._ground, groups, self, min(place, to))
+        return Schedule(self._ground, groups, self, min(place, to))
 
-    def _hand(self, place: int, to: int, draw: random.Random) -> Order | None:
+    def _hand(self, place: int, to: int, draw: random.Random) -> Schedule | None:
         """A piece of one message goes with another."""
         if not self._fits(place, to):
             return None
@@ -143,4 +143,4 @@ class Order:
         groups = list(self.groups)
         groups[place] = self._ground.group(pieces)
         groups[to] = self._ground.group((*groups[to].pieces, piece))
-        return Order(self._ground, groups, self, min(place, to))
+        return Schedule(self._ground, groups, self, min(place, to))

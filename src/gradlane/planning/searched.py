@@ -18,7 +18,7 @@ from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile
 from gradlane.planning.batching import best_batches
 from gradlane.planning.plans import make_plan
-from gradlane.planning.schedule_problem import Ground, Group, Order
+from gradlane.planning.schedule_problem import Group, Schedule, ScheduleProblem
 from gradlane.sim import iteration_ns
 from gradlane.sim.bounds import lower_bound_ns
 
@@ -74,20 +74,20 @@ class Searched(msgspec.Struct, frozen=True):
     def search(self, profile: Profile, network: Network, progress: Progress | None = None) -> Found:
         """The best plan found, its simulated iteration time and the lower bound; the same for the same seed."""
         bound_ns = lower_bound_ns(profile, network)
-        ground = Ground(profile, network)
+        problem = ScheduleProblem(profile, network)
         others = starting_plans(profile, network)
-        starts = sorted(_distinct(ground.order_of(plan) for plan in others), key=lambda order: order.value)
+        starts = sorted(_distinct(problem.schedule_of(plan) for plan in others), key=lambda order: order.value)
         best = starts[0]
         for order in starts[:MERGED_ANEW]:
             if best.value > bound_ns:
-                best = min(best, best_batches(ground, order, bound_ns), key=lambda order: order.value)
+                best = min(best, best_batches(problem, order, bound_ns), key=lambda order: order.value)
         best = self._climb(best, bound_ns, progress)
         plan = _as_plan(self.name, best.groups, profile)
         found = Found(plan, iteration_ns(plan, profile, network), bound_ns)
         assert found.iteration_ns == best.value, "the search and the simulator disagree"
         if network.overlaps:
             # several at once may be better, of the order found or of another; halves not every server can carry
-            whole = [each for each in others if not each.second_halves]
+            whole = [each for each in others if not each.second_phases]
             at_once = [msgspec.structs.replace(each, policy=self.name, crosses_barrier=True) for each in whole]
             for other in (msgspec.structs.replace(plan, lanes=(Lane(),)), *at_once):
                 other_ns = iteration_ns(other, profile, network)
@@ -97,7 +97,7 @@ class Searched(msgspec.Struct, frozen=True):
             progress(1.0, found.iteration_ns)
         return found
 
-    def _climb(self, best: Order, bound_ns: int, progress: Progress | None) -> Order:
+    def _climb(self, best: Schedule, bound_ns: int, progress: Progress | None) -> Schedule:
         draw = random.Random(self.seed)
         current, quiet = best, 0
         for move in range(self.moves):
@@ -133,7 +133,7 @@ def starting_plans(profile: Profile, network: Network) -> list[Plan]:
     return [make_plan(kind, profile, Place(network)) for kind in kinds]
 
 
-def _distinct(orders: Iterable[Order]) -> Iterable[Order]:
+def _distinct(orders: Iterable[Schedule]) -> Iterable[Schedule]:
     return {tuple(group.pieces for group in order.groups): order for order in orders}.values()
 
 

@@ -67,7 +67,7 @@ class Attempt(Generic[Choice]):
     cut: bool = False
 
 
-class Trying(Generic[Choice]):
+class TrialRunner(Generic[Choice]):
     """One run of trials: the given choice first, then what is proposed.
 
     Whoever owns it runs `choice`, reports each iteration to `observe`, and changes to the new `choice` where that says

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gradlane.core.fields import need, need_int
-from gradlane.core.tuned import Trial
+from gradlane.core.tuned import KnobTrial
 from gradlane.planning import search
 from gradlane.planning.search import Search, Space
-from gradlane.planning.trial_runner import Trying, TryOptions
+from gradlane.planning.trial_runner import TrialRunner, TryOptions
 from gradlane.units import format_bytes
 
 Knobs = dict[str, int]
@@ -42,7 +42,7 @@ class _Sizes:
         self._search.tell(self._point, iteration_ns)
 
 
-class Tuning(Trying[Knobs]):
+class Tuning(TrialRunner[Knobs]):
     """One tuning run: trials of the sizes that a search proposes, the given ones first. Those that the simulator expects
     to be very bad are not proposed.
     """
@@ -57,8 +57,8 @@ class Tuning(Trying[Knobs]):
         return self.choice
 
     @property
-    def trials(self) -> list[Trial]:
-        return [Trial(attempt.choice, attempt.times_ns, attempt.cut) for attempt in self.attempts]
+    def trials(self) -> list[KnobTrial]:
+        return [KnobTrial(attempt.choice, attempt.times_ns, attempt.cut) for attempt in self.attempts]
 
     def describe(self) -> str:
         """One line on what is in force and why."""

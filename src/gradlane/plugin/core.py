@@ -32,7 +32,7 @@ class Engine(Protocol):
         """Begin the sum of `message` over all ranks; never blocks.
 
         Its end is told by `core.notify_finish`, on any thread, once; from inside of this call too. Starts come one after
-        another, in the order of the plan's priorities and windows. A split message is started twice, its second half
+        another, in the order of the plan's priorities and windows. A two-phase message is started twice, its second half
         when its first has ended (or, by `core.notify_sent`, been sent).
         """
         ...
@@ -88,15 +88,15 @@ class Core:
             self._start(self._dispatcher.finished(message))
 
     def notify_finish(self, message: int) -> None:
-        """The sum of `message` is in the memory of its tensors; or the first half of a split message has ended."""
-        split = self.plan.messages[message].split
+        """The sum of `message` is in the memory of its tensors; or the first half of a two-phase message has ended."""
+        two_phase = self.plan.messages[message].two_phase
         with self._condition:
-            if split and not self._dispatcher.in_second_half(message):
+            if two_phase and not self._dispatcher.in_second_phase(message):
                 self._start(self._dispatcher.finished(message))
                 return
             for tensor in self.plan.messages[message].tensors:
                 self._parts[tensor] -= 1
-            if split or message not in self._sent:
+            if two_phase or message not in self._sent:
                 self._start(self._dispatcher.finished(message))
             self._condition.notify_all()
 

@@ -36,7 +36,7 @@ class NodeSums:
         self._core: Core | None = None
         self._pieces: list[list[Array]] = []  # of each message, where its bytes lie
         self._whole: list[Array] = []  # of each message, where they are summed
-        self._held: set[int] = set()  # split messages whose second half has not begun
+        self._held: set[int] = set()  # two-phase messages whose second half has not begun
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gradlane-sums", daemon=True)
 
@@ -65,7 +65,7 @@ class NodeSums:
         )
 
     def _refuse(self, plan: Plan) -> None:
-        refuse_what_cannot_be_done(plan, "server", apart=self._node.options.server is None)
+        refuse_what_cannot_be_done(plan, "server", external=self._node.options.server is None)
         if len(plan.lanes) > len(self._node.options.lanes):
             raise PlanError(
                 f"plan {plan.policy}: got {len(plan.lanes)} lanes, expected at most the node's {len(self._node.options.lanes)}"
@@ -76,18 +76,18 @@ class NodeSums:
             raise PlanError(f"plan {plan.policy}: it is of tensors of {theirs}, the arrays are of {mine} (bytes and dtype)")
 
     def start(self, message: int) -> None:
-        """Hand `message` to the node; of a split one that it has, let the sums go that are held here."""
+        """Hand `message` to the node; of a two-phase one that it has, let the sums go that are held here."""
         assert self._core is not None
         if message in self._held:
             self._held.remove(message)
             self._node.release(message)
             return
-        split = self._core.plan.messages[message].split
-        if split:
+        two_phase = self._core.plan.messages[message].two_phase
+        if two_phase:
             self._held.add(message)
         if len(self._pieces[message]) > 1:
             np.concatenate(self._pieces[message], out=self._whole[message])
-        self._node.push(message, notify_sent=True, held=split)
+        self._node.push(message, notify_sent=True, held=two_phase)
 
     def _run(self) -> None:
         assert self._core is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradlane.core.backends import Executor
+from gradlane.core.backends import BackendName
 from gradlane.core.policy import Policy
 from gradlane.errors import InputError
 from gradlane.policies.blocks import Blocks
@@ -26,30 +26,30 @@ _ALL = (
     *(Wfbp, Ddp, SyncEasgd, MgWfbp, MgWfbpExact, P3, TicTac, ByteScheduler, Blocks),
     *(Prophet, Geryon, Mercury, MercuryNoPreemption, Dear),
 )
-# their plans ask for packets (`core.executors`)
-_CANNOT: dict[Executor, frozenset[str]] = {
+# their plans ask for packets (`core.backends`)
+_CANNOT: dict[BackendName, frozenset[str]] = {
     "all-reduce": frozenset({Mercury.name, MercuryNoPreemption.name}),
-    "parameter-server": frozenset(),
+    "server": frozenset(),
 }
 # ... or for halves, which servers in processes of their own do not hold back in a live run
-_CANNOT_APART = frozenset({Dear.name})
+_CANNOT_EXTERNAL = frozenset({Dear.name})
 _BY_NAME = {policy.name: policy for policy in _ALL}
 
 # over servers packets do what blocks do elsewhere, and no block has to come back before the next may leave
-_DEFAULTS: dict[Executor, str] = {"all-reduce": Blocks.name, "parameter-server": Mercury.name}
+_DEFAULTS: dict[BackendName, str] = {"all-reduce": Blocks.name, "server": Mercury.name}
 
 
-def default(executor: Executor = "all-reduce") -> str:
+def default(backend: BackendName = "all-reduce") -> str:
     """The policy where one is needed and none is named: that of knobs. A session that names none finds its own (`auto`)."""
-    return _DEFAULTS[executor]
+    return _DEFAULTS[backend]
 
 
-def names(executor: Executor | None = None, apart: bool = False) -> tuple[str, ...]:
-    """The names of all policies, or of those that `executor` carries, in the order of `gradlane policies`.
+def names(backend: BackendName | None = None, external: bool = False) -> tuple[str, ...]:
+    """The names of all policies, or of those that `backend` carries, in the order of `gradlane policies`.
 
-    apart: in a live run with servers in processes of their own.
+    external: in a live run with servers in processes of their own.
     """
-    cannot = (frozenset() if executor is None else _CANNOT[executor]) | (_CANNOT_APART if apart else frozenset())
+    cannot = (frozenset() if backend is None else _CANNOT[backend]) | (_CANNOT_EXTERNAL if external else frozenset())
     return tuple(name for name in _BY_NAME if name not in cannot)
 
 
@@ -65,4 +65,4 @@ def get(name: str, **knobs: Any) -> Policy:
     return kind(**knobs)
 
 
-__all__ = ["Executor", "Policy", "default", "get", "names"]
+__all__ = ["Policy", "default", "get", "names"]

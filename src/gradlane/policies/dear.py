@@ -41,7 +41,7 @@ class Dear(msgspec.Struct, frozen=True):
                 size_bytes = seen.spec.size_bytes
             groups[-1].append(tensor)
         messages = tuple(
-            Message(tuple(whole(profile, t) for t in group), priority=min(urgency[t] for t in group), split=True)
+            Message(tuple(whole(profile, t) for t in group), priority=min(urgency[t] for t in group), two_phase=True)
             for group in groups
         )
         return Plan(self.name, profile.model, profile.specs, messages, crosses_barrier=True)

@@ -12,7 +12,7 @@ The rules, per lane:
      head would invert priorities.
   4. With a sequence (planned ahead, or told by a coordinator), the next message is the sequence's next,
      whatever is eligible behind it. The window still holds.
-  5. A split message finishes twice. Its second half is eligible once every message of the plan has finished
+  5. A two-phase message finishes twice. Its second half is eligible once every message of the plan has finished
      for the first time, and starts by priority, with a sequence too.
 """
 
@@ -43,7 +43,7 @@ class Dispatcher:
             self._needs_at_first.append(len(needed))
             for tensor in needed:
                 self._waiters[tensor].append(index)
-        self._second_halves = plan.second_halves
+        self._second_halves = plan.second_phases
         self._ordered = follow or plan.sequence is not None
         self._orders_at_first: list[list[int]] = [[] for _ in plan.lanes]
         if plan.sequence is not None and not follow:
@@ -96,7 +96,7 @@ class Dispatcher:
             self._unfinished -= 1
             return self._start(lane)
         self._unreduced -= 1
-        if self.plan.messages[message].split:
+        if self.plan.messages[message].two_phase:
             self._reduced.add(message)
         else:
             self._unfinished -= 1
@@ -127,7 +127,7 @@ class Dispatcher:
         """Whether every message of this iteration has finished."""
         return self._unfinished == 0
 
-    def in_second_half(self, message: int) -> bool:
+    def in_second_phase(self, message: int) -> bool:
         """Whether `message` is split and its first half has finished."""
         return message in self._reduced
 

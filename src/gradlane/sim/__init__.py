@@ -2,7 +2,7 @@
 
 from gradlane.sim.allreduce import iteration_ns, planned_ahead, simulate
 from gradlane.sim.fabric import Job
-from gradlane.sim.heterogeneous import simulate_unlike
+from gradlane.sim.heterogeneous import simulate_heterogeneous
 from gradlane.sim.servers import simulate_jobs, simulate_servers
 
 __all__ = [
@@ -10,7 +10,7 @@ __all__ = [
     "iteration_ns",
     "planned_ahead",
     "simulate",
+    "simulate_heterogeneous",
     "simulate_jobs",
     "simulate_servers",
-    "simulate_unlike",
 ]

@@ -3,7 +3,7 @@
 What it models: one worker stands for all (they are alike), so that 2048 cost no more than 2. A message takes
 `Network.cost_ns` of its size, one after another in the order of their start, or together as the network shares itself
 (`turns.py`). A lane of a more urgent network class goes before the others at once, and
-what was interrupted goes on where it stopped. A split message's two operations take half of its time each.
+what was interrupted goes on where it stopped. A two-phase message's two operations take half of its time each.
 Gradients become ready as the profile says; a layer's forward pass waits for the updates of the tensors that it
 first uses, or, in a plan that does not cross the barrier, for all of them. Updates run on the compute thread,
 just before their layer.
@@ -20,7 +20,7 @@ from gradlane.core.profile import Profile
 from gradlane.core.timeline import Span, Timeline
 from gradlane.schedule import Dispatcher
 from gradlane.sim.passes import forward_ends, tensors_by_layer
-from gradlane.sim.shared_link import Turns
+from gradlane.sim.shared_link import SharedLink
 
 
 class Sent(NamedTuple):
@@ -120,7 +120,7 @@ def _communicate(dispatcher: Dispatcher, plan: Plan, profile: Profile, network: 
     refuse_what_cannot_be_done(plan, "all-reduce")
     dispatcher.begin()
     classes = [lane.network_priority for lane in plan.lanes]
-    turns = Turns(network)
+    turns = SharedLink(network)
     handed_over: dict[int, tuple[int, int]] = {}  # a message under way: its number, and since when
     sent: list[Sent | None] = []
     gradient, gradients = 0, len(profile.tensors)
@@ -131,7 +131,7 @@ def _communicate(dispatcher: Dispatcher, plan: Plan, profile: Profile, network: 
             if message is None:
                 continue
             number, start_ns = handed_over.pop(message)
-            sent[number] = Sent(message, start_ns, now, dispatcher.in_second_half(message))
+            sent[number] = Sent(message, start_ns, now, dispatcher.in_second_phase(message))
             starts = dispatcher.finished(message)
         else:
             now = profile.tensors[gradient].ready_ns
@@ -139,7 +139,7 @@ def _communicate(dispatcher: Dispatcher, plan: Plan, profile: Profile, network: 
             gradient += 1
         for message in starts:
             details = plan.messages[message]
-            half = int(dispatcher.in_second_half(message)) if details.split else None
+            half = int(dispatcher.in_second_phase(message)) if details.two_phase else None
             turns.add(now, message, details.size_bytes, classes[details.lane], half, details.lane)
             handed_over[message] = len(sent), now
             sent.append(None)

@@ -61,7 +61,7 @@ def lower_bound_ns(profile: Profile, where: Network | Cluster) -> int:
     updates_here = where.update_bytes_per_second is None
     hosts = tuple(Host(Link(host.up.fastest), Link(host.down.fastest)) for host in where.hosts)
     steady = msgspec.structs.replace(where, hosts=hosts)
-    if where.is_alike:
+    if where.is_homogeneous:
         cost = _line(where.startup_ns, steady.as_network().bytes_per_second + 1)  # which is rounded down
         return _bound(profile, cost, where.workers[0].compute_percent, updates_here)
     with_servers = {server.host for server in where.servers}
@@ -81,12 +81,12 @@ def _line(startup_ns: int, bytes_per_second: int | None) -> Callable[[int], int]
 
 
 def _all_reduce_cost(network: Network) -> Callable[[int], int]:
-    alone_ns = max(network.least_ns, min(piece.startup_ns for piece in network.pieces))
-    startup_ns = min(network.occupied_ns(piece) for piece in network.pieces)
-    fastest = max(piece.bytes_per_second for piece in network.pieces)
+    alone_ns = max(network.min_message_ns, min(piece.startup_ns for piece in network.segments))
+    startup_ns = min(network.occupied_ns(piece) for piece in network.segments)
+    fastest = max(piece.bytes_per_second for piece in network.segments)
     byte_ns = min(
         Fraction(NS_PER_SECOND, piece.bytes_per_second) + Fraction(network.occupied_ns(piece), piece.up_to_bytes)
-        for piece in network.pieces
+        for piece in network.segments
     )
 
     def cost_ns(size_bytes: int) -> int:
@@ -100,8 +100,8 @@ def _bound_by_merges(profile: Profile, network: Network) -> int:
     """The greatest, over some layers k, of when all gradients that k and the layers before it use may have arrived,
     and what runs after that.
     """
-    startup_ns = min(network.occupied_ns(piece) for piece in network.pieces)
-    rate = max(piece.bytes_per_second for piece in network.pieces)
+    startup_ns = min(network.occupied_ns(piece) for piece in network.segments)
+    rate = max(piece.bytes_per_second for piece in network.segments)
     count = len(profile.layers)
     every = -(-count // MERGED_LAYERS_AT_MOST)
     rest = [0] * (count + 1)

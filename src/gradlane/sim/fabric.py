@@ -57,7 +57,7 @@ class Fabric(Protocol):
         ...
 
     def ask(self, now_ns: int, rank: int, message: int) -> None:
-        """A rank starts the second half of a split message, whose sum is returned when every rank has."""
+        """A rank starts the second half of a two-phase message, whose sum is returned when every rank has."""
         ...
 
     def next_ns(self) -> int:

@@ -47,7 +47,7 @@ class _Flow:
         self.feed = self.pull_rate = 0
 
 
-class _Stream:
+class _Connection:
     """The messages of one lane of one job, by key: those being pushed, and those with something to pull.
 
     Only the first of each moves, and what is pushed and comes back at once: what thousands of others do is wait.
@@ -76,15 +76,15 @@ class FluidFabric:
     """Rank r is job r."""
 
     def __init__(self, jobs: Sequence[Job], cluster: Cluster) -> None:
-        assert cluster.is_alike
+        assert cluster.is_homogeneous
         self.events = 0
         self._jobs, self._cluster = jobs, cluster
         self._now = 0
         self._numbers = 0
         self._sender_free = [0] * len(jobs)
-        self._later: list[tuple[int, int, _Stream, _Flow]] = []  # flows that enter the push or the pull stage at a time
-        self._streams: dict[tuple[int, int, int], _Stream] = {}  # by class, rank and lane
-        self._unasked: dict[tuple[int, int], tuple[_Stream, _Flow]] = {}  # second halves, by rank and message
+        self._later: list[tuple[int, int, _Connection, _Flow]] = []  # flows that enter the push or the pull stage at a time
+        self._streams: dict[tuple[int, int, int], _Connection] = {}  # by class, rank and lane
+        self._unasked: dict[tuple[int, int], tuple[_Connection, _Flow]] = {}  # second halves, by rank and message
         self._moving: list[_Flow] = []  # those with a rate
         self._served: list[_Flow] = []  # those with a pull rate
         worker, server = cluster.hosts[cluster.workers[0].host], cluster.hosts[cluster.servers[0].host]
@@ -107,10 +107,10 @@ class FluidFabric:
         network_class = plan.lanes[details.lane].network_priority
         name = (network_class, rank, details.lane)
         if name not in self._streams:
-            self._streams[name] = _Stream(network_class)
-        by_packet = plan.wire != "fifo" and not details.split
+            self._streams[name] = _Connection(network_class)
+        by_packet = plan.wire != "fifo" and not details.two_phase
         flow = _Flow(rank, message, details.size_bytes, (urgency, self._numbers), by_packet)
-        if details.split:
+        if details.two_phase:
             self._unasked[rank, message] = self._streams[name], flow
         # the sender prepares messages one after another, while others are on the wire
         self._sender_free[rank] = max(self._sender_free[rank], now_ns) + self._cluster.startup_ns
@@ -189,7 +189,7 @@ class FluidFabric:
                     ended.append(flow)
         return notices + [Notice(to_ns, flow.rank, flow.message, True) for flow in ended]
 
-    def _return(self, stream: _Stream, flow: _Flow) -> None:
+    def _return(self, stream: _Connection, flow: _Flow) -> None:
         """All of `flow`, a whole message, has been pushed: it is summed, and then returned."""
         cluster = self._cluster
         delay_ns = cluster.startup_ns
@@ -268,11 +268,11 @@ def _constant(link: Link) -> tuple[int, None] | None:
     return None if link.steps else (link.bytes_per_second, None)
 
 
-def _allot(wants: list[tuple[_Stream, int]], capacity: int) -> list[tuple[_Stream, int]]:
+def _allot(wants: list[tuple[_Connection, int]], capacity: int) -> list[tuple[_Connection, int]]:
     """What each stream is given of `capacity`: classes in order, evenly within one, and none more than it wants."""
     if len(wants) == 1:
         return [(wants[0][0], min(wants[0][1], capacity))]
-    given: list[tuple[_Stream, int]] = []
+    given: list[tuple[_Connection, int]] = []
     for network_class in sorted({stream.network_class for stream, _ in wants}):
         # those that want least first, so that what they leave goes to the others
         of_class = sorted((want for want in wants if want[0].network_class == network_class), key=lambda want: want[1])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradlane.core.backends import refuse_what_cannot_be_done
-from gradlane.core.cluster import Link, Step
+from gradlane.core.cluster import Link, RateStep
 from gradlane.core.fields import need, need_int
 from gradlane.core.network import MAX_RATE, Network
 from gradlane.core.plan import Plan
@@ -18,19 +18,19 @@ from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
 from gradlane.sim.allreduce import planned_ahead
 from gradlane.sim.fabric import Job, Notice
-from gradlane.sim.shared_link import Turns
+from gradlane.sim.shared_link import SharedLink
 from gradlane.sim.simulation import Simulation
 from gradlane.units import NS_PER_SECOND
 
 
-def simulate_unlike(
+def simulate_heterogeneous(
     plan: Plan,
     profile: Profile,
     network: Network,
     iterations: int = 3,
     *,
     compute_percent: Sequence[int] | None = None,
-    steps: Sequence[Step] = (),
+    steps: Sequence[RateStep] = (),
     jitter: float = 0.0,
     seed: int = 0,
 ) -> tuple[Timeline, ...]:
@@ -56,21 +56,21 @@ def simulate_unlike(
 class _CollectiveFabric:
     """Collectives that begin when every worker has issued them, as `Turns` carries them."""
 
-    def __init__(self, plan: Plan, network: Network, steps: tuple[Step, ...]) -> None:
+    def __init__(self, plan: Plan, network: Network, steps: tuple[RateStep, ...]) -> None:
         self.events = 0
         self._plan, self._workers = plan, network.workers
         # a link on which a nanosecond of the network's own rate is a byte, so that without steps times stay exact
         nominal = network.bytes_per_second
         pace = Link(
             NS_PER_SECOND,
-            tuple(Step(s.at_ns, min(MAX_RATE, max(1, s.bytes_per_second * NS_PER_SECOND // nominal))) for s in steps),
+            tuple(RateStep(s.at_ns, min(MAX_RATE, max(1, s.bytes_per_second * NS_PER_SECOND // nominal))) for s in steps),
         )
-        self._turns = Turns(network, pace)
+        self._turns = SharedLink(network, pace)
         self._issued = [0] * len(plan.messages)
         self._tells: dict[int, list[bool]] = {}  # of a message (or half) under way: whether sent, summed or both when it ends
 
     def hand_over(self, now_ns: int, rank: int, message: int) -> None:
-        self._issue(now_ns, message, is_first=True, is_last=not self._plan.messages[message].split)
+        self._issue(now_ns, message, is_first=True, is_last=not self._plan.messages[message].two_phase)
 
     def ask(self, now_ns: int, rank: int, message: int) -> None:
         self._issue(now_ns, message, is_first=False, is_last=True)
@@ -81,7 +81,7 @@ class _CollectiveFabric:
             return
         self._issued[message] = 0
         details = self._plan.messages[message]
-        half = None if not details.split else 0 if is_first else 1
+        half = None if not details.two_phase else 0 if is_first else 1
         self._tells[message] = [pulled for pulled, tells in ((False, is_first), (True, is_last)) if tells]
         network_class = self._plan.lanes[details.lane].network_priority
         self._turns.add(now_ns, message, details.size_bytes, network_class, half, details.lane)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from gradlane.core.cluster import Cluster, Link
 from gradlane.sim.fabric import FOREVER, Job, Notice
-from gradlane.sim.sharding import Deal
+from gradlane.sim.sharding import Sharding
 from gradlane.units import NS_PER_SECOND
 
 ENTER, SUMMED, RETURNED, ASKED = -1, -2, -3, -4
@@ -27,7 +27,7 @@ UNDER_WAY = 2  # packets of a connection: one on each of the two links
 _Item = tuple[int, int, int, int, bool]  # (urgency, number, packet, rank, is a pull)
 
 
-class _Stream:
+class _Connection:
     """What one job, lane and direction has to send from one host. under_way, held: by host to which it goes, the bytes under
     way and the packets that wait for some of them to arrive.
     """
@@ -50,18 +50,18 @@ class PacketFabric:
         self.events = 0
         self._jobs, self._cluster, self._ranks = jobs, cluster, ranks
         self._together = staleness == 0
-        self._deals = [Deal(job, cluster) for job in jobs]
+        self._deals = [Sharding(job, cluster) for job in jobs]
         self._host_of = [cluster.workers[worker].host for _, worker in ranks]
         self._server_host = [server.host for server in cluster.servers]
         self._ranks_of = [[r for r, (job, _) in enumerate(ranks) if job == number] for number in range(len(jobs))]
         self._by_priority = [job.plan.wire == "packet-priority" for job in jobs]
         hosts = len(cluster.hosts)
         self._links: list[Link] = [host.up for host in cluster.hosts] + [host.down for host in cluster.hosts]
-        self._carries: list[tuple[_Stream, _Item, int, int] | None] = [None] * (2 * hosts)  # (stream, item, from, to)
-        self._streams: dict[tuple[int, int, int, bool], _Stream] = {}
-        self._ready: list[list[tuple[int, int, int, _Stream]]] = [[] for _ in range(hosts)]
+        self._carries: list[tuple[_Connection, _Item, int, int] | None] = [None] * (2 * hosts)  # (stream, item, from, to)
+        self._streams: dict[tuple[int, int, int, bool], _Connection] = {}
+        self._ready: list[list[tuple[int, int, int, _Connection]]] = [[] for _ in range(hosts)]
         self._clock = [0] * hosts
-        self._ports: list[list[deque[tuple[_Stream, _Item, int, int]]]] = [
+        self._ports: list[list[deque[tuple[_Connection, _Item, int, int]]]] = [
             [deque() for _ in range(cluster.network_classes)] for _ in range(hosts)
         ]
         self._most_under_way = UNDER_WAY * cluster.packet_bytes
@@ -88,9 +88,9 @@ class PacketFabric:
         self._at(now_ns, ASKED, (rank, message, 0))
 
     def _wants(self, job: int, unit: int) -> int:
-        """What a unit waits for: its packets and, of a split message, to be asked for; from each rank, or from one."""
+        """What a unit waits for: its packets and, of a two-phase message, to be asked for; from each rank, or from one."""
         deal = self._deals[job]
-        split = self._jobs[job].plan.messages[deal.message[deal.units[unit][0]]].split
+        split = self._jobs[job].plan.messages[deal.message[deal.units[unit][0]]].two_phase
         return (len(deal.units[unit]) + split) * (len(self._ranks_of[job]) if self._together else 1)
 
     def next_ns(self) -> int:
@@ -141,17 +141,17 @@ class PacketFabric:
         if self._carries[host] is None:
             self._next_up(now_ns, host)
 
-    def _stream(self, host: int, job: int, message: int, is_pull: bool) -> _Stream:
+    def _stream(self, host: int, job: int, message: int, is_pull: bool) -> _Connection:
         lane = self._jobs[job].plan.messages[message].lane
         key = (host, job, lane, is_pull)
         if key not in self._streams:
-            self._streams[key] = _Stream(job, self._jobs[job].plan.lanes[lane].network_priority)
+            self._streams[key] = _Connection(job, self._jobs[job].plan.lanes[lane].network_priority)
         return self._streams[key]
 
     def _urgency(self, job: int, message: int) -> int:
         return self._jobs[job].plan.messages[message].priority if self._by_priority[job] else 0
 
-    def _queue(self, host: int, stream: _Stream) -> None:
+    def _queue(self, host: int, stream: _Connection) -> None:
         if stream.items and not stream.queued:
             stream.queued = True
             stream.served = max(stream.served, self._clock[host])
@@ -181,7 +181,7 @@ class PacketFabric:
                 self._carry(now_ns, host, (stream, item, host, to), size_bytes)
                 return
 
-    def _carry(self, now_ns: int, link: int, load: tuple[_Stream, _Item, int, int], size_bytes: int) -> None:
+    def _carry(self, now_ns: int, link: int, load: tuple[_Connection, _Item, int, int], size_bytes: int) -> None:
         self._carries[link] = load
         details = self._links[link]
         if details.steps:
@@ -254,7 +254,7 @@ class PacketFabric:
         self._at(self._server_free[server], SUMMED, (rank, deal.unit[packet], 0))
 
     def _asked(self, now_ns: int, rank: int, message: int) -> None:
-        """The servers know that a rank waits for the sum of a split message."""
+        """The servers know that a rank waits for the sum of a two-phase message."""
         deal = self._deals[self._ranks[rank][0]]
         for unit in sorted(set(deal.unit[deal.first[message] : deal.first[message + 1]])):
             self._one_less(now_ns, rank, unit)

@@ -73,22 +73,22 @@ def simulation(
     need(len(jobs) > 0, "jobs", len(jobs), "1 or more")
     place = Place.of(cluster)
     for job in jobs:
-        refuse_what_cannot_be_done(job.plan, place.backend, place.apart)
+        refuse_what_cannot_be_done(job.plan, place.backend, place.has_external_servers)
         for server in job.placement or ():
             need_int("placement", server, 0, len(cluster.servers) - 1)
         for worker in job.workers or ():
             need_int("workers", worker, 0, len(cluster.workers) - 1)
     plain = jitter == 0 and all(job.placement is None and job.workers is None for job in jobs)
-    alike = cluster.is_alike and plain and not whole
+    homogeneous = cluster.is_homogeneous and plain and not whole
     placed = [
         (number, worker)
         for number, job in enumerate(jobs)
-        for worker in ((0,) if alike else job.workers or range(len(cluster.workers)))
+        for worker in ((0,) if homogeneous else job.workers or range(len(cluster.workers)))
     ]
     return Simulation(
         jobs,
         [(number, cluster.workers[worker].compute_percent) for number, worker in placed],
-        FluidFabric(jobs, cluster) if alike else PacketFabric(jobs, cluster, placed, staleness),
+        FluidFabric(jobs, cluster) if homogeneous else PacketFabric(jobs, cluster, placed, staleness),
         iterations,
         staleness=staleness,
         jitter=jitter,

@@ -9,7 +9,7 @@ from gradlane.core.cluster import Cluster
 from gradlane.sim.fabric import Job
 
 
-class Deal:
+class Sharding:
     """The packets of one job, the same for all its workers; packets of a message are neighbours.
 
     A unit is what a server returns at once: on a "fifo" wire what it has of a message, else one packet.

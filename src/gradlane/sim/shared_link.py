@@ -1,10 +1,11 @@
-"""Turns: all-reduces that share a network, in virtual time.
+"""SharedLink: all-reduces that share a network, in virtual time.
 
-Of each lane the first `Sharing.at_once` that were added are under way, the most urgent first. Each passes in its turns. A turn
-is latency, which keeps nobody waiting; then handling, of one message at a time, while another's bytes pass; then its bytes,
-which have the link to themselves. Who comes first is handled, and has the link, first; a more urgent message at once, and
-what it interrupts goes on where it stopped. On a network whose messages do not overlap, handling one keeps the link from
-those of other lanes too.
+Of each lane the `Sharing.max_in_flight` messages that were added first are in flight, the most urgent first. A message
+passes in chunks, and each chunk has three stages: latency, which delays no other message; per-message overhead, which
+the processor spends on one message at a time while the link carries another's bytes; and the chunk's bytes, which have
+the link to themselves. Overhead and link are each given to the message that came first; a more urgent message
+preempts at once, and the message that it interrupts continues where it stopped. On a network whose messages do not
+overlap, the overhead of one message also keeps the link from the messages of other lanes.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ class _Passing:
         return network_class, self.since_ns, number
 
 
-class Turns:
+class SharedLink:
     """Messages under way on `network`; `pace`, where given, is how many bytes pass in a second where at the network's own
     rate 10^9 would. Times never go back.
     """
 
     def __init__(self, network: Network, pace: Link | None = None) -> None:
         self._network, self._pace = network, pace
-        self._at_once, self._overlaps = network.sharing.at_once, network.overlaps
+        self._at_once, self._overlaps = network.sharing.max_in_flight, network.overlaps
         self._lanes: dict[int, list[tuple[tuple[int, int], _Passing]]] = {}
         self._numbers = 0
         self._handled: _Passing | None = None
@@ -75,7 +76,7 @@ class Turns:
         split one.
         """
         parts = self._network.parts_ns(size_bytes)
-        turns = self._network.sharing.turns_of(size_bytes) if self._overlaps else 1
+        turns = self._network.sharing.chunks_of(size_bytes) if self._overlaps else 1
         if half is not None:
             parts, turns = _half(parts, half), -(-turns // 2)
         self._carry(now_ns)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from gradlane.core.fields import need, need_int
 from gradlane.core.timeline import Timeline
 from gradlane.sim.fabric import FOREVER, Fabric, Job
-from gradlane.sim.worker import PPM, Rank
+from gradlane.sim.worker import PPM, SimulatedWorker
 
 BEGIN_BACKWARD, READY = 0, 1
 
@@ -44,7 +44,7 @@ class Simulation:
         self._heap: list[tuple[int, int, int, int, int]] = []  # (time, number, what, rank, tensor)
         self._numbers = 0
         self._ranks = [
-            Rank(number, job, jobs[job].plan, jobs[job].profile, iterations, updates_here)
+            SimulatedWorker(number, job, jobs[job].plan, jobs[job].profile, iterations, updates_here)
             for number, (job, _) in enumerate(ranks)
         ]
         self._percent = [percent for _, percent in ranks]
@@ -91,12 +91,12 @@ class Simulation:
         else:
             self._start(rank, rank.ready(tensor, now_ns), now_ns)
 
-    def _start(self, rank: Rank, messages: list[int], now_ns: int) -> None:
+    def _start(self, rank: SimulatedWorker, messages: list[int], now_ns: int) -> None:
         for message in messages:
             hand_over = self._fabric.ask if rank.asks_for(message) else self._fabric.hand_over
             hand_over(now_ns, rank.number, message)
 
-    def _forward(self, rank: Rank) -> None:
+    def _forward(self, rank: SimulatedWorker) -> None:
         if self._staleness and rank.waits_to_begin_forward and rank.iteration + 1 > self._slowest(rank.job) + self._staleness:
             self._held.add(rank.number)
             return
@@ -115,7 +115,7 @@ class Simulation:
                 rank.hold_until(now_ns)
                 self._forward(rank)
 
-    def _scale(self, rank: Rank) -> int:
+    def _scale(self, rank: SimulatedWorker) -> int:
         """How long the iteration that `rank` begins next takes it, in millionths of the profile."""
         factor = 1.0
         if self._jitter:

@@ -15,7 +15,7 @@ from gradlane.sim.passes import tensors_by_layer
 PPM = 1_000_000
 
 
-class Rank:
+class SimulatedWorker:
     """One worker. Its owner tells it of gradients, pushes and pulls, and asks when the next backward pass begins."""
 
     def __init__(self, number: int, job: int, plan: Plan, profile: Profile, iterations: int, updates_here: bool) -> None:
@@ -78,13 +78,13 @@ class Rank:
 
     def asks_for(self, message: int) -> bool:
         """Whether a start of `message` is of its second half: it is with the servers."""
-        return self._dispatcher.in_second_half(message)
+        return self._dispatcher.in_second_phase(message)
 
     def pulled(self, message: int, now_ns: int) -> list[int]:
         """The sum of `message` is here. Returns the messages to start."""
-        # packets come back while others are still sent, but of a split message, whose sum was asked for
-        split = self.plan.messages[message].split
-        begun = self._pushed[message] if self.plan.wire == "fifo" or split else self._sent[message][0]
+        # packets come back while others are still sent, but of a two-phase message, whose sum was asked for
+        two_phase = self.plan.messages[message].two_phase
+        begun = self._pushed[message] if self.plan.wire == "fifo" or two_phase else self._sent[message][0]
         self._span("receive", self.iteration, message, begun, now_ns)
         for tensor in {piece.tensor for piece in self.plan.messages[message].slices}:
             self._missing[tensor] -= 1
@@ -92,7 +92,7 @@ class Rank:
                 self._arrived[tensor] = now_ns
                 self._missing_of_layer[self.profile.tensors[tensor].layer] -= 1
                 self._missing_at_all -= 1
-        return self._started(self._dispatcher.finished(message), now_ns) if split else []
+        return self._started(self._dispatcher.finished(message), now_ns) if two_phase else []
 
     def _started(self, messages: list[int], now_ns: int) -> list[int]:
         for message in messages:

@@ -30,7 +30,7 @@ from gradlane.transport.rules import PARTS, Part, Rule
 
 ALL = -1
 """`sender`: every worker contributes. `receiver`: every worker gets the result."""
-DEALT = -1
+SHARDED = -1
 """`at`: a tensor's packets are dealt to all servers."""
 
 DTYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int8": 4, "uint8": 5, "int32": 6, "int64": 7}
@@ -42,7 +42,7 @@ _QUIET, _PLACE, _PART_AT = 2, 4, 3  # flags of a push
 
 
 @dataclass(frozen=True)
-class Lane:
+class WireLane:
     """How the packets of a lane are marked, both ways: DSCP (0-63) and SO_PRIORITY (0-6 without privilege)."""
 
     dscp: int = 0
@@ -76,7 +76,7 @@ class NodeOptions:
     checksum: bool = True
     deal_evenly: bool = False
     tell_tables: bool = False
-    lanes: tuple[Lane, ...] = (Lane(),)
+    lanes: tuple[WireLane, ...] = (WireLane(),)
     unsent_bytes: int = 64 << 10
     send_buffer_bytes: int = 0
     congestion: str = ""
@@ -265,7 +265,7 @@ class Node:
         op: str = "sum",
         sender: int = ALL,
         receiver: int = ALL,
-        at: int = DEALT,
+        at: int = SHARDED,
         urgent_first: bool = False,
         priority: int = 0,
         notify: bool = False,

@@ -20,7 +20,7 @@ from collections import defaultdict
 import msgspec
 
 from gradlane.core.fields import need, need_int
-from gradlane.core.traffic_class import DSCP, Mark, mark
+from gradlane.core.traffic_class import DSCP, TrafficClass, traffic_class_of
 from gradlane.errors import CommunicationError
 
 PATIENCE_S = 30.0
@@ -191,7 +191,7 @@ def _flood(address: str, port: int, token: bytes, marked: bool, seconds: float) 
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_STREAM) as flow:
         flow.settimeout(PATIENCE_S)
         if marked:
-            put_mark(flow, mark(0))
+            put_mark(flow, traffic_class_of(0))
         flow.connect((address, port))
         flow.sendall(token + bytes([marked]))
         block = bytes(1 << 16)
@@ -200,7 +200,7 @@ def _flood(address: str, port: int, token: bytes, marked: bool, seconds: float) 
             flow.send(block)  # until the listener closes
 
 
-def put_mark(one: socket.socket, of: Mark) -> None:
+def put_mark(one: socket.socket, of: TrafficClass) -> None:
     """Mark what `one` sends from now on."""
     if one.family == socket.AF_INET6:
         one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, of.dscp << 2)

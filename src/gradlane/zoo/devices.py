@@ -19,7 +19,7 @@ LAUNCH_NS = 8_000  # a CUDA kernel's launch and gap, a few microseconds on every
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceSpec:
     """Peak operations and bytes per second for 32-bit elements, as the maker states them."""
 
     title: str
@@ -28,15 +28,15 @@ class Device:
 
 
 DEVICES = {
-    "k40": Device("Tesla K40c", 4.29e12, 288e9),
-    "k80": Device("Tesla K80, one GK210 of two", 2.80e12, 240e9),
-    "m60": Device("Tesla M60, one GM204 of two", 4.82e12, 160e9),
-    "gtx-1080ti": Device("GeForce GTX 1080 Ti", 11.34e12, 484e9),
-    "v100": Device("Tesla V100 PCIe", 14.0e12, 900e9),
-    "rtx-3090": Device("GeForce RTX 3090", 35.6e12, 936e9),
-    "a100": Device("A100 SXM 80 GB, TF32 products", 156e12, 2039e9),
-    "h100": Device("H100 SXM, TF32 products", 495e12, 3350e9),
-    "h200": Device("H200 SXM, TF32 products", 495e12, 4800e9),
+    "k40": DeviceSpec("Tesla K40c", 4.29e12, 288e9),
+    "k80": DeviceSpec("Tesla K80, one GK210 of two", 2.80e12, 240e9),
+    "m60": DeviceSpec("Tesla M60, one GM204 of two", 4.82e12, 160e9),
+    "gtx-1080ti": DeviceSpec("GeForce GTX 1080 Ti", 11.34e12, 484e9),
+    "v100": DeviceSpec("Tesla V100 PCIe", 14.0e12, 900e9),
+    "rtx-3090": DeviceSpec("GeForce RTX 3090", 35.6e12, 936e9),
+    "a100": DeviceSpec("A100 SXM 80 GB, TF32 products", 156e12, 2039e9),
+    "h100": DeviceSpec("H100 SXM, TF32 products", 495e12, 3350e9),
+    "h200": DeviceSpec("H200 SXM, TF32 products", 495e12, 4800e9),
 }
 
 
@@ -75,14 +75,14 @@ TOTALS: dict[tuple[str, str], Total] = {
 }
 
 
-def forward_seconds(module: Module, batch: int, device: Device) -> float:
+def forward_seconds(module: Module, batch: int, device: DeviceSpec) -> float:
     """The data sheet's time of one module's forward pass, uncalibrated."""
     moved = (module.moved_elements * batch + module.parameters) * ELEMENT_BYTES
     bound = max(module.operations * batch / device.operations_per_second, moved / device.bytes_per_second)
     return bound + module.kernels * LAUNCH_NS / 1e9
 
 
-def backward_seconds(module: Module, batch: int, device: Device, is_first: bool) -> float:
+def backward_seconds(module: Module, batch: int, device: DeviceSpec, is_first: bool) -> float:
     """Of its backward pass: the gradients of input and parameters, each as many operations as forward.
 
     The first module's input needs no gradient.
@@ -91,7 +91,7 @@ def backward_seconds(module: Module, batch: int, device: Device, is_first: bool)
     return forward if is_first else 2 * forward
 
 
-def total_seconds(modules: list[Module], batch: int, device: Device) -> float:
+def total_seconds(modules: list[Module], batch: int, device: DeviceSpec) -> float:
     """Forward and backward of all modules, uncalibrated."""
     return sum(
         forward_seconds(module, batch, device) + backward_seconds(module, batch, device, not index)

@@ -6,10 +6,10 @@ import itertools
 
 from gradlane import policies
 from gradlane.core.plan import Plan
-from gradlane.live.adapt.controller import Word, Words
+from gradlane.live.adapt.controller import ControlDecision, ControlDecisions
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.backends.base import Backend
-from gradlane.live.comm.driver import Exchange
+from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder
 
 _EVERY = 2  # iterations
@@ -22,7 +22,7 @@ class Hopping:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._words = Words()
+        self._words = ControlDecisions()
         self._policies = itertools.cycle(
             [
                 policies.get("blocks", least_bytes=4000, most_bytes=8000),
@@ -34,10 +34,10 @@ class Hopping:
     def start(self, planner: Planner, recorder: Recorder) -> None:
         pass
 
-    def turn(self, planner: Planner, exchange: Exchange, backend: Backend) -> Plan | None:
+    def turn(self, planner: Planner, exchange: Driver, backend: Backend) -> Plan | None:
         if not self._words.is_due(exchange):
             return None
-        self._words.say(exchange, Word.CHANGE if self._rank == 0 else None, _EVERY)
+        self._words.say(exchange, ControlDecision.CHANGE if self._rank == 0 else None, _EVERY)
         return planner.change(next(self._policies) if self._rank == 0 else None, backend, exchange.collective)
 
     def record(self) -> None:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
-from gradlane.live.backends.all_reduce import AllReduce
-from gradlane.live.backends.parameter_server import Servers
-from gradlane.live.comm.driver import Exchange
+from gradlane.live.backends.all_reduce import AllReduceBackend
+from gradlane.live.backends.parameter_server import ParameterServerBackend
+from gradlane.live.comm.driver import Driver
 
 AT_MOST_S = 0.05
 """How long an end is held where nobody waits for it: a rank inside a collective of the script's own waits for nothing of
@@ -85,9 +85,9 @@ class Gate:
 def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
     """Sessions attached inside hear of the end of message `i` late where `holds(i)`, else at once."""
     gate = Gate()
-    wait_until = Exchange.wait_until
+    wait_until = Driver.wait_until
 
-    def waits(self: Exchange, predicate: Callable[[], bool], what: str) -> None:
+    def waits(self: Driver, predicate: Callable[[], bool], what: str) -> None:
         # a wait for anything but sums lets none through: the broadcast of buffers says nothing of gradients
         with gate.wanted(predicate) if what.startswith("the sum") else contextlib.nullcontext():
             wait_until(self, predicate, what)
@@ -105,13 +105,13 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
         def start(self, message: int, tensor: Any, ready: Any, on_done: Any, on_sent: Any) -> bool:
             return super().start(message, tensor, ready, late(on_done), on_sent)  # type: ignore[misc]
 
-        def start_second_half(self, message: int, tensor: Any, on_done: Any) -> bool:
-            return super().start_second_half(message, tensor, late(on_done))  # type: ignore[misc]
+        def start_second_phase(self, message: int, tensor: Any, on_done: Any) -> bool:
+            return super().start_second_phase(message, tensor, late(on_done))  # type: ignore[misc]
 
     with (
-        patch("gradlane.live.startup.attach.AllReduce", type("HeldAllReduce", (Held, AllReduce), {})),
-        patch("gradlane.live.startup.attach.Servers", type("HeldServers", (Held, Servers), {})),
-        patch.object(Exchange, "wait_until", waits),
+        patch("gradlane.live.startup.attach.AllReduce", type("HeldAllReduce", (Held, AllReduceBackend), {})),
+        patch("gradlane.live.startup.attach.Servers", type("HeldServers", (Held, ParameterServerBackend), {})),
+        patch.object(Driver, "wait_until", waits),
     ):
         try:
             yield

@@ -45,7 +45,7 @@ def main(steps: int, fault: str, culprit: int, backend: Any) -> None:
     if fault == "raise-in-attach":
         print("here", flush=True)
         if rank == culprit:
-            attach.Peers = no_channel  # type: ignore[assignment,misc]
+            attach.ControlChannel = no_channel  # type: ignore[assignment,misc]
     session = gradlane.attach(
         model,
         optimizer,

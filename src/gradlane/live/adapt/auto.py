@@ -15,13 +15,13 @@ import msgspec
 from gradlane.core.backends import BackendName
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
-from gradlane.core.search_log import Choice, Chosen, Look, Switch
-from gradlane.live.adapt.controller import Word, Words, silence_of
+from gradlane.core.search_log import Choice, SearchLog, SearchRound, Switch
+from gradlane.live.adapt.controller import ControlDecision, ControlDecisions, silence_of
 from gradlane.live.adapt.profiling import Planner
-from gradlane.live.adapt.ranking_process import Thinking
+from gradlane.live.adapt.ranking_process import RankingProcess
 from gradlane.live.adapt.watch import Watch
 from gradlane.live.backends.base import Backend
-from gradlane.live.comm.driver import Exchange
+from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.planning.choosing import ALLOWANCE_NS, PART_OF_TIME, Choosing
 from gradlane.planning.monitor import PATIENCE
@@ -44,14 +44,14 @@ class Auto:
 
     over = False  # it goes on watching
 
-    def __init__(self, rank: int, about: Chosen, backend: BackendName, servers: int, stream_ordered: bool) -> None:
+    def __init__(self, rank: int, about: SearchLog, backend: BackendName, servers: int, stream_ordered: bool) -> None:
         self._rank, self._about, self._backend, self._servers = rank, about, backend, servers
         self._stream_ordered = stream_ordered
-        self._words, self._silence = Words(), 1
+        self._words, self._silence = ControlDecisions(), 1
         self.settled = False
         """Whether something was chosen, and nothing has made it look again since; on all ranks alike."""
         self._in_force = about.safe
-        self._thinking: Thinking | None = None
+        self._thinking: RankingProcess | None = None
         self._choosing: Choosing | None = None
         self._answer = Answer((), ())
         self._plans: dict[Choice, Plan] = {}
@@ -70,18 +70,18 @@ class Auto:
             self._think(planner)
         self._since_ns = now_ns()
 
-    def turn(self, planner: Planner, exchange: Exchange, backend: Backend) -> Plan | None:
-        is_due = self._words.is_due(exchange)
+    def turn(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
+        is_due = self._words.is_due(driver)
         word = None
         if self._rank == 0:
-            word = self._decide(planner, exchange, now_ns() - self._since_ns, is_due)
+            word = self._decide(planner, driver, now_ns() - self._since_ns, is_due)
         plan = None
         if is_due:
-            word = self._words.say(exchange, word, self._silence)
-            self.settled = Word.SETTLED in word
-            if Word.CHANGE in word:
+            word = self._words.say(driver, word, self._silence)
+            self.settled = ControlDecision.SETTLED in word
+            if ControlDecision.CHANGE in word:
                 began_ns = now_ns()
-                plan = planner.change(self._planned(planner), backend, exchange.collective)
+                plan = planner.change(self._planned(planner), backend, driver.collective)
                 self._changing_ns += now_ns() - began_ns
         self._since_ns = now_ns()
         return plan
@@ -90,43 +90,43 @@ class Auto:
         if self._thinking is not None:
             self._thinking.close()
 
-    def record(self) -> Chosen | None:
+    def record(self) -> SearchLog | None:
         """All looks so far; None on other ranks than 0."""
         return self._about if self._rank == 0 else None
 
     # -- rank 0 ------------------------------------------------------------------------------------------------
 
-    def _decide(self, planner: Planner, exchange: Exchange, took_ns: int, is_due: bool) -> Word:
+    def _decide(self, planner: Planner, driver: Driver, took_ns: int, is_due: bool) -> ControlDecision:
         """Take note of the iteration that has ended; the word, where one is due."""
         self._recent.append(took_ns)
         assert planner.profile is not None
-        moved = self._watch.observe(exchange.plan, planner.profile, took_ns, watching=self.settled)
+        moved = self._watch.observe(driver.plan, planner.profile, took_ns, watching=self.settled)
         if self._choosing is not None:
             changed = self._choosing.observe(took_ns)
             if changed:
                 self._in_force = self._choosing.choice
-                self._note(exchange.iteration + 1)
+                self._note(driver.iteration + 1)
             if self._choosing.over:
-                self._conclude(exchange.iteration + 1)
-                return Word.SETTLED | (Word.CHANGE if changed else Word.STAY)
-            return Word.CHANGE if changed else Word.STAY
+                self._conclude(driver.iteration + 1)
+                return ControlDecision.SETTLED | (ControlDecision.CHANGE if changed else ControlDecision.STAY)
+            return ControlDecision.CHANGE if changed else ControlDecision.STAY
         if self._thinking is not None:
             answer = self._thinking.answer() if is_due else None
             if answer is not None:
-                self._try(answer, exchange.plan)
-            return Word.STAY
+                self._try(answer, driver.plan)
+            return ControlDecision.STAY
         # what was ranked for updates that cross the barrier may be wrong for a script that lets none do so
         kept = self._crosses and not planner.crosses
         if (moved is not None or kept) and self._may_look():
             self._why = str(moved) if moved is not None else "updates are needed before the next forward pass"
-            self._began = exchange.iteration + 1
+            self._began = driver.iteration + 1
             if moved is not None:
                 planner.network = self._watch.network
                 planner.profile = self._watch.profile(planner.profile, moved)
             self._silence = 1
             self._think(planner)
-            return Word.STAY
-        return Word.SETTLED
+            return ControlDecision.STAY
+        return ControlDecision.SETTLED
 
     def _may_look(self) -> bool:
         """Whether enough time has passed since the last look, and not too much of all time was spent on looking."""
@@ -140,7 +140,7 @@ class Auto:
         most = _MOST if not look else _AGAIN if iteration_ns < _SLOW_NS else 1
         budget_ns = min(max(_LEAST_THINK_NS, _THINK_ITERATIONS * iteration_ns), _MOST_THINK_NS[bool(look)])
         self._assumed, self._crosses = planner.network, planner.crosses
-        self._thinking = Thinking(
+        self._thinking = RankingProcess(
             Question(planner.profile, planner.network, self._backend, self._servers, look, most, budget_ns, planner.crosses)
         )
 
@@ -149,7 +149,7 @@ class Auto:
         self._plans = {each.choice: each.plan for each in answer.worth_trying} | {self._in_force: in_force}
         others = [each.choice for each in answer.worth_trying if likeness(each.plan) != likeness(in_force)]
         if not answer.worth_trying:  # it could not be predicted
-            untold = often_good(self._backend, apart=self._servers > 0)[1:4]
+            untold = often_good(self._backend, external=self._servers > 0)[1:4]
             others = [msgspec.structs.replace(choice, look=len(self._about.looks)) for choice in untold]
         self._choosing = Choosing(self._in_force, self._about.safe, others, again=bool(self._about.looks))
 
@@ -171,7 +171,7 @@ class Auto:
             verdict += f"; looked again since {self._why}"
         # a warning, since Python shows nothing less where the script sets up no logging
         log.warning("gradlane: %s", verdict)
-        look = Look(
+        look = SearchRound(
             self._why, self._began, iteration, self._assumed.bytes_per_second, self._answer.predicted, choosing.tried,
             choosing.choice, verdict,
         )  # fmt: skip

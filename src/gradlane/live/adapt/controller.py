@@ -11,15 +11,15 @@ from enum import IntFlag
 from typing import Protocol
 
 from gradlane.core.plan import Plan
-from gradlane.core.search_log import Chosen
+from gradlane.core.search_log import SearchLog
 from gradlane.core.tuned import Tuned
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.backends.base import Backend
-from gradlane.live.comm.driver import Exchange
+from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder
 
 
-class Turns(Protocol):
+class PlanController(Protocol):
     """Owned by a session; used on the training thread between iterations only."""
 
     @property
@@ -33,17 +33,17 @@ class Turns(Protocol):
     def start(self, planner: Planner, recorder: Recorder) -> None:
         """The first plan is in force from now on."""
 
-    def turn(self, planner: Planner, exchange: Exchange, backend: Backend) -> Plan | None:
+    def turn(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
         """All ranks, between two iterations: the plan to take up, if it is another."""
 
-    def record(self) -> Tuned | Chosen | None:
+    def record(self) -> Tuned | SearchLog | None:
         """What was tried and found so far; None on other ranks than 0."""
 
     def close(self) -> None:
         """The session ends."""
 
 
-class Word(IntFlag):
+class ControlDecision(IntFlag):
     """What rank 0 says."""
 
     STAY = 0
@@ -60,18 +60,18 @@ def silence_of(iteration_ns: int) -> int:
     return min(_MOST_SILENCE, max(1, _WORD_EVERY_NS // max(1, iteration_ns)))
 
 
-class Words:
+class ControlDecisions:
     """Rank 0's words to one session, and when the next is due."""
 
     def __init__(self) -> None:
         self._next = 0
 
-    def is_due(self, exchange: Exchange) -> bool:
+    def is_due(self, driver: Driver) -> bool:
         """Whether a word is said before the next iteration, on all ranks alike."""
-        return exchange.iteration + 1 >= self._next
+        return driver.iteration + 1 >= self._next
 
-    def say(self, exchange: Exchange, word: Word | None, silence: int = 1) -> Word:
+    def say(self, driver: Driver, word: ControlDecision | None, silence: int = 1) -> ControlDecision:
         """Rank 0's `word` (None on other ranks); the next comes after `silence` iterations."""
-        said = exchange.turn(None if word is None else word | silence << _SILENCE_SHIFT)
-        self._next = exchange.iteration + 1 + (said >> _SILENCE_SHIFT)
-        return Word(said & ((1 << _SILENCE_SHIFT) - 1))
+        said = driver.turn(None if word is None else word | silence << _SILENCE_SHIFT)
+        self._next = driver.iteration + 1 + (said >> _SILENCE_SHIFT)
+        return ControlDecision(said & ((1 << _SILENCE_SHIFT) - 1))

@@ -23,7 +23,7 @@ from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile, TensorSpec
 from gradlane.errors import MismatchError
 from gradlane.live.backends.base import Backend
-from gradlane.live.comm.driver import Exchange
+from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import LEAST_STABLE, ProfileBuilder
 from gradlane.planning.plans import accepted, make_plan
 from gradlane.planning.ranking import simulated_ns
@@ -69,13 +69,13 @@ class Planner:
         """Whether this iteration goes into the profile."""
         return self._measures and 0 < iteration <= self._iterations
 
-    def is_due(self, exchange: Exchange) -> bool:
+    def is_due(self, driver: Driver) -> bool:
         """Whether the plan can be made, the iteration before being over: on all ranks alike."""
-        if exchange.iteration >= self._iterations:
+        if driver.iteration >= self._iterations:
             return True
-        if not self._until_stable or exchange.iteration < LEAST_STABLE:
+        if not self._until_stable or driver.iteration < LEAST_STABLE:
             return False
-        return bool(exchange.turn(int(self.builder.is_stable()) if exchange.rank == 0 else None))
+        return bool(driver.turn(int(self.builder.is_stable()) if driver.rank == 0 else None))
 
     def decide(self, model: str, device: torch.device, backend: Backend, collective: Collective) -> Plan:
         """The plan of rank 0, agreed upon by all. Raises `MismatchError`, and `PlanError` for a bad policy."""

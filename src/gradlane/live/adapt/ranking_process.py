@@ -17,7 +17,7 @@ _NICE = 10  # at the lowest, 19, a busy machine would not let it begin
 _LATE_S = 15.0  # beyond the time that was granted: the interpreter has to start first
 
 
-class Thinking:
+class RankingProcess:
     """Begun when made. Runs at a low priority, so that ranks beside it come first."""
 
     def __init__(self, question: Question) -> None:

@@ -9,11 +9,11 @@ import logging
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.stepwise import describe
-from gradlane.live.adapt.controller import Word, Words, silence_of
+from gradlane.live.adapt.controller import ControlDecision, ControlDecisions, silence_of
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.adapt.watch import Watch
 from gradlane.live.backends.base import Backend
-from gradlane.live.comm.driver import Exchange
+from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.planning.monitor import Moved
 from gradlane.units import format_rate
@@ -29,7 +29,7 @@ class Reassembly:
 
     def __init__(self, rank: int, policy: Policy, stream_ordered: bool) -> None:
         self._rank, self._policy, self._stream_ordered = rank, policy, stream_ordered
-        self._words = Words()
+        self._words = ControlDecisions()
         self._since_ns = 0
         self._moved: Moved | None = None
 
@@ -40,21 +40,21 @@ class Reassembly:
             self._watch = Watch(recorder, planner.network, self._stream_ordered)
         self._since_ns = now_ns()
 
-    def turn(self, planner: Planner, exchange: Exchange, backend: Backend) -> Plan | None:
+    def turn(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
         took_ns = now_ns() - self._since_ns
         word = policy = None
         if self._rank == 0:
             # what has moved stays moved until it may be said
             assert planner.profile is not None
-            self._moved = self._watch.observe(exchange.plan, planner.profile, took_ns) or self._moved
-        if self._words.is_due(exchange):
+            self._moved = self._watch.observe(driver.plan, planner.profile, took_ns) or self._moved
+        if self._words.is_due(driver):
             if self._rank == 0:
-                word = Word.SETTLED if self._moved is None else Word.CHANGE
+                word = ControlDecision.SETTLED if self._moved is None else ControlDecision.CHANGE
                 policy = self._moved_on(planner)
-            word = self._words.say(exchange, word, silence_of(took_ns))
+            word = self._words.say(driver, word, silence_of(took_ns))
         plan = None
-        if word is not None and Word.CHANGE in word:
-            plan = planner.change(policy, backend, exchange.collective)
+        if word is not None and ControlDecision.CHANGE in word:
+            plan = planner.change(policy, backend, driver.collective)
         self._since_ns = now_ns()
         return plan
 

@@ -19,10 +19,10 @@ from gradlane.core.policy import Policy
 from gradlane.core.profile import TensorSpec
 from gradlane.core.tuned import Tuned
 from gradlane.errors import InputError
-from gradlane.live.adapt.controller import Word
+from gradlane.live.adapt.controller import ControlDecision
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.backends.base import Backend
-from gradlane.live.comm.driver import Exchange
+from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.planning import search
 from gradlane.planning.search import Space
@@ -58,14 +58,14 @@ class Tuner:
             self._tuning = Tuning(self._space, searching, options)
         self._since_ns = now_ns()
 
-    def turn(self, planner: Planner, exchange: Exchange, backend: Backend) -> Plan | None:
+    def turn(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
         """All ranks, between two iterations: what rank 0 decides. Returns the plan to take up, if it is another."""
-        turn = Word(exchange.turn(self._decide()))
+        turn = ControlDecision(driver.turn(self._decide()))
         plan = None
-        if turn & Word.CHANGE:
+        if turn & ControlDecision.CHANGE:
             policy = None if self._tuning is None else with_knobs(self._space.policy, self._tuning.knobs)
-            plan = planner.change(policy, backend, exchange.collective)
-        if turn & Word.SETTLED:
+            plan = planner.change(policy, backend, driver.collective)
+        if turn & ControlDecision.SETTLED:
             self._end()
         self._since_ns = now_ns()
         return plan
@@ -74,7 +74,9 @@ class Tuner:
         if self._tuning is None:
             return None
         changed = self._tuning.observe(now_ns() - self._since_ns)
-        return (Word.CHANGE if changed else Word.STAY) | (Word.SETTLED if self._tuning.over else Word.STAY)
+        return (ControlDecision.CHANGE if changed else ControlDecision.STAY) | (
+            ControlDecision.SETTLED if self._tuning.over else ControlDecision.STAY
+        )
 
     def _end(self) -> None:
         self.over = True

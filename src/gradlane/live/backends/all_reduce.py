@@ -16,18 +16,18 @@ import torch.distributed as dist
 from gradlane.core.backends import refuse_what_cannot_be_done
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
-from gradlane.core.traffic_class import Mark, marks
+from gradlane.core.traffic_class import TrafficClass, traffic_classes
 from gradlane.errors import JobError, OrderError, UnsupportedError
 from gradlane.live.backends.base import OnDone, OnSent
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.probe import measure
-from gradlane.live.backends.process_groups import Groups
+from gradlane.live.backends.process_groups import ProcessGroups
 from gradlane.live.backends.sockets import mark_group
 from gradlane.live.backends.streams import Event, Streams
-from gradlane.live.backends.two_phase import Halves
+from gradlane.live.backends.two_phase import TwoPhase
 
 
-class AllReduce:
+class AllReduceBackend:
     """Sums of message buffers on `device`, which has `streams` unless it is the CPU.
 
     On the CPU a sum ends when its bytes have arrived, told by a thread of torch.distributed. On a device with
@@ -48,8 +48,8 @@ class AllReduce:
     ) -> None:
         """weight: process groups a lane, over which its messages are dealt."""
         self.control_device, self._weight = device, weight
-        self._groups = Groups(group, timeout_s)
-        self._marks: list[Mark] = []
+        self._groups = ProcessGroups(group, timeout_s)
+        self._marks: list[TrafficClass] = []
         self._open(1)
         self._streams, self.has_streams = streams, streams is not None
         self._stream = None if streams is None else streams.open()
@@ -60,7 +60,7 @@ class AllReduce:
     def _open(self, groups: int) -> None:
         while len(self._groups) < groups:
             self._groups.open()
-            self._marks.append(Mark())
+            self._marks.append(TrafficClass())
 
     def measure(self) -> Network:
         return measure(self.control_group, self.control_device, "measured at attach, all-reduce")
@@ -72,16 +72,16 @@ class AllReduce:
         """
         refuse_what_cannot_be_done(plan, "all-reduce")
         self._open(len(plan.lanes) * self._weight)
-        for group, mark in enumerate(marks(plan) * self._weight):
+        for group, mark in enumerate(traffic_classes(plan) * self._weight):
             if mark != self._marks[group]:
                 self._mark(group, mark)
         world = dist.get_world_size(self._groups[0])
-        self._halves = {index: Halves(buffers[index].tensor, world) for index in plan.second_halves}
+        self._halves = {index: TwoPhase(buffers[index].tensor, world) for index in plan.second_phases}
         self._lanes = [message.lane for message in plan.messages]
         self._plan = plan
         self.begin([[] for _ in plan.lanes])
 
-    def _mark(self, group: int, mark: Mark) -> None:
+    def _mark(self, group: int, mark: TrafficClass) -> None:
         if self._streams is not None:
             raise UnsupportedError(
                 "the plan's lanes ask for classes in the network, which sums of tensors on a device do not have; expected "
@@ -107,7 +107,7 @@ class AllReduce:
         return None if self._streams is None else self._streams.so_far()
 
     def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
-        """Begin the sum of `buffer` over all ranks, in place; of a split message, its reduce-scatter. True if it has ended
+        """Begin the sum of `buffer` over all ranks, in place; of a two-phase message, its reduce-scatter. True if it has ended
         for the host.
 
         ready: what `so_far` gave when the bytes were there. Raises `OrderError` if `message` is
@@ -138,8 +138,8 @@ class AllReduce:
         self._ends[message] = self._stream.run(queue, after=ready)
         return True
 
-    def start_second_half(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
-        """Begin the all-gather of a split message. True if it has ended for the host. Raises as `start` does."""
+    def start_second_phase(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
+        """Begin the all-gather of a two-phase message. True if it has ended for the host. Raises as `start` does."""
         group, halves = self._next_in_order(message), self._halves[message]
 
         def take_over() -> None:

@@ -58,14 +58,14 @@ class Backend(Protocol):
         """On a device: the end of what has been queued so far; None on the CPU."""
 
     def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
-        """Begin the sum of `buffer` over all ranks, in place; of a split message, its first half. True if it has ended for
+        """Begin the sum of `buffer` over all ranks, in place; of a two-phase message, its first half. True if it has ended for
         the host already.
 
         ready: what `so_far` gave when the bytes were there.
         """
 
-    def start_second_half(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
-        """Of a split message: `start` began its first half, which has ended or, where sends are told, been sent.
+    def start_second_phase(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
+        """Of a two-phase message: `start` began its first half, which has ended or, where sends are told, been sent.
 
         True if it has ended for the host.
         """

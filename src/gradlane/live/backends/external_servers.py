@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from gradlane.errors import CommunicationError, JobError, UnsupportedError
 from gradlane.live.backends.addresses import address_towards
-from gradlane.transport import Lane, Node, NodeOptions
+from gradlane.transport import Node, NodeOptions, WireLane
 from gradlane.transport.formation import form
 from gradlane.units import format_bytes
 
@@ -55,7 +55,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             packet_bytes=self.packet_bytes,
             rank_order=self.rank_order,
             tell_tables=True,
-            lanes=tuple(Lane(*lane) for lane in self.lanes),
+            lanes=tuple(WireLane(*lane) for lane in self.lanes),
             max_bytes=max_bytes,
         )
 

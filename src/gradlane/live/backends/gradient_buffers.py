@@ -29,7 +29,7 @@ class _Place:
     end: int  # first element after the slot
 
 
-class Arena:
+class GradientBuffers:
     """Slots for `params` (index = the plan's tensor index) laid out in that order, a buffer a (dtype, device)."""
 
     def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from msgspec import structs
 
-from gradlane.core import traffic_class as core_marks
+from gradlane.core import traffic_class
 from gradlane.core.backends import refuse_what_cannot_be_done
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
@@ -42,7 +42,7 @@ from gradlane.live.backends.probe import QUICK_SIZES, sweep
 from gradlane.live.backends.staging import Staging
 from gradlane.live.backends.streams import Event, Streams
 from gradlane.planning.fit import fit_network
-from gradlane.transport import Lane, Node, NodeOptions
+from gradlane.transport import Node, NodeOptions, WireLane
 from gradlane.transport.formation import form
 from gradlane.units import format_bytes
 
@@ -54,7 +54,7 @@ _STREAM, _UNDER_WAY = 16, 4
 _NEXT_TO_NOTHING = 64  # bytes: in a stream of larger messages, what one costs by itself is hidden behind their bytes
 
 
-class Servers:
+class ParameterServerBackend:
     """Sums of message buffers, over the ranks of `group`, which all construct it alike.
 
     streams: of the device that the buffers are on; None where that is the CPU. What is on a device goes through CPU memory,
@@ -78,7 +78,7 @@ class Servers:
         fingerprint: bytes,
         packet_bytes: int,
         rank_order: bool,
-        apart: int = 0,
+        external: int = 0,
         servers_store: str | None = None,
         weight: int = 1,
     ) -> None:
@@ -91,10 +91,10 @@ class Servers:
         world, rank = dist.get_world_size(group), dist.get_rank(group)
         self._options = NodeOptions(
             world=world,
-            servers=apart or world,
+            servers=external or world,
             rank=rank,
-            server=None if apart else rank,
-            tell_tables=apart > 0,
+            server=None if external else rank,
+            tell_tables=external > 0,
             generation=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             fingerprint=fingerprint,
             packet_bytes=packet_bytes,
@@ -108,7 +108,7 @@ class Servers:
 
     # -- the node and its thread ---------------------------------------------------------------------------
 
-    def _open(self, lanes: tuple[Lane, ...]) -> None:
+    def _open(self, lanes: tuple[WireLane, ...]) -> None:
         prefix = dist.distributed_c10d.PrefixStore(f"node/{self._formations}", self._store)
         self._formations += 1
         self._lanes = lanes
@@ -179,15 +179,15 @@ class Servers:
             self._control, self.control_device, (_NEXT_TO_NOTHING, *QUICK_SIZES), repeats=3, all_reduce=sum_a_stream
         )
         each = [(size_bytes, duration_ns // _STREAM) for size_bytes, duration_ns in samples]
-        least_ns = round(median(duration_ns for size_bytes, duration_ns in each if size_bytes == _NEXT_TO_NOTHING))
+        min_message_ns = round(median(duration_ns for size_bytes, duration_ns in each if size_bytes == _NEXT_TO_NOTHING))
         network = fit_network(
             [sample for sample in each if sample[0] > _NEXT_TO_NOTHING],
             workers=dist.get_world_size(self._control),
             source="measured at attach, server",
         )
-        least_ns = max(least_ns, network.least_ns)
-        pieces = tuple(structs.replace(piece, startup_ns=max(piece.startup_ns, least_ns)) for piece in network.pieces)
-        return structs.replace(network, pieces=pieces, least_ns=0)
+        min_message_ns = max(min_message_ns, network.min_message_ns)
+        pieces = tuple(structs.replace(piece, startup_ns=max(piece.startup_ns, min_message_ns)) for piece in network.segments)
+        return structs.replace(network, segments=pieces, min_message_ns=0)
 
     def _sum_in_turn(self, parts: Sequence[torch.Tensor]) -> None:
         """A stream of sums, each of which takes the place of the first that was begun."""
@@ -204,9 +204,9 @@ class Servers:
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
         """Make each message of `plan` a tensor of the node; a plan with other lanes has new connections made."""
-        refuse_what_cannot_be_done(plan, "server", apart=self._options.tell_tables)
+        refuse_what_cannot_be_done(plan, "server", external=self._options.tell_tables)
         self._plan = plan
-        lanes = marks(plan) * self._weight
+        lanes = wire_lanes(plan) * self._weight
         if lanes != self._lanes:
             self._shut()
             self._open(lanes)
@@ -262,7 +262,7 @@ class Servers:
         return False
 
     def _push(self, message: int) -> None:
-        self._node.push(self._first + message, notify_sent=True, held=self._plan.messages[message].split)
+        self._node.push(self._first + message, notify_sent=True, held=self._plan.messages[message].two_phase)
         if self._failure is not None:  # before this message was one of those under way, perhaps
             self._report_failure(self._failure)
 
@@ -276,7 +276,7 @@ class Servers:
             if taken is not None:
                 taken[1](message, failure)
 
-    def start_second_half(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
+    def start_second_phase(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
         """Let this rank's server return its part of the sum, as in an all-gather; the thread tells the end, as of `start`."""
         self._node.release(self._first + message)
         return False
@@ -304,9 +304,9 @@ class Servers:
         self._control = None  # its threads go with the last reference
 
 
-def marks(plan: Plan) -> tuple[Lane, ...]:
+def wire_lanes(plan: Plan) -> tuple[WireLane, ...]:
     """How each lane of `plan` is marked: not at all where no lane asks for another class than the first."""
-    return tuple(Lane(*mark) for mark in core_marks.marks(plan))
+    return tuple(WireLane(*each) for each in traffic_class.traffic_classes(plan))
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -93,8 +93,8 @@ def sharing(group: Any, device: torch.device) -> Sharing:
     """
     workers = dist.get_world_size(group)
     if device.type != "cpu" or workers == 1:
-        return Sharing(at_once=2)
-    return Sharing(at_once=2, turns=2 * (workers - 1), turn_bytes=workers * 2 * 2**20)
+        return Sharing(max_in_flight=2)
+    return Sharing(max_in_flight=2, chunks=2 * (workers - 1), chunk_bytes=workers * 2 * 2**20)
 
 
 def measure(group: Any, device: torch.device, source: str, **options: Any) -> Network:

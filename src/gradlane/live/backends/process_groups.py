@@ -25,7 +25,7 @@ from gradlane.live.backends.sockets import Sockets, ends_of, open_sockets
 _END_S = 5.0  # how long what was cut off may take to end: longer means that something else keeps it
 
 
-class Groups:
+class ProcessGroups:
     """Groups over the ranks of `group`, in the order in which they were opened."""
 
     def __init__(self, group: Any, timeout_s: float) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradlane.core.traffic_class import Mark
+from gradlane.core.traffic_class import TrafficClass
 from gradlane.errors import UnsupportedError
 from gradlane.transport.path import put_mark
 
@@ -36,7 +36,7 @@ def open_sockets() -> Sockets:
     return frozenset(found)
 
 
-def mark_group(group: Any, candidates: Sockets, mark: Mark) -> None:
+def mark_group(group: Any, candidates: Sockets, mark: TrafficClass) -> None:
     """Mark the connections of `group` that are among `candidates` (collective: every rank of the group calls it).
 
     Raises `UnsupportedError`, on all ranks alike, where one of them does not find a connection to each of the others.

@@ -16,7 +16,7 @@ import torch.distributed as dist
 _SEGMENT_BYTES = 512 << 10
 
 
-class Halves:
+class TwoPhase:
     """One message's. `scatter`, its works done, then `add`, then `gather`, its works done, then `put_back`."""
 
     def __init__(self, tensor: torch.Tensor, world: int) -> None:

@@ -101,7 +101,7 @@ class _Connection:
         return frames
 
 
-class Peers:
+class ControlChannel:
     """The control channel of one session.
 
     on_failure(error): another rank is gone or asked all to stop. on_choice(iteration, message): the

@@ -23,10 +23,10 @@ from gradlane.core.plan import Plan
 from gradlane.core.profile import TensorSpec
 from gradlane.errors import CommunicationError, JobError, OrderError, PeerDied, PeerError, PeerFailed
 from gradlane.live.backends.base import Backend
-from gradlane.live.backends.gradient_buffers import Arena
-from gradlane.live.backends.process_groups import Groups
+from gradlane.live.backends.gradient_buffers import GradientBuffers
+from gradlane.live.backends.process_groups import ProcessGroups
 from gradlane.live.backends.streams import Event
-from gradlane.live.comm.control_channel import Peers
+from gradlane.live.comm.control_channel import ControlChannel
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.schedule import Dispatcher
 
@@ -35,7 +35,7 @@ _64_BITS = 0xFFFF_FFFF_FFFF_FFFF
 _LEFT_S = 5.0  # how long sums may take after a peer has left in order
 
 
-class Exchange:
+class Driver:
     """Owned by one session. `slots[t]` holds tensor t's gradient and, once it has arrived, its sum."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Exchange:
         timeout_s: float,
         backend: Backend,
         recorder: Recorder,
-        peers: Callable[..., Peers],
+        peers: Callable[..., ControlChannel],
         on_buffers: Callable[[int, int], None],
     ) -> None:
         self.rank = rank
@@ -64,10 +64,10 @@ class Exchange:
         self._issuing = False
         self._unissued = 0
         self._rolling_hashes: list[int] = []  # by lane: across lanes, ranks need no one order
-        self._arena = Arena([])
+        self._gradient_buffers = GradientBuffers([])
         self._laid_out: tuple[TensorSpec, ...] = ()
         self._turns: dict[int, int] = {}  # what rank 0 decided for iterations that this rank has not begun
-        self._peers = peers(
+        self._control = peers(
             on_failure=self.fail,
             on_choice=self._on_choice,
             on_left=self._on_left,
@@ -83,10 +83,10 @@ class Exchange:
         coordinated: rank 0 decides the order as it goes, the others follow it.
         """
         if plan.tensors != self._laid_out:  # else what points into the slots may stay, and their memory is warm
-            self._arena, self._laid_out = Arena(params), plan.tensors
+            self._gradient_buffers, self._laid_out = GradientBuffers(params), plan.tensors
         self.plan = plan
-        self.slots = self._arena.slots
-        self._buffers = self._arena.message_buffers(plan)
+        self.slots = self._gradient_buffers.slots
+        self._buffers = self._gradient_buffers.message_buffers(plan)
         self._parts_at_first = [0] * len(params)
         self._messages_of: list[list[int]] = [[] for _ in params]
         for index, message in enumerate(plan.messages):
@@ -103,11 +103,11 @@ class Exchange:
 
     def begin(self) -> None:
         """A new iteration; all of the one before must have arrived."""
-        self._arena.mark_all_present()
+        self._gradient_buffers.mark_all_present()
         with self._lock:
             self.iteration += 1
             self._parts = list(self._parts_at_first)
-            self._unissued = len(self.plan.messages) + len(self.plan.second_halves)
+            self._unissued = len(self.plan.messages) + len(self.plan.second_phases)
             self._dispatcher.begin()
             self._backend.begin(self._agreed_order())
             for message in self._choices.pop(self.iteration, ()):
@@ -116,7 +116,7 @@ class Exchange:
     def _agreed_order(self) -> list[list[int]]:
         order: list[list[int]] = [[] for _ in self.plan.lanes]
         if self.plan.sequence is not None:
-            for message in (*self.plan.sequence, *self.plan.second_halves):
+            for message in (*self.plan.sequence, *self.plan.second_phases):
                 order[self.plan.messages[message].lane].append(message)
         return order
 
@@ -139,11 +139,11 @@ class Exchange:
         else:
             torch.mul(gradient.detach(), scale, out=self.slots[tensor])
         if not counts:
-            self._arena.presence[tensor].zero_()
+            self._gradient_buffers.presence[tensor].zero_()
 
     def used_by_anybody(self, tensor: int) -> bool:
         """Whether some rank contributed to the sum of `tensor`, which must have arrived."""
-        return float(self._arena.presence[tensor]) != 0
+        return float(self._gradient_buffers.presence[tensor]) != 0
 
     # -- messages: under the lock, on any thread -------------------------------------------------------------
 
@@ -164,22 +164,22 @@ class Exchange:
             self._issuing = False
 
     def _start(self, message: int) -> None:
-        again = self._dispatcher.in_second_half(message)  # the order of second halves is the plan's: nobody chooses it
+        again = self._dispatcher.in_second_phase(message)  # the order of second halves is the plan's: nobody chooses it
         if self._chooses or (self._coordinated and again):
             self._backend.expect(message)
         if self._chooses and not again:
-            self._peers.choose(self.iteration, message)
+            self._control.choose(self.iteration, message)
         self._began_ns[message] = now_ns()
         buffer = self._buffers[message]
         if again:
-            ended = self._backend.start_second_half(message, buffer, self._message_done)
+            ended = self._backend.start_second_phase(message, buffer, self._message_done)
         else:
             ended = self._backend.start(message, buffer, self._events_of(message), self._message_done, self._message_sent)
         lane = self.plan.messages[message].lane
         self._rolling_hashes[lane] = (self._rolling_hashes[lane] * 1_000_003 + message + 1) & _64_BITS
         self._unissued -= 1
         if self._unissued == 0 and self._backend.needs_one_order:
-            self._peers.issued(self.iteration, sum(self._rolling_hashes) & _64_BITS)
+            self._control.issued(self.iteration, sum(self._rolling_hashes) & _64_BITS)
         if ended:
             self._arrived(message)
 
@@ -210,20 +210,20 @@ class Exchange:
         self._issue(self._dispatcher.finished(message))
 
     def _arrived(self, message: int) -> None:
-        split = self.plan.messages[message].split
-        if split and not self._dispatcher.in_second_half(message):
+        two_phase = self.plan.messages[message].two_phase
+        if two_phase and not self._dispatcher.in_second_phase(message):
             self._left_window(message)
             return
         for tensor in self.plan.messages[message].tensors:
             self._parts[tensor] -= 1
         now = now_ns()
-        if split or self._backend.tells_sends:
+        if two_phase or self._backend.tells_sends:
             self._recorder.add("receive", self.iteration, message, self._began_ns[message], now)
         else:
             self._left_window(message)
-            if self.plan.second_halves:  # beside halves that are received, wholes are
+            if self.plan.second_phases:  # beside halves that are received, wholes are
                 self._recorder.add("receive", self.iteration, message, now, now_ns())
-        if split:
+        if two_phase:
             self._issue(self._dispatcher.finished(message))
         # a wake-up costs more than a message's bookkeeping: only when it is what is waited for
         if self._awaited is not None and self._awaited():
@@ -241,14 +241,14 @@ class Exchange:
         """What rank 0 has decided for the next iteration: `decided` there, waited for elsewhere (None)."""
         iteration = self.iteration + 1
         if decided is not None:
-            self._peers.turn(iteration, decided)
+            self._control.turn(iteration, decided)
             return decided
         self.wait_until(lambda: iteration in self._turns, "the word of rank 0 on the next iteration")
         return self._turns.pop(iteration)
 
     def announce_buffers(self, forward: int, why: int) -> None:
         """Rank 0: the model's buffers will come out of turn, see `buffers.py`."""
-        self._peers.buffers(forward, why)
+        self._control.buffers(forward, why)
 
     def _on_turn(self, iteration: int, what: int) -> None:
         with self._condition:
@@ -302,7 +302,7 @@ class Exchange:
                     self.fail(self._why_not(what))
             self._awaited = None
 
-    def wait_for_works(self, groups: Groups, works: Sequence[Any], what: str) -> None:
+    def wait_for_works(self, groups: ProcessGroups, works: Sequence[Any], what: str) -> None:
         """Return when collectives that were begun in `groups` have ended, or raise as any wait does."""
         if self._backend.has_streams:
             for work in works:
@@ -354,7 +354,7 @@ class Exchange:
         own = error if isinstance(error, JobError) else None
         self.fail(own or PeerFailed(f"rank {self.rank} failed: {type(error).__name__}: {error}", self.rank))
         if not self._closed:
-            self._peers.fail(error)
+            self._control.fail(error)
 
     def suspect(self, error: BaseException) -> None:
         """A collective failed; the control channel will shortly know which rank is to blame."""
@@ -393,7 +393,7 @@ class Exchange:
     def close(self) -> None:
         """End the control channel, then the backend."""
         self._closed = True
-        self._peers.close()
+        self._control.close()
         failure = self.failure
         if failure is None and self._suspicion is not None:
             failure = self._why_not("the last sums")

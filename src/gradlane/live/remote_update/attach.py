@@ -15,7 +15,7 @@ from gradlane.errors import InputError, UnsupportedError
 from gradlane.live.backends.addresses import own_address
 from gradlane.live.backends.external_servers import meet_servers
 from gradlane.live.remote_update.broadcasts import Broadcasts
-from gradlane.live.remote_update.parameter_groups import Groups
+from gradlane.live.remote_update.parameter_groups import ParameterGroups
 from gradlane.live.remote_update.session import ServedSession
 from gradlane.live.remote_update.states import place_states
 from gradlane.live.remote_update.values import Values
@@ -89,7 +89,7 @@ def attach_to_servers(
                 f"{name} is of {param.dtype} on {param.device}: servers update float32 in CPU memory; update on the workers "
                 "(gradlane.attach)"
             )
-    groups = Groups(optimizers, params)
+    groups = ParameterGroups(optimizers, params)
     members = [groups.of(param) for _, param in params]
     states = [groups.states_of(param).get(param, {}) for _, param in params]
     has_state = any(states)

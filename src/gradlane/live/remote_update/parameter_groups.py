@@ -14,7 +14,7 @@ _REFUSED = {"amsgrad": "keeps a third state", "capturable": "is for devices", "d
 _KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
-class Groups:
+class ParameterGroups:
     """The groups of `optimizers`, numbered through; `params` are the trained ones with their names.
 
     Raises `UnsupportedError` for an optimizer or an option that servers do not know, and where optimizers and model do not

@@ -20,15 +20,15 @@ import torch
 
 from gradlane.errors import JobError, PeerFailed, UnsupportedError
 from gradlane.live.remote_update.broadcasts import Broadcasts
-from gradlane.live.remote_update.parameter_groups import Groups
+from gradlane.live.remote_update.parameter_groups import ParameterGroups
 from gradlane.live.remote_update.states import fetched_states
 from gradlane.live.remote_update.values import Sent, Values
 from gradlane.live.session import guards
-from gradlane.live.session.base import Attached
+from gradlane.live.session.base import SessionBase
 from gradlane.live.session.hooks import Hook, inside_a_backward_pass, is_compiled, parameters_of_scripts
 
 
-class ServedSession(Attached):
+class ServedSession(SessionBase):
     """Made by `gradlane.attach_to_servers`; `close()` (or leaving a `with` block) detaches it.
 
     Useful to a training script: `no_sync()`, `flush()`, `iteration`, `close()`.
@@ -39,7 +39,7 @@ class ServedSession(Attached):
         model: torch.nn.Module,
         params: Sequence[tuple[str, torch.nn.Parameter]],
         optimizers: Sequence[torch.optim.Optimizer],
-        groups: Groups,
+        groups: ParameterGroups,
         values: Values,
         *,
         rank: int,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from gradlane.errors import JobError
-from gradlane.live.backends.gradient_buffers import Arena
+from gradlane.live.backends.gradient_buffers import GradientBuffers
 from gradlane.transport import Node, Part, Rule
 
 _FOR_EVER_S = 10**6.0
@@ -48,7 +48,7 @@ class Values:
         self._kinds = [rule.kind for rule in rules]
         self._parts = [rules[group].parts for group in groups]
         self._rules: list[Rule | None] = [None] * len(rules)
-        self.slots = Arena(params).slots
+        self.slots = GradientBuffers(params).slots
         for tensor, (slot, group) in enumerate(zip(self.slots, groups, strict=True)):
             node.define_updated(
                 tensor,

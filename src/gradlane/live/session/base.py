@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # of typing from Python 3.11 on
 
 
-class Attached(ABC):
+class SessionBase(ABC):
     """Everything here runs on the training thread."""
 
     def __init__(self, model: torch.nn.Module) -> None:

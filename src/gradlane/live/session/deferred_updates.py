@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from gradlane.live.comm.driver import Exchange
+from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.live.session import guards, torch_patches
 from gradlane.live.session.deferred_step import DeferredStep, as_at_step
 from gradlane.live.session.verification import Verifier
 
 
-class Owed:
+class DeferredUpdates:
     """Owned by one session; used on the training thread only. `tensor in owed`: whether its update is."""
 
-    def __init__(self, exchange: Exchange, recorder: Recorder, verifier: Verifier | None) -> None:
-        self._exchange, self._recorder, self._verifier = exchange, recorder, verifier
+    def __init__(self, driver: Driver, recorder: Recorder, verifier: Verifier | None) -> None:
+        self._driver, self._recorder, self._verifier = driver, recorder, verifier
         self._steps: dict[int, DeferredStep] = {}  # tensor -> the call of step() that owes its update
         self._hidden: list[int] = []
 
@@ -64,12 +64,12 @@ class Owed:
 
     def make_current(self, tensor: int) -> None:
         """Wait for the sum of `tensor`; if its update is owed, run it, with all others that have arrived."""
-        self._exchange.wait_for(tensor)
+        self._driver.wait_for(tensor)
         if tensor not in self._steps:
             return
         batches: dict[int, tuple[DeferredStep, list[int]]] = {}
         for other, step in self._steps.items():
-            if other == tensor or self._exchange.has_arrived(other):
+            if other == tensor or self._driver.has_arrived(other):
                 batches.setdefault(id(step), (step, []))[1].append(other)
         for step, tensors in batches.values():
             self._update(step, tensors)
@@ -97,12 +97,12 @@ class Owed:
             del self._steps[tensor]
             param = self._params[tensor]
             guards.unwatch(param)
-            self._exchange.wait_for(tensor)  # on a device: the stream waits
+            self._driver.wait_for(tensor)  # on a device: the stream waits
             before.append(param.grad)
-            param.grad = self._exchange.slots[tensor]
+            param.grad = self._driver.slots[tensor]
         if self._verifier is not None:
             for tensor in tensors:
-                self._verifier.arrived(self._params[tensor], self._exchange.slots[tensor])
+                self._verifier.arrived(self._params[tensor], self._driver.slots[tensor])
         with as_at_step():
             step.update(self._params[tensor] for tensor in tensors)
         if self._verifier is not None:
@@ -111,4 +111,4 @@ class Owed:
             self._params[tensor].grad = gradient  # or what the script has put in its place since step()
         ended = now_ns()
         for tensor in tensors:
-            self._recorder.add("update", self._exchange.iteration, tensor, began, ended)
+            self._recorder.add("update", self._driver.iteration, tensor, began, ended)

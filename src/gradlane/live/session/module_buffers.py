@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from gradlane.errors import UnsupportedError
-from gradlane.live.backends.process_groups import Groups
+from gradlane.live.backends.process_groups import ProcessGroups
 
 _ALIGN = 16
 _HEADER = _ALIGN  # bytes: whether the next regular broadcast comes at the end of this forward pass; AGAIN's number so far
@@ -113,7 +113,7 @@ class BufferSync:
         has_channel: bool = True,
     ) -> None:
         self._owners, self._names, self._rank = owners, names, rank
-        self._groups = Groups(group, timeout_s)
+        self._groups = ProcessGroups(group, timeout_s)
         buffers = [owner[name] for owner, name in owners]
         self._lay_out([buffer for buffer in buffers if buffer is not None])
         self._on_cpu = self._last.bytes.device.type == "cpu"

@@ -22,20 +22,20 @@ import torch
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
-from gradlane.core.search_log import Chosen
+from gradlane.core.search_log import SearchLog
 from gradlane.core.timeline import Timeline
 from gradlane.core.tuned import Tuned
 from gradlane.errors import JobError, UnsupportedError
-from gradlane.live.adapt.controller import Turns
+from gradlane.live.adapt.controller import PlanController
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.backends.base import Backend
-from gradlane.live.comm.control_channel import Peers
-from gradlane.live.comm.driver import Exchange
+from gradlane.live.comm.control_channel import ControlChannel
+from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.live.session import aliases, guards
-from gradlane.live.session.base import Attached
+from gradlane.live.session.base import SessionBase
 from gradlane.live.session.deferred_step import DeferredStep, keeps_no_gradient
-from gradlane.live.session.deferred_updates import Owed
+from gradlane.live.session.deferred_updates import DeferredUpdates
 from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_traced, parameters_of_scripts
 from gradlane.live.session.module_buffers import BufferSync
 from gradlane.live.session.verification import Verifier
@@ -45,7 +45,7 @@ log = logging.getLogger("gradlane")
 _SETTLED_EARLY = 5  # steps in a row after which a loop is taken to need all updates at once
 
 
-class Session(Attached):
+class Session(SessionBase):
     """Made by `gradlane.attach`; `close()` (or leaving a `with` block) detaches it.
 
     Useful to a training script: `no_sync()`, `flush()`, `profile()`, `timeline()`, `plan`, `tuned`, `auto`,
@@ -59,7 +59,7 @@ class Session(Attached):
         optimizers: Sequence[torch.optim.Optimizer],
         *,
         planner: Planner,
-        turns: Turns | None,
+        turns: PlanController | None,
         first_plan: Plan,
         coordinated: bool,
         may_cross: bool,
@@ -67,7 +67,7 @@ class Session(Attached):
         world: int,
         timeout_s: float,
         backend: Backend,
-        peers: Callable[..., Peers],
+        peers: Callable[..., ControlChannel],
         buffers: BufferSync | None,
         verifier: Verifier | None = None,
     ) -> None:
@@ -102,13 +102,13 @@ class Session(Attached):
         self._settled_early = 0  # steps in a row of which nothing was owed any more when the next forward pass began
         self._stale: frozenset[int] = frozenset()  # what was still owed when this backward pass began
         on_buffers = (lambda forward, why: None) if buffers is None else buffers.announced
-        self._exchange = Exchange(rank, timeout_s, backend, self._recorder, peers, on_buffers)
+        self._driver = Driver(rank, timeout_s, backend, self._recorder, peers, on_buffers)
         self._verifier = verifier
         if verifier is not None:
-            verifier.connect(self._exchange.abort, self._exchange.wait_for_works)
-        self._owed = Owed(self._exchange, self._recorder, verifier)
+            verifier.connect(self._driver.abort, self._driver.wait_for_works)
+        self._deferred = DeferredUpdates(self._driver, self._recorder, verifier)
         if buffers is not None:
-            buffers.connect(self._exchange.announce_buffers, self._exchange.notify)
+            buffers.connect(self._driver.announce_buffers, self._driver.notify)
         self._take_up(first_plan)
         self._attach_hooks(self._params, self._optimizers)
 
@@ -119,14 +119,14 @@ class Session(Attached):
         before = {id(param): wrapper for param, wrapper in zip(self._params, self._wrappers, strict=True)}
         self._params = [self._params_by_name[spec.name] for spec in plan.tensors]
         self._tensor_of = {id(param): tensor for tensor, param in enumerate(self._params)}
-        self._exchange.take_up(plan, self._params, self._coordinated and self._settled)
+        self._driver.take_up(plan, self._params, self._coordinated and self._settled)
         self._find_unguarded()
         self._wrappers = [self._wrapper_of(tensor, before.get(id(param))) for tensor, param in enumerate(self._params)]
-        self._owed.take_up(self._params, self._wrappers)
+        self._deferred.take_up(self._params, self._wrappers)
         self._fired = [0] * len(self._params)
         self._launched = [False] * len(self._params)
         self._expected = [self._fires_in_a_pass.get(spec.name, 1) for spec in plan.tensors]
-        self._recorder.forget(self._exchange.iteration + 1)
+        self._recorder.forget(self._driver.iteration + 1)
 
     def _find_unguarded(self) -> None:
         """The tensors whose updates may not be deferred, since something reads their parameters past every guard."""
@@ -141,7 +141,7 @@ class Session(Attached):
 
     def _wrapper_of(self, tensor: int, before: guards.PendingGradient | None) -> guards.PendingGradient:
         """What will stand in `.grad` for `tensor`; `before`: what did so under the last plan."""
-        slot, param = self._exchange.slots[tensor], self._params[tensor]
+        slot, param = self._driver.slots[tensor], self._params[tensor]
         if before is not None and before.slot is slot:
             return before
         if before is not None and param.grad is before:  # the script accumulates onto it
@@ -155,7 +155,7 @@ class Session(Attached):
     def _give_away(self, wrapper: guards.PendingGradient, memory: torch.Tensor | None = None) -> torch.Tensor:
         """`wrapper` stands for memory of the script's own from now on, with what is in the slot where none is given."""
         tensor = wrapper.tensor
-        param, slot = self._params[tensor], self._exchange.slots[tensor]
+        param, slot = self._params[tensor], self._driver.slots[tensor]
         memory = slot.clone() if memory is None else memory
         wrapper.given_away(memory)
         self._wrappers[tensor] = guards.PendingGradient(slot, tensor, self._gradient_read, self._give_away)
@@ -192,7 +192,7 @@ class Session(Attached):
     # -- forward ---------------------------------------------------------------------------------------
 
     def _before_forward(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
-        self._exchange.check()
+        self._driver.check()
         if inside_a_backward_pass():
             return  # a checkpoint runs the whole model again
         if is_traced():
@@ -212,24 +212,22 @@ class Session(Attached):
         elif not self._settled:
             self._hook_compiled_parts()
         if self._buffers is not None:
-            self._refused_aloud(
-                lambda buffers: buffers.before_forward(self._exchange.wait_until, module.training, self._settled)
-            )
+            self._refused_aloud(lambda buffers: buffers.before_forward(self._driver.wait_until, module.training, self._settled))
         if not trains:
             return
         if self._verifier is not None and self._sync and self._buffers is not None:
-            self._verifier.forward_begins(self._exchange.iteration + 1)
+            self._verifier.forward_begins(self._driver.iteration + 1)
         for name, param in self._frozen:
             if param.requires_grad:
                 raise JobError(f"{name} was frozen at attach and is trained now: close() the session and attach again")
         self._keep_the_barrier_if_it_is_kept_anyway()
-        now = self._now(self._exchange.iteration + 1)
-        if self._forward_began_ns and self._exchange.iteration >= 0:
-            self._recorder.add("step", self._exchange.iteration, -1, self._forward_began_ns, now)
+        now = self._now(self._driver.iteration + 1)
+        if self._forward_began_ns and self._driver.iteration >= 0:
+            self._recorder.add("step", self._driver.iteration, -1, self._forward_began_ns, now)
         self._forward_began_ns = now
         if not self._settled:
             if not whole:
-                self._watched_iteration = self._exchange.iteration + 1
+                self._watched_iteration = self._driver.iteration + 1
             self._watch_all()
         self._in_forward = True
 
@@ -241,7 +239,7 @@ class Session(Attached):
     def _keep_the_barrier_if_it_is_kept_anyway(self) -> None:
         """A script that settles each step before the next forward pass gains nothing from updates that could wait."""
         if self._is_late:
-            self._settled_early = 0 if self._owed else self._settled_early + 1
+            self._settled_early = 0 if self._deferred else self._settled_early + 1
             self._is_late = False
         if self._crosses and self._settled_early >= _SETTLED_EARLY:
             self._crosses = self._may_cross = self._planner.crosses = False
@@ -263,8 +261,8 @@ class Session(Attached):
         if not torch.is_grad_enabled() or inside_a_backward_pass() or is_traced():
             return
         self._in_forward = False
-        now = self._forward_ended_ns = self._now(self._exchange.iteration + 1)
-        self._recorder.add("forward", self._exchange.iteration + 1, -1, self._forward_began_ns, now)
+        now = self._forward_ended_ns = self._now(self._driver.iteration + 1)
+        self._recorder.add("forward", self._driver.iteration + 1, -1, self._forward_began_ns, now)
         if not self._sync:
             if self._forward_summed:
                 self._hook_outputs(output)
@@ -279,9 +277,9 @@ class Session(Attached):
         """The first use of a watched parameter since it was watched."""
         if self._verifier is not None:
             self._verifier.touched(self._params[tensor])
-        self._owed.make_current(tensor)
+        self._deferred.make_current(tensor)
         self._seen.add(tensor)
-        iteration = self._exchange.iteration + 1
+        iteration = self._driver.iteration + 1
         now = self._now(iteration)
         self._recorder.add("use", iteration, tensor, now, now)
         if self._planner.measures(iteration):
@@ -291,44 +289,44 @@ class Session(Attached):
     # -- backward --------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self._exchange.check()
-        self._stale = frozenset(self._owed)
+        self._driver.check()
+        self._stale = frozenset(self._deferred)
         self._settle()
-        if not self._settled and self._planner.is_due(self._exchange):
-            plan = self._planner.decide(type(self.model).__name__, self._device, self._backend, self._exchange.collective)
+        if not self._settled and self._planner.is_due(self._driver):
+            plan = self._planner.decide(type(self.model).__name__, self._device, self._backend, self._driver.collective)
             self._settled = True
-            always_read = 0 <= self._exchange.iteration < len(self._reads)
+            always_read = 0 <= self._driver.iteration < len(self._reads)
             self._planner.crosses = self._may_cross and not always_read
             self._take_up(plan)
             log.info("rank %d: %s", self.rank, plan.describe(limit=0).partition("\n")[0])
             if self._turns is not None:
                 self._turns.start(self._planner, self._recorder)
         elif self._settled and self._turns is not None and not self._turns.over:
-            changed = self._turns.turn(self._planner, self._exchange, self._backend)
+            changed = self._turns.turn(self._planner, self._driver, self._backend)
             if changed is not None:
                 self._take_up(changed)
         self._accumulate_in_slots()
         self._recorder.begin()
         self._in_backward = True
-        self._backward_began_ns = self._now(self._exchange.iteration + 1)
+        self._backward_began_ns = self._now(self._driver.iteration + 1)
         self._fired = [0] * len(self._params)
         self._launched = [False] * len(self._params)
-        self._exchange.begin()
+        self._driver.begin()
         if self._verifier is not None:
-            self._verifier.begin(self._exchange.iteration)
+            self._verifier.begin(self._driver.iteration)
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     @property
     def _counting(self) -> bool:
         """In iteration 0 nobody knows how often a hook fires in a pass: all gradients leave at its end."""
-        return self._exchange.iteration == 0
+        return self._driver.iteration == 0
 
     def _name_of(self, tensor: int) -> str:
         return self._plan.tensors[tensor].name
 
     def _launch(self, tensor: int, param: torch.nn.Parameter) -> None:
         """Put the gradient, divided by the world size as DDP does, into its slot, and say that it is ready."""
-        gradient, slot = param.grad, self._exchange.slots[tensor]
+        gradient, slot = param.grad, self._driver.slots[tensor]
         assert gradient is not None
         if tensor in self._stale:
             self._fail(
@@ -350,14 +348,14 @@ class Session(Attached):
         else:
             self._show(tensor, param)
         self._launched[tensor] = True
-        self._catch_up(self._exchange.iteration)
-        at = self._exchange.ready(tensor)
-        if self._planner.measures(self._exchange.iteration):
+        self._catch_up(self._driver.iteration)
+        at = self._driver.ready(tensor)
+        if self._planner.measures(self._driver.iteration):
             self._planner.builder.ready(self._plan.tensors[tensor].name, at - self._backward_began_ns)
 
     def _end(self) -> None:
         """The backward pass is over: what it did not produce contributes nothing."""
-        ended = self._now(self._exchange.iteration)
+        ended = self._now(self._driver.iteration)
         if self._counting:
             self._expected = [max(1, fired) for fired in self._fired]
             self._fires_in_a_pass = {spec.name: n for spec, n in zip(self._plan.tensors, self._expected, strict=True)}
@@ -370,7 +368,7 @@ class Session(Attached):
             else:
                 self._launch_absent(tensor, param)
                 absent.append(tensor)
-        if self._watched_iteration == self._exchange.iteration > 0:
+        if self._watched_iteration == self._driver.iteration > 0:
             unseen = {self._name_of(tensor) for tensor, fired in enumerate(self._fired) if fired and tensor not in self._seen}
             if unseen:
                 self._unseen |= unseen
@@ -379,21 +377,21 @@ class Session(Attached):
         self._forward_summed = None
         self._accumulated.clear()
         self._in_backward = False
-        self._recorder.add("backward", self._exchange.iteration, -1, self._backward_began_ns, ended)
-        if self._planner.measures(self._exchange.iteration):
+        self._recorder.add("backward", self._driver.iteration, -1, self._backward_began_ns, ended)
+        if self._planner.measures(self._driver.iteration):
             forward_ns = self._forward_ended_ns - self._forward_began_ns
             self._planner.builder.passed(forward_ns, ended - self._backward_began_ns)
         if self._verifier is not None:
             self._verifier.backward_ended()
         for tensor in absent:  # as DDP with find_unused_parameters: used by nobody means left alone
-            self._exchange.wait_for(tensor)
-            if self._exchange.used_by_anybody(tensor):
+            self._driver.wait_for(tensor)
+            if self._driver.used_by_anybody(tensor):
                 param = self._params[tensor]
                 if param.grad is None:
                     param.grad = self._wrappers[tensor]
                 else:
                     with torch.no_grad():
-                        param.grad.copy_(self._exchange.slots[tensor])
+                        param.grad.copy_(self._driver.slots[tensor])
         self._fill_in_the_scripts()
 
     def _launch_absent(self, tensor: int, param: torch.nn.Parameter) -> None:
@@ -401,13 +399,13 @@ class Session(Attached):
         kept from before; presence tells whether any pass since the last sum had one."""
         self._refuse_replaced([tensor])
         gradient = param.grad
-        if gradient is self._exchange.slots[tensor] or aliases.is_held(self._wrappers, tensor):
+        if gradient is self._driver.slots[tensor] or aliases.is_held(self._wrappers, tensor):
             self._give_away(self._wrappers[tensor])
             gradient = param.grad
-        self._exchange.put_absent(tensor, gradient, self._scale, counts=id(param) in self._accumulated)
+        self._driver.put_absent(tensor, gradient, self._scale, counts=id(param) in self._accumulated)
         if self._verifier is not None:
-            self._verifier.contributes(param, self._exchange.slots[tensor])
-        self._exchange.ready(tensor)
+            self._verifier.contributes(param, self._driver.slots[tensor])
+        self._driver.ready(tensor)
 
     def _refuse_replaced(self, tensors: Iterable[int] | None = None) -> None:
         for tensor in range(len(self._params)) if tensors is None else tensors:
@@ -429,11 +427,11 @@ class Session(Attached):
             "gradients lie in memory that the script holds too (a flat buffer, views): their sums are waited for in backward()",
         )
         for tensor, gradient in self._of_the_script:
-            self._exchange.wait_for(tensor)
+            self._driver.wait_for(tensor)
             if self._verifier is not None:
-                self._verifier.arrived(self._params[tensor], self._exchange.slots[tensor])
+                self._verifier.arrived(self._params[tensor], self._driver.slots[tensor])
             with torch.no_grad():
-                gradient.copy_(self._exchange.slots[tensor])
+                gradient.copy_(self._driver.slots[tensor])
         self._of_the_script.clear()
 
     def _show(self, tensor: int, param: torch.nn.Parameter) -> None:
@@ -451,19 +449,19 @@ class Session(Attached):
     # -- step ------------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._exchange.check()
+        self._driver.check()
         if self._in_backward:
             self._refuse_step_in_backward(optimizer)
         else:
             if self._buffers is not None:
-                self._refused_aloud(lambda buffers: buffers.check(self._exchange.wait_until))
-            if self._owed.of(optimizer):  # step() once more
+                self._refused_aloud(lambda buffers: buffers.check(self._driver.wait_until))
+            if self._deferred.of(optimizer):  # step() once more
                 self._settle()
             needs_all = self._needs_all(optimizer, args, kwargs)
             self._split_step(optimizer, defer=not needs_all and self._crosses)
             if self._verifier is not None and "closure" not in self._told:
                 self._verifier.stepping(optimizer, self._is_owed)
-        self._step_began_ns = self._now(self._exchange.iteration)
+        self._step_began_ns = self._now(self._driver.iteration)
 
     def _refuse_step_in_backward(self, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
@@ -485,23 +483,23 @@ class Session(Attached):
                 tensor = self._tensor_of.get(id(param))
                 if tensor is None or param.grad is not self._wrappers[tensor]:
                     continue  # not ours, or replaced or dropped by the script
-                if defer and tensor not in self._unguarded and not self._exchange.has_arrived(tensor):
+                if defer and tensor not in self._unguarded and not self._driver.has_arrived(tensor):
                     self._is_late = True
                     shared = shared or aliases.Aliases(optimizer, self._params, self._accumulators)
                     if not shared.of(param):
                         owed = owed or DeferredStep(optimizer)
-                        self._owed.hide(tensor, owed)
+                        self._deferred.hide(tensor, owed)
                         continue
                     self._tell(
                         "aliases",
                         f"something else holds the memory of {self._name_of(tensor)} or of the optimizer's state of it (a "
                         "state_dict that was kept, a view, a NumPy array): such parameters are updated at step(), not later",
                     )
-                self._exchange.wait_for(tensor)
+                self._driver.wait_for(tensor)
                 if self._verifier is not None:
-                    self._verifier.arrived(param, self._exchange.slots[tensor])
+                    self._verifier.arrived(param, self._driver.slots[tensor])
                 if keeps_none:
-                    param.grad = self._exchange.slots[tensor]
+                    param.grad = self._driver.slots[tensor]
                     self._in_step.append(tensor)
                 else:
                     self._give_away(self._wrappers[tensor])
@@ -515,24 +513,24 @@ class Session(Attached):
         return has_closure or hasattr(optimizer, "grad_scale")
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        now = self._now(self._exchange.iteration)
+        now = self._now(self._driver.iteration)
         if self._verifier is not None:
             self._verifier.all_updated(optimizer, self._is_owed)
-        self._owed.show_hidden(self._parameter_used, self._settle)
+        self._deferred.show_hidden(self._parameter_used, self._settle)
         for tensor in self._in_step:
-            if self._params[tensor].grad is self._exchange.slots[tensor]:
+            if self._params[tensor].grad is self._driver.slots[tensor]:
                 self._params[tensor].grad = self._wrappers[tensor]
         self._in_step.clear()
         if not self._settled:  # a parameter may be used before the forward pass
             self._watch_all()
-        if self._exchange.iteration < 0:
+        if self._driver.iteration < 0:
             return
         for group in optimizer.param_groups:
             for param in group["params"]:
                 updated = self._tensor_of.get(id(param))
-                if updated is not None and updated not in self._owed:
-                    self._recorder.add("update", self._exchange.iteration, updated, self._step_began_ns, now)
-        if self._planner.measures(self._exchange.iteration):
+                if updated is not None and updated not in self._deferred:
+                    self._recorder.add("update", self._driver.iteration, updated, self._step_began_ns, now)
+        if self._planner.measures(self._driver.iteration):
             self._planner.builder.updated(now - self._step_began_ns)
 
     def _gradient_read(self, tensor: int) -> None:
@@ -545,30 +543,30 @@ class Session(Attached):
                 "backward()"
             )
         if not self._settled:
-            self._reads.add(self._exchange.iteration)
+            self._reads.add(self._driver.iteration)
         told = self._told & {"closure"}  # then it is the optimizer that reads, after its closure
-        if self._crosses and not told and tensor not in self._owed and not self._exchange.has_arrived(tensor):
+        if self._crosses and not told and tensor not in self._deferred and not self._driver.has_arrived(tensor):
             self._is_late = True
             self._tell(
                 "read",
                 "gradients are read between backward and step (clip_grad_norm_, GradScaler, logging): such steps wait for "
                 "all sums",
             )
-        self._owed.make_current(tensor)
+        self._deferred.make_current(tensor)
         if self._verifier is not None:
             self._verifier.touched(self._params[tensor])
-            self._verifier.arrived(self._params[tensor], self._exchange.slots[tensor])
+            self._verifier.arrived(self._params[tensor], self._driver.slots[tensor])
 
     def _is_owed(self, param: torch.nn.Parameter) -> bool:
-        return self._tensor_of.get(id(param), -1) in self._owed
+        return self._tensor_of.get(id(param), -1) in self._deferred
 
     def _settle(self) -> None:
         """Everything of the iteration before has arrived, and every update has run."""
-        self._exchange.check()
+        self._driver.check()
         if self._in_backward:
             return
-        self._owed.make_all_current()
-        self._exchange.wait_for_all()
+        self._deferred.make_all_current()
+        self._driver.wait_for_all()
         for param in self._params:
             guards.unwatch(param)
 
@@ -591,10 +589,10 @@ class Session(Attached):
         return found if isinstance(found, Tuned) else None
 
     @property
-    def auto(self) -> Chosen | None:
+    def auto(self) -> SearchLog | None:
         """On rank 0 of a session under `auto`: what was predicted, tried and kept so far; None elsewhere."""
         found = None if self._turns is None else self._turns.record()
-        return found if isinstance(found, Chosen) else None
+        return found if isinstance(found, SearchLog) else None
 
     @property
     def tuning(self) -> bool:
@@ -614,7 +612,7 @@ class Session(Attached):
     @property
     def failed(self) -> bool:
         """Whether this job has failed, here or on another rank: nothing can be trained any more."""
-        return self._exchange.failure is not None
+        return self._driver.failure is not None
 
     def flush(self) -> None:
         """Wait for every sum and run every owed update: parameters and gradients are as plain DDP's.
@@ -649,36 +647,36 @@ class Session(Attached):
         if self._closed:
             return
         try:
-            if self._exchange.failure is None and not self._in_backward:
+            if self._driver.failure is None and not self._in_backward:
                 self._settle()
                 self._before_close(self)
                 if self._buffers is not None:
-                    self._refused_aloud(lambda buffers: buffers.finish(self._exchange.wait_until))
+                    self._refused_aloud(lambda buffers: buffers.finish(self._driver.wait_until))
                     self._buffers.close()
                 if self._verifier is not None:
                     self._verifier.close()
         finally:
             self._detach_hooks()
-            self._owed.forget()
+            self._deferred.forget()
             for param, wrapper in zip(self._params, self._wrappers, strict=True):
                 guards.unwatch(param)
                 if param.grad is wrapper:  # where the job has failed a slot holds this rank's part at best
-                    param.grad = None if self._exchange.failure is not None else wrapper.slot
+                    param.grad = None if self._driver.failure is not None else wrapper.slot
                 wrapper.given_away(wrapper.slot)
             if self._turns is not None:
                 self._turns.close()
-            self._exchange.close()
+            self._driver.close()
             self._after_close(self)
 
     def abort(self, error: BaseException) -> None:
         """Tell the other ranks that this one fails with `error`; they raise `PeerFailed` with its text."""
-        self._exchange.abort(error)
+        self._driver.abort(error)
 
     def _fail(self, text: str, kind: type[JobError] | type[UnsupportedError] = JobError) -> NoReturn:
         """Raise `text` here; the other ranks are told."""
-        self._exchange.check()  # a failure before this one stands
-        error = kind(f"rank {self.rank}, iteration {self._exchange.iteration}: {text}")
-        self._exchange.abort(error)
+        self._driver.check()  # a failure before this one stands
+        error = kind(f"rank {self.rank}, iteration {self._driver.iteration}: {text}")
+        self._driver.abort(error)
         raise error
 
     def _refused_aloud(self, call: Callable[[BufferSync], None]) -> None:

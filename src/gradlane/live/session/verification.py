@@ -25,7 +25,7 @@ import torch.distributed as dist
 import gradlane
 from gradlane.core.fields import need
 from gradlane.errors import VerificationError
-from gradlane.live.backends.process_groups import Groups
+from gradlane.live.backends.process_groups import ProcessGroups
 from gradlane.live.session.deferred_step import DeferredStep
 
 _ROUNDING = 1e-5  # of the largest element of a sum, for sums of three ranks and more
@@ -71,11 +71,11 @@ class Verifier:
     ) -> None:
         self._options, self._params, self._buffers = options, params, buffers
         self._names = {id(param): name for name, param in zip(names, params, strict=True)}
-        self._groups = Groups(group, timeout_s)
+        self._groups = ProcessGroups(group, timeout_s)
         self._groups.open()
         self._rank, self._world = dist.get_rank(group), dist.get_world_size(group)
         self._tell: Callable[[BaseException], None] = lambda error: None
-        self._wait_for: Callable[[Groups, Sequence[Any], str], None] = lambda groups, works, what: None
+        self._wait_for: Callable[[ProcessGroups, Sequence[Any], str], None] = lambda groups, works, what: None
         self._iteration = -1
         self.verifies = False
         self.verified = 0  # updates of a parameter so far
@@ -84,7 +84,9 @@ class Verifier:
         self._touched: dict[int, str] = {}
         self._steps: dict[int, tuple[DeferredStep, _Before]] = {}
 
-    def connect(self, tell: Callable[[BaseException], None], wait_for: Callable[[Groups, Sequence[Any], str], None]) -> None:
+    def connect(
+        self, tell: Callable[[BaseException], None], wait_for: Callable[[ProcessGroups, Sequence[Any], str], None]
+    ) -> None:
         """Whom to tell of what is found, before it is raised, and how to wait for collectives of a group."""
         self._tell, self._wait_for = tell, wait_for
 

@@ -16,26 +16,26 @@ import torch.distributed as dist
 import gradlane
 from gradlane import policies
 from gradlane.core import files
-from gradlane.core.backends import EXECUTORS, BackendName, refuse_what_cannot_be_done
+from gradlane.core.backends import BACKENDS, BackendName, refuse_what_cannot_be_done
 from gradlane.core.fields import need, need_int
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy, replans
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from gradlane.core.search_log import AUTO, Chosen
+from gradlane.core.search_log import AUTO, SearchLog
 from gradlane.core.tuned import Tuned
 from gradlane.errors import InputError, JobError, UnsupportedError
 from gradlane.live.adapt.auto import Auto
-from gradlane.live.adapt.controller import Turns
+from gradlane.live.adapt.controller import PlanController
 from gradlane.live.adapt.profiling import Planner, check_fits
 from gradlane.live.adapt.reassembly import Reassembly
 from gradlane.live.adapt.tuner import digest, prepare
-from gradlane.live.backends.all_reduce import AllReduce
+from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.base import Backend
-from gradlane.live.backends.parameter_server import Servers
+from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.streams import streams_of
-from gradlane.live.comm.control_channel import Peers
+from gradlane.live.comm.control_channel import ControlChannel
 from gradlane.live.session.deferred_step import why_it_needs_the_barrier
 from gradlane.live.session.module_buffers import BufferSync, places_of_buffers
 from gradlane.live.session.session import Session
@@ -145,15 +145,15 @@ def attach(
     specs = tuple(_spec(name, param) for name, param in params)
     guess = _unmeasured_profile(type(model).__name__, str(params[0][1].device), specs)
     if policy is None:
-        policy = policies.default(EXECUTORS[backend]) if tune or knobs is not None else AUTO
+        policy = policies.default(backend) if tune or knobs is not None else AUTO
     is_auto = policy == AUTO
     need(not is_auto or (not tune and knobs is None), "tune, knobs", (tune, knobs), "neither with auto")
     chosen = policy_of(SAFE) if is_auto else catalog.get(policy) if isinstance(policy, str) else policy
     if isinstance(chosen, Plan):
         need(not tune and knobs is None, "tune, knobs", (tune, knobs), "neither with a plan, which has no knobs: give a policy")
-        refuse_what_cannot_be_done(chosen, backend, apart=servers > 0)
+        refuse_what_cannot_be_done(chosen, backend, external=servers > 0)
         check_fits(chosen, specs)
-    elif chosen.name in catalog.names() and chosen.name not in catalog.names(EXECUTORS[backend], apart=servers > 0):
+    elif chosen.name in catalog.names() and chosen.name not in catalog.names(backend, external=servers > 0):
         make_plan(chosen, guess, Place(_UNMEASURED, backend, servers))  # refused with the reason, whatever is measured
     may_cross = _may_cross(optimizers, cross_barrier)
     world, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
@@ -162,7 +162,7 @@ def attach(
         has = "does not have this rank" if rank < 0 else f"has {world} of the {dist.get_world_size()} ranks"
         raise UnsupportedError(f"process_group {has}, expected one of all ranks")
     start: Policy | Plan = chosen
-    turns: Turns | None = None
+    turns: PlanController | None = None
     fault = ""
     if not isinstance(chosen, Plan) and (tune or knobs is not None):
         about = Tuned(chosen.name, {}, type(model).__name__, digest(specs), world, backend)
@@ -175,7 +175,7 @@ def attach(
     if turns is None and not isinstance(chosen, Plan) and replans(chosen) and world > 1:
         turns = Reassembly(rank, chosen, stream_ordered)
     if is_auto and world > 1:
-        turns = Auto(rank, Chosen(type(model).__name__, world, backend, SAFE), backend, servers, stream_ordered)
+        turns = Auto(rank, SearchLog(type(model).__name__, world, backend, SAFE), backend, servers, stream_ordered)
     terms = handshake.Terms(
         gradlane=gradlane.__version__,
         torch=str(torch.__version__),
@@ -204,9 +204,9 @@ def attach(
     store = handshake.agree(terms, process_group, str(next(_attachments)), timeout, fault)
     carrier: Backend
     if backend == "all-reduce":
-        carrier = AllReduce(device, streams, process_group, timeout, weight)
+        carrier = AllReduceBackend(device, streams, process_group, timeout, weight)
     else:
-        carrier = Servers(
+        carrier = ParameterServerBackend(
             streams,
             process_group,
             store,
@@ -214,7 +214,7 @@ def attach(
             fingerprint=terms.fingerprint(),
             packet_bytes=packet_bytes or NodeOptions.packet_bytes,
             rank_order=summation_order == "rank",
-            apart=servers,
+            external=servers,
             servers_store=overridden.servers_store,
             weight=weight,
         )
@@ -239,7 +239,7 @@ def attach(
             world=world,
             timeout_s=timeout,
             backend=carrier,
-            peers=partial(Peers, store, rank, world, timeout),
+            peers=partial(ControlChannel, store, rank, world, timeout),
             buffers=_synchronised(model, process_group, rank, timeout, broadcast_buffers) if buffers else None,
             verifier=_verifier(verify, model, params, process_group, timeout) if verify else None,
         )
@@ -281,7 +281,7 @@ def _given_back_on_failure(carrier: Backend) -> Iterator[None]:
 
 
 def check_backend(backend: str, packet_bytes: int | None, summation_order: str | None, servers: int, order: str) -> None:
-    need(backend in EXECUTORS, "backend", backend, "'all-reduce' or 'server'")
+    need(backend in BACKENDS, "backend", backend, "'all-reduce' or 'server'")
     if backend != "server":
         need(packet_bytes is None, "packet_bytes", packet_bytes, "none: packets are of backend='server'")
         need(summation_order is None, "summation_order", summation_order, "none: it is of backend='server'")

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from gradlane import policies
 from gradlane.core import files
-from gradlane.core.backends import EXECUTORS, BackendName
+from gradlane.core.backends import BackendName
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
@@ -40,7 +40,7 @@ def options_from(environment: dict[str, str]) -> overrides.Overrides:
     if plan:
         policy = files.read(plan, Plan)
     elif policy is None and (name or knobs):
-        policy = catalog.get(name or policies.default(EXECUTORS[backend or "all-reduce"]), **knobs)
+        policy = catalog.get(name or policies.default(backend or "all-reduce"), **knobs)
     knobs_file = environment.get("GRADLANE_KNOBS_FILE")
     if plan and (name or knobs):
         raise InputError("--plan and --policy were both given; a plan needs no policy")

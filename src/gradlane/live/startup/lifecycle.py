@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 
-class Attached(Protocol):
+class AttachedSession(Protocol):
     """What is attached to a model, until it is closed."""
 
     model: torch.nn.Module
@@ -27,29 +27,29 @@ class Attached(Protocol):
     def close(self) -> None: ...
 
 
-_sessions: weakref.WeakKeyDictionary[torch.nn.Module, Attached] = weakref.WeakKeyDictionary()
+_sessions: weakref.WeakKeyDictionary[torch.nn.Module, AttachedSession] = weakref.WeakKeyDictionary()
 
 
-def session_of(model: torch.nn.Module) -> Attached | None:
+def session_of(model: torch.nn.Module) -> AttachedSession | None:
     """The session that is attached to `model` now."""
     session = _sessions.get(model)
     return None if session is None or session.closed else session
 
 
-def keep(session: Attached) -> None:
+def keep(session: AttachedSession) -> None:
     """End `session` when this process ends."""
     _sessions[session.model] = session
     _tell_others_on_a_crash()
     atexit.register(_close_at_exit, weakref.ref(session))
 
 
-def forget(session: Attached) -> None:
+def forget(session: AttachedSession) -> None:
     """A session holds its model, which must not be held for good; one that failed decides how the process ends."""
     if not session.failed:
         _sessions.pop(session.model, None)
 
 
-def _close_at_exit(reference: weakref.ref[Attached]) -> None:
+def _close_at_exit(reference: weakref.ref[AttachedSession]) -> None:
     session = reference()
     if session is not None:
         session.close()

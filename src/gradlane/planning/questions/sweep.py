@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gradlane.core.backends import EXECUTORS
 from gradlane.core.checks import check_timeline
 from gradlane.core.cluster import Cluster
 from gradlane.core.network import Network
@@ -47,7 +46,7 @@ class Case:
     def policies(self) -> tuple[str, ...]:
         """The names of all policies that can run here but `searched`."""
         place = self.place
-        return tuple(name for name in catalog.names(EXECUTORS[place.backend], place.apart) if name != Searched.name)
+        return tuple(name for name in catalog.names(place.backend, place.has_external_servers) if name != Searched.name)
 
 
 @dataclass(frozen=True)

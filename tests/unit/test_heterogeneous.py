@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from gradlane import policies
 from gradlane.core.checks import check_timeline
-from gradlane.core.cluster import Step
+from gradlane.core.cluster import RateStep
 from gradlane.core.network import Network
 from gradlane.errors import InputError
 from gradlane.policies.geryon import Geryon
-from gradlane.sim import planned_ahead, simulate, simulate_unlike
+from gradlane.sim import planned_ahead, simulate, simulate_heterogeneous
 from tests.unit.strategies import chain, networks, profiles
 
 THREE = Network.line(3, 50, 10**9)  # a byte a nanosecond
@@ -32,7 +32,7 @@ def test_workers_that_are_alike_do_what_one_does(profile, network, workers, name
     network = msgspec.structs.replace(network, workers=workers)
     plan = plan_of(name, profile, network)
     alone = simulate(plan, profile, network)
-    for timeline in simulate_unlike(plan, profile, network):
+    for timeline in simulate_heterogeneous(plan, profile, network):
         check_timeline(timeline, plan)
         assert timeline.iteration_ns() == alone.iteration_ns()
 
@@ -40,7 +40,7 @@ def test_workers_that_are_alike_do_what_one_does(profile, network, workers, name
 def test_a_collective_waits_for_the_slowest_worker_and_ends_for_all_at_once():
     profile = chain((1_000, 400, 10, 500))
     plan = plan_of("sync-easgd", profile, THREE)
-    timelines = simulate_unlike(plan, profile, THREE, compute_percent=(100, 300, 100))
+    timelines = simulate_heterogeneous(plan, profile, THREE, compute_percent=(100, 300, 100))
     # the slow one: 3 * (500 + 1000), then 450 on the network, then its update of 30; the others have waited
     assert [timeline.iteration_ns()[-1] for timeline in timelines] == [4_980] * 3
     ends = [timeline.of("send")[0].end_ns for timeline in timelines]
@@ -51,10 +51,10 @@ def test_a_network_that_slows_down_in_the_middle_is_followed_and_startups_stay()
     profile = chain((1_000, 4_000, 0, 0))
     plan = plan_of("sync-easgd", profile, THREE)
     # ready at 1000, startup until 1050, 2000 bytes by 3050, the other 2000 at a quarter of the rate
-    timelines = simulate_unlike(plan, profile, THREE, 1, steps=(Step(3_050, 250_000_000),))
+    timelines = simulate_heterogeneous(plan, profile, THREE, 1, steps=(RateStep(3_050, 250_000_000),))
     assert timelines[0].of("send")[0].end_ns == 3_050 + 8_000
     # all of it at a quarter from the beginning
-    timelines = simulate_unlike(plan, profile, THREE, 1, steps=(Step(0, 250_000_000),))
+    timelines = simulate_heterogeneous(plan, profile, THREE, 1, steps=(RateStep(0, 250_000_000),))
     assert timelines[0].of("send")[0].end_ns == 1_050 + 16_000
 
 
@@ -63,7 +63,7 @@ def test_what_is_interrupted_goes_on_where_it_stopped_though_the_rate_has_change
     profile = chain((1_000, 400, 0, 0), (10, 4_000, 0, 0))
     network = Network.line(2, 0, 10**9)
     plan = planned_ahead(Geryon(threshold_percent=25).plan(profile, network), profile, network)
-    timeline = simulate_unlike(plan, profile, network, 1, steps=(Step(2_000, 500_000_000),))[0]
+    timeline = simulate_heterogeneous(plan, profile, network, 1, steps=(RateStep(2_000, 500_000_000),))[0]
     ends = {span.subject: span.end_ns for span in timeline.of("send")}
     by_tensor = {plan.messages[message].tensors[0]: end for message, end in ends.items()}
     # 1000 bytes of t1, 400 of t0, 590 of t1 until 2000, 2410 at half the rate
@@ -75,7 +75,7 @@ def test_jitter_is_the_same_for_a_seed_and_costs_the_slowest_of_all():
     plan = plan_of("blocks", profile, THREE)
 
     def steps(seed, jitter):
-        return simulate_unlike(plan, profile, THREE, 20, jitter=jitter, seed=seed)[0].iteration_ns()
+        return simulate_heterogeneous(plan, profile, THREE, 20, jitter=jitter, seed=seed)[0].iteration_ns()
 
     assert steps(1, 0.2) == steps(1, 0.2)
     assert steps(1, 0.2) != steps(2, 0.2)
@@ -93,8 +93,8 @@ def test_jitter_is_the_same_for_a_seed_and_costs_the_slowest_of_all():
 def test_every_policy_runs_among_any_workers_and_its_timelines_pass(profile, percent, rates, jitter, name):
     network = Network.line(len(percent), 20_000, 10**9)
     plan = plan_of(name, profile, network)
-    steps = tuple(Step(index * 1_000_000, rate) for index, rate in enumerate(rates))
-    for timeline in simulate_unlike(plan, profile, network, compute_percent=percent, steps=steps, jitter=jitter):
+    steps = tuple(RateStep(index * 1_000_000, rate) for index, rate in enumerate(rates))
+    for timeline in simulate_heterogeneous(plan, profile, network, compute_percent=percent, steps=steps, jitter=jitter):
         check_timeline(timeline, plan)
 
 
@@ -102,6 +102,6 @@ def test_what_cannot_be_simulated_is_refused():
     profile = chain((10, 400, 0, 20))
     plan = policies.get("wfbp").plan(profile, THREE)
     with pytest.raises(InputError, match=r"compute_percent: got '2 workers', expected 3"):
-        simulate_unlike(plan, profile, THREE, compute_percent=(100, 100))
+        simulate_heterogeneous(plan, profile, THREE, compute_percent=(100, 100))
     with pytest.raises(InputError, match="jitter"):
-        simulate_unlike(plan, profile, THREE, jitter=1.5)
+        simulate_heterogeneous(plan, profile, THREE, jitter=1.5)

@@ -1,6 +1,6 @@
-"""How torch's Gloo shares a link among all-reduces that start together: when each ends, beside what `sim.turns` says.
+"""How torch's Gloo shares a link among all-reduces that start together: when each ends, beside what `sim.shared_link` says.
 
-    python -m bench.turns [HOSTS [LINK]]
+    python -m bench.shared_link [HOSTS [LINK]]
 
 Hosts are a lab's. Times are parts of the time of all messages together, so that rate and headers do not matter.
 """
@@ -12,8 +12,8 @@ import sys
 import time
 
 from gradlane import lab
-from gradlane.core.network import Network, Piece, Sharing
-from gradlane.sim.shared_link import Turns
+from gradlane.core.network import CostSegment, Network, Sharing
+from gradlane.sim.shared_link import SharedLink
 from gradlane.units import format_bytes, parse_rate
 
 MIB = 2**20
@@ -60,7 +60,7 @@ def run(group: object, sizes: tuple[int, ...]) -> list[int]:
 
 
 def simulated(sizes: tuple[int, ...], workers: int, sharing: Sharing) -> list[int]:
-    turns = Turns(Network(workers, (Piece(0, 10**9),), sharing=sharing))
+    turns = SharedLink(Network(workers, (CostSegment(0, 10**9),), sharing=sharing))
     ends = [0] * len(sizes)
     for message, size in enumerate(sizes):
         turns.add(0, message, size, 0)
@@ -75,7 +75,7 @@ def simulated(sizes: tuple[int, ...], workers: int, sharing: Sharing) -> list[in
 def main(hosts: int = 2, link: str = "400mbit") -> int:
     print(f"{hosts} hosts, {link} links: when each message ended, as a part of when all had")
     return lab.run(
-        lab.LabSpec(hosts, parse_rate(link)), [sys.executable, "-m", "bench.turns"], env={**os.environ, "BENCH_RANK": "1"}
+        lab.LabSpec(hosts, parse_rate(link)), [sys.executable, "-m", "bench.shared_link"], env={**os.environ, "BENCH_RANK": "1"}
     )
 
 
