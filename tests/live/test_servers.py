@@ -9,11 +9,11 @@ import torch
 
 from gradlane import policies
 from gradlane.core.network import Network
-from gradlane.core.plan import Plan, WireLane
+from gradlane.core.plan import Lane, Plan
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.live.backends.parameter_server import wire_lanes
 from gradlane.transport import Node, NodeOptions
-from gradlane.transport import WireLane as TrafficClass
+from gradlane.transport import WireLane
 from tests.live.cases import differences
 from tests.live.ranks import Ranks
 
@@ -99,18 +99,18 @@ def test_ranks_whose_windows_hold_different_messages_do_not_wait_for_one_another
 def _plan(*classes: int) -> Plan:
     plan = policies.get("wfbp").plan(ONE, Network.line(2, 0, 10**9))
     return Plan(
-        plan.policy, plan.model, plan.tensors, plan.messages, tuple(WireLane(network_priority=each) for each in classes)
+        plan.policy, plan.model, plan.tensors, plan.messages, tuple(Lane(network_priority=each) for each in classes)
     )
 
 
 def test_lanes_are_marked_where_a_plan_asks_for_classes():
-    assert wire_lanes(_plan(0)) == (TrafficClass(0, 0),)
-    assert wire_lanes(_plan(0, 0)) == (TrafficClass(0, 0), TrafficClass(0, 0))
-    assert wire_lanes(_plan(0, 1)) == (TrafficClass(46, 6), TrafficClass(34, 5))
+    assert wire_lanes(_plan(0)) == (WireLane(0, 0),)
+    assert wire_lanes(_plan(0, 0)) == (WireLane(0, 0), WireLane(0, 0))
+    assert wire_lanes(_plan(0, 1)) == (WireLane(46, 6), WireLane(34, 5))
     assert wire_lanes(_plan(2, 3, 4, 5, 7)) == (
-        TrafficClass(26, 4),
-        TrafficClass(18, 3),
-        TrafficClass(10, 2),
-        TrafficClass(0, 1),
-        TrafficClass(0, 0),
+        WireLane(26, 4),
+        WireLane(18, 3),
+        WireLane(10, 2),
+        WireLane(0, 1),
+        WireLane(0, 0),
     )
