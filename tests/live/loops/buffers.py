@@ -318,6 +318,20 @@ def evaluation_of_another_kind_on_each_rank(job: Job) -> None:
 
 
 @loop(model=Convolutions, defers=None, says=None)
+def passes_in_evaluation_mode_between_those_of_an_accumulation(job: Job) -> None:
+    """DDP broadcasts buffers before the forward pass that follows any that summed, whatever its mode was."""
+    for _ in range(STEPS):
+        with job.no_sync():
+            job.loss().backward()
+        job.model.eval()
+        job.loss().backward()
+        job.model.train()
+        job.loss().backward()
+        job.optimizer.step()
+        job.optimizer.zero_grad()
+
+
+@loop(model=Convolutions, defers=None, says=None)
 def a_model_trained_in_evaluation_mode(job: Job) -> None:
     """Running statistics are used and not changed, as in fine-tuning."""
     job.model.eval()

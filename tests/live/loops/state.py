@@ -145,6 +145,18 @@ def a_checkpoint_that_rank_0_sends_to_all(job: Job) -> None:
             job.optimizer.load_state_dict(sent[0][1])
 
 
+@loop(defers=None, says=None)
+def the_order_of_the_optimizers_state(job: Job) -> None:
+    """Entries are made by the first step, in the order of the parameters."""
+    for step in range(STEPS):
+        job.step()
+        if step == 1:
+            job.optimizer.state.clear()  # the next step makes them anew, when sums are late
+        if step >= 2:
+            copies = copy.deepcopy((job.model, job.optimizer))[1]  # the model's updates are made first
+            job.see("state", torch.cat([entry["momentum_buffer"].flatten() for entry in copies.state.values()]))
+
+
 # -- by torch.distributed.checkpoint ---------------------------------------------------------------------------
 
 

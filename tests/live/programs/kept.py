@@ -61,6 +61,13 @@ KEPT: dict[str, Program] = {
     "two_forward_passes_with_batch_norm_and_one_backward_pass": _program(
         ("zero_grad", "backward twice", "step"), PLAIN, model="convolutions"
     ),
+    "passes_in_evaluation_mode_that_are_summed": _program(
+        ("zero_grad", "backward eval", "backward no_sync eval", "backward eval", "step"),
+        ("zero_grad", "backward no_sync", "backward eval", "backward", "backward eval", "step"),
+        ("zero_grad", "backward eval", "step"),
+        model="convolutions",
+    ),
+    "a_copy_of_the_optimizer_made_on_one_rank": _program((*PLAIN, "rollback optimizer"), (*PLAIN, "duplicate both @1"), PLAIN),
     # gradients of passes before
     "a_part_left_out_on_one_rank_whose_gradients_are_kept": _program(
         ("zero_grad", "backward", "step"), ("backward left,right|left", "step"), PLAIN, model="branches"

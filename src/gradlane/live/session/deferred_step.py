@@ -68,6 +68,7 @@ class DeferredStep:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.owes = 0  # updates
+        self._entries = len(optimizer.state)
         self._class = type(optimizer)  # which changes while updates are owed, see `pending.py`
         self._groups = [
             {key: _snapshot(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
@@ -80,6 +81,16 @@ class DeferredStep:
         for param in params:
             members.setdefault(self._group_of[id(param)], []).append(param)
         self._step(members)
+
+    def ended(self) -> None:
+        """Nothing is owed any more: entries that this step made in the optimizer's state come in the order of its parameters,
+        as if `step()` had made them, and not in the order in which gradients arrived."""
+        state = self.optimizer.state
+        if len(state) > self._entries:
+            places = {param: place for place, param in enumerate(self._group_of)}
+            made = list(state)[self._entries :]
+            for param in sorted(made, key=lambda param: places.get(id(param), len(places))):
+                state[param] = state.pop(param)
 
     def update_copies(self, copies: Iterable[tuple[torch.nn.Parameter, torch.nn.Parameter, dict[str, torch.Tensor]]]) -> None:
         """For each (parameter, copy, state) step the copy as `update` would step the parameter; its state changes too."""

@@ -75,6 +75,7 @@ class DeferredUpdates:
             self._update(step, tensors)
             if not step.owes:
                 guards.unwatch_state(step.optimizer)
+                step.ended()
         if not self._steps:
             torch_patches.nothing_is_owed(self)
 

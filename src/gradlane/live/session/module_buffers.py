@@ -190,6 +190,8 @@ class BufferSync:
             if self._rank == 0:
                 self._regular.append(self._send(_REGULAR, buffers))
             else:
+                if self._regular and self._regular[0] is self._last:  # this forward pass was one in evaluation mode
+                    self._regular.popleft()
                 self._ask()
                 self._regular[0].must_come = True
         self._versions = [(id(buffer), buffer._version) for buffer in buffers]

@@ -98,6 +98,7 @@ class Session(SessionBase):
         self._watched_iteration = -1  # the last in which all parameters were watched, ...
         self._seen: set[int] = set()  # ... and those of them that were used then
         self._in_forward = False
+        self._was_evaluated = False  # the last forward pass was one in evaluation mode
         self._is_late = False  # step() was called before all sums had arrived: there was something to defer
         self._settled_early = 0  # steps in a row of which nothing was owed any more when the next forward pass began
         self._stale: frozenset[int] = frozenset()  # what was still owed when this backward pass began
@@ -272,6 +273,7 @@ class Session(SessionBase):
         self._hook_outputs(output)
         if self._buffers is not None and module.training:
             self._buffers.after_forward()
+        self._was_evaluated = not module.training
 
     def _parameter_used(self, tensor: int) -> None:
         """The first use of a watched parameter since it was watched."""
@@ -305,6 +307,9 @@ class Session(SessionBase):
             changed = self._turns.turn(self._planner, self._driver, self._backend)
             if changed is not None:
                 self._take_up(changed)
+        if self._was_evaluated and self._buffers is not None:
+            self._buffers.after_forward()  # only now it is known that this pass was no evaluation
+            self._was_evaluated = False
         self._accumulate_in_slots()
         self._recorder.begin()
         self._in_backward = True
