@@ -83,8 +83,8 @@ def worker(rank: int, parent: Connection) -> None:
     weights = parameters()
     plan = the_plan(weights)
     sums = [np.zeros_like(weights[LAYERS - 1 - tensor]) for tensor in range(LAYERS)]  # in the plan's order: last layer first
-    engine = NodeSums(meet(rank, parent, plan), sums)
-    core = Core(plan, engine)
+    summation = NodeSums(meet(rank, parent, plan), sums)
+    core = Core(plan, summation)
     step = scheduled_step(core, sums)
     weights, losses = [jnp.asarray(weight) for weight in weights], []
     core.begin()
@@ -93,7 +93,7 @@ def worker(rank: int, parent: Connection) -> None:
         losses.append(float(loss))
     core.wait_for_all()
     trained = [np.asarray(weight) - RATE / WORLD * sums[LAYERS - 1 - layer] for layer, weight in enumerate(weights)]
-    engine.close()
+    summation.close()
     parent.send((losses, trained))
 
 

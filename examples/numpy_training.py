@@ -110,8 +110,8 @@ def worker(rank: int, parent: Connection) -> None:
     weights = parameters()
     plan = the_plan(weights)
     sums = [np.zeros_like(weights[LAYERS - 1 - tensor]) for tensor in range(LAYERS)]  # in the plan's order: last layer first
-    engine = NodeSums(meet(rank, parent, plan), sums)
-    core = Core(plan, engine)
+    summation = NodeSums(meet(rank, parent, plan), sums)
+    core = Core(plan, summation)
 
     def update(layer: int) -> None:
         tensor = LAYERS - 1 - layer
@@ -131,7 +131,7 @@ def worker(rank: int, parent: Connection) -> None:
         losses.append(backward(weights, inputs, probabilities, labels, ready))
     for layer in range(LAYERS):
         update(layer)
-    engine.close()
+    summation.close()
     parent.send((losses, weights))
 
 

@@ -85,20 +85,20 @@ class AtRandom:
     def start(self, planner: Planner, recorder: Recorder) -> None:
         pass
 
-    def turn(self, planner: Planner, exchange: Driver, backend: Backend) -> Plan | None:
-        if not self._words.is_due(exchange):
+    def turn(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
+        if not self._words.is_due(driver):
             return None
         word = policy = None
         if self._rank == 0:
             word = ControlDecision.SETTLED if self.changes >= self._wanted else ControlDecision.CHANGE
             policy = catalog.get(self._draw.choice(self._names))
             policy = type(policy)(**{name: 64 * self._draw.randint(16, 200) for name in getattr(policy, "tunable", {})})
-        word = self._words.say(exchange, word, self._draw.choice((1, 1, 1, 2, 3)))
+        word = self._words.say(driver, word, self._draw.choice((1, 1, 1, 2, 3)))
         self.settled = ControlDecision.SETTLED in word
         if ControlDecision.CHANGE not in word:
             return None
         self.changes += 1
-        return planner.change(policy, backend, exchange.collective)
+        return planner.change(policy, backend, driver.failures.collective)
 
     def record(self) -> None:
         return None

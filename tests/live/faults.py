@@ -98,7 +98,7 @@ def another_order(rank: int, world: int, fault: str) -> tuple[str, str, list[str
     good = bits_of(model, optimizer)
     if rank == 1 and fault == "swap":
         first, second, *rest = session.plan.sequence or ()
-        session._driver._dispatcher = Dispatcher(replace(session.plan, sequence=(second, first, *rest)))
+        session._driver._engine._dispatcher = Dispatcher(replace(session.plan, sequence=(second, first, *rest)))
     elif rank == 1:
         session._driver._rolling_hashes[0] += 1
     began, failed = time.monotonic(), JobError("nothing")
@@ -145,7 +145,7 @@ def junk_on_the_control_port(rank: int, world: int) -> tuple[list[str], dict[str
 
         for step in range(8):
             if rank == 1 and step == 3:
-                address = session._driver._control._connections[0].socket.getpeername()
+                address = session._driver.coordination.channel._connections[0].socket.getpeername()
                 hello, header = control_channel.Frame.HELLO, control_channel._HEADER
                 for _ in range(200):
                     knock(b"")

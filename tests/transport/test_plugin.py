@@ -1,4 +1,4 @@
-"""The plugin's engine over real nodes, and the NumPy training loop that is built on it."""
+"""The plugin's summation over real nodes, and the NumPy training loop that is built on it."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_arrays_hold_the_sums_of_both_workers_whatever_the_plan_and_the_order_of
     plan = plan_of(name, **knobs)
     with two_nodes() as nodes:
         mine = [arrays(), arrays()]
-        engines = [NodeSums(node, own) for node, own in zip(nodes, mine, strict=True)]
-        cores = [Core(plan, engine) for engine in engines]
+        summations = [NodeSums(node, own) for node, own in zip(nodes, mine, strict=True)]
+        cores = [Core(plan, summation) for summation in summations]
         draw = np.random.default_rng(0)
         for _ in range(5):
             parts = [[draw.standard_normal(len(array)).astype(np.float32) for array in own] for own in mine]
@@ -81,15 +81,15 @@ def test_arrays_hold_the_sums_of_both_workers_whatever_the_plan_and_the_order_of
                 core.wait_for_all(timeout_s=30)
                 for tensor in range(len(SIZES)):
                     assert np.array_equal(mine[rank][tensor], parts[0][tensor] + parts[1][tensor])
-        for engine in engines:
-            engine.close()
+        for summation in summations:
+            summation.close()
 
 
 def test_a_worker_that_gives_up_ends_the_waits_of_the_other_with_its_reason():
     plan = plan_of("p3", slice_bytes=4096)
     with two_nodes() as nodes:
-        engine = NodeSums(nodes[0], arrays())
-        core = Core(plan, engine)
+        summation = NodeSums(nodes[0], arrays())
+        core = Core(plan, summation)
         core.begin()
         core.notify_ready(0)
         nodes[1].abort("out of data")
@@ -97,7 +97,7 @@ def test_a_worker_that_gives_up_ends_the_waits_of_the_other_with_its_reason():
             core.wait(0, timeout_s=30)
         with pytest.raises(PeerFailed, match="out of data"):
             core.begin()
-        engine.close()
+        summation.close()
 
 
 def test_what_does_not_fit_is_refused():

@@ -24,7 +24,7 @@ PLAN = Plan(
 
 
 class ByHand:
-    """An engine whose messages end when a test says so."""
+    """A summation whose messages end when a test says so."""
 
     def __init__(self, at_once: bool = False) -> None:
         self.started: list[int] = []
@@ -40,20 +40,20 @@ class ByHand:
 
 
 def test_the_framework_says_what_is_ready_and_finished_and_the_core_what_starts():
-    engine = ByHand()
-    core = Core(PLAN, engine)
-    assert engine.plan is PLAN
+    summation = ByHand()
+    core = Core(PLAN, summation)
+    assert summation.plan is PLAN
     core.begin()
     core.notify_ready(0)
-    assert engine.started == [0]
+    assert summation.started == [0]
     core.notify_ready(1)
-    assert engine.started == [0]  # the window is full
+    assert summation.started == [0]  # the window is full
     core.notify_finish(0)
-    assert engine.started == [0, 2]  # the first layer's goes before the rest of the last one's
+    assert summation.started == [0, 2]  # the first layer's goes before the rest of the last one's
     assert not core.has_arrived(0)
     core.notify_finish(2)
     core.wait(1, timeout_s=0)
-    assert engine.started == [0, 2, 1]
+    assert summation.started == [0, 2, 1]
     core.notify_finish(1)
     core.wait_for_all(timeout_s=0)
     core.begin()
@@ -62,34 +62,34 @@ def test_the_framework_says_what_is_ready_and_finished_and_the_core_what_starts(
 
 
 def test_what_has_been_sent_leaves_its_window_before_its_sum_is_there():
-    engine = ByHand()
-    core = Core(PLAN, engine)
+    summation = ByHand()
+    core = Core(PLAN, summation)
     core.begin()
     core.notify_ready(0)
     core.notify_sent(0)
-    assert engine.started == [0, 1]
+    assert summation.started == [0, 1]
     assert not core.has_arrived(0)
     core.notify_finish(0)
-    assert engine.started == [0, 1]
+    assert summation.started == [0, 1]
     core.notify_finish(1)
     assert core.has_arrived(0)
 
 
 def test_a_message_may_end_inside_of_its_start():
-    engine = ByHand(at_once=True)
-    core = Core(PLAN, engine)
+    summation = ByHand(at_once=True)
+    core = Core(PLAN, summation)
     for _ in range(3):
-        engine.started.clear()
+        summation.started.clear()
         core.begin()
         core.notify_ready(0)
         core.notify_ready(1)
-        assert engine.started == [0, 1, 2]
+        assert summation.started == [0, 1, 2]
         core.wait_for_all(timeout_s=0)
 
 
 def test_a_wait_ends_when_another_thread_finishes_the_message():
-    engine = ByHand()
-    core = Core(PLAN, engine)
+    summation = ByHand()
+    core = Core(PLAN, summation)
     core.begin()
     core.notify_ready(1)
     other = threading.Thread(target=core.notify_finish, args=(2,))
@@ -121,25 +121,25 @@ def test_a_failure_ends_every_wait_and_every_later_call_and_the_first_stands():
 @settings(max_examples=15, deadline=None)
 @given(profile=profiles(), network=networks(), data=st.data())
 def test_every_message_of_every_plan_is_started_once_in_whatever_order_messages_end(name, profile, network, data):
-    engine = ByHand()
-    core = Core(policies.get(name).plan(profile, network), engine)
+    summation = ByHand()
+    core = Core(policies.get(name).plan(profile, network), summation)
     for _ in range(2):
-        engine.started.clear()
+        summation.started.clear()
         core.begin()
         under_way: list[int] = []
         known = 0
         for tensor in range(len(profile.tensors)):
             core.notify_ready(tensor)
-            under_way += engine.started[known:]
-            known = len(engine.started)
+            under_way += summation.started[known:]
+            known = len(summation.started)
             if under_way and data.draw(st.booleans()):
                 core.notify_finish(under_way.pop(data.draw(st.integers(0, len(under_way) - 1))))
-                under_way += engine.started[known:]
-                known = len(engine.started)
+                under_way += summation.started[known:]
+                known = len(summation.started)
         while under_way:
             core.notify_finish(under_way.pop(data.draw(st.integers(0, len(under_way) - 1))))
-            under_way += engine.started[known:]
-            known = len(engine.started)
+            under_way += summation.started[known:]
+            known = len(summation.started)
         core.wait_for_all(timeout_s=0)
         # a two-phase message once for each half
-        assert sorted(engine.started) == sorted([*range(len(core.plan.messages)), *core.plan.second_phases])
+        assert sorted(summation.started) == sorted([*range(len(core.plan.messages)), *core.plan.second_phases])

@@ -1,4 +1,4 @@
-"""NodeSums: an engine that sums NumPy arrays in place over gradlane's own transport."""
+"""NodeSums: a summation of NumPy arrays in place, over gradlane's own transport."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class NodeSums:
     def partition(self, plan: Plan, core: Core) -> None:
         """Make each message a tensor of the node. Raises `PlanError` for a plan that does not fit the arrays or the node."""
         self._refuse(plan)
-        assert self._core is None, "an engine serves one core"
+        assert self._core is None, "a summation serves one core"
         self._core = core
         for message in plan.messages:
             self._pieces.append([self._flat[p.tensor][p.offset_bytes : p.offset_bytes + p.size_bytes] for p in message.slices])

@@ -8,34 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import chain
-from typing import Literal
 
-import msgspec
-
+from gradlane.core.dispatch_log import Fact, Log, What
 from gradlane.core.plan import Plan
 from gradlane.schedule.dispatcher import Dispatcher
-
-What = Literal["begin", "ready", "finished", "allow"]
-"""The method of the Dispatcher that was called."""
-
-
-class Fact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Something that a Dispatcher was told, and what it answered.
-
-    subject: the tensor that is ready, else the message; -1 where an iteration begins. starts: the messages started, in order.
-    """
-
-    what: What
-    subject: int
-    starts: tuple[int, ...]
-
-
-class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whole iterations of one Dispatcher, the last one maybe under way. follow: whether a coordinator told it the order."""
-
-    plan: Plan
-    facts: tuple[Fact, ...]
-    follow: bool = False
 
 
 class LoggedDispatcher(Dispatcher):

@@ -34,11 +34,11 @@ class Hopping:
     def start(self, planner: Planner, recorder: Recorder) -> None:
         pass
 
-    def turn(self, planner: Planner, exchange: Driver, backend: Backend) -> Plan | None:
-        if not self._words.is_due(exchange):
+    def turn(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
+        if not self._words.is_due(driver):
             return None
-        self._words.say(exchange, ControlDecision.CHANGE if self._rank == 0 else None, _EVERY)
-        return planner.change(next(self._policies) if self._rank == 0 else None, backend, exchange.collective)
+        self._words.say(driver, ControlDecision.CHANGE if self._rank == 0 else None, _EVERY)
+        return planner.change(next(self._policies) if self._rank == 0 else None, backend, driver.failures.collective)
 
     def record(self) -> None:
         return None

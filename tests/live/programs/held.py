@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.parameter_server import ParameterServerBackend
-from gradlane.live.comm.driver import Driver
+from gradlane.live.comm.failures import Failures
 
 AT_MOST_S = 0.05
 """How long an end is held where nobody waits for it: a rank inside a collective of the script's own waits for nothing of
@@ -85,9 +85,9 @@ class Gate:
 def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
     """Sessions attached inside hear of the end of message `i` late where `holds(i)`, else at once."""
     gate = Gate()
-    wait_until = Driver.wait_until
+    wait_until = Failures.wait_until
 
-    def waits(self: Driver, predicate: Callable[[], bool], what: str) -> None:
+    def waits(self: Failures, predicate: Callable[[], bool], what: str) -> None:
         # a wait for anything but sums lets none through: the broadcast of buffers says nothing of gradients
         with gate.wanted(predicate) if what.startswith("the sum") else contextlib.nullcontext():
             wait_until(self, predicate, what)
@@ -111,7 +111,7 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
     with (
         patch("gradlane.live.startup.attach.AllReduceBackend", type("HeldAllReduce", (Held, AllReduceBackend), {})),
         patch("gradlane.live.startup.attach.ParameterServerBackend", type("HeldServers", (Held, ParameterServerBackend), {})),
-        patch.object(Driver, "wait_until", waits),
+        patch.object(Failures, "wait_until", waits),
     ):
         try:
             yield

@@ -81,7 +81,7 @@ class Auto:
             self.settled = ControlDecision.SETTLED in word
             if ControlDecision.CHANGE in word:
                 began_ns = now_ns()
-                plan = planner.change(self._planned(planner), backend, driver.collective)
+                plan = planner.change(self._planned(planner), backend, driver.failures.collective)
                 self._changing_ns += now_ns() - began_ns
         self._since_ns = now_ns()
         return plan

@@ -72,6 +72,6 @@ class ControlDecisions:
 
     def say(self, driver: Driver, word: ControlDecision | None, silence: int = 1) -> ControlDecision:
         """Rank 0's `word` (None on other ranks); the next comes after `silence` iterations."""
-        said = driver.turn(None if word is None else word | silence << _SILENCE_SHIFT)
+        said = driver.decide(None if word is None else word | silence << _SILENCE_SHIFT)
         self._next = driver.iteration + 1 + (said >> _SILENCE_SHIFT)
         return ControlDecision(said & ((1 << _SILENCE_SHIFT) - 1))

@@ -75,7 +75,7 @@ class Planner:
             return True
         if not self._until_stable or driver.iteration < LEAST_STABLE:
             return False
-        return bool(driver.turn(int(self.builder.is_stable()) if driver.rank == 0 else None))
+        return bool(driver.decide(int(self.builder.is_stable()) if driver.rank == 0 else None))
 
     def decide(self, model: str, device: torch.device, backend: Backend, collective: Collective) -> Plan:
         """The plan of rank 0, agreed upon by all. Raises `MismatchError`, and `PlanError` for a bad policy."""

@@ -54,7 +54,7 @@ class Reassembly:
             word = self._words.say(driver, word, silence_of(took_ns))
         plan = None
         if word is not None and ControlDecision.CHANGE in word:
-            plan = planner.change(policy, backend, driver.collective)
+            plan = planner.change(policy, backend, driver.failures.collective)
         self._since_ns = now_ns()
         return plan
 

@@ -60,11 +60,11 @@ class Tuner:
 
     def turn(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
         """All ranks, between two iterations: what rank 0 decides. Returns the plan to take up, if it is another."""
-        turn = ControlDecision(driver.turn(self._decide()))
+        turn = ControlDecision(driver.decide(self._decide()))
         plan = None
         if turn & ControlDecision.CHANGE:
             policy = None if self._tuning is None else with_knobs(self._space.policy, self._tuning.knobs)
-            plan = planner.change(policy, backend, driver.collective)
+            plan = planner.change(policy, backend, driver.failures.collective)
         if turn & ControlDecision.SETTLED:
             self._end()
         self._since_ns = now_ns()

@@ -104,12 +104,13 @@ class Session(SessionBase):
         self._stale: frozenset[int] = frozenset()  # what was still owed when this backward pass began
         on_buffers = (lambda forward, why: None) if buffers is None else buffers.announced
         self._driver = Driver(rank, timeout_s, backend, self._recorder, peers, on_buffers)
+        self._failures = self._driver.failures
         self._verifier = verifier
         if verifier is not None:
             verifier.connect(self._driver.abort, self._driver.wait_for_works)
         self._deferred = DeferredUpdates(self._driver, self._recorder, verifier)
         if buffers is not None:
-            buffers.connect(self._driver.announce_buffers, self._driver.notify)
+            buffers.connect(self._driver.coordination.announce_buffers, self._failures.notify)
         self._take_up(first_plan)
         self._attach_hooks(self._params, self._optimizers)
 
@@ -193,7 +194,7 @@ class Session(SessionBase):
     # -- forward ---------------------------------------------------------------------------------------
 
     def _before_forward(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
-        self._driver.check()
+        self._failures.check()
         if inside_a_backward_pass():
             return  # a checkpoint runs the whole model again
         if is_traced():
@@ -213,7 +214,9 @@ class Session(SessionBase):
         elif not self._settled:
             self._hook_compiled_parts()
         if self._buffers is not None:
-            self._refused_aloud(lambda buffers: buffers.before_forward(self._driver.wait_until, module.training, self._settled))
+            self._refused_aloud(
+                lambda buffers: buffers.before_forward(self._failures.wait_until, module.training, self._settled)
+            )
         if not trains:
             return
         if self._verifier is not None and self._sync and self._buffers is not None:
@@ -291,11 +294,11 @@ class Session(SessionBase):
     # -- backward --------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self._driver.check()
+        self._failures.check()
         self._stale = frozenset(self._deferred)
         self._settle()
         if not self._settled and self._planner.is_due(self._driver):
-            plan = self._planner.decide(type(self.model).__name__, self._device, self._backend, self._driver.collective)
+            plan = self._planner.decide(type(self.model).__name__, self._device, self._backend, self._failures.collective)
             self._settled = True
             always_read = 0 <= self._driver.iteration < len(self._reads)
             self._planner.crosses = self._may_cross and not always_read
@@ -454,12 +457,12 @@ class Session(SessionBase):
     # -- step ------------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._driver.check()
+        self._failures.check()
         if self._in_backward:
             self._refuse_step_in_backward(optimizer)
         else:
             if self._buffers is not None:
-                self._refused_aloud(lambda buffers: buffers.check(self._driver.wait_until))
+                self._refused_aloud(lambda buffers: buffers.check(self._failures.wait_until))
             if self._deferred.of(optimizer):  # step() once more
                 self._settle()
             needs_all = self._needs_all(optimizer, args, kwargs)
@@ -567,7 +570,7 @@ class Session(SessionBase):
 
     def _settle(self) -> None:
         """Everything of the iteration before has arrived, and every update has run."""
-        self._driver.check()
+        self._failures.check()
         if self._in_backward:
             return
         self._deferred.make_all_current()
@@ -617,7 +620,7 @@ class Session(SessionBase):
     @property
     def failed(self) -> bool:
         """Whether this job has failed, here or on another rank: nothing can be trained any more."""
-        return self._driver.failure is not None
+        return self._failures.failure is not None
 
     def flush(self) -> None:
         """Wait for every sum and run every owed update: parameters and gradients are as plain DDP's.
@@ -652,11 +655,11 @@ class Session(SessionBase):
         if self._closed:
             return
         try:
-            if self._driver.failure is None and not self._in_backward:
+            if self._failures.failure is None and not self._in_backward:
                 self._settle()
                 self._before_close(self)
                 if self._buffers is not None:
-                    self._refused_aloud(lambda buffers: buffers.finish(self._driver.wait_until))
+                    self._refused_aloud(lambda buffers: buffers.finish(self._failures.wait_until))
                     self._buffers.close()
                 if self._verifier is not None:
                     self._verifier.close()
@@ -666,7 +669,7 @@ class Session(SessionBase):
             for param, wrapper in zip(self._params, self._wrappers, strict=True):
                 guards.unwatch(param)
                 if param.grad is wrapper:  # where the job has failed a slot holds this rank's part at best
-                    param.grad = None if self._driver.failure is not None else wrapper.slot
+                    param.grad = None if self._failures.failure is not None else wrapper.slot
                 wrapper.given_away(wrapper.slot)
             if self._turns is not None:
                 self._turns.close()
@@ -679,7 +682,7 @@ class Session(SessionBase):
 
     def _fail(self, text: str, kind: type[JobError] | type[UnsupportedError] = JobError) -> NoReturn:
         """Raise `text` here; the other ranks are told."""
-        self._driver.check()  # a failure before this one stands
+        self._failures.check()  # a failure before this one stands
         error = kind(f"rank {self.rank}, iteration {self._driver.iteration}: {text}")
         self._driver.abort(error)
         raise error

@@ -1,0 +1,143 @@
+"""Engine: carries one plan out, by driving a Dispatcher for whoever has gradients and whatever sums them.
+
+A session and a plugin each own one. The engine turns the Dispatcher's answers into calls of its owner: it starts messages one
+after another, in the order of the answers, and counts the messages of each tensor that have not arrived. It has no thread, no
+clock and no I/O; its owner calls it under one lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from gradlane.core.dispatch_log import Log
+from gradlane.core.plan import Plan
+from gradlane.schedule.dispatcher import Dispatcher
+from gradlane.schedule.log import LoggedDispatcher
+
+
+class Owner(Protocol):
+    """What moves the messages of a plan and hears what became of them. Called under the owner's own lock."""
+
+    def start(self, message: int, second_phase: bool) -> bool:
+        """Begin the sum of `message`, or, of a two-phase message, its second phase; never block.
+
+        Returns:
+            Whether it has ended already. Otherwise its end is told by `Engine.ended`, from within this call too.
+        """
+        ...
+
+    def left(self, message: int) -> None:
+        """`message` has left its lane's window; whatever that makes room for is started after this call."""
+
+    def arrived(self, message: int) -> None:
+        """The sum of `message` is in the memory of its tensors."""
+
+
+class Engine:
+    """The messages of one plan on their way, iteration after iteration.
+
+    Args:
+        plan: what is carried out.
+        owner: starts messages and hears of them.
+        follow: the order of messages comes by `allow` from a coordinator instead of from the plan.
+        keeps_log: keep the last iterations' facts and answers, see `log`.
+    """
+
+    def __init__(self, plan: Plan, owner: Owner, *, follow: bool = False, keeps_log: bool = False) -> None:
+        self.plan = plan
+        self._owner = owner
+        self._dispatcher = (LoggedDispatcher if keeps_log else Dispatcher)(plan, follow=follow)
+        self._messages_of: list[list[int]] = [[] for _ in plan.tensors]
+        for index, message in enumerate(plan.messages):
+            for tensor in message.tensors:
+                self._messages_of[tensor].append(index)
+        self._missing = [0] * len(plan.tensors)  # messages of each tensor that have not arrived
+        self._sent: set[int] = set()  # messages that left their windows before their sums arrived
+        self._to_start: deque[int] = deque()
+        self._is_starting = False
+
+    # -- facts -----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A new iteration begins; every message of the one before has arrived."""
+        self._missing = [len(messages) for messages in self._messages_of]
+        self._sent.clear()
+        self._dispatcher.begin()
+
+    def ready(self, tensor: int) -> None:
+        """The gradient of `tensor` is in its memory."""
+        self._start(self._dispatcher.ready(tensor))
+
+    def allow(self, message: int) -> None:
+        """The coordinator put `message` next."""
+        self._start(self._dispatcher.allow(message))
+
+    def sent(self, message: int) -> None:
+        """This process's part of `message` has been sent: the message leaves its window now rather than with its sum.
+
+        For transports that tell messages apart by their content, where ranks may start them in different orders.
+        """
+        self._sent.add(message)
+        self._leave(message)
+
+    def ended(self, message: int) -> None:
+        """The sum of `message` is there, or the first phase of a two-phase message has ended."""
+        details = self.plan.messages[message]
+        if details.two_phase and not self.in_second_phase(message):
+            self._leave(message)
+            return
+        for tensor in details.tensors:
+            self._missing[tensor] -= 1
+        if not details.two_phase and message not in self._sent:
+            self._leave(message)
+        self._owner.arrived(message)
+        if details.two_phase:
+            self._start(self._dispatcher.finished(message))
+
+    # -- questions --------------------------------------------------------------------------------------
+
+    def has_arrived(self, tensor: int) -> bool:
+        """Whether every message of `tensor` has arrived."""
+        return not self._missing[tensor]
+
+    @property
+    def all_arrived(self) -> bool:
+        """Whether every message of this iteration has arrived."""
+        return not any(self._missing)
+
+    def messages_of(self, tensor: int) -> list[int]:
+        """The messages in which `tensor` travels."""
+        return self._messages_of[tensor]
+
+    def in_second_phase(self, message: int) -> bool:
+        """Whether `message` is of two phases and the first has ended."""
+        return self._dispatcher.in_second_phase(message)
+
+    def describe_state(self) -> str:
+        """What is under way and what is waited for, for error messages."""
+        return self._dispatcher.describe_state()
+
+    @property
+    def log(self) -> Log | None:
+        """The facts of the last iterations and what the Dispatcher answered; None where no log is kept."""
+        return self._dispatcher.log if isinstance(self._dispatcher, LoggedDispatcher) else None
+
+    # -- starting ---------------------------------------------------------------------------------------
+
+    def _leave(self, message: int) -> None:
+        self._owner.left(message)
+        self._start(self._dispatcher.finished(message))
+
+    def _start(self, messages: list[int]) -> None:
+        self._to_start.extend(messages)
+        if self._is_starting:  # a message ended while it was being started: the loop below continues with what it freed
+            return
+        self._is_starting = True
+        try:
+            while self._to_start:
+                message = self._to_start.popleft()
+                if self._owner.start(message, self.in_second_phase(message)):
+                    self.ended(message)
+        finally:
+            self._is_starting = False
