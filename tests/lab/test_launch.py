@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from gradlane.cli import main
+from gradlane.core.launch_options import LaunchOptions
 
 LIMIT_SECONDS = 120  # for torch to be imported by the launcher and by two ranks, on a busy machine
 
@@ -45,12 +46,15 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
     seen = [json.loads((script.parent / f"{rank}.json").read_text()) for rank in range(2)]
     assert [one["rank"] for one in seen] == ["0", "1"]
     assert [one["arguments"] for one in seen] == [own] * 2
-    assert [one["GRADLANE_POLICY"] for one in seen] == ["bytescheduler"] * 2
-    assert [one["GRADLANE_KNOBS"] for one in seen] == ['{"partition_bytes":1048576}'] * 2
-    assert [one["GRADLANE_TIMEOUT"] for one in seen] == ["30"] * 2
-    assert [one["GRADLANE_BACKEND"] for one in seen] == ["server"] * 2
-    assert [one["GRADLANE_PACKET_BYTES"] for one in seen] == ["16384"] * 2
-    assert [one["GRADLANE_SUMMATION_ORDER"] for one in seen] == ["rank"] * 2
+    expected = LaunchOptions(
+        policy="bytescheduler",
+        policy_knobs={"partition_bytes": 1 << 20},
+        timeout=30,
+        backend="server",
+        packet_bytes=16 << 10,
+        summation_order="rank",
+    )
+    assert [LaunchOptions.from_environment(one) for one in seen] == [expected] * 2
     assert done.returncode == 1
     assert "gradlane: rank 1 ended with exit code 7" in done.stderr
     assert "Traceback" not in done.stderr

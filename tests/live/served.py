@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 import gradlane
 from gradlane.compare.demo import SIDE, Digits
+from gradlane.core.launch_options import LaunchOptions
 from gradlane.errors import GradlaneError, JobError, UnsupportedError
-from gradlane.live.startup.overrides import Overrides, override
+from gradlane.live.startup.options import set_launched
 from tests.live.cases import differences
 from tests.live.loops import LOOPS, Job, Mlp, adam, bits, momentum, under_ddp
 
@@ -220,15 +221,15 @@ def attached(rank: int, world: int, how: str) -> tuple[str, str]:
     elif how == "ranks differ":
         options = {"staleness": rank}
     elif how == "launched policy":
-        override(Overrides(policy=gradlane.policies.get("p3")))
+        set_launched(LaunchOptions(policy="p3"))
     elif how == "launched backend":
-        override(Overrides(backend="all-reduce"))
+        set_launched(LaunchOptions(backend="all-reduce"))
     try:
         gradlane.attach_to_servers(model, optimizer, timeout=20, **options).close()
     except GradlaneError as error:
         return type(error).__name__, str(error)
     finally:
-        override(Overrides())
+        set_launched(LaunchOptions())
     return "nothing", ""
 
 

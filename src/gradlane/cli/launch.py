@@ -1,6 +1,6 @@
 """`gradlane launch`: torchrun, with gradlane's options, for any training script.
 
-The options travel to the ranks in environment variables; in each rank `gradlane.live.startup.boot` reads them and then runs
+The options travel to the ranks in one environment variable; in each rank `gradlane.live.startup.boot` reads them and then runs
 the script. This process itself trains nothing. torch is imported only when something is launched.
 """
 
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import click
-import msgspec
 
 from gradlane import policies
 from gradlane.cli.knobs import parse_knobs
 from gradlane.core import files
 from gradlane.core.backends import BackendName
 from gradlane.core.fields import need_int
+from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import tunable
@@ -107,19 +107,19 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
     if given.module or given.no_python or given.run_path:
         raise InputError("launch: got -m, --no-python or --run-path, expected a SCRIPT; for others call torchrun itself")
     _existing("SCRIPT", given.training_script)
-    os.environ.update(_variables(given))
+    options = _options(given)
+    os.environ[LAUNCH_VARIABLE] = options.to_text()
     os.environ.update(environment or {})
     given.training_script_args = [given.training_script, *given.training_script_args]
     given.module, given.training_script = True, "gradlane.live.startup.boot"
-    with _servers_beside(given):
+    with _servers_beside(given.servers or 0, options.servers_store):
         return torchrun.run(given)
 
 
 @contextmanager
-def _servers_beside(given: argparse.Namespace) -> Iterator[None]:
+def _servers_beside(count: int, store: str | None) -> Iterator[None]:
     """The servers of --servers, for as long as the job runs."""
-    command = [sys.executable, "-m", "gradlane", "server", os.environ.get("GRADLANE_SERVERS_STORE", "")]
-    servers = [subprocess.Popen(command) for _ in range(given.servers or 0)]
+    servers = [subprocess.Popen([sys.executable, "-m", "gradlane", "server", store or ""]) for _ in range(count)]
     try:
         yield
     finally:
@@ -184,9 +184,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-h", "--help", action="help", help="show this and exit")
 
 
-def _variables(given: argparse.Namespace) -> dict[str, str]:
-    """The options as the variables that `gradlane.live.startup.boot` reads, each checked here, once, before N ranks do."""
-    variables: dict[str, str] = {}
+def _options(given: argparse.Namespace) -> LaunchOptions:
+    """The options for the ranks, each checked here, once, before N ranks do."""
     knobs = parse_knobs(given.knob)
     backend: BackendName = given.backend or "all-reduce"
     if given.plan is not None and (given.policy is not None or knobs):
@@ -195,53 +194,47 @@ def _variables(given: argparse.Namespace) -> dict[str, str]:
         raise InputError("launch: got --plan with --tune or --knobs, expected one or the other; a plan has no knobs")
     if given.policy == AUTO and (knobs or given.tune or given.knobs is not None):
         raise InputError("launch: got --policy auto with --knob, --tune or --knobs, expected it alone")
-    if given.policy != AUTO and (given.policy is not None or knobs):
-        catalog.get(given.policy or policies.default(backend), **knobs)
-    if given.policy is not None:
-        variables["GRADLANE_POLICY"] = given.policy
-    if knobs:
-        variables["GRADLANE_KNOBS"] = msgspec.json.encode(knobs).decode()
-    if given.plan is not None:
-        files.read(_existing("--plan", given.plan), Plan)
-        variables["GRADLANE_PLAN"] = str(Path(given.plan).resolve())
-    if given.backend is not None:
-        variables["GRADLANE_BACKEND"] = given.backend
-    if given.packet_bytes is not None:
-        variables["GRADLANE_PACKET_BYTES"] = str(parse_bytes(given.packet_bytes))
+    if given.policy != AUTO and (given.policy is not None or knobs or given.tune):
+        policy = catalog.get(given.policy or policies.default(backend), **knobs)
+        if given.tune and not tunable(policy):
+            raise InputError(
+                f"launch: got --tune, and policy {policy.name} declares no knobs to tune; try --policy bytescheduler"
+            )
     if given.weight is not None:
         need_int("--weight", given.weight, 1, 8)
-        variables["GRADLANE_WEIGHT"] = str(given.weight)
-    if given.summation_order is not None:
-        variables["GRADLANE_SUMMATION_ORDER"] = given.summation_order
     servers = given.servers if given.servers is not None else given.await_servers
     if servers is not None:
         if given.servers is not None and given.await_servers is not None:
             raise InputError("launch: got --servers and --await-servers, expected one: servers of here, or of other hosts")
         if servers < 1 or given.backend != "server":
             raise InputError(f"launch: got {servers} servers, expected 1 or more, with --backend server")
-        variables["GRADLANE_SERVERS"] = str(servers)
-        variables["GRADLANE_SERVERS_STORE"] = _servers_store(given)
-    if given.tune:
-        policy = catalog.get(given.policy or policies.default(backend), **knobs)
-        if not tunable(policy):
-            raise InputError(
-                f"launch: got --tune, and policy {policy.name} declares no knobs to tune; try --policy bytescheduler"
-            )
-        variables["GRADLANE_TUNE"] = "1"
-    if given.knobs is not None:
-        if not given.tune:
-            files.read(_existing("--knobs", given.knobs), Tuned)
-        variables["GRADLANE_KNOBS_FILE"] = str(Path(given.knobs).resolve())
-    if given.verify:
-        variables["GRADLANE_VERIFY"] = "1"
+    if given.plan is not None:
+        files.read(_existing("--plan", given.plan), Plan)
     if given.network is not None:
         files.read(_existing("--network", given.network), Network)
-        variables["GRADLANE_NETWORK"] = str(Path(given.network).resolve())
-    if given.timeline is not None:
-        variables["GRADLANE_TIMELINE"] = str(Path(given.timeline).resolve())
-    if given.timeout is not None:
-        variables["GRADLANE_TIMEOUT"] = _seconds(given.timeout)
-    return variables
+    if given.knobs is not None and not given.tune:
+        files.read(_existing("--knobs", given.knobs), Tuned)
+    return LaunchOptions(
+        policy=given.policy,
+        policy_knobs=knobs,
+        plan=_absolute(given.plan),
+        backend=given.backend,
+        packet_bytes=None if given.packet_bytes is None else parse_bytes(given.packet_bytes),
+        summation_order=given.summation_order,
+        servers=servers,
+        servers_store=None if servers is None else _servers_store(given),
+        weight=given.weight,
+        network=_absolute(given.network),
+        tune=given.tune,
+        knobs=_absolute(given.knobs),
+        timeout=None if given.timeout is None else _seconds(given.timeout),
+        verify=given.verify,
+        timeline=_absolute(given.timeline),
+    )
+
+
+def _absolute(text: str | None) -> str | None:
+    return None if text is None else str(Path(text).resolve())
 
 
 def _existing(what: str, text: str) -> Path:
@@ -251,11 +244,11 @@ def _existing(what: str, text: str) -> Path:
     return path
 
 
-def _seconds(text: str) -> str:
+def _seconds(text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
         raise InputError(f"--timeout: got {text!r}, expected seconds, more than zero")
-    return text
+    return seconds

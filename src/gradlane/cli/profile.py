@@ -13,6 +13,7 @@ from rich.table import Table
 
 from gradlane.compare.processes import torchrun_here
 from gradlane.core import files
+from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
 from gradlane.core.profile import Profile
 from gradlane.core.stepwise import describe
 from gradlane.errors import RunError
@@ -37,7 +38,7 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
     It needs six iterations or more; let the script end early. The files are what gradlane plan reads.
     """
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
-        environment = {**os.environ, "GRADLANE_PROFILE": scratch}
+        environment = {**os.environ, LAUNCH_VARIABLE: LaunchOptions(profile=scratch).to_text()}
         worker = [*torchrun_here(nproc), "-m", "gradlane.live.startup.boot", script, *arguments]
         exit_code = subprocess.run(worker, env=environment, check=False).returncode
         if exit_code:

@@ -12,6 +12,8 @@ from gradlane.errors import PlanError
 
 BackendName = Literal["all-reduce", "server"]
 """all-reduce: torch.distributed. server: gradlane's own transport and parameter servers. The simulator has both."""
+SummationOrder = Literal["arrival", "rank"]
+"""Of the server backend: a packet is added when it comes, or all in the order of ranks."""
 BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 
 

@@ -7,10 +7,11 @@ import os
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 import gradlane
+from gradlane.core.backends import SummationOrder
 from gradlane.core.fields import need, need_int
+from gradlane.core.launch_options import LaunchOptions
 from gradlane.errors import InputError, UnsupportedError
 from gradlane.live.backends.addresses import own_address
 from gradlane.live.backends.external_servers import meet_servers
@@ -20,10 +21,9 @@ from gradlane.live.remote_update.session import ServedSession
 from gradlane.live.remote_update.states import place_states
 from gradlane.live.remote_update.values import Values
 from gradlane.live.startup import handshake
-from gradlane.live.startup.attach import check_backend
 from gradlane.live.startup.lifecycle import forget, keep
-from gradlane.live.startup.overrides import Overrides, SummationOrder, overrides
-from gradlane.live.startup.validation import Optimizers, as_list, copy_from_rank_0, trained_parameters
+from gradlane.live.startup.options import AttachOptions, launched
+from gradlane.live.startup.validation import Optimizers, copy_from_rank_0, job_of, require_process_group
 from gradlane.transport import UNBOUNDED, NodeOptions
 from gradlane.transport.formation import form
 
@@ -63,26 +63,18 @@ def attach_to_servers(
     Returns the session. Raises `UnsupportedError`, `InputError`, `MismatchError` (ranks disagree), `CapacityError` (a server
     has not the memory) or `CommunicationError`, before any gradient is sent.
     """
-    if not dist.is_initialized():
-        raise InputError("torch.distributed is not initialised: call torch.distributed.init_process_group() before this")
-    launched = overrides()
-    _refuse_overrides(launched)
-    packet_bytes = launched.packet_bytes or packet_bytes
-    summation_order = launched.summation_order or summation_order
-    servers = launched.servers or servers
-    timeout = launched.timeout or timeout
-    need(timeout > 0, "timeout", timeout, "seconds, more than 0")
+    require_process_group()
+    options = AttachOptions.of(None, _keywords(packet_bytes, summation_order, servers, timeout), _accepted(launched()))
+    carrier, timeout = options.carrier, options.stepping.timeout
     if staleness is not None:
         need_int("staleness", staleness, 0, UNBOUNDED - 1)
-    check_backend("server", packet_bytes, summation_order, servers, "planned")
     if staleness != 0:
-        need(summation_order is None, "summation_order", summation_order, "none with staleness, where nothing is summed")
+        order = carrier.summation_order
+        need(order is None, "summation_order", order, "none with staleness, where nothing is summed")
         need(not broadcast_buffers, "broadcast_buffers", broadcast_buffers, "False with staleness: ranks are not in step")
-    world, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
-    if world != dist.get_world_size():
-        raise UnsupportedError(f"process_group has {world} of the {dist.get_world_size()} ranks, expected one of all ranks")
-    optimizers = as_list(optimizer)
-    params = trained_parameters(model)[::-1]  # about the order of use
+    job = job_of(model, optimizer, process_group, timeout)
+    world, rank = job.world, job.rank
+    optimizers, params = job.optimizers, job.params[::-1]  # about the order of use
     for name, param in params:
         if param.dtype != torch.float32 or param.device.type != "cpu":
             raise UnsupportedError(
@@ -103,35 +95,35 @@ def attach_to_servers(
         optimizers=tuple(type(one).__name__ for one in optimizers),
         options={
             "staleness": staleness,
-            "servers": servers,
-            "packet_bytes": packet_bytes,
-            "summation_order": summation_order,
+            "servers": carrier.servers,
+            "packet_bytes": carrier.packet_bytes,
+            "summation_order": carrier.summation_order,
             "broadcast_buffers": broadcast_buffers,
             "parameter groups": members,
             "rules": [rule.kind for rule in groups.rules()],
             "optimizer state": has_state,
         },
-        tensors=tuple((name, str(param.dtype), tuple(param.shape)) for name, param in params),
-        buffers=tuple((name, str(buffer.dtype), tuple(buffer.shape)) for name, buffer in model.named_buffers()),
+        tensors=job.described_tensors[::-1],
+        buffers=job.described_buffers,
     )
     store = handshake.agree(terms, process_group, f"served/{next(_attachments)}", timeout)
     buffers = [buffer for buffer in model.buffers() if buffer.numel() > 0]
     copy_from_rank_0([param for param in model.parameters() if param.numel() > 0] + buffers, process_group)
-    options = NodeOptions(
+    node_options = NodeOptions(
         world=world,
-        servers=servers or world,
+        servers=carrier.servers or world,
         rank=rank,
-        server=None if servers else rank,
-        tell_tables=servers > 0,
+        server=None if carrier.servers else rank,
+        tell_tables=carrier.servers > 0,
         generation=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         fingerprint=terms.fingerprint(),
-        packet_bytes=packet_bytes or NodeOptions.packet_bytes,
-        rank_order=summation_order == "rank",
+        packet_bytes=carrier.packet_bytes or NodeOptions.packet_bytes,
+        rank_order=carrier.summation_order == "rank",
     )
-    if servers:
-        node = meet_servers(store, options, own_address(), timeout, launched.servers_store)
+    if carrier.servers:
+        node = meet_servers(store, node_options, own_address(), timeout, carrier.servers_store)
     else:
-        node = form(store, options, own_address(), timeout)
+        node = form(store, node_options, own_address(), timeout)
     bound = UNBOUNDED if staleness is None else staleness
     synchronises = bool(buffers) and staleness == 0 and broadcast_buffers is not False
     try:
@@ -150,12 +142,19 @@ def attach_to_servers(
     return session
 
 
-def _refuse_overrides(launched: Overrides) -> None:
-    """A launcher's words that mean nothing here are refused, not passed over."""
-    for name in ("policy", "network", "timeline", "profile"):
+def _keywords(packet_bytes: int | None, summation_order: SummationOrder | None, servers: int, timeout: float) -> dict[str, Any]:
+    """What the script gave, as keywords of `gradlane.attach`."""
+    carrier = {"backend": "server", "packet_bytes": packet_bytes, "summation_order": summation_order, "servers": servers}
+    return {**carrier, "timeout": timeout}
+
+
+def _accepted(launched: LaunchOptions) -> LaunchOptions:
+    """What a launcher said. Raises `InputError` for what means nothing here, rather than ignoring it."""
+    for name in ("policy", "plan", "network", "timeline", "profile"):
         if getattr(launched, name) is not None:
             raise InputError(
                 f"the launcher gave a {name}, and this script updates on its servers: the wire's priority decides there and "
                 f"nothing is recorded; launch it without --{name}"
             )
     need(launched.backend in (None, "server"), "backend", launched.backend, "'server', since the update is on the servers")
+    return launched

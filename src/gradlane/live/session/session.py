@@ -14,11 +14,12 @@ Whatever cannot be done across the barrier for one step is done behind it: waiti
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import torch
 
+from gradlane.core.dispatch_log import Log
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
@@ -37,6 +38,7 @@ from gradlane.live.session.base import SessionBase
 from gradlane.live.session.deferred_step import DeferredStep, keeps_no_gradient
 from gradlane.live.session.deferred_updates import DeferredUpdates
 from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_traced, parameters_of_scripts
+from gradlane.live.session.job import Job
 from gradlane.live.session.module_buffers import BufferSync
 from gradlane.live.session.verification import Verifier
 
@@ -54,34 +56,29 @@ class Session(SessionBase):
 
     def __init__(
         self,
-        model: torch.nn.Module,
-        params: Sequence[tuple[str, torch.nn.Parameter]],
-        optimizers: Sequence[torch.optim.Optimizer],
+        job: Job,
+        backend: Backend,
         *,
         planner: Planner,
-        turns: PlanController | None,
+        controller: PlanController | None,
         first_plan: Plan,
-        coordinated: bool,
         may_cross: bool,
-        rank: int,
-        world: int,
-        timeout_s: float,
-        backend: Backend,
-        peers: Callable[..., ControlChannel],
+        make_channel: Callable[..., ControlChannel],
         buffers: BufferSync | None,
-        verifier: Verifier | None = None,
+        verifier: Verifier | None,
+        keeps_log: bool,
     ) -> None:
-        super().__init__(model)
-        self.rank, self.world = rank, world
-        self._params_by_name = dict(params)
-        self._frozen = [(name, param) for name, param in model.named_parameters() if not param.requires_grad]
-        self._optimizers = list(optimizers)
-        self._planner, self._turns = planner, turns
-        self._coordinated, self._may_cross = coordinated, may_cross
-        self._scale = 1.0 / world
+        super().__init__(job.model)
+        self.rank, self.world = job.rank, job.world
+        self._params_by_name = dict(job.params)
+        self._frozen = [(name, param) for name, param in job.model.named_parameters() if not param.requires_grad]
+        self._optimizers = list(job.optimizers)
+        self._planner, self._controller = planner, controller
+        self._coordinated, self._may_cross = planner.place.coordinated, may_cross
+        self._scale = 1.0 / job.world
         self._backend = backend
         self._buffers = buffers
-        self._device = params[0][1].device
+        self._device = job.device
         self._recorder = Recorder()
         self._told: set[str] = set()
         self._before_close: Callable[[Session], None] = lambda session: None
@@ -103,7 +100,7 @@ class Session(SessionBase):
         self._settled_early = 0  # steps in a row of which nothing was owed any more when the next forward pass began
         self._stale: frozenset[int] = frozenset()  # what was still owed when this backward pass began
         on_buffers = (lambda forward, why: None) if buffers is None else buffers.announced
-        self._driver = Driver(rank, timeout_s, backend, self._recorder, peers, on_buffers)
+        self._driver = Driver(job.rank, job.timeout_s, backend, self._recorder, make_channel, on_buffers, keeps_log)
         self._failures = self._driver.failures
         self._verifier = verifier
         if verifier is not None:
@@ -304,10 +301,10 @@ class Session(SessionBase):
             self._planner.crosses = self._may_cross and not always_read
             self._take_up(plan)
             log.info("rank %d: %s", self.rank, plan.describe(limit=0).partition("\n")[0])
-            if self._turns is not None:
-                self._turns.start(self._planner, self._recorder)
-        elif self._settled and self._turns is not None and not self._turns.over:
-            changed = self._turns.turn(self._planner, self._driver, self._backend)
+            if self._controller is not None:
+                self._controller.start(self._planner, self._recorder)
+        elif self._settled and self._controller is not None and not self._controller.over:
+            changed = self._controller.turn(self._planner, self._driver, self._backend)
             if changed is not None:
                 self._take_up(changed)
         if self._was_evaluated and self._buffers is not None:
@@ -593,19 +590,19 @@ class Session(SessionBase):
     @property
     def tuned(self) -> Tuned | None:
         """On rank 0 of a session that tunes: the knobs in force and the trials so far; None elsewhere."""
-        found = None if self._turns is None else self._turns.record()
+        found = None if self._controller is None else self._controller.record()
         return found if isinstance(found, Tuned) else None
 
     @property
     def auto(self) -> SearchLog | None:
         """On rank 0 of a session under `auto`: what was predicted, tried and kept so far; None elsewhere."""
-        found = None if self._turns is None else self._turns.record()
+        found = None if self._controller is None else self._controller.record()
         return found if isinstance(found, SearchLog) else None
 
     @property
     def tuning(self) -> bool:
         """Whether knobs or policies are being tried, on any rank alike; `auto` may begin again at any time."""
-        return self._turns is not None and not self._turns.settled
+        return self._controller is not None and not self._controller.settled
 
     @property
     def crosses_barrier(self) -> bool:
@@ -643,6 +640,16 @@ class Session(SessionBase):
         self._settle()
         return self._recorder.timeline(self._plan.fingerprint, self.rank)
 
+    def dispatch_log(self) -> Log:
+        """What the Dispatcher was told and answered in the last iterations under the plan in force, for `schedule.replay`.
+
+        Raises `JobError` where attach was not asked to keep it (`keep_log=True`).
+        """
+        log = self._driver.log
+        if log is None:
+            raise JobError("no log is kept: pass keep_log=True to gradlane.attach")
+        return log
+
     def on_close(self, before: Callable[[Session], None], after: Callable[[Session], None]) -> None:
         """Call `before(session)` when a session that has not failed closes, and `after(session)` when any has closed."""
         self._before_close, self._after_close = before, after
@@ -671,8 +678,8 @@ class Session(SessionBase):
                 if param.grad is wrapper:  # where the job has failed a slot holds this rank's part at best
                     param.grad = None if self._failures.failure is not None else wrapper.slot
                 wrapper.given_away(wrapper.slot)
-            if self._turns is not None:
-                self._turns.close()
+            if self._controller is not None:
+                self._controller.close()
             self._driver.close()
             self._after_close(self)
 

@@ -27,6 +27,7 @@ from gradlane.core.fields import need
 from gradlane.errors import VerificationError
 from gradlane.live.backends.process_groups import ProcessGroups
 from gradlane.live.session.deferred_step import DeferredStep
+from gradlane.live.session.job import Job
 
 _ROUNDING = 1e-5  # of the largest element of a sum, for sums of three ranks and more
 _NOT_THE_SCRIPT = (str(Path(gradlane.__file__).parent), str(Path(torch.__file__).parent))
@@ -58,22 +59,16 @@ class _Before:
 
 
 class Verifier:
-    """names, params: of all tensors, whatever the plan; what is told of a tensor is told of its parameter."""
+    """Of one job. What is told of a tensor is told of its parameter, whatever the plan."""
 
-    def __init__(
-        self,
-        options: VerifyOptions,
-        names: Sequence[str],
-        params: Sequence[torch.nn.Parameter],
-        buffers: Callable[[], Sequence[torch.Tensor]],
-        group: Any,
-        timeout_s: float,
-    ) -> None:
-        self._options, self._params, self._buffers = options, params, buffers
-        self._names = {id(param): name for name, param in zip(names, params, strict=True)}
-        self._groups = ProcessGroups(group, timeout_s)
+    def __init__(self, options: VerifyOptions, job: Job) -> None:
+        self._options = options
+        self._params = [param for _, param in job.params]
+        self._model = job.model
+        self._names = {id(param): name for name, param in job.params}
+        self._groups = ProcessGroups(job.group, job.timeout_s)
         self._groups.open()
-        self._rank, self._world = dist.get_rank(group), dist.get_world_size(group)
+        self._rank, self._world = job.rank, job.world
         self._tell: Callable[[BaseException], None] = lambda error: None
         self._wait_for: Callable[[ProcessGroups, Sequence[Any], str], None] = lambda groups, works, what: None
         self._iteration = -1
@@ -185,7 +180,7 @@ class Verifier:
         """Buffers are as the forward pass of `iteration` will find them, on every rank (collective)."""
         if not self._options.includes(iteration):
             return
-        buffers = self._buffers()
+        buffers = list(self._model.buffers())
         references = [buffer.detach().clone() for buffer in buffers]
         works = [dist.broadcast(each, group_src=0, group=self._groups[0], async_op=True) for each in references]
         self._wait(works, "the buffers of verification")

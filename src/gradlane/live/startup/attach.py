@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 import gradlane
 from gradlane import policies
 from gradlane.core import files
-from gradlane.core.backends import BACKENDS, BackendName, refuse_what_cannot_be_done
-from gradlane.core.fields import need, need_int
+from gradlane.core.backends import refuse_what_cannot_be_done
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy, replans
-from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
+from gradlane.core.profile import Layer, Profile, TensorProfile
 from gradlane.core.search_log import AUTO, SearchLog
 from gradlane.core.tuned import Tuned
-from gradlane.errors import InputError, JobError, UnsupportedError
+from gradlane.errors import JobError
 from gradlane.live.adapt.auto import Auto
 from gradlane.live.adapt.controller import PlanController
 from gradlane.live.adapt.profiling import Planner, check_fits
@@ -37,18 +35,23 @@ from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.streams import streams_of
 from gradlane.live.comm.control_channel import ControlChannel
 from gradlane.live.session.deferred_step import why_it_needs_the_barrier
+from gradlane.live.session.job import Job
 from gradlane.live.session.module_buffers import BufferSync, places_of_buffers
 from gradlane.live.session.session import Session
-from gradlane.live.session.verification import Verifier, VerifyOptions
+from gradlane.live.session.verification import Verifier
 from gradlane.live.startup import handshake
 from gradlane.live.startup.lifecycle import forget, keep
-from gradlane.live.startup.overrides import SummationOrder, overrides
-from gradlane.live.startup.validation import Optimizers, as_list, copy_from_rank_0, trained_parameters
+from gradlane.live.startup.options import AttachOptions, FolderOptions, launched
+from gradlane.live.startup.validation import Optimizers, copy_from_rank_0, job_of, require_process_group
 from gradlane.planning import catalog
 from gradlane.planning.plans import make_plan
 from gradlane.planning.ranking import SAFE, policy_of
-from gradlane.planning.tuning import TuneOptions
 from gradlane.transport import NodeOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from gradlane.live.startup.options import AttachKeywords
 
 log = logging.getLogger("gradlane")
 
@@ -62,22 +65,8 @@ def attach(
     optimizer: Optimizers = None,
     policy: str | Policy | Plan | None = None,
     *,
-    backend: BackendName = "all-reduce",
-    packet_bytes: int | None = None,
-    summation_order: SummationOrder | None = None,
-    servers: int = 0,
-    network: Network | None = None,
-    profile: Profile | None = None,
-    profile_iterations: int | None = None,
-    order: Literal["planned", "coordinator"] = "planned",
-    cross_barrier: bool | None = None,
-    broadcast_buffers: bool | Literal["forward"] = True,
     process_group: Any = None,
-    timeout: float = 60.0,
-    weight: int = 1,
-    tune: bool | TuneOptions = False,
-    knobs: str | Path | None = None,
-    verify: bool | VerifyOptions = False,
+    **options: Unpack[AttachKeywords],
 ) -> Session:
     """Schedule the gradient communication of `model` from now on, in place of DistributedDataParallel.
 
@@ -113,224 +102,198 @@ def attach(
         best; `TuneOptions` says how long and how. No result depends on it but the time.
     knobs: a file of tuned knobs. With `tune`, what is found is left there, and a file that is there already is where it
         begins; without, the file's knobs are used. Read and written on rank 0's host.
-
     verify: compare the first steps, and some later ones, with what DDP would have done, and raise VerificationError where they
         differ; `VerifyOptions` says which. Costs a copy of parameters, state and gradients, and an all-reduce, in those.
+    keep_log: keep what the Dispatcher was told and answered in the last iterations, for `Session.dispatch_log()`.
+    process_group: a group of all ranks; None for the default one.
 
     Returns the Session. Raises UnsupportedError, InputError, PlanError, MismatchError (ranks disagree) or
     CommunicationError, on every rank that the others' state can reach, before any gradient is sent.
     """
-    if not dist.is_initialized():
-        raise InputError("torch.distributed is not initialised: call torch.distributed.init_process_group() before attach")
-    overridden = overrides()
-    policy = overridden.policy or policy
-    backend = overridden.backend or backend
-    packet_bytes = overridden.packet_bytes or packet_bytes
-    summation_order = overridden.summation_order or summation_order
-    servers = overridden.servers or servers
-    network = overridden.network or network
-    timeout = overridden.timeout or timeout
-    weight = overridden.weight or weight
-    tune = overridden.tune or (TuneOptions() if tune is True else tune)
-    knobs = overridden.knobs or knobs
-    verify = overridden.verify or (VerifyOptions() if verify is True else verify)
-    need(profile_iterations is None or profile_iterations >= 1, "profile_iterations", profile_iterations, "1 or more")
-    need(timeout > 0, "timeout", timeout, "seconds, more than 0")
-    need_int("weight", weight, 1, 8)
-    need(order in ("planned", "coordinator"), "order", order, "'planned' or 'coordinator'")
-    need(broadcast_buffers in (True, False, "forward"), "broadcast_buffers", broadcast_buffers, "True, False or 'forward'")
-    check_backend(backend, packet_bytes, summation_order, servers, order)
-    optimizers = as_list(optimizer)
-    params = trained_parameters(model)
-    specs = tuple(_spec(name, param) for name, param in params)
-    guess = _unmeasured_profile(type(model).__name__, str(params[0][1].device), specs)
-    if policy is None:
-        policy = policies.default(backend) if tune or knobs is not None else AUTO
-    is_auto = policy == AUTO
-    need(not is_auto or (not tune and knobs is None), "tune, knobs", (tune, knobs), "neither with auto")
-    chosen = policy_of(SAFE) if is_auto else catalog.get(policy) if isinstance(policy, str) else policy
-    if isinstance(chosen, Plan):
-        need(not tune and knobs is None, "tune, knobs", (tune, knobs), "neither with a plan, which has no knobs: give a policy")
-        refuse_what_cannot_be_done(chosen, backend, external=servers > 0)
-        check_fits(chosen, specs)
-    elif chosen.name in catalog.names() and chosen.name not in catalog.names(backend, external=servers > 0):
-        make_plan(chosen, guess, Place(_UNMEASURED, backend, servers))  # refused with the reason, whatever is measured
-    may_cross = _may_cross(optimizers, cross_barrier)
-    world, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
-    if world != dist.get_world_size():
-        # a lane needs a group of its own, and torch.distributed names the groups of some ranks ambiguously
-        has = "does not have this rank" if rank < 0 else f"has {world} of the {dist.get_world_size()} ranks"
-        raise UnsupportedError(f"process_group {has}, expected one of all ranks")
-    start: Policy | Plan = chosen
-    turns: PlanController | None = None
-    fault = ""
-    if not isinstance(chosen, Plan) and (tune or knobs is not None):
-        about = Tuned(chosen.name, {}, type(model).__name__, digest(specs), world, backend)
-        start, turns, fault = prepare(chosen, specs, about, rank, tune or None, None if knobs is None else Path(knobs))
-    device = params[0][1].device
-    streams = streams_of(device)
-    stream_ordered = streams is not None and backend == "all-reduce"
-    until_stable = profile_iterations is None and not isinstance(chosen, Plan) and replans(chosen)
-    iterations = profile_iterations or (_UNTIL_STABLE if until_stable else _ITERATIONS)
-    if turns is None and not isinstance(chosen, Plan) and replans(chosen) and world > 1:
-        turns = Reassembly(rank, chosen, stream_ordered)
-    if is_auto and world > 1:
-        turns = Auto(rank, SearchLog(type(model).__name__, world, backend, SAFE), backend, servers, stream_ordered)
-    terms = handshake.Terms(
-        gradlane=gradlane.__version__,
-        torch=str(torch.__version__),
-        world_size=world,
-        policy=AUTO if is_auto else f"plan {chosen.fingerprint}" if isinstance(chosen, Plan) else repr(chosen),
-        backend=backend,
-        order=order,
-        optimizers=tuple(type(one).__name__ for one in optimizers),
-        options={
-            "cross_barrier": may_cross,
-            "broadcast_buffers": broadcast_buffers,
-            "profile_iterations": profile_iterations,
-            "network": network is not None,
-            "profile": profile is not None,
-            "packet_bytes": packet_bytes,
-            "summation_order": summation_order,
-            "servers": servers,
-            "weight": weight,
-            "tune": repr(tune or None),
-            "knobs": knobs is not None,
-            "verify": repr(verify or None),
-        },
-        tensors=tuple((name, str(param.dtype), tuple(param.shape)) for name, param in params),
-        buffers=tuple((name, str(buffer.dtype), tuple(buffer.shape)) for name, buffer in model.named_buffers()),
-    )
-    store = handshake.agree(terms, process_group, str(next(_attachments)), timeout, fault)
-    carrier: Backend
-    if backend == "all-reduce":
-        carrier = AllReduceBackend(device, streams, process_group, timeout, weight)
-    else:
-        carrier = ParameterServerBackend(
-            streams,
-            process_group,
-            store,
-            timeout,
-            fingerprint=terms.fingerprint(),
-            packet_bytes=packet_bytes or NodeOptions.packet_bytes,
-            rank_order=summation_order == "rank",
-            external=servers,
-            servers_store=overridden.servers_store,
-            weight=weight,
-        )
-    with _given_back_on_failure(carrier):
-        buffers = list(model.buffers())
-        filled = [tensor for tensor in (*model.parameters(), *buffers) if tensor.numel() > 0]
-        copy_from_rank_0(filled, process_group)
-        first_plan = make_plan(policies.get("ddp"), guess, Place(_UNMEASURED))
-        if network is None:
-            network = carrier.measure()
-        place = Place(network, backend, servers, coordinated=order == "coordinator")
-        session = Session(
-            model,
-            params,
-            optimizers,
-            planner=Planner(start, place, profile, specs, iterations, until_stable),
-            turns=turns,
-            first_plan=first_plan,
-            coordinated=order == "coordinator",
-            may_cross=may_cross,
-            rank=rank,
-            world=world,
-            timeout_s=timeout,
-            backend=carrier,
-            peers=partial(ControlChannel, store, rank, world, timeout),
-            buffers=_synchronised(model, process_group, rank, timeout, broadcast_buffers) if buffers else None,
-            verifier=_verifier(verify, model, params, process_group, timeout) if verify else None,
-        )
+    require_process_group()
+    resolved = AttachOptions.of(policy, options, launched())
+    job = job_of(model, optimizer, process_group, resolved.stepping.timeout)
+    start = _start_of(job, resolved)
+    may_cross = _may_cross(job, resolved.stepping.cross_barrier)
+    terms = _terms(job, resolved, start, may_cross)
+    store = handshake.agree(terms, process_group, str(next(_attachments)), job.timeout_s, start.fault)
+    backend = _connect(job, resolved, store, terms)
+    with _given_back_on_failure(backend):
+        session = _build(job, resolved, start, may_cross, store, backend)
     keep(session)
-    session.on_close(before=_leave_files, after=forget)
+    session.on_close(before=partial(_leave_files, resolved.folders), after=forget)
     return session
 
 
-def _synchronised(
-    model: torch.nn.Module, group: Any, rank: int, timeout: float, broadcast_buffers: bool | Literal["forward"]
-) -> BufferSync | None:
-    return (
-        BufferSync(*places_of_buffers(model), group, rank, timeout, broadcast_buffers == "forward")
-        if broadcast_buffers
-        else None
+# -- resolving: what the session begins with -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What a session begins with.
+
+    Args:
+        chosen: the policy or plan that was asked for; under `auto`, the safe one.
+        first: the same with knobs from a file, where there is one.
+        controller: what changes the plan while the session trains.
+        iterations: how many are measured before `first` is planned.
+        until_stable: measure until gradients become ready at the same times again and again, `iterations` at most.
+        fault: why this rank cannot begin, where the others could not know it.
+    """
+
+    chosen: Policy | Plan
+    first: Policy | Plan
+    controller: PlanController | None
+    iterations: int
+    until_stable: bool
+    fault: str = ""
+
+
+def _start_of(job: Job, options: AttachOptions) -> _Start:
+    policy = options.policy
+    chosen = policy_of(SAFE) if options.is_auto else catalog.get(policy) if isinstance(policy, str) else policy
+    _refuse_what_does_not_fit(chosen, job, options)
+    backend, servers = options.carrier.backend, options.carrier.servers
+    repeats = not isinstance(chosen, Plan) and replans(chosen)
+    stream_ordered = streams_of(job.device) is not None and backend == "all-reduce"
+    first: Policy | Plan = chosen
+    controller: PlanController | None = None
+    fault = ""
+    if not isinstance(chosen, Plan) and options.adapting.given:
+        about = Tuned(chosen.name, {}, job.model_name, digest(job.specs), job.world, backend)
+        first, controller, fault = prepare(chosen, job.specs, about, job.rank, options.adapting.tune, options.adapting.knobs)
+    if controller is None and not isinstance(chosen, Plan) and repeats and job.world > 1:
+        controller = Reassembly(job.rank, chosen, stream_ordered)
+    if options.is_auto and job.world > 1:
+        search_log = SearchLog(job.model_name, job.world, backend, SAFE)
+        controller = Auto(job.rank, search_log, backend, servers, stream_ordered)
+    given = options.measuring.profile_iterations
+    until_stable = given is None and repeats
+    return _Start(chosen, first, controller, given or (_UNTIL_STABLE if until_stable else _ITERATIONS), until_stable, fault)
+
+
+def _refuse_what_does_not_fit(chosen: Policy | Plan, job: Job, options: AttachOptions) -> None:
+    """Raise `PlanError` where the backend cannot carry what was chosen, or a plan is of another model."""
+    backend, servers = options.carrier.backend, options.carrier.servers
+    if isinstance(chosen, Plan):
+        refuse_what_cannot_be_done(chosen, backend, external=servers > 0)
+        check_fits(chosen, job.specs)
+    elif chosen.name in catalog.names() and chosen.name not in catalog.names(backend, external=servers > 0):
+        make_plan(chosen, _unmeasured_profile(job), Place(_UNMEASURED, backend, servers))  # refused with the reason
+
+
+def _may_cross(job: Job, cross_barrier: bool | None) -> bool:
+    if cross_barrier is not None:
+        return cross_barrier
+    for optimizer in job.optimizers:
+        reason = why_it_needs_the_barrier(optimizer)
+        if reason is not None:
+            if job.rank == 0:
+                log.warning("gradlane: the barrier is kept: %s", reason)
+            return False
+    return bool(job.optimizers)
+
+
+# -- agreeing -------------------------------------------------------------------------------------------------
+
+
+def _terms(job: Job, options: AttachOptions, start: _Start, may_cross: bool) -> handshake.Terms:
+    chosen = start.chosen
+    return handshake.Terms(
+        gradlane=gradlane.__version__,
+        torch=str(torch.__version__),
+        world_size=job.world,
+        policy=AUTO if options.is_auto else f"plan {chosen.fingerprint}" if isinstance(chosen, Plan) else repr(chosen),
+        backend=options.carrier.backend,
+        order=options.stepping.order,
+        optimizers=tuple(type(one).__name__ for one in job.optimizers),
+        options={"cross_barrier": may_cross, **options.terms()},
+        tensors=job.described_tensors,
+        buffers=job.described_buffers,
     )
 
 
-def _verifier(
-    options: VerifyOptions, model: torch.nn.Module, params: Sequence[tuple[str, torch.nn.Parameter]], group: Any, timeout: float
-) -> Verifier:
-    names, tensors = [name for name, _ in params], [param for _, param in params]
-    return Verifier(options, names, tensors, lambda: list(model.buffers()), group, timeout)
+# -- connecting -----------------------------------------------------------------------------------------------
+
+
+def _connect(job: Job, options: AttachOptions, store: Any, terms: handshake.Terms) -> Backend:
+    carrier, streams = options.carrier, streams_of(job.device)
+    if carrier.backend == "all-reduce":
+        return AllReduceBackend(job.device, streams, job.group, job.timeout_s, carrier.weight)
+    return ParameterServerBackend(
+        streams,
+        job.group,
+        store,
+        job.timeout_s,
+        fingerprint=terms.fingerprint(),
+        packet_bytes=carrier.packet_bytes or NodeOptions.packet_bytes,
+        rank_order=carrier.summation_order == "rank",
+        external=carrier.servers,
+        servers_store=carrier.servers_store,
+        weight=carrier.weight,
+    )
 
 
 @contextmanager
-def _given_back_on_failure(carrier: Backend) -> Iterator[None]:
-    """The carrier's threads end with what went wrong, and so do the other ranks; left to the interpreter's end, a thread of
+def _given_back_on_failure(backend: Backend) -> Iterator[None]:
+    """The backend's threads end with what went wrong, and so do the other ranks; left to the interpreter's end, a thread of
     the data plane would abort the process.
     """
     try:
         yield
     except BaseException as error:
-        carrier.close(error if isinstance(error, JobError) else JobError(f"attach failed: {error!r}"))
+        backend.close(error if isinstance(error, JobError) else JobError(f"attach failed: {error!r}"))
         raise
 
 
-# -- what is refused, and why ----------------------------------------------------------------------------
+# -- building -------------------------------------------------------------------------------------------------
 
 
-def check_backend(backend: str, packet_bytes: int | None, summation_order: str | None, servers: int, order: str) -> None:
-    need(backend in BACKENDS, "backend", backend, "'all-reduce' or 'server'")
-    if backend != "server":
-        need(packet_bytes is None, "packet_bytes", packet_bytes, "none: packets are of backend='server'")
-        need(summation_order is None, "summation_order", summation_order, "none: it is of backend='server'")
-        need(servers == 0, "servers", servers, "none: they are of backend='server'")
-        return
-    need_int("servers", servers, 0, 65535)
-    need(order == "planned", "order", order, "'planned' with backend='server', which needs no order")
-    need(summation_order in (None, "arrival", "rank"), "summation_order", summation_order, "'arrival' or 'rank'")
-    if packet_bytes is not None:
-        need_int("packet_bytes", packet_bytes, 64, 512 << 10)
-        need(packet_bytes % 64 == 0, "packet_bytes", packet_bytes, "a multiple of 64")
+def _build(job: Job, options: AttachOptions, start: _Start, may_cross: bool, store: Any, backend: Backend) -> Session:
+    """Copy rank 0's parameters to all ranks, measure the network where none is given, and start the session."""
+    tensors = (*job.model.parameters(), *job.model.buffers())
+    copy_from_rank_0([tensor for tensor in tensors if tensor.numel() > 0], job.group)
+    profile, stepping = options.measuring.profile, options.stepping
+    place = Place(
+        options.measuring.network or backend.measure(),
+        options.carrier.backend,
+        options.carrier.servers,
+        coordinated=stepping.order == "coordinator",
+    )
+    return Session(
+        job,
+        backend,
+        planner=Planner(start.first, place, profile, job.specs, start.iterations, start.until_stable),
+        controller=start.controller,
+        first_plan=make_plan(policies.get("ddp"), _unmeasured_profile(job), Place(_UNMEASURED)),
+        may_cross=may_cross,
+        make_channel=partial(ControlChannel, store, job.rank, job.world, job.timeout_s),
+        buffers=_buffer_sync(job, stepping.broadcast_buffers),
+        verifier=None if stepping.verify is None else Verifier(stepping.verify, job),
+        keeps_log=stepping.keep_log,
+    )
 
 
-def _spec(name: str, param: torch.nn.Parameter) -> TensorSpec:
-    return TensorSpec(name, param.numel() * param.element_size(), str(param.dtype).removeprefix("torch."))
+def _buffer_sync(job: Job, broadcast_buffers: bool | str) -> BufferSync | None:
+    if not broadcast_buffers or not any(True for _ in job.model.buffers()):
+        return None
+    return BufferSync(*places_of_buffers(job.model), job.group, job.rank, job.timeout_s, broadcast_buffers == "forward")
 
 
-def _may_cross(optimizers: Sequence[torch.optim.Optimizer], cross_barrier: bool | None) -> bool:
-    if cross_barrier is not None:
-        return cross_barrier
-    if not optimizers:
-        return False
-    for optimizer in optimizers:
-        reason = why_it_needs_the_barrier(optimizer)
-        if reason is not None:
-            if dist.get_rank() == 0:
-                log.warning("gradlane: the barrier is kept: %s", reason)
-            return False
-    return True
+def _unmeasured_profile(job: Job) -> Profile:
+    tensors = tuple(TensorProfile(spec, 0, 0) for spec in job.specs)
+    return Profile(job.model_name, str(job.device), tensors, (Layer("all", 0),), 0, "unmeasured")
 
 
-# -- starting alike -----------------------------------------------------------------------------------------
+# -- ending ---------------------------------------------------------------------------------------------------
 
 
-def _unmeasured_profile(model: str, device: str, specs: Sequence[TensorSpec]) -> Profile:
-    tensors = tuple(TensorProfile(spec, 0, 0) for spec in specs)
-    return Profile(model, device, tensors, (Layer("all", 0),), 0, "unmeasured")
-
-
-# -- ending -------------------------------------------------------------------------------------------------
-
-
-def _leave_files(session: Session) -> None:
-    overridden = overrides()
-    if overridden.timeline is not None:
-        overridden.timeline.mkdir(parents=True, exist_ok=True)
-        files.write(overridden.timeline / f"timeline-rank{session.rank}.json", session.timeline())
-        files.write(overridden.timeline / f"plan-rank{session.rank}.json", session.plan)
-    if overridden.profile is not None and session.rank == 0:
-        overridden.profile.mkdir(parents=True, exist_ok=True)
-        files.write(overridden.profile / "profile.json", session.profile())
-        files.write(overridden.profile / "network.json", session.network)
+def _leave_files(folders: FolderOptions, session: Session) -> None:
+    if folders.timeline is not None:
+        folders.timeline.mkdir(parents=True, exist_ok=True)
+        files.write(folders.timeline / f"timeline-rank{session.rank}.json", session.timeline())
+        files.write(folders.timeline / f"plan-rank{session.rank}.json", session.plan)
+    if folders.profile is not None and session.rank == 0:
+        folders.profile.mkdir(parents=True, exist_ok=True)
+        files.write(folders.profile / "profile.json", session.profile())
+        files.write(folders.profile / "network.json", session.network)

@@ -1,4 +1,4 @@
-"""Admission: which models and optimizers can be attached at all, and how all ranks come to start alike."""
+"""Validation: which models, optimizers and process groups can be attached, and rank 0's parameters copied to all ranks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from gradlane.core.profile import DTYPE_BYTES
 from gradlane.errors import InputError, UnsupportedError
+from gradlane.live.session.job import Job
 from gradlane.live.startup.lifecycle import session_of
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
@@ -59,6 +60,24 @@ def trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Param
         if hasattr(param, "_in_backward_optimizers"):
             raise UnsupportedError(f"{name} is updated inside the backward pass, before its gradient could be summed")
     return params[::-1]
+
+
+def job_of(model: torch.nn.Module, optimizer: Optimizers, group: Any, timeout_s: float) -> Job:
+    """What is to be attached. Raises `InputError` and `UnsupportedError` for what cannot be, with the reason."""
+    optimizers = as_list(optimizer)
+    params = trained_parameters(model)
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
+    if world != dist.get_world_size():
+        # a lane needs a group of its own, and torch.distributed names the groups of some ranks ambiguously
+        has = "does not have this rank" if rank < 0 else f"has {world} of the {dist.get_world_size()} ranks"
+        raise UnsupportedError(f"process_group {has}, expected one of all ranks")
+    return Job(model, params, optimizers, group, rank, world, timeout_s)
+
+
+def require_process_group() -> None:
+    """Raise `InputError` where torch.distributed is not initialised."""
+    if not dist.is_initialized():
+        raise InputError("torch.distributed is not initialised: call torch.distributed.init_process_group() before attach")
 
 
 def copy_from_rank_0(tensors: Sequence[torch.Tensor], group: Any) -> None:

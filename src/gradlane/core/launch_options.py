@@ -1,0 +1,49 @@
+"""LaunchOptions: what a launcher's command line says, on its way to the ranks in one environment variable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gradlane.core.backends import BackendName, SummationOrder
+from gradlane.errors import InputError
+
+LAUNCH_VARIABLE = "GRADLANE_OPTIONS"
+"""The environment variable in which a launcher hands `LaunchOptions` to the ranks."""
+
+
+class LaunchOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a launcher's command line says; fields that are None were not given. Paths are absolute.
+
+    policy_knobs: of the policy that is named. knobs: a file of tuned ones. plan, network: files.
+    """
+
+    policy: str | None = None
+    policy_knobs: dict[str, int | float | str] = {}
+    plan: str | None = None
+    backend: BackendName | None = None
+    packet_bytes: int | None = None
+    summation_order: SummationOrder | None = None
+    servers: int | None = None
+    servers_store: str | None = None
+    weight: int | None = None
+    network: str | None = None
+    tune: bool = False
+    knobs: str | None = None
+    timeout: float | None = None
+    verify: bool = False
+    timeline: str | None = None
+    profile: str | None = None
+
+    def to_text(self) -> str:
+        """For the environment variable `LAUNCH_VARIABLE`."""
+        return msgspec.json.encode(self).decode()
+
+    @staticmethod
+    def from_environment(environment: Mapping[str, str]) -> LaunchOptions:
+        """What `to_text` gave; without the variable, nothing was said. Raises `InputError` for any other text."""
+        try:
+            return msgspec.json.decode(environment.get(LAUNCH_VARIABLE) or "{}", type=LaunchOptions)
+        except msgspec.DecodeError as error:
+            raise InputError(f"{LAUNCH_VARIABLE}: {error}; `gradlane launch` sets it") from None

@@ -1,0 +1,235 @@
+"""AttachOptions: everything that can be asked of `attach`, as validated data; and what `gradlane launch` says in its place.
+
+A script gives keywords, a launcher gives `LaunchOptions` in one environment variable, and `AttachOptions.of` is the one place
+where they meet: the launcher wins. What ranks must agree on is derived from the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import msgspec
+
+from gradlane import policies
+from gradlane.core import files
+from gradlane.core.backends import BACKENDS, BackendName, SummationOrder
+from gradlane.core.fields import need, need_int
+from gradlane.core.launch_options import LaunchOptions
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.core.policy import Policy
+from gradlane.core.profile import Profile
+from gradlane.core.search_log import AUTO
+from gradlane.live.session.verification import VerifyOptions
+from gradlane.planning import catalog
+from gradlane.planning.tuning import TuneOptions
+
+
+class AttachKeywords(TypedDict, total=False):
+    """The keywords of `attach`, which says what each is; defaults are those of the options below."""
+
+    backend: BackendName
+    packet_bytes: int | None
+    summation_order: SummationOrder | None
+    servers: int
+    weight: int
+    network: Network | None
+    profile: Profile | None
+    profile_iterations: int | None
+    order: Literal["planned", "coordinator"]
+    cross_barrier: bool | None
+    broadcast_buffers: bool | Literal["forward"]
+    timeout: float
+    tune: bool | TuneOptions
+    knobs: str | Path | None
+    verify: bool | VerifyOptions
+    keep_log: bool
+
+
+class CarrierOptions(msgspec.Struct, frozen=True):
+    """What carries the messages. servers_store: "host:port" at which external servers meet the job, if not its own store."""
+
+    backend: BackendName = "all-reduce"
+    packet_bytes: int | None = None
+    summation_order: SummationOrder | None = None
+    servers: int = 0
+    servers_store: str | None = None
+    weight: int = 1
+
+    def __post_init__(self) -> None:
+        need(self.backend in BACKENDS, "backend", self.backend, "'all-reduce' or 'server'")
+        need_int("weight", self.weight, 1, 8)
+        if self.backend != "server":
+            need(self.packet_bytes is None, "packet_bytes", self.packet_bytes, "none: packets are of backend='server'")
+            need(self.summation_order is None, "summation_order", self.summation_order, "none: it is of backend='server'")
+            need(self.servers == 0, "servers", self.servers, "none: they are of backend='server'")
+            return
+        need_int("servers", self.servers, 0, 65535)
+        need(self.summation_order in (None, "arrival", "rank"), "summation_order", self.summation_order, "'arrival' or 'rank'")
+        if self.packet_bytes is not None:
+            need_int("packet_bytes", self.packet_bytes, 64, 512 << 10)
+            need(self.packet_bytes % 64 == 0, "packet_bytes", self.packet_bytes, "a multiple of 64")
+
+
+class MeasuringOptions(msgspec.Struct, frozen=True):
+    """What plans are made from: given, or measured over the first iterations."""
+
+    network: Network | None = None
+    profile: Profile | None = None
+    profile_iterations: int | None = None
+
+    def __post_init__(self) -> None:
+        given = self.profile_iterations
+        need(given is None or given >= 1, "profile_iterations", given, "1 or more")
+
+
+class AdaptingOptions(msgspec.Struct, frozen=True):
+    """Knobs that are tried while the job trains, and the file that they come from and go to."""
+
+    tune: TuneOptions | None = None
+    knobs: Path | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether a policy with knobs is asked for."""
+        return self.tune is not None or self.knobs is not None
+
+
+class SteppingOptions(msgspec.Struct, frozen=True):
+    """How a step of training goes. timeout: seconds."""
+
+    order: Literal["planned", "coordinator"] = "planned"
+    cross_barrier: bool | None = None
+    broadcast_buffers: bool | Literal["forward"] = True
+    timeout: float = 60.0
+    verify: VerifyOptions | None = None
+    keep_log: bool = False
+
+    def __post_init__(self) -> None:
+        need(self.timeout > 0, "timeout", self.timeout, "seconds, more than 0")
+        need(self.order in ("planned", "coordinator"), "order", self.order, "'planned' or 'coordinator'")
+        buffers = self.broadcast_buffers
+        need(buffers in (True, False, "forward"), "broadcast_buffers", buffers, "True, False or 'forward'")
+
+
+class FolderOptions(msgspec.Struct, frozen=True):
+    """Folders in which each rank leaves its timeline, and rank 0 its profile, when a session closes."""
+
+    timeline: Path | None = None
+    profile: Path | None = None
+
+
+class AttachOptions(msgspec.Struct, frozen=True):
+    """Everything that can be asked of `attach` but the model, its optimizers and a process group."""
+
+    policy: str | Policy | Plan = AUTO
+    carrier: CarrierOptions = CarrierOptions()
+    measuring: MeasuringOptions = MeasuringOptions()
+    adapting: AdaptingOptions = AdaptingOptions()
+    stepping: SteppingOptions = SteppingOptions()
+    folders: FolderOptions = FolderOptions()
+
+    def __post_init__(self) -> None:
+        if self.carrier.backend == "server":
+            order = self.stepping.order
+            need(order == "planned", "order", order, "'planned' with backend='server', which needs no order")
+        asked = (self.adapting.tune, self.adapting.knobs)
+        need(self.policy != AUTO or not self.adapting.given, "tune, knobs", asked, "neither with auto")
+        if isinstance(self.policy, Plan):
+            need(not self.adapting.given, "tune, knobs", asked, "neither with a plan, which has no knobs: give a policy")
+
+    @staticmethod
+    def of(policy: str | Policy | Plan | None, keywords: Mapping[str, Any], launched: LaunchOptions) -> AttachOptions:
+        """What a script and its launcher ask for together; the launcher wins.
+
+        Args:
+            policy: of the script; None for the one that fits the other options.
+            keywords: of the script, see `AttachKeywords`.
+            launched: of the launcher.
+
+        Raises:
+            TypeError: a keyword that `attach` does not have.
+            InputError: a value that cannot be used; FormatError: a file of the launcher's that cannot be read.
+        """
+        unknown = sorted(set(keywords) - set(AttachKeywords.__annotations__))
+        if unknown:
+            raise TypeError(f"attach() got an unexpected keyword argument {unknown[0]!r}")
+        given = {**keywords, **_keywords(launched)}
+        tune, verify, knobs = given.get("tune"), given.get("verify"), given.get("knobs")
+        carrier = _struct(CarrierOptions, given, servers_store=launched.servers_store)
+        adapting = AdaptingOptions((TuneOptions() if tune is True else tune) or None, None if knobs is None else Path(knobs))
+        policy = _chosen(launched) or policy
+        if policy is None:
+            policy = policies.default(carrier.backend) if adapting.given else AUTO
+        return AttachOptions(
+            policy,
+            carrier,
+            _struct(MeasuringOptions, given),
+            adapting,
+            _struct(SteppingOptions, given, verify=(VerifyOptions() if verify is True else verify) or None),
+            FolderOptions(_path(launched.timeline), _path(launched.profile)),
+        )
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the session finds its own policy."""
+        return isinstance(self.policy, str) and self.policy == AUTO
+
+    def terms(self) -> dict[str, Any]:
+        """What must be equal on all ranks, beside policy, backend, order and barrier: files and measurements by whether they
+        were given, since rank 0's are what counts."""
+        return {
+            "broadcast_buffers": self.stepping.broadcast_buffers,
+            "profile_iterations": self.measuring.profile_iterations,
+            "network": self.measuring.network is not None,
+            "profile": self.measuring.profile is not None,
+            "packet_bytes": self.carrier.packet_bytes,
+            "summation_order": self.carrier.summation_order,
+            "servers": self.carrier.servers,
+            "weight": self.carrier.weight,
+            "tune": repr(self.adapting.tune),
+            "knobs": self.adapting.knobs is not None,
+            "verify": repr(self.stepping.verify),
+        }
+
+
+def _chosen(launched: LaunchOptions) -> str | Policy | Plan | None:
+    """The policy or plan that a launcher asks for. Raises `InputError`, and `FormatError` for a bad file."""
+    if launched.plan is not None:
+        return files.read(launched.plan, Plan)
+    if launched.policy == AUTO or (launched.policy is None and not launched.policy_knobs):
+        return launched.policy
+    return catalog.get(launched.policy or policies.default(launched.backend or "all-reduce"), **launched.policy_knobs)
+
+
+def _keywords(launched: LaunchOptions) -> dict[str, Any]:
+    """What a launcher gave, as keywords of `attach`."""
+    given = {name: getattr(launched, name) for name in AttachKeywords.__annotations__ if hasattr(launched, name)}
+    given["network"] = None if launched.network is None else files.read(launched.network, Network)
+    del given["profile"]  # of a launcher it is a folder to leave one in
+    return {name: value for name, value in given.items() if value not in (None, False)}
+
+
+def _struct(kind: Any, given: Mapping[str, Any], **fields: Any) -> Any:
+    """A struct of `kind` of those of `given` that are fields of it, and of `fields`."""
+    return kind(**{**{name: value for name, value in given.items() if name in kind.__struct_fields__}, **fields})
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+_launched = LaunchOptions()
+
+
+def launched() -> LaunchOptions:
+    """What the launcher of this process said."""
+    return _launched
+
+
+def set_launched(options: LaunchOptions) -> None:
+    """Every later `attach` in this process obeys `options`."""
+    global _launched
+    _launched = options
