@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from gradlane.core.cluster import Cluster
+from gradlane.core.dispatch_log import Log
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
@@ -23,7 +24,7 @@ from gradlane.errors import FormatError
 VERSION = 1
 MAX_FILE_BYTES = 64 * 2**20
 
-Noun = TypeVar("Noun", Profile, Network, Cluster, Plan, Timeline, Tuned)
+Noun = TypeVar("Noun", Profile, Network, Cluster, Plan, Timeline, Tuned, Log)
 Part = TypeVar("Part")
 
 
@@ -38,7 +39,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     body: msgspec.Raw
 
 
-def dumps(noun: Profile | Network | Cluster | Plan | Timeline | Tuned) -> bytes:
+def dumps(noun: Profile | Network | Cluster | Plan | Timeline | Tuned | Log) -> bytes:
     """The noun as JSON bytes; `loads` gives back an equal one."""
     name = f"gradlane.{type(noun).__name__.lower()}"
     return msgspec.json.encode(_File(name, VERSION, msgspec.Raw(msgspec.json.encode(noun))))
@@ -70,7 +71,7 @@ def _decode(data: bytes | msgspec.Raw, kind: type[Part], root: str, expected: st
         raise FormatError(f"not a {expected} file: {error}", root) from None
 
 
-def write(path: str | Path, noun: Profile | Network | Cluster | Plan | Timeline | Tuned) -> None:
+def write(path: str | Path, noun: Profile | Network | Cluster | Plan | Timeline | Tuned | Log) -> None:
     """Write the noun to a file, whole or not at all."""
     target = Path(path)
     scratch = target.with_name(target.name + ".part")
