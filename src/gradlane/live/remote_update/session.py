@@ -98,13 +98,7 @@ class ServedSession(SessionBase):
     def _after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
         if not torch.is_grad_enabled() or inside_a_backward_pass():
             return
-        if not self._sync and not self._forward_summed:
-            self._forward_summed = False
-            return
-        self._hook_outputs(output)
-        if not self._sync:
-            return
-        if self._buffers is not None and module.training:
+        if self._forward_ended(module, output) and self._buffers is not None:
             self._buffers.after_forward()
 
     # -- backward --------------------------------------------------------------------------------------
@@ -119,6 +113,9 @@ class ServedSession(SessionBase):
             )
         self.flush()
         self._wait_for_unstepped()
+        if self._was_evaluated and self._buffers is not None:
+            self._buffers.after_forward()
+        self._was_evaluated = False
         self._rules = self._groups.rules()
         self._values.govern(self._rules)
         self._iteration += 1

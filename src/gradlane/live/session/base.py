@@ -33,6 +33,7 @@ class SessionBase(ABC):
         self._compiled_parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._tensor_of: dict[int, int] = {}  # by id of parameter
         self._fired: list[int] = []  # hooks of each tensor in this backward pass
+        self._was_evaluated = False  # the last forward pass that gradients may follow was one in evaluation mode
         self._forward_summed: bool | None = None  # of forward passes since the last sum, if there were any, see `_sums`
         self._accumulators: dict[int, Any] = {}  # by id of parameter: autograd's nodes; kept for `aliases.py` too
         self._hook_of: dict[int, int] = {}  # by id of parameter: the key of its hook
@@ -118,6 +119,19 @@ class SessionBase(ABC):
             if module is not self.model and module not in self._compiled_parts and is_compiled(module):
                 self._compiled_parts.add(module)
                 self._handles.append(module.register_forward_pre_hook(ModuleHook(self._before_compiled)))
+
+    def _forward_ended(self, module: torch.nn.Module, output: Any) -> bool:
+        """A forward pass with gradients has ended. Returns whether buffers are due before the next one, as under DDP.
+
+        After a pass in evaluation mode they are if a backward pass that sums follows: until then it may be an evaluation, on
+        this rank alone.
+        """
+        if not self._sync and not self._forward_summed:
+            self._forward_summed = False
+            return False
+        self._hook_outputs(output)
+        self._was_evaluated = self._sync and not module.training
+        return self._sync and module.training
 
     def _hook_outputs(self, output: Any) -> None:
         """A backward pass begins at the model's output. (Parameters inside a reentrant checkpoint get their gradients in a

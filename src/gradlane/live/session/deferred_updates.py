@@ -12,13 +12,13 @@ from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.live.session import guards, torch_patches
 from gradlane.live.session.deferred_step import DeferredStep, as_at_step
-from gradlane.live.session.verification import Verifier
+from gradlane.live.session.verification import Unverified
 
 
 class DeferredUpdates:
     """Owned by one session; used on the training thread only. `tensor in owed`: whether its update is."""
 
-    def __init__(self, driver: Driver, recorder: Recorder, verifier: Verifier | None) -> None:
+    def __init__(self, driver: Driver, recorder: Recorder, verifier: Unverified) -> None:
         self._driver, self._recorder, self._verifier = driver, recorder, verifier
         self._steps: dict[int, DeferredStep] = {}  # tensor -> the call of step() that owes its update
         self._hidden: list[int] = []
@@ -101,13 +101,10 @@ class DeferredUpdates:
             self._driver.wait_for(tensor)  # on a device: the stream waits
             before.append(param.grad)
             param.grad = self._driver.slots[tensor]
-        if self._verifier is not None:
-            for tensor in tensors:
-                self._verifier.arrived(self._params[tensor], self._driver.slots[tensor])
+            self._verifier.arrived(param, self._driver.slots[tensor])
         with as_at_step():
             step.update(self._params[tensor] for tensor in tensors)
-        if self._verifier is not None:
-            self._verifier.updated([self._params[tensor] for tensor in tensors], lambda param: param.grad)
+        self._verifier.updated([self._params[tensor] for tensor in tensors], lambda param: param.grad)
         for tensor, gradient in zip(tensors, before, strict=True):
             self._params[tensor].grad = gradient  # or what the script has put in its place since step()
         ended = now_ns()

@@ -81,6 +81,11 @@ class _Message:
         return torch.equal(self.bytes[_HEADER:], other.bytes[_HEADER:])
 
 
+def _versions_of(buffers: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """Identity and version of each: equal where a script assigned and changed none."""
+    return [(id(buffer), buffer._version) for buffer in buffers]
+
+
 def places_of_buffers(model: torch.nn.Module) -> tuple[list[tuple[dict[str, torch.Tensor | None], str]], list[str]]:
     """Where each buffer of `model` is, each once, and what it is called: for `BufferSync`."""
     owners, names, seen = [], [], set()
@@ -128,7 +133,7 @@ class BufferSync:
         self._extras: deque[tuple[int, Extra, _Message]] = deque()  # announced: for which forward pass, and why
         self._again = 0  # of rank 0: how many it has sent; elsewhere: how many have been dealt with
         self._evaluated: tuple[int, _Message | None] = (-1, None)  # for which forward pass, and with what
-        self._versions: list[tuple[int, int]] = []  # identity and version of each buffer after the last forward pass
+        self._versions: list[tuple[int, int]] = []  # of the buffers after the last forward pass
         self._script_changes = False  # rank 0's script has changed one between two forward passes
         self._closed = False
         self._announce: Announce = lambda forward, extra: None
@@ -162,6 +167,7 @@ class BufferSync:
         self._dtypes, self._shapes = [buffer.dtype for buffer in buffers], [buffer.shape for buffer in buffers]
         # rank 0: what it had when the last forward pass ended; elsewhere: what the last forward pass was begun with
         self._last = _Message(buffers)
+        self._idle: list[_Message] = []  # on rank 0: laid out as `_last` is, and not on their way
 
     # -- forward passes ------------------------------------------------------------------------------------------
 
@@ -194,12 +200,12 @@ class BufferSync:
                     self._regular.popleft()
                 self._ask()
                 self._regular[0].must_come = True
-        self._versions = [(id(buffer), buffer._version) for buffer in buffers]
+        self._versions = _versions_of(buffers)
 
     def _tell(self, wait_until: WaitUntil, regular: bool, settled: bool) -> None:
-        buffers = self._buffers(converted=not regular)
         while self._regular:
-            self._wait(self._regular.popleft(), wait_until)
+            self._idle.append(self._wait(self._regular.popleft(), wait_until))
+        buffers = self._buffers(converted=not regular)
         while self._extras and self._extras[0][2].ended:
             self._extras.popleft()
         if not regular:
@@ -217,8 +223,8 @@ class BufferSync:
     def _has_changed(self, buffers: Sequence[torch.Tensor]) -> bool:
         """Whether rank 0's values are others than when the last forward pass ended: `.data` and NumPy change no version, and
         averages that were swapped in for an evaluation and out again leave all as it was."""
-        now = _Message(buffers)
-        now.fill(buffers)
+        now = self._filled(buffers)
+        self._idle.append(now)
         return not now.same_values(self._last)
 
     def _listen(self, wait_until: WaitUntil, regular: bool) -> None:
@@ -226,7 +232,7 @@ class BufferSync:
         if regular:
             self._regular[0].must_come = True
         if self._at_end:
-            changed = [(id(buffer), buffer._version) for buffer in self._buffers(converted=not regular)] != self._versions
+            changed = _versions_of(self._buffers(converted=not regular)) != self._versions
             sent_at_end = self._wait(self._regular[0], wait_until)
             self._check(sent_at_end.again, wait_until)
             self._last = sent_at_end
@@ -298,10 +304,14 @@ class BufferSync:
     # -- broadcasts ----------------------------------------------------------------------------------------------
 
     def _send(self, group: int, buffers: Sequence[torch.Tensor]) -> _Message:
-        message = _Message(self._last.values)
-        message.fill(buffers)
+        message = self._filled(buffers)
         message.say(self._at_end, self._again)
         return self._start(message, group)
+
+    def _filled(self, buffers: Sequence[torch.Tensor]) -> _Message:
+        message = self._idle.pop() if self._idle else _Message(self._last.values)
+        message.fill(buffers)
+        return message
 
     def _send_extra(self, extra: Extra, buffers: Sequence[torch.Tensor]) -> None:
         self._announce(self._ended, extra)

@@ -40,7 +40,7 @@ from gradlane.live.session.deferred_updates import DeferredUpdates
 from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_traced, parameters_of_scripts
 from gradlane.live.session.job import Job
 from gradlane.live.session.module_buffers import BufferSync
-from gradlane.live.session.verification import Verifier
+from gradlane.live.session.verification import Unverified
 
 log = logging.getLogger("gradlane")
 
@@ -65,7 +65,7 @@ class Session(SessionBase):
         may_cross: bool,
         make_channel: Callable[..., ControlChannel],
         buffers: BufferSync | None,
-        verifier: Verifier | None,
+        verifier: Unverified,
         keeps_log: bool,
     ) -> None:
         super().__init__(job.model)
@@ -95,7 +95,6 @@ class Session(SessionBase):
         self._watched_iteration = -1  # the last in which all parameters were watched, ...
         self._seen: set[int] = set()  # ... and those of them that were used then
         self._in_forward = False
-        self._was_evaluated = False  # the last forward pass was one in evaluation mode
         self._is_late = False  # step() was called before all sums had arrived: there was something to defer
         self._settled_early = 0  # steps in a row of which nothing was owed any more when the next forward pass began
         self._stale: frozenset[int] = frozenset()  # what was still owed when this backward pass began
@@ -103,8 +102,7 @@ class Session(SessionBase):
         self._driver = Driver(job.rank, job.timeout_s, backend, self._recorder, make_channel, on_buffers, keeps_log)
         self._failures = self._driver.failures
         self._verifier = verifier
-        if verifier is not None:
-            verifier.connect(self._driver.abort, self._driver.wait_for_works)
+        verifier.connect(self._driver.abort, self._driver.wait_for_works)
         self._deferred = DeferredUpdates(self._driver, self._recorder, verifier)
         if buffers is not None:
             buffers.connect(self._driver.coordination.announce_buffers, self._failures.notify)
@@ -216,7 +214,7 @@ class Session(SessionBase):
             )
         if not trains:
             return
-        if self._verifier is not None and self._sync and self._buffers is not None:
+        if self._sync and self._buffers is not None:
             self._verifier.forward_begins(self._driver.iteration + 1)
         for name, param in self._frozen:
             if param.requires_grad:
@@ -264,21 +262,12 @@ class Session(SessionBase):
         self._in_forward = False
         now = self._forward_ended_ns = self._now(self._driver.iteration + 1)
         self._recorder.add("forward", self._driver.iteration + 1, -1, self._forward_began_ns, now)
-        if not self._sync:
-            if self._forward_summed:
-                self._hook_outputs(output)
-            else:
-                self._forward_summed = False
-            return
-        self._hook_outputs(output)
-        if self._buffers is not None and module.training:
+        if self._forward_ended(module, output) and self._buffers is not None:
             self._buffers.after_forward()
-        self._was_evaluated = not module.training
 
     def _parameter_used(self, tensor: int) -> None:
         """The first use of a watched parameter since it was watched."""
-        if self._verifier is not None:
-            self._verifier.touched(self._params[tensor])
+        self._verifier.touched(self._params[tensor])
         self._deferred.make_current(tensor)
         self._seen.add(tensor)
         iteration = self._driver.iteration + 1
@@ -308,8 +297,8 @@ class Session(SessionBase):
             if changed is not None:
                 self._take_up(changed)
         if self._was_evaluated and self._buffers is not None:
-            self._buffers.after_forward()  # only now it is known that this pass was no evaluation
-            self._was_evaluated = False
+            self._buffers.after_forward()
+        self._was_evaluated = False
         self._accumulate_in_slots()
         self._recorder.begin()
         self._in_backward = True
@@ -317,8 +306,7 @@ class Session(SessionBase):
         self._fired = [0] * len(self._params)
         self._launched = [False] * len(self._params)
         self._driver.begin()
-        if self._verifier is not None:
-            self._verifier.begin(self._driver.iteration)
+        self._verifier.begin(self._driver.iteration)
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     @property
@@ -344,8 +332,7 @@ class Session(SessionBase):
             if aliases.is_held(self._wrappers, tensor):  # the gradient of a step before, which the script has kept
                 self._give_away(self._wrappers[tensor])
             torch.mul(gradient.detach(), self._scale, out=slot)
-        if self._verifier is not None:
-            self._verifier.contributes(param, slot)
+        self._verifier.contributes(param, slot)
         is_accumulated = gradient is not slot and gradient._version > 0  # what autograd has just made is nobody else's
         del gradient
         if is_accumulated and aliases.is_the_scripts(param):
@@ -386,8 +373,7 @@ class Session(SessionBase):
         if self._planner.measures(self._driver.iteration):
             forward_ns = self._forward_ended_ns - self._forward_began_ns
             self._planner.builder.passed(forward_ns, ended - self._backward_began_ns)
-        if self._verifier is not None:
-            self._verifier.backward_ended()
+        self._verifier.backward_ended()
         for tensor in absent:  # as DDP with find_unused_parameters: used by nobody means left alone
             self._driver.wait_for(tensor)
             if self._driver.used_by_anybody(tensor):
@@ -408,8 +394,7 @@ class Session(SessionBase):
             self._give_away(self._wrappers[tensor])
             gradient = param.grad
         self._driver.put_absent(tensor, gradient, self._scale, counts=id(param) in self._accumulated)
-        if self._verifier is not None:
-            self._verifier.contributes(param, self._driver.slots[tensor])
+        self._verifier.contributes(param, self._driver.slots[tensor])
         self._driver.ready(tensor)
 
     def _refuse_replaced(self, tensors: Iterable[int] | None = None) -> None:
@@ -433,8 +418,7 @@ class Session(SessionBase):
         )
         for tensor, gradient in self._of_the_script:
             self._driver.wait_for(tensor)
-            if self._verifier is not None:
-                self._verifier.arrived(self._params[tensor], self._driver.slots[tensor])
+            self._verifier.arrived(self._params[tensor], self._driver.slots[tensor])
             with torch.no_grad():
                 gradient.copy_(self._driver.slots[tensor])
         self._of_the_script.clear()
@@ -464,7 +448,7 @@ class Session(SessionBase):
                 self._settle()
             needs_all = self._needs_all(optimizer, args, kwargs)
             self._split_step(optimizer, defer=not needs_all and self._crosses)
-            if self._verifier is not None and "closure" not in self._told:
+            if "closure" not in self._told:
                 self._verifier.stepping(optimizer, self._is_owed)
         self._step_began_ns = self._now(self._driver.iteration)
 
@@ -501,8 +485,7 @@ class Session(SessionBase):
                         "state_dict that was kept, a view, a NumPy array): such parameters are updated at step(), not later",
                     )
                 self._driver.wait_for(tensor)
-                if self._verifier is not None:
-                    self._verifier.arrived(param, self._driver.slots[tensor])
+                self._verifier.arrived(param, self._driver.slots[tensor])
                 if keeps_none:
                     param.grad = self._driver.slots[tensor]
                     self._in_step.append(tensor)
@@ -519,8 +502,7 @@ class Session(SessionBase):
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         now = self._now(self._driver.iteration)
-        if self._verifier is not None:
-            self._verifier.all_updated(optimizer, self._is_owed)
+        self._verifier.all_updated(optimizer, self._is_owed)
         self._deferred.show_hidden(self._parameter_used, self._settle)
         for tensor in self._in_step:
             if self._params[tensor].grad is self._driver.slots[tensor]:
@@ -558,9 +540,8 @@ class Session(SessionBase):
                 "all sums",
             )
         self._deferred.make_current(tensor)
-        if self._verifier is not None:
-            self._verifier.touched(self._params[tensor])
-            self._verifier.arrived(self._params[tensor], self._driver.slots[tensor])
+        self._verifier.touched(self._params[tensor])
+        self._verifier.arrived(self._params[tensor], self._driver.slots[tensor])
 
     def _is_owed(self, param: torch.nn.Parameter) -> bool:
         return self._tensor_of.get(id(param), -1) in self._deferred
@@ -622,8 +603,8 @@ class Session(SessionBase):
     def flush(self) -> None:
         """Wait for every sum and run every owed update: parameters and gradients are as plain DDP's.
 
-        For whatever reads parameters in a way that no guard sees (NumPy views taken earlier, other
-        processes, `optimizer.state` by hand). `state_dict`, `deepcopy` and averages need no call.
+        For what reads parameters between `step()` and the next forward pass without Python: a C++ extension that keeps a
+        pointer, another process that shares their memory. All else needs no call.
         """
         self._settle()
         if not self._in_backward:
@@ -668,8 +649,7 @@ class Session(SessionBase):
                 if self._buffers is not None:
                     self._refused_aloud(lambda buffers: buffers.finish(self._failures.wait_until))
                     self._buffers.close()
-                if self._verifier is not None:
-                    self._verifier.close()
+                self._verifier.close()
         finally:
             self._detach_hooks()
             self._deferred.forget()

@@ -58,8 +58,47 @@ class _Before:
     gradient: torch.Tensor | None
 
 
-class Verifier:
-    """Of one job. What is told of a tensor is told of its parameter, whatever the plan."""
+class Unverified:
+    """What a session tells of its steps, where nobody compares them."""
+
+    def connect(
+        self, tell: Callable[[BaseException], None], wait_for: Callable[[ProcessGroups, Sequence[Any], str], None]
+    ) -> None:
+        """Whom to tell of what is found, before it is raised, and how to wait for collectives of a group."""
+
+    def forward_begins(self, iteration: int) -> None:
+        """Buffers are as the forward pass of `iteration` will find them, on every rank (collective)."""
+
+    def begin(self, iteration: int) -> None:
+        """A backward pass begins; all updates of the one before have been made."""
+
+    def contributes(self, param: torch.nn.Parameter, part: torch.Tensor) -> None:
+        """This rank's part of a sum, divided by the number of ranks, is about to leave."""
+
+    def backward_ended(self) -> None:
+        """All parts are there, on every rank (collective)."""
+
+    def touched(self, param: torch.nn.Parameter) -> None:
+        """The script uses a gradient or a parameter: for the text of an error."""
+
+    def arrived(self, param: torch.nn.Parameter, total: torch.Tensor) -> None:
+        """The session has a sum, which the script has not seen yet."""
+
+    def stepping(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
+        """`optimizer` is about to update all but what is `owed`; gradients and parameters are as it will find them."""
+
+    def updated(self, params: Iterable[torch.nn.Parameter], gradient_of: Callable[[torch.nn.Parameter], Any]) -> None:
+        """The session has updated `params`; `gradient_of` gives the gradients of those that were owed."""
+
+    def all_updated(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
+        """`step()` has run, for all but what is `owed`."""
+
+    def close(self) -> None:
+        """Give the process group back."""
+
+
+class Verifier(Unverified):
+    """Compares the steps of one job with DDP's. What is told of a tensor is told of its parameter, whatever the plan."""
 
     def __init__(self, options: VerifyOptions, job: Job) -> None:
         self._options = options
@@ -82,7 +121,6 @@ class Verifier:
     def connect(
         self, tell: Callable[[BaseException], None], wait_for: Callable[[ProcessGroups, Sequence[Any], str], None]
     ) -> None:
-        """Whom to tell of what is found, before it is raised, and how to wait for collectives of a group."""
         self._tell, self._wait_for = tell, wait_for
 
     def _wait(self, works: Sequence[Any], what: str) -> None:
@@ -100,12 +138,10 @@ class Verifier:
         self._steps.clear()
 
     def contributes(self, param: torch.nn.Parameter, part: torch.Tensor) -> None:
-        """This rank's part of a sum, divided by the number of ranks, is about to leave."""
         if self.verifies:
             self._parts[id(param)] = part.clone()
 
     def backward_ended(self) -> None:
-        """All parts are there, on every rank (collective)."""
         if not self.verifies:
             return
         self._sums, self._parts = self._parts, {}
@@ -113,12 +149,10 @@ class Verifier:
         self._wait([dist.all_reduce(part, group=self._groups[0], async_op=True) for part in parts], "the sums of verification")
 
     def touched(self, param: torch.nn.Parameter) -> None:
-        """The script uses a gradient or a parameter: for the text of an error."""
         if self.verifies:
             self._touched[id(param)] = _line_of_the_script()
 
     def arrived(self, param: torch.nn.Parameter, total: torch.Tensor) -> None:
-        """The session has a sum, which the script has not seen yet."""
         reference = self._sums.pop(id(param), None)
         if reference is None:
             return
@@ -131,7 +165,6 @@ class Verifier:
     # -- the step --------------------------------------------------------------------------------------------------
 
     def stepping(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
-        """`optimizer` is about to update all but what is `owed`; gradients and parameters are as it will find them."""
         if not self.verifies:
             return
         step = DeferredStep(optimizer)
@@ -145,7 +178,6 @@ class Verifier:
                 self._steps[id(param)] = step, _Before(copied, state, gradient)
 
     def updated(self, params: Iterable[torch.nn.Parameter], gradient_of: Callable[[torch.nn.Parameter], Any]) -> None:
-        """The session has updated `params`; `gradient_of` gives the gradients of those that were owed."""
         together: dict[int, tuple[DeferredStep, list[tuple[torch.nn.Parameter, _Before]]]] = {}
         for param in params:
             found = self._steps.pop(id(param), None)
@@ -159,7 +191,6 @@ class Verifier:
                 self._compare(step.optimizer, param, before)
 
     def all_updated(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
-        """`step()` has run, for all but what is `owed`."""
         if self.verifies:
             params = [param for group in optimizer.param_groups for param in group["params"]]
             self.updated([param for param in params if not owed(param)], lambda param: None)
@@ -177,7 +208,6 @@ class Verifier:
     # -- buffers ---------------------------------------------------------------------------------------------------
 
     def forward_begins(self, iteration: int) -> None:
-        """Buffers are as the forward pass of `iteration` will find them, on every rank (collective)."""
         if not self._options.includes(iteration):
             return
         buffers = list(self._model.buffers())
@@ -212,7 +242,6 @@ class Verifier:
         raise error
 
     def close(self) -> None:
-        """Give the process group back."""
         self._groups.close()
 
 

@@ -38,7 +38,7 @@ from gradlane.live.session.deferred_step import why_it_needs_the_barrier
 from gradlane.live.session.job import Job
 from gradlane.live.session.module_buffers import BufferSync, places_of_buffers
 from gradlane.live.session.session import Session
-from gradlane.live.session.verification import Verifier
+from gradlane.live.session.verification import Unverified, Verifier
 from gradlane.live.startup import handshake
 from gradlane.live.startup.lifecycle import forget, keep
 from gradlane.live.startup.options import AttachOptions, FolderOptions, launched
@@ -269,7 +269,7 @@ def _build(job: Job, options: AttachOptions, start: _Start, may_cross: bool, sto
         may_cross=may_cross,
         make_channel=partial(ControlChannel, store, job.rank, job.world, job.timeout_s),
         buffers=_buffer_sync(job, stepping.broadcast_buffers),
-        verifier=None if stepping.verify is None else Verifier(stepping.verify, job),
+        verifier=Unverified() if stepping.verify is None else Verifier(stepping.verify, job),
         keeps_log=stepping.keep_log,
     )
 
