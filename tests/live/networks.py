@@ -45,8 +45,8 @@ class LateServers(Late, ParameterServerBackend):
 def slow_network() -> Iterator[type[Late]]:
     """Sessions attached inside have a slow network; its `delay_s` may be changed."""
     with (
-        patch("gradlane.live.startup.attach.AllReduce", LateAllReduce),
-        patch("gradlane.live.startup.attach.Servers", LateServers),
+        patch("gradlane.live.startup.attach.AllReduceBackend", LateAllReduce),
+        patch("gradlane.live.startup.attach.ParameterServerBackend", LateServers),
         patch.object(Late, "delay_s", Late.delay_s),
     ):
         yield Late

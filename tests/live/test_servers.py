@@ -12,8 +12,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Plan
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.live.backends.parameter_server import wire_lanes
-from gradlane.transport import Node, NodeOptions
-from gradlane.transport import WireLane
+from gradlane.transport import Node, NodeOptions, WireLane
 from tests.live.cases import differences
 from tests.live.ranks import Ranks
 
@@ -98,9 +97,7 @@ def test_ranks_whose_windows_hold_different_messages_do_not_wait_for_one_another
 
 def _plan(*classes: int) -> Plan:
     plan = policies.get("wfbp").plan(ONE, Network.line(2, 0, 10**9))
-    return Plan(
-        plan.policy, plan.model, plan.tensors, plan.messages, tuple(Lane(network_priority=each) for each in classes)
-    )
+    return Plan(plan.policy, plan.model, plan.tensors, plan.messages, tuple(Lane(network_priority=each) for each in classes))
 
 
 def test_lanes_are_marked_where_a_plan_asks_for_classes():

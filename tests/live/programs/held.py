@@ -109,8 +109,8 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
             return super().start_second_phase(message, tensor, late(on_done))  # type: ignore[misc]
 
     with (
-        patch("gradlane.live.startup.attach.AllReduce", type("HeldAllReduce", (Held, AllReduceBackend), {})),
-        patch("gradlane.live.startup.attach.Servers", type("HeldServers", (Held, ParameterServerBackend), {})),
+        patch("gradlane.live.startup.attach.AllReduceBackend", type("HeldAllReduce", (Held, AllReduceBackend), {})),
+        patch("gradlane.live.startup.attach.ParameterServerBackend", type("HeldServers", (Held, ParameterServerBackend), {})),
         patch.object(Driver, "wait_until", waits),
     ):
         try:
