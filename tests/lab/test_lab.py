@@ -109,6 +109,7 @@ print(*struct.unpack("i", os.read(os.open({awake.LATENCY!r}, os.O_RDONLY), 4)))
     assert asked_us() == before
 
 
+@pytest.mark.timing
 def test_a_link_keeps_its_rate_both_ways_at_once() -> None:
     # the machine may be busy with other tests just then: the best of three counts
     least = 0.95 if os.access(awake.LATENCY, os.W_OK) else 0.85  # timers of a machine that may sleep are late

@@ -20,6 +20,7 @@ def probed(*arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("senders", ["1", "2"])
 def test_a_port_that_serves_by_class_lets_the_marked_first(senders: str) -> None:
     found = probed("--classes", "2", "--senders", senders)
@@ -29,6 +30,7 @@ def test_a_port_that_serves_by_class_lets_the_marked_first(senders: str) -> None
     assert found["marked_bytes_per_second"] > 15e6
 
 
+@pytest.mark.timing
 def test_a_port_that_does_not_leaves_the_other_its_share() -> None:
     found = probed()
     assert found["arrived"] == EVERY_MARK

@@ -206,6 +206,7 @@ def test_a_copy_of_a_model_is_one_of_its_own() -> None:
     assert gradients[1] == [coefficient(0, 1, tensor) for tensor in places]
 
 
+@pytest.mark.timing
 def test_the_real_clock_tells_waiting_from_computing() -> None:
     clock = ThreadClock()
     clock.sleep_until(clock.now_ns() + 1)
@@ -220,6 +221,7 @@ def test_the_real_clock_tells_waiting_from_computing() -> None:
     assert clock.busy_ns() - busy > 0
 
 
+@pytest.mark.timing
 def test_real_steps_take_at_least_the_profiles_time() -> None:
     profile = profile_of([("b", 10, 2_000_000, 1), ("a", 10, 10_000_000, 0)], [5_000_000, 5_000_000], 10_000_000)
     model = emulated(profile, rank=0)

@@ -32,6 +32,7 @@ def on_a_shaped_link(rate: str, order: str, large: int = LARGE, small: int = SMA
     return json.loads(done.stdout.splitlines()[-1].removeprefix("[1] "))
 
 
+@pytest.mark.timing
 def test_an_urgent_tensor_overtakes_64_megabytes_that_are_under_way() -> None:
     by_priority = on_a_shaped_link("200mbit", "priority")
     in_order = on_a_shaped_link("200mbit", "fifo")

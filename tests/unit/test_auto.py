@@ -81,6 +81,7 @@ def test_a_look_ends_within_fifty_iterations_and_never_keeps_what_it_saw_to_be_s
     assert times[choosing.choice] <= times[SAFE] * (1 + noise) / (1 - noise)
 
 
+@pytest.mark.slow
 def test_everything_that_a_backend_carries_is_predicted_and_the_order_is_that_of_the_simulator():
     answer = rank(Question(PROFILE, NETWORK, "all-reduce", 0, look=0, most=4, budget_ns=60 * 10**9))
     by_policy = {each.choice.policy: each.iteration_ns for each in reversed(answer.predicted)}
@@ -98,6 +99,7 @@ def test_everything_that_a_backend_carries_is_predicted_and_the_order_is_that_of
         assert each.plan.sequence is not None
 
 
+@pytest.mark.slow
 def test_where_each_step_waits_for_all_sums_policies_are_predicted_behind_the_barrier_and_may_still_cross_it():
     question = Question(PROFILE, NETWORK, "all-reduce", 0, look=0, most=4, budget_ns=60 * 10**9, crosses=False)
     answer = rank(question)
@@ -126,6 +128,7 @@ def test_time_that_is_up_ends_it_after_three():
     assert {each.choice.policy for each in answer.predicted} == {"ddp", "blocks", "mg-wfbp"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("servers", [0, 1])
 def test_servers_are_predicted_with_the_policies_that_only_they_carry(servers):
     question = Question(PROFILE, Network.line(4, 100_000, 10**8), "server", servers, look=0, most=4, budget_ns=10**9)

@@ -54,6 +54,7 @@ def test_the_bound_knows_that_a_late_gradient_costs_a_startup_of_its_own():
     assert lower_bound_ns(profile, Network.line(2, 50, 10**9)) == 10 + 50 + 80 + 50 + 4
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     gradients=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 50)), min_size=1, max_size=8),
@@ -76,6 +77,7 @@ def merged_end(groups, startup):
     return end
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(profile=profiles(), network=networks(), name=st.sampled_from(policies.names("all-reduce")))
 def test_no_policy_beats_the_bound_over_all_reduce(profile, network, name):
@@ -122,6 +124,7 @@ def test_the_bound_over_servers_does_not_round_in_its_own_favour():
         assert lower_bound_ns(profile, cluster) <= timeline.iteration_ns()[-1]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     profile=profiles(max_tensors=10, max_elements=40_000),
@@ -143,6 +146,7 @@ def test_a_worker_with_a_narrow_link_bounds_the_cluster(narrow):
     assert lower_bound_ns(chain((5, 4_000, 0, 7)), cluster) == 5 + 4_000 + 7
 
 
+@pytest.mark.slow
 def test_a_bound_of_very_many_layers_takes_some_of_them():
     profile = chain(*[(1, 4, 0, 1)] * 2_100)
     bound = lower_bound_ns(profile, BYTE_A_NS)

@@ -21,6 +21,7 @@ REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = f"{REPOSITORY / 'examples' / 'own_policy.py'}:EqualParts"
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(profile=profiles(), network=networks(), parts=st.integers(1, 20))
 def test_the_example_moves_every_byte_once_whatever_the_model(profile, network, parts):

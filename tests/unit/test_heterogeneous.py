@@ -21,6 +21,7 @@ def plan_of(name, profile, network):
     return planned_ahead(policies.get(name).plan(profile, network), profile, network)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     profile=profiles(max_tensors=12),

@@ -200,6 +200,7 @@ def test_a_profile_with_another_pattern_has_the_times_and_layers_that_belong_to_
     assert (moved.compute_ns, moved.size_bytes) == (profile.compute_ns, profile.size_bytes)
 
 
+@pytest.mark.slow
 @given(profiles(), st.data())
 def test_a_profile_is_itself_with_its_own_pattern_and_keeps_its_bytes_and_times_with_any(profile, data):
     assume(profile.backward_ns)

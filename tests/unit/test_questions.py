@@ -38,6 +38,7 @@ def test_simulate_says_what_all_rows_share_once_and_marks_what_varies():
     assert text.count("wfbp") == 2
 
 
+@pytest.mark.slow
 def test_simulate_draws_and_writes_a_timeline(tmp_path):
     plot, timeline = tmp_path / "plot.svg", tmp_path / "trace.json"
     run("simulate", "alexnet", "--rate", "1gbit,10gbit", "--servers", "same", "--policy", "p3", "--plot", plot)
@@ -88,6 +89,7 @@ def test_whatif_knobs_is_a_table_of_partition_by_credit():
     )
 
 
+@pytest.mark.slow
 def test_whatif_knobs_and_bandwidth_can_be_drawn(tmp_path):
     for question in (("knobs", "--partition", "1MiB,4MiB"), ("bandwidth", "--policy", "ddp", "--target", "0.999")):
         plot = tmp_path / f"{question[0]}.svg"
@@ -121,6 +123,7 @@ def test_plan_says_where_the_next_best_is_as_good():
     assert "the same as mg-wfbp-exact" in text
 
 
+@pytest.mark.slow
 def test_plan_takes_a_name_and_a_described_network_and_writes_a_plan_for_servers(tmp_path):
     out = tmp_path / "plan.json"
     text = run("plan", "vgg16", "--servers", "same", "--workers", "4", "--policy", "mercury", "--out", out)

@@ -39,6 +39,7 @@ def ends(timeline: Timeline, kind: str) -> dict[int, int]:
 # -- the papers' models -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(layers=LAYERS, workers=st.sampled_from([1, 2, 7, 2048]))
 def test_packet_priority_without_startup_is_mercurys_algorithm_1(layers, workers):
@@ -91,6 +92,7 @@ def test_a_split_messages_sum_is_returned_when_all_have_been_pushed_and_it_is_as
         assert set(pulls.values()) == {timeline.of("backward")[0].start_ns + pushed[2]}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(layers=LAYERS, name=st.sampled_from(["mercury", "mercury-no-preemption"]))
 def test_small_packets_come_near_to_the_flow(layers, name):

@@ -319,6 +319,7 @@ def test_the_command_converts(tmp_path):
 # -- what others recorded ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @recorded
 def test_the_recorded_resnet_50_has_the_tensors_of_the_zoos():
     profile = trace.read(DATA / "traces" / "resnet50-v100-kineto.json.gz", tensors=zoo.profile("resnet50").specs)
