@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+
+from tests.commands import gradlane
 
 EVERY_MARK = {str(dscp): [dscp] for dscp in (46, 34, 26, 18, 10, 0)}
 
 
 def probed(*arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "gradlane", "probe", "--priority", "--link", "200mbit", "--seconds", "1", "--json"]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    done = gradlane("probe", "--priority", "--link", "200mbit", "--seconds", 1, "--json", *arguments, timeout=60)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

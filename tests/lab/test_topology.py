@@ -20,6 +20,7 @@ from gradlane.lab import Flow, HostSpec, JobSpec, LabSpec
 from gradlane.lab.files import write_spec
 from gradlane.lab.gauges import Sample, read_samples
 from gradlane.lab.spec import type_of_service
+from tests.commands import command_line
 from tests.lab.test_lab import HERE, PAYLOAD_SHARE, python
 
 LIMIT_SECONDS = 40
@@ -79,7 +80,7 @@ def test_ranks_and_servers_leave_nothing_however_the_lab_ends(held, way: str, tm
     job = JobSpec((0, 1), (1, 2), ("sh", "-c", f"{begin}; {then}"), ("sh", "-c", forever))
     write_spec(tmp_path / "lab.json", LabSpec(3, 10**9, jobs=(job,)))
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "gradlane", "lab", "--file", str(tmp_path / "lab.json")],
+        command_line("lab", "--file", tmp_path / "lab.json"),
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     held.wait_for(4)
@@ -269,7 +270,7 @@ def test_a_simulated_cluster_becomes_a_lab() -> None:
 
 def test_doctor_says_that_a_lab_works_where_one_does() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "gradlane", "lab", "doctor", "--json"],
+        command_line("lab", "doctor", "--json"),
         capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -10,9 +10,9 @@ from gradlane.cli.launch import launch
 from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.ranking import SAFE
+from tests.commands import EXAMPLE, gradlane
 from tests.live.cases import said_whatever_the_time
 from tests.live.ranks import Ranks
-from tests.live.test_commands import EXAMPLE, gradlane
 
 
 @pytest.mark.parametrize("options", [{}, {"backend": "server"}, {"order": "coordinator"}])

@@ -15,7 +15,6 @@ from gradlane import zoo
 from gradlane.core.checks import check_plan
 from gradlane.core.network import Network
 from gradlane.core.place import Place
-from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.search_log import Choice
 from gradlane.core.stepwise import GradientStep, describe, steps, stepwise
 from gradlane.planning import catalog
@@ -23,6 +22,7 @@ from gradlane.planning.choosing import Choosing
 from gradlane.planning.plans import make_plan
 from gradlane.planning.ranking import SAFE, Answer, Question, likeness, policy_of, rank
 from gradlane.sim import iteration_ns
+from tests.unit.strategies import profile_of
 
 MS = 10**6
 A, B, C = Choice("blocks"), Choice("p3"), Choice("bytescheduler", {"partition_bytes": 2**20})
@@ -145,8 +145,8 @@ def test_asked_as_a_process_it_answers_the_same():
 
 
 def profile_at(*ready):
-    tensors = tuple(TensorProfile(TensorSpec(f"t{n}", 4 * (n + 1)), at, 0) for n, at in enumerate(ready))
-    return Profile("m", "d", tensors, (Layer("l", 5),), 1000)
+    tensors = [(at, 4 * (n + 1)) for n, at in enumerate(ready)]
+    return profile_of(*tensors, layers=[0] * len(ready), forward_ns=5, backward_ns=1000)
 
 
 def test_gradients_that_come_close_together_are_a_step():

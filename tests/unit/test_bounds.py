@@ -15,7 +15,7 @@ from gradlane.planning.plans import make_plan
 from gradlane.sim import iteration_ns, simulate_servers
 from gradlane.sim.bounds import _all_arrive_ns, efficiency, lower_bound_ns, oracle_ns, speedup
 from tests.unit.oracles import mercury_optimum
-from tests.unit.strategies import LAYERS, carried, chain, clusters, networks, profiles
+from tests.unit.strategies import LAYERS, carried, chain, clusters, networks, planned, profiles
 
 BYTE_A_NS = Network.line(2, startup_ns=0, bytes_per_second=10**9)
 
@@ -109,7 +109,7 @@ def test_no_policy_beats_the_bound_over_servers(profile, workers, servers, rate,
     servers = workers if colocated else servers
     cluster = Cluster.homogeneous(workers, servers, rate, colocated=colocated, startup_ns=startup)
     name = data.draw(st.sampled_from(carried(cluster)))
-    plan = policies.get(name).plan(profile, cluster.as_network())
+    plan = planned(name, profile, cluster)
     (timeline,) = simulate_servers(plan, profile, cluster)
     assert lower_bound_ns(profile, cluster) <= timeline.iteration_ns()[-1]
 
@@ -119,7 +119,7 @@ def test_the_bound_over_servers_does_not_round_in_its_own_favour():
     cluster = Cluster.homogeneous(3, 3, 12_737_105, colocated=True)
     for size_bytes in range(600_000, 640_000, 328):
         profile = Profile("one", "none", (TensorProfile(TensorSpec("t", size_bytes), 0, 0),), (Layer("l", 0),), 0)
-        plan = policies.get("wfbp").plan(profile, cluster.as_network())
+        plan = planned("wfbp", profile, cluster)
         (timeline,) = simulate_servers(plan, profile, cluster)
         assert lower_bound_ns(profile, cluster) <= timeline.iteration_ns()[-1]
 
@@ -133,7 +133,7 @@ def test_the_bound_over_servers_does_not_round_in_its_own_favour():
 )
 def test_no_policy_beats_the_bound_on_a_cluster_of_any_kind(profile, cluster, data):
     name = data.draw(st.sampled_from(carried(cluster)))
-    plan = policies.get(name).plan(profile, cluster.as_network())
+    plan = planned(name, profile, cluster)
     slowest = max(timeline.iteration_ns()[-1] for timeline in simulate_servers(plan, profile, cluster))
     assert lower_bound_ns(profile, cluster) <= slowest
 

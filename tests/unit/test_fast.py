@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.commands import ROOT
 
 
 def fast(*arguments: str) -> subprocess.CompletedProcess[str]:

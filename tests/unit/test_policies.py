@@ -9,26 +9,10 @@ from hypothesis import strategies as st
 from gradlane import policies
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
-from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from tests.unit.strategies import networks, profiles
+from gradlane.core.profile import Profile
+from tests.unit.strategies import networks, profile_of, profiles
 
 MIB = 2**20
-
-
-def profile_of(*tensors: tuple[int, int], layers: list[int] | None = None, dtypes: list[str] | None = None) -> Profile:
-    """Tensors as (ready_ns, size_bytes). Each has a layer of its own, the last ready being the first used."""
-    count = len(tensors)
-    of_layer = layers or [count - 1 - index for index in range(count)]
-    return Profile(
-        "test",
-        "none",
-        tuple(
-            TensorProfile(TensorSpec(f"t{index}", size, dtypes[index] if dtypes else "float32"), ready, of_layer[index])
-            for index, (ready, size) in enumerate(tensors)
-        ),
-        tuple(Layer(f"l{index}", 10) for index in range(max(of_layer) + 1)),
-        tensors[-1][0],
-    )
 
 
 def groups(plan: Plan) -> list[list[int]]:

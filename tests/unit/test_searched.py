@@ -18,7 +18,7 @@ from gradlane.planning.batching import best_batches
 from gradlane.planning.schedule_problem import Schedule, ScheduleProblem
 from gradlane.planning.searched import Searched
 from gradlane.sim import iteration_ns, planned_ahead, simulate
-from tests.unit.strategies import networks, profiles
+from tests.unit.strategies import networks, planned, profiles
 
 QUICK = Searched(moves=300)
 MS = 10**6
@@ -100,7 +100,7 @@ def test_halves_are_not_sought_since_not_all_servers_carry_them():
 @given(profile=profiles(max_tensors=7), network=networks())
 def test_the_merges_in_a_given_order_are_the_best(profile, network):
     ground = ScheduleProblem(profile, network)
-    start = ground.schedule_of(planned_ahead(policies.get("wfbp").plan(profile, network), profile, network))
+    start = ground.schedule_of(planned("wfbp", profile, network))
     merged = best_batches(ground, start, profile.compute_ns)
     pieces = [piece for group in start.groups for piece in group.pieces]
     best = start.value
