@@ -5,13 +5,16 @@ PY = $(VENV)/bin/python
 STAMP = $(VENV)/.installed
 NATIVE = $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: run test check bench clean
+.PHONY: run test fast check bench clean
 
 run: $(STAMP)          ## train a real network over a shaped link under every policy; prints a table
 	$(PY) -m gradlane compare --out out
 
 test: $(STAMP)         ## every test
 	$(PY) -m pytest
+
+fast: $(STAMP)         ## tests of planning and simulating: less than a minute, without torch
+	$(PY) -m pytest -m fast
 
 check: $(STAMP)        ## style, types and layers
 	$(VENV)/bin/ruff format --check src tests bench examples experiments

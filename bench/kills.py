@@ -1,4 +1,4 @@
-"""Kills and forks at random moments, as often as the release gates ask: no partial sum, nobody else blamed, nobody hung.
+"""Kills and forks at random moments, 200 of each where not told otherwise: no partial sum, nobody else blamed, nobody hung.
 
     python -m bench.kills              200 workers killed at random moments of an iteration, 200 forks in mid-flight
     python -m bench.kills --times 20

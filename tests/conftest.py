@@ -1,11 +1,53 @@
-"""Properties are tried on the same examples in every run, so that a change and not the day decides whether it passes.
+"""The fast set, and how properties are tried.
 
+`pytest -m fast` (`make fast`) runs what takes less than a minute in all and imports no torch: the tests of tests/unit that are
+not marked slow. Other folders are not even collected then, and an import of torch is an error.
+
+Properties are tried on the same examples in every run, so that a change and not the day decides whether it passes.
 `HYPOTHESIS_PROFILE=default python -m pytest tests/unit` looks for new ones.
 """
 
-import os
+from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("same", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+HERE = Path(__file__).parent
+FAST = HERE / "unit"
+
+
+class _NoTorch:
+    """Refuses the import of torch, so that it is found out who asks for it."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] == "torch":
+            raise ImportError(
+                "a test of the fast set imports torch: mark it slow, or import torch where it is needed", name=name
+            )
+
+
+def _fast_only(config: pytest.Config) -> bool:
+    return str(config.option.markexpr) == "fast"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _fast_only(config):
+        sys.meta_path.insert(0, _NoTorch())  # type: ignore[arg-type]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    outside = collection_path.is_dir() and collection_path != HERE and not collection_path.is_relative_to(FAST)
+    return True if _fast_only(config) and outside and collection_path.is_relative_to(HERE) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(FAST) and not any(item.iter_markers("slow")):
+            item.add_marker(pytest.mark.fast)

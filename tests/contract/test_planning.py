@@ -6,9 +6,7 @@ import json
 import re
 
 import pytest
-from click.testing import CliRunner
 
-from gradlane.cli import main
 from gradlane.core import files
 from gradlane.core.cluster import Cluster
 from gradlane.core.collectives import all_reduce
@@ -23,6 +21,7 @@ from gradlane.planning.ranking import Question, rank
 from gradlane.planning.searched import starting_plans
 from gradlane.policies.prophet import Prophet
 from gradlane.sim import iteration_ns, planned_ahead, simulate, simulate_heterogeneous, simulate_servers
+from tests.commands import invoke
 
 MS, KIB = 10**6, 2**10
 # the gradients of a step become ready one after another, as they are measured; the steps end at 13, 53 and 100 ms
@@ -63,12 +62,6 @@ def profile_file(tmp_path):
     return str(tmp_path / "profile.json")
 
 
-def run(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(main, arguments, env={"COLUMNS": "200"})
-    assert result.exit_code == code, result.output
-    return result.output
-
-
 # -- one plan -----------------------------------------------------------------------------------------------
 
 
@@ -81,11 +74,11 @@ def test_every_study_and_every_command_uses_the_plan_of_the_door(profile_file, n
     assert judge_plan(plan, case).plan == plan
     assert [outcome.plan for outcome in sweep([case], [name])] == [plan]
     said = ["--policy", name, "--json", *OPTIONS, *options]
-    rows = json.loads(run("plan", profile_file, *said))["policies"]
+    rows = json.loads(invoke("plan", profile_file, *said))["policies"]
     rows = [row for row in rows if row["policy"] == name]
-    rows += json.loads(run("simulate", profile_file, *said))
-    rows += json.loads(run("whatif", "rates", profile_file, *said))
-    rows += json.loads(run("whatif", "workers", profile_file, *said))
+    rows += json.loads(invoke("simulate", profile_file, *said))
+    rows += json.loads(invoke("whatif", "rates", profile_file, *said))
+    rows += json.loads(invoke("whatif", "workers", profile_file, *said))
     assert [row["fingerprint"] for row in rows] == [plan.fingerprint] * 4
 
 
@@ -101,7 +94,8 @@ def test_searched_is_planned_once_whoever_asks(profile_file):
     policy = catalog.get("searched", moves=50)
     plan = make_plan(policy, PROFILE, Place(NETWORK))
     assert judge(policy, Case(PROFILE, NETWORK)).plan == plan
-    rows = json.loads(run("plan", profile_file, "--policy", "searched", "--knob", "moves=50", "--json", *OPTIONS))["policies"]
+    said = invoke("plan", profile_file, "--policy", "searched", "--knob", "moves=50", "--json", *OPTIONS)
+    rows = json.loads(said)["policies"]
     assert plan.fingerprint in [row["fingerprint"] for row in rows]
 
 
@@ -186,7 +180,7 @@ def test_what_nothing_can_carry_is_simulated_nowhere_and_refused_in_the_words_of
             ask()
     said = [profile_file, "--policy", name, *OPTIONS, *options]
     for command in (["plan"], ["simulate"], ["whatif", "rates"], ["whatif", "workers"]):
-        assert words in run(*command, *said, code=2).replace("\n", " ")
+        assert words in invoke(*command, *said, code=2).replace("\n", " ")
 
 
 @pytest.mark.parametrize("name", ["mercury", "mercury-no-preemption"])

@@ -35,7 +35,7 @@ def logged() -> Iterator[list[LoggedDispatcher]]:
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        for driver in ("allreduce", "rank"):
+        for driver in ("allreduce", "worker"):
             patch.setattr(f"gradlane.sim.{driver}.Dispatcher", make)
         yield made
 

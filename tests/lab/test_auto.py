@@ -20,6 +20,7 @@ FAST, SLOW = 50_000_000, 12_500_000
 EVERY_NS = 12 * 10**9  # up or down for so long, since nobody can say when the ranks will have begun
 
 
+@pytest.mark.timing
 def test_links_that_carry_a_quarter_make_it_look_again(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     reason = lab.supported()

@@ -16,6 +16,7 @@ import pytest
 from gradlane import lab
 from gradlane.errors import InputError
 from gradlane.lab import LabSpec, awake
+from tests.commands import command_line
 
 HERE = Path(__file__).parent
 LIMIT_SECONDS = 20
@@ -30,14 +31,9 @@ def _lab_is_supported() -> None:
         pytest.skip(reason)
 
 
-def gradlane(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "gradlane", *arguments]
-
-
 def run_lab(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        gradlane("lab", "--quiet", *arguments), capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False, **options
-    )  # type: ignore[call-overload,no-any-return]
+    command = command_line("lab", "--quiet", *arguments)
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False, **options)  # type: ignore[call-overload,no-any-return]
 
 
 def python(program: str) -> list[str]:
@@ -109,6 +105,7 @@ print(*struct.unpack("i", os.read(os.open({awake.LATENCY!r}, os.O_RDONLY), 4)))
     assert asked_us() == before
 
 
+@pytest.mark.timing
 def test_a_link_keeps_its_rate_both_ways_at_once() -> None:
     # the machine may be busy with other tests just then: the best of three counts
     least = 0.95 if os.access(awake.LATENCY, os.W_OK) else 0.85  # timers of a machine that may sleep are late
@@ -176,7 +173,7 @@ def test_time_is_up(held) -> None:
 
 def test_a_killed_launcher_leaves_nothing(held) -> None:
     interfaces = socket.if_nameindex()
-    launcher = subprocess.Popen(gradlane("lab", "--hosts", "2", "--link", "100mbit", *held.command))
+    launcher = subprocess.Popen(command_line("lab", "--hosts", "2", "--link", "100mbit", *held.command))
     held.wait_for(2)
     launcher.kill()
     held.wait_for_end()
@@ -186,7 +183,7 @@ def test_a_killed_launcher_leaves_nothing(held) -> None:
 
 def test_a_running_lab_adds_no_interface_outside(held) -> None:
     interfaces = socket.if_nameindex()
-    launcher = subprocess.Popen(gradlane("lab", "--hosts", "2", *held.command))
+    launcher = subprocess.Popen(command_line("lab", "--hosts", "2", *held.command))
     held.wait_for(2)
     assert socket.if_nameindex() == interfaces
     launcher.kill()
@@ -198,7 +195,7 @@ def test_a_running_lab_adds_no_interface_outside(held) -> None:
 def test_an_interrupt_ends_all_with_130(held, whole_group: bool) -> None:
     # a job started in the background of a shell ignores SIGINT, and so would the launcher
     launcher = subprocess.Popen(
-        gradlane("lab", "--hosts", "2", *held.command),
+        command_line("lab", "--hosts", "2", *held.command),
         start_new_session=True,
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from gradlane.cli import main
 from gradlane.core.launch_options import LaunchOptions
+from tests.commands import gradlane, invoke
 
 LIMIT_SECONDS = 120  # for torch to be imported by the launcher and by two ranks, on a busy machine
 
@@ -41,8 +38,7 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
     options = ["--nproc", "2", "--policy", "bytescheduler", "--knob", "partition_bytes=1MiB", "--max-restarts", "0"]
     servers = ["--backend", "server", "--packet-bytes", "16KiB", "--summation-order", "rank"]
     own = ["--policy", "its own", "--", "--help"]
-    command = [sys.executable, "-m", "gradlane", "launch", *options, "--timeout", "30", *servers, str(script), *own]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+    done = gradlane("launch", *options, "--timeout", 30, *servers, script, *own, expect=1, timeout=LIMIT_SECONDS)
     seen = [json.loads((script.parent / f"{rank}.json").read_text()) for rank in range(2)]
     assert [one["rank"] for one in seen] == ["0", "1"]
     assert [one["arguments"] for one in seen] == [own] * 2
@@ -55,7 +51,6 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
         summation_order="rank",
     )
     assert [LaunchOptions.from_environment(one) for one in seen] == [expected] * 2
-    assert done.returncode == 1
     assert "gradlane: rank 1 ended with exit code 7" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -78,15 +73,12 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
 )
 def test_a_mistake_is_told_before_anything_starts(script: Path, options: list[str], said: str) -> None:
     arguments = ["launch", *(str(script) if option == "SCRIPT" else option for option in options)]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 2
-    assert said in result.output
+    assert said in invoke(*arguments, code=2)
     assert not list(script.parent.glob("*.json"))
 
 
 def test_help_shows_our_options_first() -> None:
-    result = CliRunner().invoke(main, ["launch", "--help"])
-    assert result.exit_code == 0
-    assert result.output.startswith("usage: gradlane launch [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]...")
+    help_text = invoke("launch", "--help")
+    assert help_text.startswith("usage: gradlane launch [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]...")
     for option in ("--nproc", "--policy", "--knob", "--plan", "--network", "--timeline", "--timeout", "--rdzv-endpoint"):
-        assert option in result.output
+        assert option in help_text

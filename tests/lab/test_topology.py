@@ -20,6 +20,7 @@ from gradlane.lab import Flow, HostSpec, JobSpec, LabSpec
 from gradlane.lab.files import write_spec
 from gradlane.lab.gauges import Sample, read_samples
 from gradlane.lab.spec import type_of_service
+from tests.commands import command_line
 from tests.lab.test_lab import HERE, PAYLOAD_SHARE, python
 
 LIMIT_SECONDS = 40
@@ -79,7 +80,7 @@ def test_ranks_and_servers_leave_nothing_however_the_lab_ends(held, way: str, tm
     job = JobSpec((0, 1), (1, 2), ("sh", "-c", f"{begin}; {then}"), ("sh", "-c", forever))
     write_spec(tmp_path / "lab.json", LabSpec(3, 10**9, jobs=(job,)))
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "gradlane", "lab", "--file", str(tmp_path / "lab.json")],
+        command_line("lab", "--file", tmp_path / "lab.json"),
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     held.wait_for(4)
@@ -164,6 +165,7 @@ sys.exit(run(spec, [sys.executable, *sys.argv[3:]], timeout={LIMIT_SECONDS}, sam
     return done.stdout.splitlines()
 
 
+@pytest.mark.timing
 def test_a_host_may_have_rates_of_its_own_each_way_and_all_rates_scale() -> None:
     unlike = (HostSpec(0, up=Link(400 * MBIT)), HostSpec(1, up=Link(100 * MBIT)))
     at_0, at_1 = goodput(LabSpec(2, 800_000_000, unlike=unlike, scale=0.5))
@@ -171,6 +173,7 @@ def test_a_host_may_have_rates_of_its_own_each_way_and_all_rates_scale() -> None
     assert 180 < at_1 < 210
 
 
+@pytest.mark.timing
 def test_the_urgent_class_keeps_its_rate_beside_one_that_would_take_it_all() -> None:
     rate = 200_000_000
     arguments = str(80 * MBIT), str(type_of_service(0)), "1"
@@ -186,6 +189,7 @@ def test_the_urgent_class_keeps_its_rate_beside_one_that_would_take_it_all() -> 
     pytest.fail(f"of its rate the urgent class kept {shares}")
 
 
+@pytest.mark.timing
 def test_rates_change_when_the_schedule_says(tmp_path: Path) -> None:
     link = Link(50 * MBIT, (RateStep(3_000_000_000, 200 * MBIT), RateStep(4_500_000_000, 100 * MBIT)))
     path = tmp_path / "samples"
@@ -222,6 +226,7 @@ def fast_of(rates: list[float]) -> float:
     return sorted(rates)[len(rates) * 9 // 10]
 
 
+@pytest.mark.timing
 def test_samples_tell_what_waits_and_what_has_passed(tmp_path: Path) -> None:
     path = tmp_path / "samples"
     run_spec(LabSpec(2, 100_000_000), str(HERE / "goodput.py"), "1", samples=path)
@@ -240,6 +245,7 @@ def test_samples_that_cannot_be_are_refused_before_anything_starts(tmp_path: Pat
             lab.run(spec, ["true"], samples=path)
 
 
+@pytest.mark.timing
 def test_other_traffic_takes_its_rate_and_no_more(tmp_path: Path) -> None:
     path = tmp_path / "samples"
     flows = (Flow(0, 1, 40 * MBIT), Flow(1, 2, 80 * MBIT, end_ns=0))
@@ -264,7 +270,7 @@ def test_a_simulated_cluster_becomes_a_lab() -> None:
 
 def test_doctor_says_that_a_lab_works_where_one_does() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "gradlane", "lab", "doctor", "--json"],
+        command_line("lab", "doctor", "--json"),
         capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -297,6 +303,7 @@ main(["lab", "doctor", "--json"])
     ]
 
 
+@pytest.mark.timing
 def test_a_packet_is_delayed_by_each_link_that_it_crosses(capfd: pytest.CaptureFixture[str]) -> None:
     spec = LabSpec(2, 10**8, delay_ns=5_000_000, unlike=(HostSpec(1, delay_ns=2_000_000),))
     assert lab.execute(spec, (sys.executable, str(HERE / "datagrams.py"), "20", "1000"), timeout=LIMIT_SECONDS).exit_code == 0

@@ -10,9 +10,9 @@ from gradlane.cli.launch import launch
 from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.ranking import SAFE
+from tests.commands import EXAMPLE, gradlane
 from tests.live.cases import said_whatever_the_time
 from tests.live.ranks import Ranks
-from tests.live.test_commands import EXAMPLE, gradlane
 
 
 @pytest.mark.parametrize("options", [{}, {"backend": "server"}, {"order": "coordinator"}])
@@ -79,6 +79,7 @@ def test_auto_with_knobs_is_refused(two_ranks):
         assert "neither with auto" in text
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("backend", ["all-reduce", "server"])
 def test_a_network_that_becomes_slower_makes_it_look_again(two_ranks, backend):
     first, second = two_ranks.run("tests.live.auto:through_a_change", policy="auto", delays_s=(0.004, 0.04), backend=backend)
@@ -95,6 +96,7 @@ def test_a_network_that_becomes_slower_makes_it_look_again(two_ranks, backend):
     assert first["lines"] == [f"gradlane: {look.verdict}" for look in first["auto"].looks]
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("backend", ["all-reduce", "server"])
 def test_prophet_profiles_until_it_repeats_itself_and_assembles_its_blocks_anew_for_a_slower_network(two_ranks, backend):
     first, second = two_ranks.run("tests.live.auto:through_a_change", policy="prophet", delays_s=(0.001, 0.01), backend=backend)
@@ -110,6 +112,7 @@ def test_prophet_profiles_until_it_repeats_itself_and_assembles_its_blocks_anew_
     assert second["lines"] == []
 
 
+@pytest.mark.timing
 def test_layers_that_run_in_another_order_make_it_look_again_with_a_profile_of_that_order(two_ranks):
     first, second = two_ranks.run("tests.live.auto:through_another_order")
     for found in (first, second):

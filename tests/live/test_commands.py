@@ -17,16 +17,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
-
-ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "train.py"
-
-
-def gradlane(*arguments: object, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gradlane", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT, check=False)
-    assert done.returncode == expect, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done
+from tests.commands import EXAMPLE, gradlane
 
 
 def check_comparison(folder: Path, policies: list[str], *, links: bool) -> None:

@@ -8,13 +8,14 @@ import random
 import pytest
 import torch
 
-from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
+from gradlane.core.profile import Profile
 from gradlane.emulation.device import Device, ThreadClock
 from gradlane.emulation.model import coefficient
 from gradlane.errors import InputError
 from gradlane.lab import emulated
 from tests.live import emulation
 from tests.live.ranks import Ranks
+from tests.unit.strategies import profile_of
 
 
 class TurnedClock:
@@ -40,14 +41,16 @@ class TurnedClock:
         self._now_ns += time_ns
 
 
-def profile_of(rows: list[tuple[str, int, int, int]], forward_ns: list[int], backward_ns: int, update_ns: int = 0) -> Profile:
+def emulated_profile(
+    rows: list[tuple[str, int, int, int]], forward_ns: list[int], backward_ns: int, update_ns: int = 0
+) -> Profile:
     """rows: name, elements, ready_ns, layer."""
-    tensors = tuple(TensorProfile(TensorSpec(name, 4 * size), ready, layer) for name, size, ready, layer in rows)
-    layers = tuple(Layer(f"layer{index}", time_ns, update_ns) for index, time_ns in enumerate(forward_ns))
-    return Profile("model", "device", tensors, layers, backward_ns)
+    names, elements, ready_ns, layers = zip(*rows, strict=True)
+    tensors = zip(ready_ns, (4 * size for size in elements), strict=True)
+    return profile_of(*tensors, names=names, layers=layers, forward_ns=forward_ns, update_ns=update_ns, backward_ns=backward_ns)
 
 
-SMALL = profile_of(
+SMALL = emulated_profile(
     [("c.bias", 2, 5_000, 2), ("c.weight", 6, 5_000, 2), ("b", 4, 9_000, 1), ("a.inner.weight", 8, 20_000, 0)],
     [3_000, 4_000, 5_000],
     21_000,
@@ -91,7 +94,7 @@ def test_gradients_are_ready_in_the_profiles_order_at_its_moments() -> None:
 def test_readiness_that_is_not_the_reverse_of_use_is_kept() -> None:
     rows = [(f"tensor{index}", 1, 1_000 * (index + 1), layer) for index, layer in enumerate((2, 0, 3, 1, 0, 2))]
     clock = TurnedClock()
-    model = emulated(profile_of(rows, [10, 20, 30, 40], 7_000), clock=clock)
+    model = emulated(emulated_profile(rows, [10, 20, 30, 40], 7_000), clock=clock)
     seen = watched(model, clock)
     model().backward()
     assert [(name, at - 1_000_000 - 100) for name, at in seen] == [(f"tensor{i}", 1_000 * (i + 1)) for i in range(6)]
@@ -165,7 +168,7 @@ def test_gradients_accumulate_until_they_are_dropped() -> None:
 def test_a_scaled_profile_has_the_same_times_and_a_tenth_of_the_bytes() -> None:
     draw = random.Random(1)
     rows = [(f"tensor{index}", draw.randint(1, 10_000), index, 0) for index in range(50)]
-    profile = profile_of(rows, [9], 60)
+    profile = emulated_profile(rows, [9], 60)
     model = emulated(profile, scale=0.1)
     assert model.profile.size_bytes == sum(4 * max(1, round(size / 10)) for _, size, _, _ in rows)
     assert [tensor.ready_ns for tensor in model.profile.tensors] == list(range(50))
@@ -191,7 +194,7 @@ def test_the_lab_tells_the_scale_and_how_slow_this_host_is(monkeypatch: pytest.M
 @pytest.mark.parametrize("name", ["a..b", "training", "weight.weight"])
 def test_names_that_torch_cannot_have_are_refused(name: str) -> None:
     with pytest.raises(InputError, match="tensor name: got"):
-        emulated(profile_of([(name, 1, 1, 0), ("weight", 1, 2, 0)], [1], 3))
+        emulated(emulated_profile([(name, 1, 1, 0), ("weight", 1, 2, 0)], [1], 3))
 
 
 def test_a_copy_of_a_model_is_one_of_its_own() -> None:
@@ -206,6 +209,7 @@ def test_a_copy_of_a_model_is_one_of_its_own() -> None:
     assert gradients[1] == [coefficient(0, 1, tensor) for tensor in places]
 
 
+@pytest.mark.timing
 def test_the_real_clock_tells_waiting_from_computing() -> None:
     clock = ThreadClock()
     clock.sleep_until(clock.now_ns() + 1)
@@ -220,8 +224,9 @@ def test_the_real_clock_tells_waiting_from_computing() -> None:
     assert clock.busy_ns() - busy > 0
 
 
+@pytest.mark.timing
 def test_real_steps_take_at_least_the_profiles_time() -> None:
-    profile = profile_of([("b", 10, 2_000_000, 1), ("a", 10, 10_000_000, 0)], [5_000_000, 5_000_000], 10_000_000)
+    profile = emulated_profile([("b", 10, 2_000_000, 1), ("a", 10, 10_000_000, 0)], [5_000_000, 5_000_000], 10_000_000)
     model = emulated(profile, rank=0)
     clock = ThreadClock()
     began = clock.now_ns()

@@ -172,6 +172,7 @@ def test_an_exception_within_attach_ends_the_rank_with_it(start, backend):
     assert (end.code, end.error) == (1, "ValueError: no control channel")
 
 
+@pytest.mark.timing
 @both
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_stopped_rank_is_named_by_all_others_after_two_and_a_half_seconds(start, culprit, backend):
@@ -183,6 +184,7 @@ def test_a_stopped_rank_is_named_by_all_others_after_two_and_a_half_seconds(star
         assert end.error.startswith(f"gradlane.errors.PeerStalled: rank {culprit} is stalled: said nothing for")
 
 
+@pytest.mark.timing
 @both
 def test_a_rank_that_stops_for_a_second_is_waited_for(start, backend):
     job = start(2, 60, "none", 1, backend)

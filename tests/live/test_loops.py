@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.commands import ROOT
 from tests.live.cases import differences, said_whatever_the_time
 from tests.live.loops import LOOPS
 from tests.live.loops.page import families, page
 from tests.live.ranks import Ranks
-
-ROOT = Path(__file__).parents[2]
 
 
 def outcomes_of(ranks: Ranks, name: str) -> list[dict[str, dict[str, Any]]]:

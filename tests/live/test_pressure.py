@@ -39,6 +39,7 @@ def part_while_computing(pressure: Pressure, seconds: float) -> float:
     return part
 
 
+@pytest.mark.timing
 def test_sharing_a_processor_with_another_process_is_waiting_for_it(one_processor):
     pressure = Pressure()
     program = f"import os; os.sched_setaffinity(0, {{{one_processor}}}); print(flush=True)\nwhile True: pass"

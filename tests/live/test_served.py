@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from gradlane.transport import UNBOUNDED, Adam, Node, NodeOptions, Sgd
+from tests.commands import ROOT, gradlane
 from tests.live.cases import differences
 from tests.live.ranks import Ranks
-from tests.live.test_commands import ROOT, gradlane
 from tests.live.test_serving import Served
 
 PATIENCE_S = 20

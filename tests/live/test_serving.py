@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gradlane.planning import catalog
+from tests.commands import EXAMPLE, command_line, gradlane
 from tests.live.cases import differences
 from tests.live.ranks import Ranks
-from tests.live.test_commands import EXAMPLE, gradlane
 from tests.live.test_equality import GIVEN, KNOBS
 
 APART = [(name, KNOBS.get(name, {})) for name in catalog.names("server", external=True)]
@@ -29,7 +28,7 @@ class Served:
         self.servers = []
         for path in self.said:
             with path.open("w") as file:
-                command = [sys.executable, "-m", "gradlane", "server", self.ranks.store, *options]
+                command = command_line("server", self.ranks.store, *options)
                 self.servers.append(subprocess.Popen(command, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"}))
 
     def close(self) -> list[int]:

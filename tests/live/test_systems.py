@@ -6,7 +6,7 @@ import pytest
 
 from gradlane.cli.launch import launch
 from gradlane.errors import InputError
-from tests.live.test_commands import EXAMPLE
+from tests.commands import EXAMPLE
 from tests.live.test_equality import GIVEN
 
 

@@ -11,9 +11,9 @@ from gradlane.core import files
 from gradlane.core.tuned import Tuned
 from gradlane.errors import InputError
 from gradlane.planning.tuning import TuneOptions
+from tests.commands import EXAMPLE, gradlane
 from tests.live.cases import said_whatever_the_time
 from tests.live.ranks import Ranks
-from tests.live.test_commands import EXAMPLE, gradlane
 
 QUICK = TuneOptions(search="random", trials=8, iterations=2, loss=1e9)
 SLICES = ("bytescheduler", {"partition_bytes": 4000, "credit_bytes": 8000})

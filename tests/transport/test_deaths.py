@@ -83,6 +83,7 @@ def test_whoever_is_named_in_a_failure_is_so_even_to_those_whom_a_frame_under_wa
     assert outcome.at - at <= DEAD_S
 
 
+@pytest.mark.timing
 def test_a_pause_of_a_second_is_no_death() -> None:
     with job(each_with_a_server(3)) as running:
         running.all("iterate", 3)
@@ -97,6 +98,7 @@ def test_a_pause_of_a_second_is_no_death() -> None:
     assert len({outcome.value for outcome in outcomes}) == 1
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("sizes", [(4,), LARGE], ids=["waiting", "in mid-send"])
 def test_a_stopped_worker_stalls_after_the_limit_and_hears_of_it_when_it_wakes(sizes: tuple[int, ...]) -> None:
     with job(each_with_a_server(3), sizes) as running:

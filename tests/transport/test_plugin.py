@@ -17,10 +17,10 @@ import pytest
 from gradlane import policies
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
-from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError, PeerFailed, PlanError
 from gradlane.plugin import Core, NodeSums
 from gradlane.transport import Node, NodeOptions
+from tests.unit.strategies import profile_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "numpy_training.py"
 JAX_EXAMPLE = EXAMPLE.with_name("jax_training.py")
@@ -28,8 +28,7 @@ SIZES = (100_000, 40, 3_000, 20_004)  # bytes
 
 
 def plan_of(name: str, **knobs: int) -> Plan:
-    tensors = tuple(TensorProfile(TensorSpec(f"t{i}", size), i, len(SIZES) - 1 - i) for i, size in enumerate(SIZES))
-    profile = Profile("four", "none", tensors, (Layer("one", 1),) * len(SIZES), len(SIZES))
+    profile = profile_of(*enumerate(SIZES), forward_ns=1, backward_ns=len(SIZES))
     return policies.get(name, **knobs).plan(profile, Network.line(2, 20_000, 10**9))
 
 

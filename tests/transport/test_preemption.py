@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from gradlane import lab
 from gradlane.transport import NodeOptions
+from tests.commands import gradlane
 
 SCRIPT = Path(__file__).with_name("preemption.py")
 LARGE, SMALL = 64 << 20, 64 << 10
@@ -26,12 +26,11 @@ def _lab_is_supported() -> None:
 def on_a_shaped_link(rate: str, order: str, large: int = LARGE, small: int = SMALL) -> dict[str, float]:
     defaults = NodeOptions(world=1, servers=1, rank=0, server=0)
     sizes = [str(number) for number in (large, small, defaults.unsent_bytes, defaults.send_buffer_bytes)]
-    command = [sys.executable, "-m", "gradlane", "lab", "--quiet", "--hosts", "2", "--link", rate, "--"]
-    done = subprocess.run([*command, sys.executable, str(SCRIPT), order, *sizes], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    done = gradlane("lab", "--quiet", "--hosts", 2, "--link", rate, "--", sys.executable, SCRIPT, order, *sizes, timeout=60)
     return json.loads(done.stdout.splitlines()[-1].removeprefix("[1] "))
 
 
+@pytest.mark.timing
 def test_an_urgent_tensor_overtakes_64_megabytes_that_are_under_way() -> None:
     by_priority = on_a_shaped_link("200mbit", "priority")
     in_order = on_a_shaped_link("200mbit", "fifo")

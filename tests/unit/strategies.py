@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from gradlane.core.network import CostSegment, Network, Sharing
 from gradlane.core.place import Place
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
+from gradlane.sim import planned_ahead
 
 # many zeros: gradients of one layer become ready together
 GAPS_NS = st.one_of(st.just(0), st.integers(0, 50), st.integers(0, 3_000_000))
@@ -88,6 +90,52 @@ def plans(draw, max_lanes=3, sequenced=None):
     if draw(st.booleans()) if sequenced is None else sequenced:
         plan = plan.with_sequence(tuple(draw(st.permutations(range(len(messages))))))
     return plan
+
+
+def profile_of(
+    *tensors: tuple[int, int],
+    names: Sequence[str] | None = None,
+    layers: Sequence[int] | None = None,
+    dtypes: Sequence[str] | None = None,
+    forward_ns: int | Sequence[int] = 10,
+    update_ns: int = 0,
+    backward_ns: int | None = None,
+) -> Profile:
+    """A profile of tensors as (ready_ns, size_bytes), in the order in which they become ready.
+
+    Args:
+        names: of the tensors; t0, t1, ... where not given.
+        layers: the first that uses each; each has one of its own where not given, the last ready being the first used.
+        dtypes: of the tensors; float32 where not given.
+        forward_ns: of each layer, or of all.
+        update_ns: of every layer.
+        backward_ns: as long as the last tensor takes where not given.
+    """
+    count = len(tensors)
+    of_layer = layers or [count - 1 - index for index in range(count)]
+    forward = [forward_ns] * (max(of_layer) + 1) if isinstance(forward_ns, int) else forward_ns
+    return Profile(
+        "test",
+        "none",
+        tuple(
+            TensorProfile(
+                TensorSpec(names[index] if names else f"t{index}", size, dtypes[index] if dtypes else "float32"),
+                ready,
+                of_layer[index],
+            )
+            for index, (ready, size) in enumerate(tensors)
+        ),
+        tuple(Layer(f"l{index}", time_ns, update_ns) for index, time_ns in enumerate(forward)),
+        tensors[-1][0] if backward_ns is None else backward_ns,
+    )
+
+
+def planned(name: str, profile: Profile, where: Network | Cluster, **knobs: int) -> Plan:
+    """The plan of a policy for all-reduce on a network, its order fixed ahead, or for the servers of a cluster."""
+    policy = policies.get(name, **knobs)
+    if isinstance(where, Cluster):
+        return policy.plan(profile, where.as_network())
+    return planned_ahead(policy.plan(profile, where), profile, where)
 
 
 def chain(*layers: tuple[int, int, int, int]) -> Profile:

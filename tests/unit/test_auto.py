@@ -15,7 +15,6 @@ from gradlane import zoo
 from gradlane.core.checks import check_plan
 from gradlane.core.network import Network
 from gradlane.core.place import Place
-from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.search_log import Choice
 from gradlane.core.stepwise import GradientStep, describe, steps, stepwise
 from gradlane.planning import catalog
@@ -23,6 +22,7 @@ from gradlane.planning.choosing import Choosing
 from gradlane.planning.plans import make_plan
 from gradlane.planning.ranking import SAFE, Answer, Question, likeness, policy_of, rank
 from gradlane.sim import iteration_ns
+from tests.unit.strategies import profile_of
 
 MS = 10**6
 A, B, C = Choice("blocks"), Choice("p3"), Choice("bytescheduler", {"partition_bytes": 2**20})
@@ -81,6 +81,7 @@ def test_a_look_ends_within_fifty_iterations_and_never_keeps_what_it_saw_to_be_s
     assert times[choosing.choice] <= times[SAFE] * (1 + noise) / (1 - noise)
 
 
+@pytest.mark.slow
 def test_everything_that_a_backend_carries_is_predicted_and_the_order_is_that_of_the_simulator():
     answer = rank(Question(PROFILE, NETWORK, "all-reduce", 0, look=0, most=4, budget_ns=60 * 10**9))
     by_policy = {each.choice.policy: each.iteration_ns for each in reversed(answer.predicted)}
@@ -98,6 +99,7 @@ def test_everything_that_a_backend_carries_is_predicted_and_the_order_is_that_of
         assert each.plan.sequence is not None
 
 
+@pytest.mark.slow
 def test_where_each_step_waits_for_all_sums_policies_are_predicted_behind_the_barrier_and_may_still_cross_it():
     question = Question(PROFILE, NETWORK, "all-reduce", 0, look=0, most=4, budget_ns=60 * 10**9, crosses=False)
     answer = rank(question)
@@ -126,6 +128,7 @@ def test_time_that_is_up_ends_it_after_three():
     assert {each.choice.policy for each in answer.predicted} == {"ddp", "blocks", "mg-wfbp"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("servers", [0, 1])
 def test_servers_are_predicted_with_the_policies_that_only_they_carry(servers):
     question = Question(PROFILE, Network.line(4, 100_000, 10**8), "server", servers, look=0, most=4, budget_ns=10**9)
@@ -142,8 +145,8 @@ def test_asked_as_a_process_it_answers_the_same():
 
 
 def profile_at(*ready):
-    tensors = tuple(TensorProfile(TensorSpec(f"t{n}", 4 * (n + 1)), at, 0) for n, at in enumerate(ready))
-    return Profile("m", "d", tensors, (Layer("l", 5),), 1000)
+    tensors = [(at, 4 * (n + 1)) for n, at in enumerate(ready)]
+    return profile_of(*tensors, layers=[0] * len(ready), forward_ns=5, backward_ns=1000)
 
 
 def test_gradients_that_come_close_together_are_a_step():

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradlane import zoo
-from gradlane.cli import main
 from gradlane.core.checks import check_plan
 from gradlane.core.network import Network
 from gradlane.errors import InputError
 from gradlane.planning import catalog
+from tests.commands import ROOT, invoke
 from tests.unit.strategies import networks, profiles
 
-REPOSITORY = Path(__file__).parents[2]
-EXAMPLE = f"{REPOSITORY / 'examples' / 'own_policy.py'}:EqualParts"
+EXAMPLE = f"{ROOT / 'examples' / 'own_policy.py'}:EqualParts"
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(profile=profiles(), network=networks(), parts=st.integers(1, 20))
 def test_the_example_moves_every_byte_once_whatever_the_model(profile, network, parts):
@@ -37,7 +34,7 @@ def test_the_example_has_as_many_messages_as_it_is_asked_for_and_the_first_layer
 
 
 def test_a_module_that_can_be_imported_from_here_is_found_too(monkeypatch):
-    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.chdir(ROOT)
     assert catalog.get("examples.own_policy:EqualParts").name == "equal-parts"
     assert catalog.is_own("examples.own_policy:EqualParts")
     assert not catalog.is_own("blocks")
@@ -77,7 +74,6 @@ def test_a_place_where_nothing_is_is_refused(place):
     ],
 )
 def test_commands_take_the_place_of_a_class_for_a_policys_name(command):
-    result = CliRunner().invoke(main, [*command, "--policy", EXAMPLE], env={"COLUMNS": "200"})
-    assert result.exit_code == 0, result.output
-    assert "equal-parts" in result.output
-    assert EXAMPLE not in result.output
+    said = invoke(*command, "--policy", EXAMPLE)
+    assert "equal-parts" in said
+    assert EXAMPLE not in said

@@ -16,12 +16,12 @@ from gradlane.sim import simulate
 SPECS = (TensorSpec("a", 8), TensorSpec("b", 12), TensorSpec("c", 4, "float16"))
 
 
-def plan_of(*messages: list[tuple[int, int, int]], tensors: tuple[TensorSpec, ...] = SPECS) -> Plan:
+def plan_moving(*messages: list[tuple[int, int, int]], tensors: tuple[TensorSpec, ...] = SPECS) -> Plan:
     return Plan("test", "test", tensors, tuple(Message(tuple(Slice(*piece) for piece in pieces)) for pieces in messages))
 
 
 def test_a_plan_that_moves_each_byte_once_passes():
-    check_plan(plan_of([(0, 0, 8), (1, 4, 8)], [(2, 0, 4)], [(1, 0, 4)]), SPECS)
+    check_plan(plan_moving([(0, 0, 8), (1, 4, 8)], [(2, 0, 4)], [(1, 0, 4)]), SPECS)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_plan_that_moves_each_byte_once_passes():
 )
 def test_a_plan_that_does_not_is_refused_with_the_first_fault(messages, fault):
     with pytest.raises(PlanError, match=fault):
-        check_plan(plan_of(*messages), SPECS)
+        check_plan(plan_moving(*messages), SPECS)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_plan_that_does_not_is_refused_with_the_first_fault(messages, fault):
     ],
 )
 def test_a_plan_for_another_model_is_refused_with_the_first_difference(model, difference):
-    plan = plan_of([(0, 0, 8), (1, 0, 12)], tensors=SPECS[:2])
+    plan = plan_moving([(0, 0, 8), (1, 0, 12)], tensors=SPECS[:2])
     with pytest.raises(PlanError, match=f"for another model: {difference}"):
         check_plan(plan, model)
 
@@ -163,7 +163,7 @@ HALVES = (Span("ready", 0, 0, 0, 0), Span("send", 0, 0, 0, 5))
 
 
 def halved(*spans: Span) -> tuple[Timeline, Plan]:
-    plan = plan_of([(0, 0, 8)], tensors=SPECS[:1])
+    plan = plan_moving([(0, 0, 8)], tensors=SPECS[:1])
     return Timeline(plan.fingerprint, 0, (*HALVES, *spans)), plan
 
 

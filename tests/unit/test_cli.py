@@ -5,10 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
 
 from gradlane import policies
-from gradlane.cli import main
 from gradlane.cli.knobs import parse_knobs
 from gradlane.cli.plan import ddp_kwargs, why_not_ddp
 from gradlane.core import files
@@ -18,6 +16,7 @@ from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
 from gradlane.planning import catalog
+from tests.commands import invoke
 
 MIB = 2**20
 
@@ -43,17 +42,11 @@ def inputs(tmp_path):
     return [str(tmp_path / "profile.json"), str(tmp_path / "network.json")]
 
 
-def run(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(main, arguments, env={"COLUMNS": "200"})
-    assert result.exit_code == code, result.output
-    return result.output
-
-
 # -- gradlane policies --------------------------------------------------------------------------------------
 
 
 def test_policies_lists_every_policy_with_its_paper_and_marks_the_default():
-    text = run("policies")
+    text = invoke("policies")
     for name in policies.names():
         assert name in text
     assert text.count("*") == 3  # all-reduce's default, servers', and what the star means
@@ -67,7 +60,7 @@ def test_knobs_are_sizes_numbers_shares_and_words():
 
 
 def test_policies_as_json_has_the_knobs_with_their_defaults_and_the_backends():
-    rows = {row["name"]: row for row in json.loads(run("policies", "--json"))}
+    rows = {row["name"]: row for row in json.loads(invoke("policies", "--json"))}
     assert rows["mercury"]["backends"] == ["server"]
     assert rows["dear"]["backends"] == ["all-reduce", "server"]
     assert list(rows) == list(catalog.names())
@@ -87,7 +80,7 @@ def test_policies_as_json_has_the_knobs_with_their_defaults_and_the_backends():
 
 
 def test_plan_ranks_all_policies_against_ddp_and_the_bound(inputs):
-    report = json.loads(run("plan", *inputs, "--json"))
+    report = json.loads(invoke("plan", *inputs, "--json"))
     assert (report["model"], report["workers"], report["oracle_ns"]) == ("three", 4, 151_000_000)
     # the first layer's 2 MiB are ready at 100 and cost 21.97 ms; the whole forward pass follows
     assert report["bound_ns"] == 172_971_520
@@ -105,7 +98,7 @@ def test_plan_ranks_all_policies_against_ddp_and_the_bound(inputs):
 
 
 def test_plan_prints_a_table_a_recommendation_and_the_plan(inputs):
-    text = run("plan", *inputs)
+    text = invoke("plan", *inputs)
     assert "three, 3 tensors, 6.0 MiB, all-reduce of 4 workers, startup 1.00 ms, 800 Mbit/s" in text
     assert "no schedule is faster than 172.97 ms; computation alone takes 151.00 ms" in text
     assert "recommended: " in text
@@ -114,7 +107,7 @@ def test_plan_prints_a_table_a_recommendation_and_the_plan(inputs):
 
 
 def test_plan_for_one_policy_sets_it_beside_ddp_and_says_by_how_much(inputs):
-    text = run("plan", *inputs, "--policy", "sync-easgd")
+    text = invoke("plan", *inputs, "--policy", "sync-easgd")
     # ddp sends 4 MiB while backward runs, which sync-easgd sends after it: 41.94 ms
     assert "sync-easgd: 214.96 ms an iteration, 41.94 ms (24.2%) more than ddp" in text
     assert "wfbp" not in text
@@ -123,7 +116,7 @@ def test_plan_for_one_policy_sets_it_beside_ddp_and_says_by_how_much(inputs):
 
 def test_the_plan_that_is_written_has_its_order_fixed_and_fits_the_profile(inputs, tmp_path):
     out = tmp_path / "plan.json"
-    assert f"wrote {out}" in run("plan", *inputs, "--policy", "tictac", "--out", str(out))
+    assert f"wrote {out}" in invoke("plan", *inputs, "--policy", "tictac", "--out", str(out))
     plan = files.read(out, Plan)
     check_plan(plan, PROFILE.specs)
     assert plan.policy == "tictac"
@@ -132,11 +125,11 @@ def test_the_plan_that_is_written_has_its_order_fixed_and_fits_the_profile(input
 
 
 def test_knobs_take_sizes_as_people_write_them(inputs):
-    rows = json.loads(run("plan", *inputs, "--policy", "bytescheduler", "--knob", "partition_bytes=512KiB", "--json"))[
+    rows = json.loads(invoke("plan", *inputs, "--policy", "bytescheduler", "--knob", "partition_bytes=512KiB", "--json"))[
         "policies"
     ]
     assert {row["policy"]: row["messages"] for row in rows}["bytescheduler"] == 8 + 1 + 4
-    text = run("plan", *inputs, "--policy", "blocks", "--knob", "least_bytes=256KiB")
+    text = invoke("plan", *inputs, "--policy", "blocks", "--knob", "least_bytes=256KiB")
     assert "blocks: " in text
 
 
@@ -153,11 +146,11 @@ def test_knobs_take_sizes_as_people_write_them(inputs):
     ],
 )
 def test_what_plan_cannot_use_ends_with_code_2_and_a_reason(inputs, arguments, fault):
-    assert fault in run("plan", *inputs, *arguments, code=2)
+    assert fault in invoke("plan", *inputs, *arguments, code=2)
 
 
 def test_files_in_the_wrong_order_are_refused(inputs):
-    assert "got a 'gradlane.network', expected a 'gradlane.profile' (at $.format)" in run("plan", *inputs[::-1], code=2)
+    assert "got a 'gradlane.network', expected a 'gradlane.profile' (at $.format)" in invoke("plan", *inputs[::-1], code=2)
 
 
 # -- --emit ddp-kwargs --------------------------------------------------------------------------------------
@@ -174,14 +167,14 @@ def closes(caps: list[float], sizes: list[int]) -> list[list[int]]:
 
 
 def test_the_caps_make_ddp_close_its_buckets_where_the_groups_end(inputs):
-    text = run("plan", *inputs, "--policy", "mg-wfbp", "--emit", "ddp-kwargs")
+    text = invoke("plan", *inputs, "--policy", "mg-wfbp", "--emit", "ddp-kwargs")
     kwargs = eval(text)
     assert kwargs == {"bucket_cap_mb_list": [(4 * MIB + 4096 - 2048) / MIB, 1.0]}
     assert closes(kwargs["bucket_cap_mb_list"], [tensor.spec.size_bytes for tensor in PROFILE.tensors]) == [[0, 1], [2]]
 
 
 def test_without_a_policy_the_best_that_ddp_can_carry_out_is_emitted(inputs):
-    text = run("plan", *inputs, "--emit", "ddp-kwargs")
+    text = invoke("plan", *inputs, "--emit", "ddp-kwargs")
     assert text.startswith(("# mg-wfbp", "# wfbp", "# ddp", "# sync-easgd"))
     assert set(eval(text)) == {"bucket_cap_mb_list"}
 
@@ -228,7 +221,7 @@ def test_what_stock_ddp_cannot_carry_out_is_refused_with_the_reason(plan, reason
 
 
 def test_emitting_for_a_crossing_policy_ends_with_code_2(inputs):
-    assert "cannot carry out this p3 plan: it crosses the barrier" in run(
+    assert "cannot carry out this p3 plan: it crosses the barrier" in invoke(
         "plan", *inputs, "--policy", "p3", "--emit", "ddp-kwargs", code=2
     )
 

@@ -244,6 +244,7 @@ class Watch:
         assert message is None or not self.fits(message)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(plan=plans(), random=st.randoms(use_true_random=False))
 def test_in_any_history_every_message_starts_once_at_its_turn_and_within_the_window(plan, random):

@@ -48,12 +48,14 @@ def test_what_the_simulator_reproduces_it_goes_on_reproducing():
         assert rows["Fig. 10", f"{model}: WFBP falls behind SyncEASGD between 16 and 64 workers"].ours == "yes"
 
 
+@pytest.mark.slow
 def test_prophets_policies_are_level_at_ten_gigabits():
     at_ten = [row.ours for row in prophet.rows(NO_DATA) if row.what.startswith("10 Gbit/s")]
     assert len(at_ten) == 3
     assert max(at_ten) == pytest.approx(min(at_ten), rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_search_is_done_when_it_tries_what_is_within_two_per_cent_of_the_best():
     slope = Prior(np.log(np.array([2.0, 1.5, 1.01, 1.0])))  # its third of four points is within a hundredth
     assert searches.trials(Grid.regular(1, steps=4), slope, seed=0) == 3

@@ -27,6 +27,7 @@ def test_two_sizes_on_a_line_give_the_line():
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(startup_ns=st.integers(1_000, 10**7), rate=st.integers(10**6, 10**11))
 def test_an_exact_line_is_recovered(startup_ns, rate):
@@ -39,6 +40,7 @@ def test_an_exact_line_is_recovered(startup_ns, rate):
         assert fitted.cost_ns(size) == pytest.approx(cost, rel=1e-3)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), startup_ns=st.integers(1_000, 10**7), rate=st.integers(10**7, 10**10))
 def test_a_fifth_of_the_samples_ten_times_too_slow_does_not_move_the_line(seed, startup_ns, rate):
@@ -171,6 +173,7 @@ def test_a_recorded_sweep_with_a_jump_between_8_and_12_kb_is_two_pieces(workers,
     assert fitted.residual < 0.06
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     share=st.integers(0, LATENCY_STEPS),

@@ -12,15 +12,12 @@ from gradlane.core.network import Network
 from gradlane.errors import InputError
 from gradlane.policies.geryon import Geryon
 from gradlane.sim import planned_ahead, simulate, simulate_heterogeneous
-from tests.unit.strategies import chain, networks, profiles
+from tests.unit.strategies import chain, networks, planned, profiles
 
 THREE = Network.line(3, 50, 10**9)  # a byte a nanosecond
 
 
-def plan_of(name, profile, network):
-    return planned_ahead(policies.get(name).plan(profile, network), profile, network)
-
-
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     profile=profiles(max_tensors=12),
@@ -30,7 +27,7 @@ def plan_of(name, profile, network):
 )
 def test_workers_that_are_alike_do_what_one_does(profile, network, workers, name):
     network = msgspec.structs.replace(network, workers=workers)
-    plan = plan_of(name, profile, network)
+    plan = planned(name, profile, network)
     alone = simulate(plan, profile, network)
     for timeline in simulate_heterogeneous(plan, profile, network):
         check_timeline(timeline, plan)
@@ -39,7 +36,7 @@ def test_workers_that_are_alike_do_what_one_does(profile, network, workers, name
 
 def test_a_collective_waits_for_the_slowest_worker_and_ends_for_all_at_once():
     profile = chain((1_000, 400, 10, 500))
-    plan = plan_of("sync-easgd", profile, THREE)
+    plan = planned("sync-easgd", profile, THREE)
     timelines = simulate_heterogeneous(plan, profile, THREE, compute_percent=(100, 300, 100))
     # the slow one: 3 * (500 + 1000), then 450 on the network, then its update of 30; the others have waited
     assert [timeline.iteration_ns()[-1] for timeline in timelines] == [4_980] * 3
@@ -49,7 +46,7 @@ def test_a_collective_waits_for_the_slowest_worker_and_ends_for_all_at_once():
 
 def test_a_network_that_slows_down_in_the_middle_is_followed_and_startups_stay():
     profile = chain((1_000, 4_000, 0, 0))
-    plan = plan_of("sync-easgd", profile, THREE)
+    plan = planned("sync-easgd", profile, THREE)
     # ready at 1000, startup until 1050, 2000 bytes by 3050, the other 2000 at a quarter of the rate
     timelines = simulate_heterogeneous(plan, profile, THREE, 1, steps=(RateStep(3_050, 250_000_000),))
     assert timelines[0].of("send")[0].end_ns == 3_050 + 8_000
@@ -72,7 +69,7 @@ def test_what_is_interrupted_goes_on_where_it_stopped_though_the_rate_has_change
 
 def test_jitter_is_the_same_for_a_seed_and_costs_the_slowest_of_all():
     profile = chain((100_000, 400, 10, 50_000))
-    plan = plan_of("blocks", profile, THREE)
+    plan = planned("blocks", profile, THREE)
 
     def steps(seed, jitter):
         return simulate_heterogeneous(plan, profile, THREE, 20, jitter=jitter, seed=seed)[0].iteration_ns()
@@ -92,7 +89,7 @@ def test_jitter_is_the_same_for_a_seed_and_costs_the_slowest_of_all():
 )
 def test_every_policy_runs_among_any_workers_and_its_timelines_pass(profile, percent, rates, jitter, name):
     network = Network.line(len(percent), 20_000, 10**9)
-    plan = plan_of(name, profile, network)
+    plan = planned(name, profile, network)
     steps = tuple(RateStep(index * 1_000_000, rate) for index, rate in enumerate(rates))
     for timeline in simulate_heterogeneous(plan, profile, network, compute_percent=percent, steps=steps, jitter=jitter):
         check_timeline(timeline, plan)

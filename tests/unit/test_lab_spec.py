@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from gradlane.cli import main
 from gradlane.core.cluster import Link, RateStep
 from gradlane.errors import FormatError, InputError
 from gradlane.lab import Flow, HostSpec, JobSpec, LabSpec
 from gradlane.lab.files import read_spec, write_spec
 from gradlane.lab.spec import class_of, type_of_service
+from tests.commands import invoke
 
 MBIT = 125_000
 
@@ -93,8 +92,7 @@ def test_marks_are_of_their_class_on_switches_of_any_number_of_classes() -> None
 
 def spec_of(tmp_path: Path, *options: str) -> LabSpec:
     path = tmp_path / "lab.json"
-    done = CliRunner().invoke(main, ["lab", *options, "--write", str(path)])
-    assert done.exit_code == 0, done.output
+    invoke("lab", *options, "--write", path)
     return read_spec(path)
 
 
@@ -132,6 +130,4 @@ def test_a_varied_rate_is_drawn_between_its_bounds_and_the_same_for_the_same_see
     ],
 )  # fmt: skip
 def test_options_that_cannot_be_are_refused(options: list[str]) -> None:
-    done = CliRunner().invoke(main, ["lab", *options, "true"])
-    assert done.exit_code == 2
-    assert "expected" in done.output
+    assert "expected" in invoke("lab", *options, "true", code=2)

@@ -117,6 +117,7 @@ def test_a_failure_ends_every_wait_and_every_later_call_and_the_first_stands():
             call()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", policies.names("server"))
 @settings(max_examples=15, deadline=None)
 @given(profile=profiles(), network=networks(), data=st.data())

@@ -9,26 +9,10 @@ from hypothesis import strategies as st
 from gradlane import policies
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
-from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from tests.unit.strategies import networks, profiles
+from gradlane.core.profile import Profile
+from tests.unit.strategies import networks, profile_of, profiles
 
 MIB = 2**20
-
-
-def profile_of(*tensors: tuple[int, int], layers: list[int] | None = None, dtypes: list[str] | None = None) -> Profile:
-    """Tensors as (ready_ns, size_bytes). Each has a layer of its own, the last ready being the first used."""
-    count = len(tensors)
-    of_layer = layers or [count - 1 - index for index in range(count)]
-    return Profile(
-        "test",
-        "none",
-        tuple(
-            TensorProfile(TensorSpec(f"t{index}", size, dtypes[index] if dtypes else "float32"), ready, of_layer[index])
-            for index, (ready, size) in enumerate(tensors)
-        ),
-        tuple(Layer(f"l{index}", 10) for index in range(max(of_layer) + 1)),
-        tensors[-1][0],
-    )
 
 
 def groups(plan: Plan) -> list[list[int]]:
@@ -100,6 +84,7 @@ def algorithm_1(a: int, b: int, t_b: list[int], p: list[int]) -> list[bool]:
     return merged
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     layers=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=20),
@@ -138,6 +123,7 @@ def test_the_exact_merge_is_the_best_of_all_merges(profile, network):
     assert arrival(profile, network, exact) == best
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(profile=profiles(), network=networks())
 def test_no_other_plan_of_whole_tensors_arrives_before_the_exact_merge(profile, network):
@@ -261,6 +247,7 @@ def test_blocks_merge_what_is_small_and_cut_what_is_large_into_even_parts():
     assert [message.priority for message in plan.messages] == [3, 2, 1, 1, 1, 0]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(profile=profiles(dtypes=("float32",), max_elements=2_000), network=networks())
 def test_no_block_is_larger_than_the_target_and_no_two_neighbours_would_fit_one(profile, network):

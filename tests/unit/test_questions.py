@@ -5,25 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner
 
 from gradlane import zoo
-from gradlane.cli import main
 from gradlane.core import files
 from gradlane.core.cluster import Cluster
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result.stdout if code == 0 else result.output
+from tests.commands import invoke
 
 
 def test_simulate_sweeps_models_rates_and_workers():
     rows = json.loads(
-        run("simulate", "vgg16", "resnet50", "--rate", "1gbit,10gbit", "--workers", "2..8", "--policy", "ddp", "--json")
+        invoke("simulate", "vgg16", "resnet50", "--rate", "1gbit,10gbit", "--workers", "2..8", "--policy", "ddp", "--json")
     )
     assert [(row["model"], row["bits_per_second"], row["workers"]) for row in rows] == [
         (model, rate, workers) for model in ("vgg16", "resnet50") for rate in (10**9, 10**10) for workers in (2, 4, 8)
@@ -32,25 +25,26 @@ def test_simulate_sweeps_models_rates_and_workers():
 
 
 def test_simulate_says_what_all_rows_share_once_and_marks_what_varies():
-    text = run("simulate", "resnet18", "--workers", "2,4", "--policy", "wfbp", "--policy", "ddp")
+    text = invoke("simulate", "resnet18", "--workers", "2,4", "--policy", "wfbp", "--policy", "ddp")
     assert "resnet18, 10 Gbit/s rate" in text
     assert "above bound" in text
     assert text.count("wfbp") == 2
 
 
+@pytest.mark.slow
 def test_simulate_draws_and_writes_a_timeline(tmp_path):
     plot, timeline = tmp_path / "plot.svg", tmp_path / "trace.json"
-    run("simulate", "alexnet", "--rate", "1gbit,10gbit", "--servers", "same", "--policy", "p3", "--plot", plot)
+    invoke("simulate", "alexnet", "--rate", "1gbit,10gbit", "--servers", "same", "--policy", "p3", "--plot", plot)
     assert "<svg" in plot.read_text()
-    run("simulate", "alexnet", "--policy", "wfbp", "--timeline", timeline)
+    invoke("simulate", "alexnet", "--policy", "wfbp", "--timeline", timeline)
     assert json.loads(timeline.read_text())["traceEvents"]
-    assert "expected one policy on one model" in run("simulate", "alexnet", "--timeline", timeline, code=2)
-    assert "expected a suffix" in run("simulate", "alexnet", "--policy", "ddp", "--plot", tmp_path / "plot.xyz", code=1)
+    assert "expected one policy on one model" in invoke("simulate", "alexnet", "--timeline", timeline, code=2)
+    assert "expected a suffix" in invoke("simulate", "alexnet", "--policy", "ddp", "--plot", tmp_path / "plot.xyz", code=1)
 
 
 def test_whatif_bandwidth_finds_less_for_mercury_than_for_wfbp():
     rows = json.loads(
-        run(
+        invoke(
             "whatif",
             "bandwidth",
             "vgg16",
@@ -68,30 +62,31 @@ def test_whatif_bandwidth_finds_less_for_mercury_than_for_wfbp():
     needed = {(row["policy"], row["target"]): row["bits_per_second"] for row in rows}
     assert needed["mercury", 0.99] < 0.6 * needed["wfbp", 0.99]
     assert needed["mercury", 0.9] < needed["mercury", 0.99]
-    text = run("whatif", "bandwidth", "vgg16", "--policy", "ddp", "--target", "0.9")
+    text = invoke("whatif", "bandwidth", "vgg16", "--policy", "ddp", "--target", "0.9")
     assert "90% of linear" in text
-    assert "expected none" in run("whatif", "bandwidth", "vgg16", "--rate", "1gbit", code=2)
+    assert "expected none" in invoke("whatif", "bandwidth", "vgg16", "--rate", "1gbit", code=2)
 
 
 def test_whatif_rates_and_workers_end_with_what_no_schedule_exceeds():
-    assert "no more than" in run("whatif", "rates", "vgg16", "--rate", "1gbit,10gbit", "--policy", "wfbp")
-    rows = json.loads(run("whatif", "workers", "googlenet", "--workers", "4,64", "--policy", "mg-wfbp", "--json"))
+    assert "no more than" in invoke("whatif", "rates", "vgg16", "--rate", "1gbit,10gbit", "--policy", "wfbp")
+    rows = json.loads(invoke("whatif", "workers", "googlenet", "--workers", "4,64", "--policy", "mg-wfbp", "--json"))
     assert [row["workers"] for row in rows] == [4, 64]
 
 
 def test_whatif_knobs_is_a_table_of_partition_by_credit():
-    text = run("whatif", "knobs", "vgg16", "--servers", "same", "--partition", "1MiB,4MiB", "--credit", "4MiB")
+    text = invoke("whatif", "knobs", "vgg16", "--servers", "same", "--partition", "1MiB,4MiB", "--credit", "4MiB")
     assert "1.0 MiB" in text
     assert "4.0 MiB" in text
-    assert "expected one at least as large" in run(
+    assert "expected one at least as large" in invoke(
         "whatif", "knobs", "vgg16", "--partition", "4MiB", "--credit", "1MiB", code=2
     )
 
 
+@pytest.mark.slow
 def test_whatif_knobs_and_bandwidth_can_be_drawn(tmp_path):
     for question in (("knobs", "--partition", "1MiB,4MiB"), ("bandwidth", "--policy", "ddp", "--target", "0.999")):
         plot = tmp_path / f"{question[0]}.svg"
-        text = run("whatif", question[0], "alexnet", *question[1:], "--plot", plot)
+        text = invoke("whatif", question[0], "alexnet", *question[1:], "--plot", plot)
         assert "<svg" in plot.read_text()
     assert "99.9% of linear" in text
 
@@ -100,33 +95,34 @@ def test_whatif_knobs_and_bandwidth_can_be_drawn(tmp_path):
 def test_a_second_value_of_what_is_held_fixed_is_refused_not_dropped(question):
     option = "--workers" if question == "rates" else "--rate"
     values = "2,4" if question == "rates" else "1gbit,10gbit"
-    assert f"{option}: got" in run("whatif", question, "alexnet", option, values, code=2)
+    assert f"{option}: got" in invoke("whatif", question, "alexnet", option, values, code=2)
 
 
 def test_simulate_writes_what_json_prints_beside_the_table(tmp_path):
     out = tmp_path / "rows.json"
-    assert "above bound" in run("simulate", "alexnet", "--policy", "ddp", "--out", out)
-    assert out.read_text() == run("simulate", "alexnet", "--policy", "ddp", "--json")
+    assert "above bound" in invoke("simulate", "alexnet", "--policy", "ddp", "--out", out)
+    assert out.read_text() == invoke("simulate", "alexnet", "--policy", "ddp", "--json")
 
 
 @pytest.mark.parametrize(
     ("command", "option"), [("simulate", "--plot"), ("simulate", "--timeline"), ("simulate", "--out"), ("plan", "--out")]
 )
 def test_a_file_that_could_not_be_written_is_refused_before_the_work(tmp_path, command, option):
-    assert "whose folder does not exist" in run(command, "alexnet", option, tmp_path / "none" / "file.svg", code=2)
+    assert "whose folder does not exist" in invoke(command, "alexnet", option, tmp_path / "none" / "file.svg", code=2)
 
 
 def test_plan_says_where_the_next_best_is_as_good():
-    text = run("plan", "alexnet", "--rate", "50gbit")
+    text = invoke("plan", "alexnet", "--rate", "50gbit")
     assert "the same as mg-wfbp-exact" in text
 
 
+@pytest.mark.slow
 def test_plan_takes_a_name_and_a_described_network_and_writes_a_plan_for_servers(tmp_path):
     out = tmp_path / "plan.json"
-    text = run("plan", "vgg16", "--servers", "same", "--workers", "4", "--policy", "mercury", "--out", out)
+    text = invoke("plan", "vgg16", "--servers", "same", "--workers", "4", "--policy", "mercury", "--out", out)
     assert "4 workers and 4 servers on 8 hosts" in text
     assert files.read(out, Plan).wire == "packet-priority"
-    text = run("plan", "vgg16", "--rate", "10gbit")
+    text = invoke("plan", "vgg16", "--rate", "10gbit")
     assert "why: " in text
     assert "above bound" in text
 
@@ -134,8 +130,8 @@ def test_plan_takes_a_name_and_a_described_network_and_writes_a_plan_for_servers
 def test_plan_takes_a_clusters_file(tmp_path):
     path = tmp_path / "cluster.json"
     files.write(path, Cluster.homogeneous(2, 1, 10**9))
-    assert "2 workers and 1 servers on 3 hosts" in run("plan", "resnet18", path, "--policy", "wfbp")
-    assert "expected one or the other" in run("plan", "resnet18", path, "--workers", "2", code=2)
+    assert "2 workers and 1 servers on 3 hosts" in invoke("plan", "resnet18", path, "--policy", "wfbp")
+    assert "expected one or the other" in invoke("plan", "resnet18", path, "--workers", "2", code=2)
 
 
 @pytest.mark.parametrize(
@@ -154,16 +150,16 @@ def test_plan_takes_a_clusters_file(tmp_path):
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(arguments, fault):
-    assert fault in run(*arguments, code=2)
+    assert fault in invoke(*arguments, code=2)
 
 
 def test_a_profile_cut_short_and_one_with_a_negative_time_are_refused_with_the_place(tmp_path):
     path = tmp_path / "profile.json"
     data = files.dumps(zoo.profile("resnet18"))
     path.write_bytes(data[: len(data) // 2])
-    assert "(at $)" in run("simulate", path, code=2)
+    assert "(at $)" in invoke("simulate", path, code=2)
     path.write_bytes(data.replace(b'"forward_ns":', b'"forward_ns":-', 1))
-    assert "$.body.layers[0]" in run("plan", path, code=2)
+    assert "$.body.layers[0]" in invoke("plan", path, code=2)
     files.write(path, zoo.profile("resnet18"))
     assert files.read(path, Profile).model == "resnet18"
-    assert "got them with the file" in run("plan", path, "--batch", "3", code=2)
+    assert "got them with the file" in invoke("plan", path, "--batch", "3", code=2)

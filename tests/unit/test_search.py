@@ -96,6 +96,7 @@ def test_which_policies_can_be_tuned_is_declared():
 # -- the searches ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_search
 def test_the_same_seed_gives_the_same_trials(name):
     def trials(seed):
@@ -117,6 +118,7 @@ def test_every_search_comes_within_five_per_cent_with_noise_of_two(name):
         assert tries_until_within(search.start(name, 2, seed), bowl, 0.05, noise=0.02, seed=seed) < 300
 
 
+@pytest.mark.slow
 def test_the_gaussian_process_needs_fewer_trials_than_the_others():
     def tries(name):
         return sorted(tries_until_within(search.start(name, 2, seed), bowl, 0.03, noise=0.01, seed=seed) for seed in range(5))[
@@ -134,6 +136,7 @@ def test_a_prior_that_is_right_in_shape_and_wrong_by_half_in_level_finds_it_at_o
     assert tries_until_within(GaussianProcess(2, 0, Prior(logs)), bowl, 0.03) == 1
 
 
+@pytest.mark.slow
 def test_a_prior_that_is_wrong_is_overruled():
     side = np.linspace(0, 1, 11)
     mirrored = np.array([[math.log(bowl((1 - x, 1 - y))) for y in side] for x in side])

@@ -18,7 +18,7 @@ from gradlane.planning.batching import best_batches
 from gradlane.planning.schedule_problem import Schedule, ScheduleProblem
 from gradlane.planning.searched import Searched
 from gradlane.sim import iteration_ns, planned_ahead, simulate
-from tests.unit.strategies import networks, profiles
+from tests.unit.strategies import networks, planned, profiles
 
 QUICK = Searched(moves=300)
 MS = 10**6
@@ -57,6 +57,7 @@ def best_of_all(profile: Profile, network: Network) -> int:
     return best
 
 
+@pytest.mark.slow
 def test_the_search_finds_the_best_of_all_orders_and_merges_in_nearly_every_small_case():
     near = 0
     for seed in range(60):
@@ -69,6 +70,7 @@ def test_the_search_finds_the_best_of_all_orders_and_merges_in_nearly_every_smal
     assert near >= 57
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(profile=profiles(max_tensors=15), network=networks())
 def test_what_is_found_is_a_plan_no_worse_than_any_other_and_not_below_the_bound(profile, network):
@@ -98,7 +100,7 @@ def test_halves_are_not_sought_since_not_all_servers_carry_them():
 @given(profile=profiles(max_tensors=7), network=networks())
 def test_the_merges_in_a_given_order_are_the_best(profile, network):
     ground = ScheduleProblem(profile, network)
-    start = ground.schedule_of(planned_ahead(policies.get("wfbp").plan(profile, network), profile, network))
+    start = ground.schedule_of(planned("wfbp", profile, network))
     merged = best_batches(ground, start, profile.compute_ns)
     pieces = [piece for group in start.groups for piece in group.pieces]
     best = start.value
@@ -128,6 +130,7 @@ def test_progress_is_told_and_never_gets_worse():
     assert [best for _, best in told] == sorted((best for _, best in told), reverse=True)
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_search():
     differs = 0
     for case in range(8):

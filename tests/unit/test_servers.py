@@ -17,13 +17,9 @@ from gradlane.errors import InputError
 from gradlane.sim import Job, simulate_jobs, simulate_servers
 from gradlane.sim.servers import simulation
 from tests.unit.oracles import mercury_algorithm_1, mercury_iteration
-from tests.unit.strategies import LAYERS, carried, chain, clusters, profiles
+from tests.unit.strategies import LAYERS, carried, chain, clusters, planned, profiles
 
 GB = 10**9  # a byte a nanosecond
-
-
-def plan_of(name: str, profile: Profile, cluster: Cluster, **knobs: int) -> Plan:
-    return policies.get(name, **knobs).plan(profile, cluster.as_network())
 
 
 def last_step(timelines: tuple[Timeline, ...]) -> int:
@@ -39,6 +35,7 @@ def ends(timeline: Timeline, kind: str) -> dict[int, int]:
 # -- the papers' models -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(layers=LAYERS, workers=st.sampled_from([1, 2, 7, 2048]))
 def test_packet_priority_without_startup_is_mercurys_algorithm_1(layers, workers):
@@ -49,7 +46,7 @@ def test_packet_priority_without_startup_is_mercurys_algorithm_1(layers, workers
         tau_bp[layer] = t_bp[layer] + (tau_bp[layer + 1] if layer < len(layers) else 0)
     tau_push = mercury_algorithm_1(tau_bp, t_bp, t_push)
     expected = {tensor: tau_push[len(layers) - tensor] for tensor in range(len(layers))}
-    (timeline,) = simulate_servers(plan_of("mercury", profile, cluster), profile, cluster)
+    (timeline,) = simulate_servers(planned("mercury", profile, cluster), profile, cluster)
     assert ends(timeline, "send") == ends(timeline, "receive") == expected  # Eq. 8
     assert timeline.iteration_ns()[-1] == mercury_iteration(tau_push, t_upd, t_fp)
 
@@ -58,7 +55,7 @@ def test_packet_priority_without_startup_is_mercurys_algorithm_1(layers, workers
 @given(layers=LAYERS)
 def test_whole_messages_are_pushed_as_mercurys_equation_6_says_and_pulled_one_after_another(layers):
     profile, cluster = chain(*layers), Cluster.homogeneous(3, 3, GB)
-    (timeline,) = simulate_servers(plan_of("wfbp", profile, cluster), profile, cluster, 1)
+    (timeline,) = simulate_servers(planned("wfbp", profile, cluster), profile, cluster, 1)
     push = pull = 0
     pushes, pulls = ends(timeline, "send"), ends(timeline, "receive")
     for tensor, seen in enumerate(profile.tensors):
@@ -72,7 +69,7 @@ def test_a_split_messages_sum_is_returned_when_all_have_been_pushed_and_it_is_as
     # half of the bytes stay on their host
     profile = chain((1_000, 160, 1, 10), (3_000, 8_000, 1, 10), (2_000, 4_000, 2, 10))
     cluster = msgspec.structs.replace(Cluster.homogeneous(2, 2, GB, colocated=True), packet_bytes=8)
-    plan = plan_of("dear", profile, cluster, fusion_bytes=1)
+    plan = planned("dear", profile, cluster, fusion_bytes=1)
     (timelines,) = simulation([Job(plan, profile)], cluster, 1, whole=whole).run()
     for timeline in timelines:
         check_timeline(timeline, plan)
@@ -91,12 +88,13 @@ def test_a_split_messages_sum_is_returned_when_all_have_been_pushed_and_it_is_as
         assert set(pulls.values()) == {timeline.of("backward")[0].start_ns + pushed[2]}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(layers=LAYERS, name=st.sampled_from(["mercury", "mercury-no-preemption"]))
 def test_small_packets_come_near_to_the_flow(layers, name):
     profile = chain(*layers)
     cluster = msgspec.structs.replace(Cluster.homogeneous(1, 1, GB), packet_bytes=8)
-    plan = plan_of(name, profile, cluster)
+    plan = planned(name, profile, cluster)
     ((flow,),) = simulation([Job(plan, profile)], cluster).run()
     ((packets,),) = simulation([Job(plan, profile)], cluster, whole=True).run()
     check_timeline(packets, plan)
@@ -114,7 +112,7 @@ MANY = chain(*((200_000, size, 1, 100_000) for _ in range(12) for size in (240_0
 )
 def test_packets_between_alike_workers_take_about_what_the_flow_does(name, colocated):
     cluster = msgspec.structs.replace(Cluster.homogeneous(3, 3, GB // 8, colocated=colocated), packet_bytes=3_000)
-    plan = plan_of(name, MANY, cluster)
+    plan = planned(name, MANY, cluster)
     (flow,) = simulate_servers(plan, MANY, cluster, 4)
     timelines = simulation([Job(plan, MANY)], cluster, 4, whole=True).run()[0]
     for packets in timelines:
@@ -125,7 +123,7 @@ def test_packets_between_alike_workers_take_about_what_the_flow_does(name, coloc
 def test_what_one_worker_pushes_does_not_keep_another_from_its_sums():
     # who is ahead pushes gradients more urgent than the sums that the other still waits for
     cluster = Cluster.homogeneous(2, 2, GB // 8, colocated=True)
-    plan = plan_of("mercury", MANY, cluster)
+    plan = planned("mercury", MANY, cluster)
     even = last_step(simulate_servers(plan, MANY, cluster))
     for seed in range(4):
         timelines = simulate_servers(plan, MANY, cluster, 12, jitter=0.03, seed=seed)
@@ -139,8 +137,8 @@ def test_slices_over_servers_are_delayed_by_no_more_than_bytescheduler_says(laye
     delta = 4 * elements
     profile = chain(*((backward, -(-size // delta) * delta, update, forward) for backward, size, update, forward in layers))
     free, cluster = Cluster.homogeneous(2, 2, GB), Cluster.homogeneous(2, 2, GB, startup_ns=theta)
-    (ideal,) = simulate_servers(plan_of("mercury", profile, free), profile, free)
-    plan = plan_of("bytescheduler", profile, cluster, partition_bytes=delta, credit_bytes=delta)
+    (ideal,) = simulate_servers(planned("mercury", profile, free), profile, free)
+    plan = planned("bytescheduler", profile, cluster, partition_bytes=delta, credit_bytes=delta)
     (sliced,) = simulate_servers(plan, profile, cluster)
     slices = sum(tensor.spec.size_bytes // delta for tensor in profile.tensors)
     assert sliced.iteration_ns()[-1] <= ideal.iteration_ns()[-1] + slices * theta + theta + 2 * delta
@@ -175,7 +173,7 @@ def test_two_servers_and_one_worker_as_in_geryons_figure_5():
 
 def communication(cluster: Cluster, name: str = "mercury", **simulation: int) -> int:
     """What one tensor of 4000 bytes takes after backward."""
-    plan = plan_of(name, ONE_TENSOR, cluster)
+    plan = planned(name, ONE_TENSOR, cluster)
     return last_step(simulate_servers(plan, ONE_TENSOR, cluster, **simulation)) - ONE_TENSOR.compute_ns
 
 
@@ -213,7 +211,7 @@ def test_a_link_that_slows_down_is_followed(whole):
     cluster = Cluster(
         (Host(slowing, Link(10**13)), Host(Link(10**13), Link(10**13))), (Worker(0),), (Server(1),), packet_bytes=8
     )
-    plan = plan_of("mercury", ONE_TENSOR, cluster)
+    plan = planned("mercury", ONE_TENSOR, cluster)
     ((timeline,),) = simulation([Job(plan, ONE_TENSOR)], cluster, 1, whole=whole).run()
     # from 30 on 1000 bytes by 1030, the other 3000 by 7030
     assert timeline.of("send")[0].end_ns == pytest.approx(7_030, abs=20)
@@ -224,7 +222,7 @@ def test_what_2048_workers_do_costs_no_more_than_what_2_do():
     for workers in (2, 2048):
         cluster = Cluster.homogeneous(workers, workers, GB)
         profile = chain((10, 4_000, 3, 20), (50, 40_000, 3, 20))
-        run = simulation([Job(plan_of("p3", profile, cluster, slice_bytes=400), profile)], cluster)
+        run = simulation([Job(planned("p3", profile, cluster, slice_bytes=400), profile)], cluster)
         ((timeline,),) = run.run()
         runs.append((timeline.iteration_ns(), run.events))
     assert runs[0] == runs[1]
@@ -234,7 +232,7 @@ def test_a_synchronous_job_runs_at_the_speed_of_its_slowest_worker_and_an_asynch
     hosts = (Host(Link(10**12), Link(10**12)),) * 3
     cluster = Cluster(hosts, (Worker(0), Worker(1, 300)), (Server(2),))
     profile = chain((10_000, 400, 0, 5_000))
-    plan = plan_of("mercury", profile, cluster)
+    plan = planned("mercury", profile, cluster)
     together = simulate_servers(plan, profile, cluster, 6)
     apart = simulate_servers(plan, profile, cluster, 6, staleness=None)
     bounded = simulate_servers(plan, profile, cluster, 6, staleness=2)
@@ -255,7 +253,7 @@ def test_a_synchronous_job_runs_at_the_speed_of_its_slowest_worker_and_an_asynch
 
 def test_jobs_that_share_links_share_them_evenly():
     cluster = Cluster.homogeneous(2, 2, GB)
-    plan = plan_of("mercury", ONE_TENSOR, cluster)
+    plan = planned("mercury", ONE_TENSOR, cluster)
     both = simulate_jobs([Job(plan, ONE_TENSOR)] * 2, cluster)
     assert [last_step(timelines) for timelines in both] == [8_000 + ONE_TENSOR.compute_ns] * 2
 
@@ -266,7 +264,7 @@ def test_a_server_with_three_quarters_of_the_bytes_is_the_narrow_place():
         Cluster((Host(link, link),) * 4, (Worker(0), Worker(1)), (Server(2), Server(3, weight)), packet_bytes=40)
         for weight in (1, 3)
     )
-    plan = plan_of("mercury", ONE_TENSOR, even)
+    plan = planned("mercury", ONE_TENSOR, even)
     times = []
     for cluster in (even, uneven):
         (timelines,) = simulation([Job(plan, ONE_TENSOR)], cluster, whole=True).run()
@@ -277,7 +275,7 @@ def test_a_server_with_three_quarters_of_the_bytes_is_the_narrow_place():
 
 def test_jitter_is_the_same_for_a_seed_and_another_for_another():
     cluster = Cluster.homogeneous(2, 2, GB)
-    plan = plan_of("mercury", ONE_TENSOR, cluster)
+    plan = planned("mercury", ONE_TENSOR, cluster)
 
     def run(seed: int) -> list[int]:
         return [
@@ -290,7 +288,7 @@ def test_jitter_is_the_same_for_a_seed_and_another_for_another():
 
 def test_what_servers_cannot_do_is_refused():
     cluster = Cluster.homogeneous(2, 2, GB)
-    plan = plan_of("mercury", ONE_TENSOR, cluster)
+    plan = planned("mercury", ONE_TENSOR, cluster)
     with pytest.raises(InputError, match="got a plan for chain"):
         Job(plan, chain((1, 8, 0, 0)))
     with pytest.raises(InputError, match="placement: got 7, expected an integer from 0 to 1"):
@@ -307,7 +305,7 @@ def test_what_servers_cannot_do_is_refused():
 @given(profile=profiles(max_tensors=12, max_elements=40_000), data=st.data(), staleness=st.sampled_from([0, 1, None]))
 def test_every_policy_runs_on_any_cluster_that_carries_it_and_its_timelines_pass(name, profile, data, staleness):
     cluster = data.draw(clusters(name))
-    plan = plan_of(name, profile, cluster)
+    plan = planned(name, profile, cluster)
     for timeline in simulate_servers(plan, profile, cluster, 2, staleness=staleness, jitter=0.1):
         check_timeline(timeline, plan)
         assert len(timeline.iteration_ns()) == 2
@@ -323,7 +321,7 @@ def test_every_policy_runs_on_any_cluster_that_carries_it_and_its_timelines_pass
 )
 def test_alike_workers_collapse_to_one_whose_timeline_passes(profile, workers, colocated, startup, data):
     cluster = Cluster.homogeneous(workers, workers, GB, colocated=colocated, startup_ns=startup)
-    plan = plan_of(data.draw(st.sampled_from(carried(cluster))), profile, cluster)
+    plan = planned(data.draw(st.sampled_from(carried(cluster))), profile, cluster)
     (timeline,) = simulate_servers(plan, profile, cluster)
     check_timeline(timeline, plan)
     assert timeline.iteration_ns()[-1] == timeline.iteration_ns()[-2] >= profile.compute_ns
@@ -332,5 +330,5 @@ def test_alike_workers_collapse_to_one_whose_timeline_passes(profile, workers, c
 def test_a_link_that_would_change_after_the_end_does_not_keep_the_simulation_going():
     link = Link(GB, (RateStep(10**15, 2 * GB),))
     cluster = Cluster((Host(link, link),) * 2, (Worker(0),), (Server(1),))
-    (timeline,) = simulate_servers(plan_of("wfbp", ONE_TENSOR, cluster), ONE_TENSOR, cluster)
+    (timeline,) = simulate_servers(planned("wfbp", ONE_TENSOR, cluster), ONE_TENSOR, cluster)
     assert timeline.iteration_ns()[-1] == 8_000 + ONE_TENSOR.compute_ns

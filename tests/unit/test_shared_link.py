@@ -124,6 +124,7 @@ def test_latency_changes_nothing_where_one_message_is_under_way(profile, network
     assert iteration_ns(plan, profile, alone) == iteration_ns(plan, profile, msgspec.structs.replace(alone, segments=without))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(profile=profiles(max_tensors=12), network=networks())
 def test_policies_that_plan_by_the_papers_startup_do_not_see_latency(profile, network):

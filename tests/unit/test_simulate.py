@@ -91,6 +91,7 @@ def test_the_last_step_counts_what_the_forward_pass_after_it_waits_for_as_not_hi
         assert simulate(plan, profile, BYTE_A_NS, iterations=3).hidden() == 0.0
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(profile=profiles(), network=networks(overlapping=False))
 def test_wfbp_takes_what_equations_7_and_8_say(profile, network):
@@ -105,6 +106,7 @@ def test_wfbp_takes_what_equations_7_and_8_say(profile, network):
     assert timeline.iteration_ns() == [expected] * 3
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(profile=profiles(dtypes=("float32",)), network=networks())
 def test_sync_easgd_takes_forward_backward_one_message_and_the_updates(profile, network):
@@ -147,6 +149,7 @@ def test_no_layer_runs_before_its_tensors_arrived_and_were_updated(profile, netw
                     assert forward.start_ns >= arrived[forward.iteration - 1, tensor] + update_ns
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(plan=plans(), profile_gaps=st.data(), network=networks(), crosses=st.booleans())
 def test_any_plan_at_all_simulates_to_a_timeline_that_passes_its_check(plan, profile_gaps, network, crosses):

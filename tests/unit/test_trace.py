@@ -6,18 +6,17 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradlane import trace, zoo
-from gradlane.cli import main
 from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.errors import FormatError, InputError
 from gradlane.planning.fit import fit_network
 from gradlane.trace import chakra
 from gradlane.trace.source import load
+from tests.commands import invoke
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 recorded = pytest.mark.skipif(not DATA.is_dir(), reason="the recordings of others are not beside this checkout")
@@ -309,16 +308,16 @@ def test_a_file_that_unpacks_to_more_than_it_may_is_refused_before_it_has(tmp_pa
 
 def test_the_command_converts(tmp_path):
     source, out = written(tmp_path, kineto()), tmp_path / "profile.json"
-    result = CliRunner().invoke(main, ["convert", str(source), "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    assert "3 tensors, 136 B, 2 layers; forward 20.00 us, backward 40.00 us" in result.output
+    said = invoke("convert", source, "--out", out)
+    assert "3 tensors, 136 B, 2 layers; forward 20.00 us, backward 40.00 us" in said
     assert files.read(out, Profile) == trace.read(source)
-    assert CliRunner().invoke(main, ["convert", str(written(tmp_path, "x", "y"))]).exit_code == 2
+    invoke("convert", written(tmp_path, "x", "y"), code=2)
 
 
 # -- what others recorded ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @recorded
 def test_the_recorded_resnet_50_has_the_tensors_of_the_zoos():
     profile = trace.read(DATA / "traces" / "resnet50-v100-kineto.json.gz", tensors=zoo.profile("resnet50").specs)

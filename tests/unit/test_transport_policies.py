@@ -54,6 +54,7 @@ def test_slices_are_delayed_by_no_more_than_the_paper_says(layers, theta, elemen
     assert iteration_ns(plan, profile, network) <= ideal + slices * theta + delta
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(profile=profiles(), startup=st.sampled_from([0, 30_000]))
 def test_mercury_without_preemption_pushes_as_wfbp_does(profile, startup):
@@ -156,6 +157,7 @@ def test_a_block_of_several_gradients_pays_startup_once():
     assert blocks(plan) == [([(1, 0, 8), (0, 0, 8)], 1), ([(2, 0, 8)], 2)]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(profile=profiles(), network=networks())
 def test_no_block_of_prophet_is_under_way_when_a_more_urgent_gradient_becomes_ready(profile, network):

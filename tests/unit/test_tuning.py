@@ -150,6 +150,7 @@ def test_what_looking_costs_is_bounded(seed, noise, loss, trials, iterations, wo
     assert tuning.knobs in [trial.knobs for trial in tuning.trials]
 
 
+@pytest.mark.slow
 def test_in_the_simulator_it_ends_within_two_per_cent_of_the_best_of_a_grid_despite_noise():
     profile, network = zoo.profile("vgg16", device="v100", batch=32), Network.line(8, 300_000, 10**9)
     space = Space.of(policies.get("bytescheduler", partition_bytes=2**28, credit_bytes=2**28), profile.specs)

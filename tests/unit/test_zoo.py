@@ -5,14 +5,13 @@ import math
 from collections import Counter
 
 import pytest
-from click.testing import CliRunner
 
 from gradlane import zoo
-from gradlane.cli import main
 from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
 from gradlane.zoo.devices import TOTALS
+from tests.commands import invoke
 
 # tensors and parameters of the reference definitions: torchvision, timm, transformers, Caffe
 REFERENCE = {
@@ -125,21 +124,15 @@ def test_what_does_not_exist_is_refused_with_what_does():
         zoo.profile("vgg16", batch=0)
 
 
-def run(*arguments):
-    return CliRunner().invoke(main, ["zoo", *arguments])
-
-
 def test_the_command_lists_shows_and_writes(tmp_path):
-    listed = json.loads(run("--json").output)
+    listed = json.loads(invoke("zoo", "--json"))
     assert [row["name"] for row in listed] == list(zoo.names())
     assert all(math.isfinite(row["operations_per_sample"]) for row in listed)
     assert [row["source"] for row in listed] == [zoo.profile(name).source for name in zoo.names()]
-    table = run().output
+    table = invoke("zoo", columns=80)
     assert "llama-1b" in table
     assert "…" not in table
     path = tmp_path / "profile.json"
-    result = run("vgg16", "--batch", "16", "--out", str(path))
-    assert result.exit_code == 0
-    assert "calibrated to Mercury" in result.output
+    assert "calibrated to Mercury" in invoke("zoo", "vgg16", "--batch", 16, "--out", path)
     assert files.read(path, Profile) == zoo.profile("vgg16", batch=16)
-    assert run("vgg17").exit_code == 2
+    invoke("zoo", "vgg17", code=2)

@@ -57,6 +57,7 @@ def test_googlenet_beside_the_recording_of_mg_wfbps_authors():
     assert largest_gap(our_shares, shares) < 0.16
 
 
+@pytest.mark.slow
 def test_resnet50_beside_a_trace_of_a_v100_that_no_total_was_taken_from():
     recorded = trace.read(DATA / "traces" / "resnet50-v100-kineto.json.gz")
     ours = zoo.profile("resnet50", device="v100", batch=32)

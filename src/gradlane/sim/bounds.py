@@ -32,11 +32,6 @@ def efficiency(profile: Profile, iteration_ns: int) -> float:
     return profile.compute_ns / iteration_ns if iteration_ns else 1.0
 
 
-def speedup(profile: Profile, iteration_ns: int, workers: int) -> float:
-    """How many workers alone the cluster is worth; `workers` is linear scaling."""
-    return workers * efficiency(profile, iteration_ns)
-
-
 def lower_bound_ns(profile: Profile, where: Network | Cluster) -> int:
     """No plan has a shorter steady, synchronous iteration of `profile` on `where`, whatever it merges, cuts or reorders.
 

@@ -5,24 +5,12 @@ from __future__ import annotations
 import copy
 import functools
 import io
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.live.loops.job import HELD, STEPS, Job, Mlp, loop
-
-PROBE = torch.linspace(-1, 1, 24).view(2, 12)
-
-
-def _after_steps(job: Job, read: Callable[[], Any]) -> None:
-    """Something reads the parameters after each step."""
-    for _ in range(STEPS):
-        job.step()
-        with torch.no_grad():
-            job.see("read", read())
+from tests.live.loops.job import HELD, PROBE, STEPS, Job, Mlp, after_steps, loop
 
 
 class Plain(nn.Sequential):
@@ -39,12 +27,12 @@ class Plain(nn.Sequential):
 
 @loop(defers=None)
 def the_model_traced(job: Job) -> None:
-    _after_steps(job, lambda: torch.jit.trace(job.model, PROBE, check_trace=False)(PROBE))
+    after_steps(job, lambda: torch.jit.trace(job.model, PROBE, check_trace=False)(PROBE))
 
 
 @loop(defers=None)
 def a_copy_traced(job: Job) -> None:
-    _after_steps(job, lambda: torch.jit.trace(copy.deepcopy(job.model), PROBE)(PROBE))
+    after_steps(job, lambda: torch.jit.trace(copy.deepcopy(job.model), PROBE)(PROBE))
 
 
 @loop(defers=None, says=HELD)
@@ -92,7 +80,7 @@ def the_model_scripted_in_the_end(job: Job) -> None:
 
 @loop(model=Plain, defers=None)
 def a_copy_scripted(job: Job) -> None:
-    _after_steps(job, lambda: torch.jit.script(copy.deepcopy(job.model))(PROBE))
+    after_steps(job, lambda: torch.jit.script(copy.deepcopy(job.model))(PROBE))
 
 
 @loop(defers=None, says="")

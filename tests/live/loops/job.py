@@ -28,11 +28,8 @@ HELD = "something else holds the memory"
 SHARED = "gradients lie in memory that the script holds too"
 STEPS = 7  # iteration 0 counts, 1 is measured, and from 2 on the policy's plan is in force
 GIVEN = Network.line(2, startup_ns=20_000, bytes_per_second=10**9)
-POLICIES = {
-    "bytescheduler": {"partition_bytes": 2000, "credit_bytes": 8000},
-    "p3": {"slice_bytes": 4000},
-    "blocks": {"least_bytes": 4000, "most_bytes": 8000},
-}
+POLICIES = {"bytescheduler": {"partition_bytes": 2000, "credit_bytes": 8000}}
+PROBE = torch.linspace(-1, 1, 24).view(2, 12)  # what models of `Mlp`'s shape are evaluated on
 _PATIENCE = timedelta(seconds=30)  # longer than a session waits for a sum
 
 
@@ -52,6 +49,8 @@ ARMS = {
     "bytescheduler": Arm("bytescheduler"),
     "hopping": Arm("bytescheduler", hops=True),
     "mercury over servers": Arm("mercury", backend="server"),
+    # messages over servers, not packets: for some loops only (test_servers)
+    "bytescheduler over servers": Arm("bytescheduler", backend="server"),
 }
 
 
@@ -150,7 +149,7 @@ class Loop:
     def arms(self) -> list[str]:
         """A policy over each backend, and plans that change; servers need no coordinator, and refuse one."""
         coordinated = self.attach.get("order") == "coordinator"
-        return [name for name, arm in ARMS.items() if not (coordinated and arm.backend == "server")]
+        return ["bytescheduler", "hopping", *([] if coordinated else ["mercury over servers"])]
 
 
 LOOPS: dict[str, Loop] = {}
@@ -180,6 +179,14 @@ def loop(
         return run
 
     return register
+
+
+def after_steps(job: Job, read: Callable[[], Any]) -> None:
+    """Something reads the parameters after each step."""
+    for _ in range(STEPS):
+        job.step()
+        with torch.no_grad():
+            job.see("read", read())
 
 
 class _Lines(logging.Handler):
@@ -241,18 +248,6 @@ def _ended_in_order_everywhere(rank: int, world: int, in_order: bool) -> bool:
     with contextlib.suppress(dist.DistStoreError):  # a rank that is gone does not say so
         store.wait(keys, _PATIENCE)
     return store.check(keys) and all(store.get(key) == b"in order" for key in keys)
-
-
-def compare_over_servers(rank: int, world: int, name: str) -> dict[str, list[str]]:
-    """Run the loop under DDP, then over servers, where the network is slow and where it is fast."""
-    case = LOOPS[name]
-    reference = under_ddp(case, rank)
-    found = {}
-    for policy, network in (("bytescheduler", slow_network), ("mercury", contextlib.nullcontext)):
-        chosen = gradlane.policies.get(policy, **POLICIES.get(policy, {}))
-        with network():
-            found[policy] = differences(reference, under_gradlane(case, rank, world, chosen, backend="server"))
-    return found
 
 
 def under_ddp(case: Loop, rank: int) -> dict[str, torch.Tensor]:

@@ -6,7 +6,6 @@ import concurrent.futures
 import functools
 import hashlib
 import os
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.cpp_extension import load_inline
 
-from tests.live.loops.job import HELD, STEPS, Job, Mlp, adam, loop
+from tests.live.loops.job import HELD, PROBE, STEPS, Job, Mlp, adam, after_steps, loop
 from tests.live.models import TiedTransformer
-
-PROBE = torch.linspace(-1, 1, 24).view(2, 12)
-
-
-def _after_steps(job: Job, read: Callable[[], Any]) -> None:
-    """Something reads the parameters after each step."""
-    for _ in range(STEPS):
-        job.step()
-        with torch.no_grad():
-            job.see("read", read())
-
 
 # -- by C++ ----------------------------------------------------------------------------------------------------
 
@@ -93,7 +81,7 @@ def parameters_read_in_cpp_after_each_step_and_a_flush(job: Job) -> None:
             job.session.flush()
         return torch.stack([reader.copied(param).double().sum() for param in job.model.parameters()])
 
-    _after_steps(job, read)
+    after_steps(job, read)
 
 
 @loop(model=TiedTransformer, optimizer=adam, defers=None)
@@ -139,34 +127,34 @@ def _digest(data: list[bytes]) -> torch.Tensor:
 
 @loop(defers=None)
 def weights_hashed(job: Job) -> None:
-    _after_steps(job, lambda: _digest([param.detach().numpy().tobytes() for param in job.model.parameters()]))
+    after_steps(job, lambda: _digest([param.detach().numpy().tobytes() for param in job.model.parameters()]))
 
 
 @loop(defers=None)
 def weights_hashed_by_their_storage(job: Job) -> None:
-    _after_steps(job, lambda: _digest([bytes(job.model.layers[0].weight.untyped_storage())]))
+    after_steps(job, lambda: _digest([bytes(job.model.layers[0].weight.untyped_storage())]))
 
 
 @loop(defers=None)
 def weights_as_lists(job: Job) -> None:
-    _after_steps(job, lambda: torch.tensor([value for param in job.model.parameters() for value in param.flatten().tolist()]))
+    after_steps(job, lambda: torch.tensor([value for param in job.model.parameters() for value in param.flatten().tolist()]))
 
 
 @loop(defers=None, says=HELD)
 def numpy_views_of_weights_taken_once(job: Job) -> None:
     views = [param.detach().numpy() for param in job.model.parameters()]
-    _after_steps(job, lambda: torch.cat([torch.tensor(view).flatten() for view in views]))
+    after_steps(job, lambda: torch.cat([torch.tensor(view).flatten() for view in views]))
 
 
 @loop(defers=None, says=HELD)
 def weights_detached_once(job: Job) -> None:
     detached = [param.detach() for param in job.model.parameters()]
-    _after_steps(job, lambda: torch.cat([param.flatten() for param in detached]))
+    after_steps(job, lambda: torch.cat([param.flatten() for param in detached]))
 
 
 @loop(defers=None)
 def weights_by_dlpack(job: Job) -> None:
-    _after_steps(job, lambda: torch.cat([torch.from_dlpack(param.detach()).flatten() for param in job.model.parameters()]))
+    after_steps(job, lambda: torch.cat([torch.from_dlpack(param.detach()).flatten() for param in job.model.parameters()]))
 
 
 @loop(defers=None)
@@ -183,7 +171,7 @@ def weights_compared_to_those_before(job: Job) -> None:
 
 @loop(optimizer=adam, defers=None)
 def parameters_summed(job: Job) -> None:
-    _after_steps(job, lambda: float(sum(param.sum() for param in job.model.parameters())))
+    after_steps(job, lambda: float(sum(param.sum() for param in job.model.parameters())))
 
 
 @loop(defers=None)
@@ -193,7 +181,7 @@ def an_evaluation_in_another_thread(job: Job) -> None:
             return job.model(PROBE)
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        _after_steps(job, lambda: pool.submit(evaluate).result())
+        after_steps(job, lambda: pool.submit(evaluate).result())
 
 
 # -- sent by the script ----------------------------------------------------------------------------------------
@@ -209,7 +197,7 @@ def parameters_gathered_by_the_script(job: Job) -> None:
             both += [part.detach().flatten() for part in parts]
         return torch.cat(both)
 
-    _after_steps(job, gathered)
+    after_steps(job, gathered)
 
 
 @loop(defers=None)
