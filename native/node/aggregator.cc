@@ -120,7 +120,7 @@ void Aggregator::ArriveLocally(uint32_t tensor, uint32_t iteration, const uint8_
     sum.local_iteration = iteration;
     sum.from = from;
     sum.into = into;
-    if (!Pieces(sum).empty()) work_[sum.spec.urgent_first ? sum.spec.priority : 0].push_back({tensor, iteration, 0});
+    if (!Pieces(sum).empty()) work_[QueuePriority(sum.spec)].push_back({tensor, iteration, 0});
 }
 
 bool Aggregator::IsWaiting() const {

@@ -68,7 +68,8 @@ class Aggregator {
     // Whether a sum, or an answer, that somebody has contributed to lacks somebody else's part.
     bool IsWaiting() const;
 
-    // Works off what was handed over locally, about `bytes` of it, most urgent first. False when nothing is left.
+    // Works off about `bytes` of what was handed over locally, sums before updates, each in the order of a connection
+    // (node/packet_queue.h). Returns false when nothing is left.
     bool Work(uint64_t bytes);
 
     // Bytes of packet buffers in use now, and the most there ever were.
@@ -117,7 +118,7 @@ class Aggregator {
     const size_t words_;  // of 64 senders each
     BufferPool packets_, wide_;
     std::unordered_map<uint32_t, Sum> sums_;
-    std::map<uint32_t, std::deque<LocalRun>> work_;
+    std::map<uint32_t, std::deque<LocalRun>> work_;  // by QueuePriority, then in order of hand-over
     Updates updates_;  // after the pool that its buffers are of
 };
 

@@ -60,7 +60,7 @@ class Connection {
     Io Read(Owner& owner, size_t budget, int64_t now_ns);
     Io Write(Owner& owner, size_t budget, int64_t now_ns);
 
-    void Queue(uint32_t rank, Run run) { queue_.Put(rank, std::move(run)); }
+    void Queue(uint32_t priority, Run run) { queue_.Put(priority, std::move(run)); }
     void QueueControl(const std::vector<uint8_t>& frame) { control_.insert(control_.end(), frame.begin(), frame.end()); }
     bool has_output() const { return !queue_.empty() || !control_.empty() || batch_left_ != 0; }
     void Abandon() { queue_.Clear(); }  // the packets that have not begun to leave

@@ -11,8 +11,6 @@ namespace {
 
 constexpr uint32_t kSmallestCut = 4 << 10;  // a tensor smaller than this is not cut: a packet has its price
 
-uint32_t RankInQueue(const Spec& spec) { return spec.urgent_first ? spec.priority : 0; }
-
 }  // namespace
 
 // -- commands ---------------------------------------------------------------------------------------------
@@ -222,7 +220,7 @@ void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags
         run.server = server;
         run.end = places;
         state.unsent += places;
-        connection->Queue(RankInQueue(state.spec), std::move(run));
+        connection->Queue(QueuePriority(state.spec), std::move(run));
         Touch(*connection);
     }
     // no sum is whole without this worker's part, so that a server is held by keeping that back
@@ -304,7 +302,7 @@ void Node::QueueResult(uint32_t rank, uint32_t tensor, const Spec& spec, const s
     run.next = place;
     run.end = place + 1;
     run.buffer = std::move(result);
-    connection->Queue(RankInQueue(spec), std::move(run));
+    connection->Queue(QueuePriority(spec), std::move(run));
     Touch(*connection);
 }
 

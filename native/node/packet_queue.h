@@ -1,7 +1,11 @@
-// PacketQueue: what one connection still has to send, most urgent first. A run of packets is queued as one item and
-// cut packet by packet when the socket can take one, so that what becomes urgent later can still go first.
+// PacketQueue: what one connection still has to send. A run of packets is queued as one item and cut packet by packet
+// when the socket can take one, so that a more urgent run that is queued later can still go first.
 //
-// It orders and hands out; it never touches a socket. Owned by one connection, touched under the node's lock.
+// The order is that of src/gradlane/schedule/wire_order.py, which is its specification: the queue's key is (priority,
+// order of Put). tests/packet_queue_test.cc runs the specification's vectors on it.
+//
+// A queue orders packets and hands them out; it never touches a socket. It is owned by one connection and used under the
+// node's lock.
 
 #pragma once
 
@@ -38,14 +42,15 @@ struct Packet {
 
 class PacketQueue {
   public:
-    // rank: what orders the queue; the smallest goes first, equal ones in order of arrival.
-    void Put(uint32_t rank, Run run) { by_rank_[rank].push_back(std::move(run)); }
+    // Queues a run of at least one packet. The smallest priority goes first, equal ones in order of Put: QueuePriority of
+    // the tensor's Spec, not the priority that its headers show.
+    void Put(uint32_t priority, Run run) { by_priority_[priority].push_back(std::move(run)); }
 
-    bool empty() const { return by_rank_.empty(); }
+    bool empty() const { return by_priority_.empty(); }
 
     // The packet to send now. Not for an empty queue.
     Packet Next() {
-        const auto first = by_rank_.begin();
+        const auto first = by_priority_.begin();
         Run& run = first->second.front();
         const Piece& piece = run.layout->by_server[run.server][run.next];
         Packet packet;
@@ -60,15 +65,15 @@ class PacketQueue {
         if (++run.next == run.end) {
             packet.buffer = std::move(run.buffer);
             first->second.pop_front();
-            if (first->second.empty()) by_rank_.erase(first);
+            if (first->second.empty()) by_priority_.erase(first);
         }
         return packet;
     }
 
-    void Clear() { by_rank_.clear(); }
+    void Clear() { by_priority_.clear(); }
 
   private:
-    std::map<uint32_t, std::deque<Run>> by_rank_;
+    std::map<uint32_t, std::deque<Run>> by_priority_;
 };
 
 }  // namespace gradlane

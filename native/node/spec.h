@@ -33,6 +33,9 @@ struct Spec {
     bool operator==(const Spec&) const = default;
 };
 
+// The priority that orders packets of this tensor among others: wherever packets queue, to leave or to be summed.
+inline uint32_t QueuePriority(const Spec& spec) { return spec.urgent_first ? spec.priority : 0; }
+
 Definition AsDefinition(const Spec& spec);
 Spec AsSpec(const Definition& define);
 

@@ -78,7 +78,7 @@ void Updates::ArriveLocally(uint32_t tensor, const uint8_t* from, uint8_t* into,
     kept.from = from;
     kept.into = into;
     kept.flags = flags;
-    if (!kept.slots.empty()) work_[kept.spec.urgent_first ? kept.spec.priority : 0].push_back({tensor, 0});
+    if (!kept.slots.empty()) work_[QueuePriority(kept.spec)].push_back({tensor, 0});
 }
 
 bool Updates::Work(uint64_t bytes) {

@@ -52,7 +52,8 @@ class Updates {
     // The worker in this process hands over a gradient of the whole tensor; parameters go to `into` (may be `from`).
     // Both must stay until everything is Delivered.
     void ArriveLocally(uint32_t tensor, const uint8_t* from, uint8_t* into, uint16_t flags);
-    // Works off what was handed over locally, about `bytes` of it, most urgent first. False when nothing is left.
+    // Works off about `bytes` of what was handed over locally, in the order of a connection (node/packet_queue.h). Returns
+    // false when nothing is left.
     bool Work(uint64_t bytes);
     bool has_work() const { return !work_.empty(); }
 
@@ -108,7 +109,7 @@ class Updates {
     Outbox* const outbox_;
     std::unordered_map<uint32_t, Kept> kept_;
     std::unordered_map<uint64_t, Rule> rules_;
-    std::map<uint32_t, std::deque<LocalRun>> work_;
+    std::map<uint32_t, std::deque<LocalRun>> work_;  // by QueuePriority, then in order of hand-over
     bool broken_ = false;  // workers disagree: nothing is updated any more
 };
 

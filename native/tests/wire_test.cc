@@ -4,7 +4,6 @@
 
 #include "node/greeting.h"
 #include "node/layout.h"
-#include "node/packet_queue.h"
 #include "testing/check.h"
 #include "wire/frame.h"
 
@@ -156,57 +155,6 @@ TEST(PacketsCoverATensorOnceAndServersEvenly) {
             CHECK(most - least <= 640);
         }
     }
-}
-
-TEST(TheMostUrgentPacketGoesFirstThoughItCameLast) {
-    Dealer dealer(1);
-    const auto layout = dealer.Cut(300, 100);
-    std::vector<uint8_t> memory(300);
-    PacketQueue queue;
-    const auto run = [&](uint32_t tensor) {
-        Run run;
-        run.tensor = tensor;
-        run.memory = memory.data();
-        run.layout = layout;
-        run.end = 3;
-        return run;
-    };
-    queue.Put(5, run(1));
-    CHECK_EQ(queue.Next().header.tensor, 1);
-    queue.Put(5, run(2));
-    queue.Put(0, run(3));
-    std::vector<uint32_t> order;
-    std::vector<uint64_t> offsets;
-    while (!queue.empty()) {
-        const Packet packet = queue.Next();
-        order.push_back(packet.header.tensor);
-        offsets.push_back(packet.header.offset);
-        CHECK(packet.payload == memory.data() + packet.header.offset);
-    }
-    CHECK_EQ(order, (std::vector<uint32_t>{3, 3, 3, 1, 1, 2, 2, 2}));
-    CHECK_EQ(offsets, (std::vector<uint64_t>{0, 100, 200, 100, 200, 0, 100, 200}));
-}
-
-TEST(ThousandsOfPrioritiesAreServedEachInItsTurn) {
-    // one queue a priority, as many as there are tensors: nothing has to share one
-    constexpr uint32_t kTensors = 5000;
-    Dealer dealer(1);
-    const auto layout = dealer.Cut(64, 64);
-    std::vector<uint8_t> memory(64);
-    PacketQueue queue;
-    for (uint32_t i = 0; i < kTensors; ++i) {
-        Run run;
-        run.priority = run.tensor = i * 1237 % kTensors;  // each once, in no order
-        run.memory = memory.data();
-        run.layout = layout;
-        run.end = 1;
-        queue.Put(run.priority, std::move(run));
-    }
-    for (uint32_t i = 0; i < kTensors; ++i) {
-        const Packet packet = queue.Next();
-        if (!CHECK_EQ(packet.header.tensor, i) || !CHECK_EQ(packet.header.priority, i)) return;
-    }
-    CHECK(queue.empty());
 }
 
 TEST(AWorkerAndAServerOfOneJobMeet) {

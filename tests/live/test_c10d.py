@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gradlane.live import c10d
+from gradlane.schedule.wire_order import WireOrder
 from tests.live.ranks import Ranks
 from tests.processes import AT_ONCE_S
 
@@ -88,6 +91,14 @@ def test_a_rank_may_be_ahead_of_the_others(ranks: Ranks) -> None:
 
 def test_memory_stays_until_its_sum_is_there_though_nobody_waits(ranks: Ranks) -> None:
     assert ranks.run(CASES + "dropped", times=300) == [4.0 * ranks.world] * ranks.world
+
+
+@pytest.mark.parametrize(("order", "expected"), [("fifo", [3, 1, 4, 0, 2, 5]), ("lifo", [3, 1, 4, 5, 2, 0])])
+def test_calls_with_a_level_go_before_all_that_have_none(order: Literal["fifo", "lifo"], expected: list[int]) -> None:
+    options, connection = c10d.Options(order=order), WireOrder("packet-priority")
+    for number, level in enumerate([None, 5, None, 0, 5, None]):
+        connection.enqueue(options.priority_of(level, number), 1)
+    assert [connection.take()[0] for _ in expected] == expected
 
 
 @pytest.mark.parametrize("order", ["fifo", "lifo"])

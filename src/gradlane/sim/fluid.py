@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from gradlane.core.cluster import Cluster, Link
 from gradlane.core.network import MAX_RATE
+from gradlane.schedule.wire_order import Key, run_key
 from gradlane.sim.fabric import FOREVER, Job, Notice
 from gradlane.units import NS_PER_SECOND
 
@@ -38,7 +39,7 @@ class _Flow:
         "waits",
     )
 
-    def __init__(self, rank: int, message: int, size_bytes: int, key: tuple[int, int], by_packet: bool) -> None:
+    def __init__(self, rank: int, message: int, size_bytes: int, key: Key, by_packet: bool) -> None:
         self.rank, self.message, self.size_bytes, self.key, self.by_packet = rank, message, size_bytes, key, by_packet
         self.unpushed = size_bytes * NS_PER_SECOND
         self.backlog = 0
@@ -57,8 +58,8 @@ class _Connection:
 
     def __init__(self, network_class: int) -> None:
         self.network_class = network_class
-        self.pushing: list[tuple[tuple[int, int], _Flow]] = []
-        self.pulling: list[tuple[tuple[int, int], _Flow]] = []
+        self.pushing: list[tuple[Key, _Flow]] = []
+        self.pulling: list[tuple[Key, _Flow]] = []
 
     @property
     def fed(self) -> _Flow | None:
@@ -103,13 +104,13 @@ class FluidFabric:
         self._now = now_ns
         plan = self._jobs[rank].plan
         details = plan.messages[message]
-        urgency = details.priority if plan.wire == "packet-priority" else 0
         network_class = plan.lanes[details.lane].network_priority
         name = (network_class, rank, details.lane)
         if name not in self._streams:
             self._streams[name] = _Connection(network_class)
+        key = run_key(plan.wire, details.priority, self._numbers)
         by_packet = plan.wire != "fifo" and not details.two_phase
-        flow = _Flow(rank, message, details.size_bytes, (urgency, self._numbers), by_packet)
+        flow = _Flow(rank, message, details.size_bytes, key, by_packet)
         if details.two_phase:
             self._unasked[rank, message] = self._streams[name], flow
         # the sender prepares messages one after another, while others are on the wire
@@ -121,7 +122,9 @@ class FluidFabric:
     def ask(self, now_ns: int, rank: int, message: int) -> None:
         assert now_ns == self._now, "a second half begins when a first half or another second half ends"
         stream, flow = self._unasked.pop((rank, message))
-        flow.key = (flow.key[0], self._numbers)  # sums leave in the order in which they were asked for
+        plan = self._jobs[rank].plan
+        # the sum is handed over now: among equals, sums leave in the order in which they were asked for
+        flow.key = run_key(plan.wire, plan.messages[message].priority, self._numbers)
         self._return(stream, flow)
         self._rates_until = -1
 

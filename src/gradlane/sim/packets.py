@@ -17,6 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 
 from gradlane.core.cluster import Cluster, Link
+from gradlane.schedule.wire_order import Key, run_key
 from gradlane.sim.fabric import FOREVER, Job, Notice
 from gradlane.sim.sharding import Sharding
 from gradlane.units import NS_PER_SECOND
@@ -24,7 +25,7 @@ from gradlane.units import NS_PER_SECOND
 ENTER, SUMMED, RETURNED, ASKED = -1, -2, -3, -4
 UNDER_WAY = 2  # packets of a connection: one on each of the two links
 
-_Item = tuple[int, int, int, int, bool]  # (urgency, number, packet, rank, is a pull)
+_Item = tuple[Key, int, int, bool]  # (key of its run, packet, rank, is a pull): what goes first is the least
 
 
 class _Connection:
@@ -54,7 +55,6 @@ class PacketFabric:
         self._host_of = [cluster.workers[worker].host for _, worker in ranks]
         self._server_host = [server.host for server in cluster.servers]
         self._ranks_of = [[r for r, (job, _) in enumerate(ranks) if job == number] for number in range(len(jobs))]
-        self._by_priority = [job.plan.wire == "packet-priority" for job in jobs]
         hosts = len(cluster.hosts)
         self._links: list[Link] = [host.up for host in cluster.hosts] + [host.down for host in cluster.hosts]
         self._carries: list[tuple[_Connection, _Item, int, int] | None] = [None] * (2 * hosts)  # (stream, item, from, to)
@@ -129,14 +129,13 @@ class PacketFabric:
         job = self._ranks[rank][0]
         deal, host = self._deals[job], self._host_of[rank]
         stream = self._stream(host, job, message, False)
-        urgency = self._urgency(job, message)
+        key = self._key(job, message)
         for packet in range(deal.first[message], deal.first[message + 1]):
-            self._numbers += 1
             if self._server_host[deal.server[packet]] == host:
                 self._left(now_ns, rank, message)
                 self._at_server(now_ns, rank, packet)
             else:
-                heapq.heappush(stream.items, (urgency, self._numbers, packet, rank, False))
+                heapq.heappush(stream.items, (key, packet, rank, False))
         self._queue(host, stream)
         if self._carries[host] is None:
             self._next_up(now_ns, host)
@@ -148,8 +147,11 @@ class PacketFabric:
             self._streams[key] = _Connection(job, self._jobs[job].plan.lanes[lane].network_priority)
         return self._streams[key]
 
-    def _urgency(self, job: int, message: int) -> int:
-        return self._jobs[job].plan.messages[message].priority if self._by_priority[job] else 0
+    def _key(self, job: int, message: int) -> Key:
+        """The key of a run of `message`'s packets that is handed over now."""
+        self._numbers += 1
+        plan = self._jobs[job].plan
+        return run_key(plan.wire, plan.messages[message].priority, self._numbers)
 
     def _queue(self, host: int, stream: _Connection) -> None:
         if stream.items and not stream.queued:
@@ -167,7 +169,7 @@ class PacketFabric:
             deal = self._deals[stream.job]
             while stream.items:
                 item = heapq.heappop(stream.items)
-                _, _, packet, rank, is_pull = item
+                _, packet, rank, is_pull = item
                 to = self._host_of[rank] if is_pull else self._server_host[deal.server[packet]]
                 size_bytes = deal.size[packet]
                 under_way, held = stream.under_way[to] + size_bytes, stream.held[to]
@@ -196,7 +198,7 @@ class PacketFabric:
         assert load is not None
         self._carries[host] = None
         stream, item, _, to = load
-        _, _, packet, rank, is_pull = item
+        _, packet, rank, is_pull = item
         deal = self._deals[stream.job]
         if not is_pull:
             self._left(now_ns, rank, deal.message[packet])
@@ -216,16 +218,16 @@ class PacketFabric:
         for waiting in self._ports[host]:
             if waiting:
                 following = waiting.popleft()
-                self._carry(now_ns, port, following, self._deals[following[0].job].size[following[1][2]])
+                self._carry(now_ns, port, following, self._deals[following[0].job].size[following[1][1]])
                 break
-        stream, (_, _, packet, rank, is_pull), source, _ = load
+        stream, (_, packet, rank, is_pull), source, _ = load
         sizes = self._deals[stream.job].size
         stream.under_way[host] -= sizes[packet]
         held, free_bytes = stream.held[host], self._most_under_way - stream.under_way[host]
-        while held and sizes[held[0][2]] <= free_bytes:
+        while held and sizes[held[0][1]] <= free_bytes:
             # the most urgent first; it takes its turn again
             item = heapq.heappop(held)
-            free_bytes -= sizes[item[2]]
+            free_bytes -= sizes[item[1]]
             heapq.heappush(stream.items, item)
         self._queue(source, stream)
         if self._carries[source] is None:
@@ -288,14 +290,13 @@ class PacketFabric:
         packets = deal.units[unit]
         host, message = self._server_host[deal.server[packets[0]]], deal.message[packets[0]]
         stream = self._stream(host, job, message, True)
-        urgency = self._urgency(job, message)
+        key = self._key(job, message)
         for packet in packets:
             for rank in self._ranks_of[job] if to < 0 else (to,):
                 if self._host_of[rank] == host:
                     self._at_worker(now_ns, rank, packet)
                 else:
-                    self._numbers += 1
-                    heapq.heappush(stream.items, (urgency, self._numbers, packet, rank, True))
+                    heapq.heappush(stream.items, (key, packet, rank, True))
         self._queue(host, stream)
         if self._carries[host] is None:
             self._next_up(now_ns, host)

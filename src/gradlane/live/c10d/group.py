@@ -31,7 +31,6 @@ _OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "sum", ReduceOp.MIN: "min", ReduceOp.
 # on bytes that are 0 or 1; a sum is true where any is
 _BOOL_OPS = {ReduceOp.SUM: "max", ReduceOp.MIN: "min", ReduceOp.MAX: "max", ReduceOp.PRODUCT: "min"}
 
-_LAST = (1 << 32) - 1  # of priorities
 _POINT_TO_POINT = (
     "gradlane has no send and receive between two ranks: its order is the same on all. Use a group of these two and a "
     "broadcast, or a gloo group beside it"
@@ -45,7 +44,18 @@ _said = threading.local()
 
 @contextmanager
 def priority(level: int) -> Iterator[None]:
-    """Collectives that this thread starts within go by `level`, 0 first, before all that have none. Alike on all ranks."""
+    """Collectives that this thread starts within the block go by `level`, 0 first, before all that have none.
+
+    All ranks must give a call the same level. The level is the priority of the order on a connection
+    (`gradlane.schedule.wire_order`): equal levels go in order of the calls, and a more urgent call preempts others
+    between two packets.
+
+    Args:
+        level: 0 (the most urgent) to 65535.
+
+    Raises:
+        InputError: another level.
+    """
     if not 0 <= level < 1 << 16:
         raise InputError(f"priority: got {level}, expected 0 to 65535")
     before = getattr(_said, "level", None)
@@ -329,16 +339,15 @@ class Group(_Base):  # type: ignore[misc]
         The node uses their memory until it is done with it, whether anybody waits for them or not.
         """
         level = getattr(_said, "level", None)
-        node, lifo = self._node, self._options.order == "lifo"
-        urgent = lifo or level is not None
+        node = self._node
         with self._lock:
             first = self._next_id
             self._next_id = first + len(parts.starts)
+            queue_priority = self._options.priority_of(level, first)
             for each, (source, into, size, dtype, op, sender, receiver, at) in enumerate(parts.starts, first):
-                rank = level if level is not None else _LAST - 1 - first if lifo else _LAST
                 node.start(
                     each, source, into, size, dtype,
-                    op=op, sender=sender, receiver=receiver, at=at, urgent_first=urgent, priority=rank if urgent else 0,
+                    op=op, sender=sender, receiver=receiver, at=at, urgent_first=True, priority=queue_priority,
                 )  # fmt: skip
             ids = range(first, self._next_id)
             self._under_way.append((ids, parts.held))

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from gradlane.errors import InputError
 
+_LAST = (1 << 32) - 1  # of the priorities on the wire
+
 
 @dataclass(frozen=True)
 class Options:
@@ -38,6 +40,23 @@ class Options:
         if not isinstance(given, Options):
             raise InputError(f"pg_options: got {type(given).__name__}, expected gradlane.live.c10d.Options")
         return given
+
+    def priority_of(self, level: int | None, number: int) -> int:
+        """The priority of a call's tensors on the connections, which follow `gradlane.schedule.wire_order`.
+
+        Every tensor of a group is "urgent first", so that calls with a level compare with those without.
+
+        Args:
+            level: what `priority(level)` around the call says, 0 to 65535; None without it.
+            number: the id of the call's first tensor, which rises from call to call, below 2^32 - 2^16 - 1.
+
+        Returns:
+            `level`, or a number above all levels: the same for all calls ("fifo"), or a smaller one for each later call
+            ("lifo").
+        """
+        if level is not None:
+            return level
+        return _LAST if self.order == "fifo" else _LAST - 1 - number
 
     def fingerprint(self) -> bytes:
         """32 bytes that are equal where the options are."""
