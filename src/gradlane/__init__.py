@@ -3,7 +3,7 @@
     torch.distributed.init_process_group()
     gradlane.attach(model, optimizer)
 
-Importing gradlane imports no torch; `attach` does when it is first asked for.
+Importing gradlane does not import torch; the first use of `attach` does.
 """
 
 from __future__ import annotations

@@ -8,19 +8,20 @@
     |- LabError              the kernel refused what an emulated cluster needs
     `- JobError              the ranks of a running job
        |- MismatchError      ranks disagree before step 1; names the first difference
-       |- OrderError         a collective was about to leave the agreed order
+       |- VerificationError  a step gave other values than DDP's
+       |- OrderError         a collective was about to be issued outside of the agreed order
        |- PeerError          another rank is gone; `rank` names it
-       |  |- PeerDied        its process ended (the kernel told us)
-       |  |- PeerStalled     its process is there and says nothing
-       |  `- PeerFailed      it raised an exception and said so; carries the text
+       |  |- PeerDied        its process ended (the kernel closed the connection)
+       |  |- PeerStalled     its process lives and sends nothing
+       |  `- PeerFailed      it raised an exception and sent its text
        |- AuthError          a process does not know the job's secret
-       |- CapacityError      more was registered than a server agreed to hold
+       |- CapacityError      more tensors or bytes were registered than a server agreed to hold
        |- RunError           processes that a command started ended with an exit code other than 0
        `- CommunicationError a collective failed or ran out of time
           `- CorruptError    a checksum on the wire does not match
 
-Each message says what was got, what was expected, and what to do. A broken invariant of our own is an
-`assert`, not one of these.
+Each message says what gradlane got, what it expected, and what to do. A broken invariant of
+gradlane itself is an `assert`, not one of these.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ class InputError(GradlaneError, ValueError):
 
 
 class FormatError(InputError):
-    """A file cannot be read. `path` is the place in it, as in ``$.tensors[3].size_bytes``."""
+    """A file cannot be read.
+
+    Attributes:
+        path: the place in the file, as in ``$.tensors[3].size_bytes``.
+    """
 
     def __init__(self, message: str, path: str = "$") -> None:
         super().__init__(f"{message} (at {path})")
@@ -55,7 +60,7 @@ class LabError(GradlaneError):
 
 
 class JobError(GradlaneError):
-    """Something about the ranks of a running job."""
+    """Root of the errors of a running job's ranks."""
 
 
 class MismatchError(JobError):
@@ -63,7 +68,7 @@ class MismatchError(JobError):
 
 
 class VerificationError(JobError):
-    """A step gave other values than DDP's; found by `verify`, see docs/training.md."""
+    """A step gave other values than DDP's, as `verify` found (docs/training.md)."""
 
 
 class OrderError(JobError):
@@ -71,7 +76,11 @@ class OrderError(JobError):
 
 
 class PeerError(JobError):
-    """Another process of the job is gone: rank `rank`, or, where that is None, a server in a process of its own."""
+    """Another process of the job is gone.
+
+    Attributes:
+        rank: the rank that is gone; None for a server in a process of its own.
+    """
 
     def __init__(self, message: str, rank: int | None) -> None:
         super().__init__(message)
@@ -83,7 +92,7 @@ class PeerDied(PeerError):
 
 
 class PeerStalled(PeerError):
-    """The peer's process is there but has said nothing for longer than the limit."""
+    """The peer's process lives but has sent nothing for longer than the limit."""
 
 
 class PeerFailed(PeerError):
@@ -107,7 +116,11 @@ class CapacityError(JobError):
 
 
 class RunError(JobError):
-    """Processes that were started ended with `exit_code`; their own output says why."""
+    """Processes that a command started ended with an exit code other than 0.
+
+    Attributes:
+        exit_code: that exit code; the processes' own output says why.
+    """
 
     def __init__(self, what: str, exit_code: int) -> None:
         super().__init__(f"{what} ended with exit code {exit_code}; what went wrong is above")

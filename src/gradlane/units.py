@@ -1,7 +1,7 @@
-"""Sizes, rates and times: parsed from what people write, printed as what people read.
+"""Sizes, rates and times: parsed from what people write, printed for people to read.
 
-Inside gradlane every quantity is an integer whose name ends in its unit (`size_bytes`, `startup_ns`,
-`bytes_per_second`); text appears only at the edges, and only here.
+Inside gradlane every quantity is an integer whose name ends in its unit (`size_bytes`,
+`startup_ns`, `bytes_per_second`). Only this module converts to and from text.
 """
 
 from __future__ import annotations
@@ -34,12 +34,20 @@ def _split(text: str, what: str, units: dict[str, int], example: str) -> float:
 
 
 def parse_bytes(text: str) -> int:
-    """``"4MiB"``, ``"512k"`` (binary) or ``"4MB"`` (decimal) as bytes."""
+    """Parse ``"4MiB"`` or ``"512k"`` (binary units) or ``"4MB"`` (decimal) into bytes.
+
+    Raises:
+        InputError: `text` is not a number and a unit of size.
+    """
     return round(_split(text, "size", _BYTES, "4MiB, 512k or 25MB"))
 
 
 def parse_rate(text: str) -> int:
-    """``"500mbit"`` or ``"10gbit"`` as bits per second (as `tc` and switch vendors count)."""
+    """Parse ``"500mbit"`` or ``"10gbit"`` into bits per second, as `tc` and switch vendors count.
+
+    Raises:
+        InputError: `text` is not a number and a unit of rate, or the rate is 0.
+    """
     rate = round(_split(text, "rate", _BITS_PER_SECOND, "500mbit or 10gbit"))
     if rate <= 0:
         raise InputError(f"rate: got {text!r}, expected more than zero")
@@ -47,7 +55,11 @@ def parse_rate(text: str) -> int:
 
 
 def parse_ns(text: str) -> int:
-    """``"50us"``, ``"1.5ms"`` or ``"2s"`` as nanoseconds."""
+    """Parse ``"50us"``, ``"1.5ms"`` or ``"2s"`` into nanoseconds.
+
+    Raises:
+        InputError: `text` is not a number and a unit of time.
+    """
     return round(_split(text, "time", _NS, "50us, 1.5ms or 2s"))
 
 

@@ -1,1 +1,3 @@
-"""The nouns: Profile, Network, Plan, Policy, Timeline, their checks and their files. No I/O but `files`."""
+"""The data types: Profile, Network, Plan, Policy, Timeline; their checks and files. Only `files`
+does I/O.
+"""

@@ -1,6 +1,7 @@
-"""Backends: what carries messages, and which plans each can carry out.
+"""Backends: what carries messages, and which plans each can carry.
 
-A backend refuses a plan field that it cannot honour, with the reason given here, in the simulator as in a live session.
+A backend refuses a plan field that it cannot honour. The simulator and a live session give the same
+reason, from here.
 """
 
 from __future__ import annotations
@@ -18,9 +19,15 @@ BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 
 
 def why_not(plan: Plan, backend: BackendName, external: bool = False) -> str | None:
-    """Why `backend` cannot carry `plan` out, or None where it can.
+    """Why a backend cannot carry a plan.
 
-    external: its servers have processes of their own.
+    Args:
+        plan: the plan to be carried.
+        backend: "all-reduce" or "server".
+        external: whether the servers run in processes of their own.
+
+    Returns:
+        The reason, or None if `backend` can carry `plan`.
     """
     if backend == "all-reduce" and plan.wire != "fifo":
         return (
@@ -37,10 +44,7 @@ def why_not(plan: Plan, backend: BackendName, external: bool = False) -> str | N
 
 
 def refuse_what_cannot_be_done(plan: Plan, backend: BackendName, external: bool = False) -> None:
-    """Raise `PlanError` for the plan fields that `backend` cannot honour.
-
-    external: its servers have processes of their own.
-    """
+    """Raise `PlanError` if `backend` cannot carry `plan`, with the reason from `why_not`."""
     reason = why_not(plan, backend, external)
     if reason is not None:
         raise PlanError(f"plan {plan.policy}: {reason}; gradlane policies says which policies {backend} carries")

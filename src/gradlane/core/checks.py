@@ -1,5 +1,7 @@
-"""The checks that come in pairs: on what a policy returns and on what a backend accepts; on simulated and
-on live timelines alike.
+"""Checks of plans and of timelines.
+
+`check_plan` checks what a policy returns and what a backend accepts; `check_timeline` checks
+simulated and live timelines.
 """
 
 from __future__ import annotations
@@ -13,9 +15,15 @@ from gradlane.errors import PlanError
 
 
 def check_plan(plan: Plan, tensors: tuple[TensorSpec, ...]) -> None:
-    """Raise `PlanError` unless `plan` moves every byte of `tensors` exactly once, cut between elements.
+    """Check that a plan moves every byte of a model's gradients exactly once.
 
-    A message may not mix dtypes, since it is one sum.
+    Args:
+        plan: the plan to check.
+        tensors: the model's gradient tensors, in order of readiness.
+
+    Raises:
+        PlanError: the plan is for other tensors, moves a byte twice or never, cuts a tensor inside
+            an element, or mixes dtypes in one message (a message is one sum and has one dtype).
     """
     if plan.tensors != tensors:
         raise PlanError(_first_difference(plan.tensors, tensors))
@@ -55,13 +63,19 @@ def _first_difference(plan: tuple[TensorSpec, ...], model: tuple[TensorSpec, ...
 
 
 def check_timeline(timeline: Timeline, plan: Plan) -> None:
-    """Raise `AssertionError` unless `timeline` is one that `plan` allows.
+    """Check that a run did what its plan allows.
 
-    In every iteration each message is sent once, not before all its tensors (and the one it is held for) are
-    ready; no lane has more than its window unfinished, unless by one lone message; messages of a sequenced
-    plan start in its order in each lane; where messages are received apart from sending, each is once, and
-    no later half ends before the first; no tensor is updated before all its bytes have arrived, none is used by
-    the next forward pass before its update.
+    In every iteration:
+
+    - each message was sent once, after all its tensors and its `hold_until` were ready;
+    - no lane had more than its window unfinished, unless by one lone message;
+    - messages of a plan with a sequence started in that order within each lane;
+    - if the timeline has "receive" spans, it has one for each message, and it ends after the send
+      did;
+    - no tensor was updated before all its bytes had arrived, or used before its update ended.
+
+    Raises:
+        AssertionError: the first rule that `timeline` breaks, with the iteration and the message.
     """
     assert timeline.plan == plan.fingerprint, f"timeline of plan {timeline.plan}, checked against {plan.fingerprint}"
     ready = {(s.iteration, s.subject): s.start_ns for s in timeline.of("ready")}

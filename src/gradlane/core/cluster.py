@@ -1,7 +1,8 @@
-"""Cluster: workers and parameter servers on hosts, each host with a link up and a link down.
+"""Cluster: workers and parameter servers on hosts, each host with an uplink and a downlink.
 
-Where a `Network` says what one collective costs, a cluster says what each message's bytes pass on the way to the
-servers and back. `as_network` reduces a cluster to the startup and rate that policies plan from.
+A `Network` gives the cost of one collective. A cluster gives the links that a message's bytes pass
+on the way to the servers and back. `as_network` reduces a cluster to the startup and rate that
+policies plan with.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ NETWORK_CLASSES = 8
 
 
 class RateStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """From `at_ns` on a link carries `bytes_per_second`."""
+    """From `at_ns` on, a link carries `bytes_per_second`."""
 
     at_ns: int
     bytes_per_second: int
@@ -33,7 +34,12 @@ class RateStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One direction between a host and the switch; `steps` change its rate over time, in ascending order."""
+    """One direction between a host and the switch.
+
+    Attributes:
+        bytes_per_second: the rate from time 0.
+        steps: changes of the rate, in ascending order of time.
+    """
 
     bytes_per_second: int
     steps: tuple[RateStep, ...] = ()
@@ -45,13 +51,20 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             need(before.at_ns < after.at_ns, "steps", after.at_ns, f"a time after the {before.at_ns} before it")
 
     def at(self, now_ns: int) -> tuple[int, int | None]:
-        """Rate in bytes per second at `now_ns`, and when it changes next (None: never)."""
+        """The link's rate at a time.
+
+        Returns:
+            The rate at `now_ns` in bytes per second, and the time in ns of its next change (None:
+            never).
+        """
         place = bisect_right(self.steps, now_ns, key=lambda step: step.at_ns)
         rate = self.steps[place - 1].bytes_per_second if place else self.bytes_per_second
         return rate, self.steps[place].at_ns if place < len(self.steps) else None
 
     def finish_ns(self, start_ns: int, size_bytes: int) -> int:
-        """When `size_bytes` that begin at `start_ns` have passed, alone on the link; rounded up."""
+        """When `size_bytes` that start at `start_ns` have passed, alone on the link; in ns, rounded
+        up.
+        """
         if not self.steps:
             return start_ns - -size_bytes * NS_PER_SECOND // self.bytes_per_second
         left = size_bytes * NS_PER_SECOND
@@ -70,9 +83,17 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 def random_steps(seed: int, low: int, high: int, every_ns: int, count: int) -> tuple[RateStep, ...]:
-    """`count` rates drawn evenly from `low` to `high` bytes per second, one each `every_ns` from 0 on.
+    """Random changes of a link's rate, as Mercury Figs. 18 and 19 have them for servers.
 
-    The same for the same seed (Mercury Figs. 18, 19 limit the links of servers at random in this way).
+    Args:
+        seed: the same seed gives the same steps.
+        low, high: bounds of the uniform distribution that rates are drawn from, in bytes per
+            second.
+        every_ns: time between two steps; the first is at 0.
+        count: number of steps.
+
+    Raises:
+        InputError: an argument is out of its range.
     """
     need_int("count", count, 1, MAX_STEPS)
     need_int("every_ns", every_ns, 1, MAX_NS)
@@ -82,14 +103,19 @@ def random_steps(seed: int, low: int, high: int, every_ns: int, count: int) -> t
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A machine: what it can send and what it can receive at a time."""
+    """A machine with one link to the switch and one from it."""
 
     up: Link
     down: Link
 
 
 class Worker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A worker on a host; its compute times are `compute_percent` hundredths of the profile's."""
+    """A worker on a host.
+
+    Attributes:
+        host: index into `Cluster.hosts`.
+        compute_percent: its compute times, in per cent of the profile's.
+    """
 
     host: int
     compute_percent: int = 100
@@ -100,7 +126,12 @@ class Worker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A parameter server on a host, holding a share of the bytes in proportion to `weight`."""
+    """A parameter server on a host.
+
+    Attributes:
+        host: index into `Cluster.hosts`.
+        weight: the server holds `weight` / (sum of all weights) of the bytes.
+    """
 
     host: int
     weight: int = 1
@@ -111,13 +142,19 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Workers, servers and the hosts they are on.
+    """Workers, parameter servers and the hosts they run on.
 
-    startup_ns: what a message costs its sender before its bytes go, one message after another (Mercury §III).
-    sum_bytes_per_second: how fast a server adds a worker's bytes (None: in no time). update_bytes_per_second: how
-    fast a server updates parameters; None: the workers update, as the profile says. network_classes: how many
-    priority classes the fabric tells apart (1: none; lanes beyond the last share it). packet_bytes: the largest
-    unit that a link serves without a pause.
+    Attributes:
+        startup_ns: time that a sender spends on each message before its bytes go, one message after
+            another (Mercury §III).
+        sum_bytes_per_second: rate at which a server adds a worker's bytes (None: adding takes no
+            time).
+        update_bytes_per_second: rate at which a server updates parameters. None: the workers
+            update, in the profile's times.
+        network_classes: number of priority classes of the fabric, 1 to 8. Lanes of lower priority
+            than the last class share it.
+        packet_bytes: the largest unit that a link serves without a pause.
+        source: where the numbers come from.
     """
 
     hosts: tuple[Host, ...]
@@ -159,7 +196,19 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         sum_bytes_per_second: int | None = None,
         network_classes: int = 1,
     ) -> Cluster:
-        """Equal hosts with links of one rate each way: one process a host, or with `colocated` server i on worker i's."""
+        """Equal hosts whose links have one rate in both directions.
+
+        Args:
+            workers, servers: how many of each.
+            bytes_per_second: rate of every link.
+            colocated: server i runs on worker i's host; otherwise every process has a host of its
+                own.
+            startup_ns, sum_bytes_per_second, network_classes: as the fields of `Cluster`.
+
+        Raises:
+            InputError: an argument is out of its range, or there are more colocated servers than
+                workers.
+        """
         need_int("workers", workers, 1, MAX_WORKERS)
         need_int("servers", servers, 1, MAX_WORKERS)
         need(not colocated or servers <= workers, "servers", servers, f"at most the {workers} workers whose hosts they share")
@@ -176,7 +225,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_homogeneous(self) -> bool:
-        """Whether all workers are in the same position, so that one can stand for all."""
+        """Whether all workers have the same position, so that the simulation of one gives all."""
         if len({worker.compute_percent for worker in self.workers}) > 1 or len({s.weight for s in self.servers}) > 1:
             return False
         of_workers, of_servers = [w.host for w in self.workers], [s.host for s in self.servers]
@@ -189,15 +238,18 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def local(self) -> int:
-        """The most workers that share a host with one server: a byte is at most so often not sent."""
+        """The most workers on one server's host: at most so many copies of a byte pass no link."""
         counts = Counter(worker.host for worker in self.workers)
         return max(counts[server.host] for server in self.servers)
 
     def as_network(self) -> Network:
-        """Startup and rate of a lone message, pushed and pulled at once packet by packet, for policies to plan from.
+        """The startup and rate that policies plan with: a lone message's, pushed and pulled packet
+        by packet.
 
-        The rate is the least of: each worker's links, each server's links over what its share of all workers'
-        bytes is, and where hosts have both, their links over the sum. Rates of a schedule count as at time 0.
+        The rate is the minimum over hosts of link rate / (what the host's processes send of each
+        message, in messages). A worker sends a whole message, less what servers on its host hold; a
+        server sends its share to every worker on another host; a host with both sends the sum of
+        these. Links with steps count with their rate at time 0.
         """
         weights = sum(server.weight for server in self.servers)
         workers_on = Counter(worker.host for worker in self.workers)

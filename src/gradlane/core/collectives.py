@@ -1,7 +1,8 @@
-"""Collectives: what all-reduce costs by algorithm, from what a single transfer costs.
+"""The cost of all-reduce by algorithm, from the cost of a single transfer (MG-WFBP Table 2).
 
-MG-WFBP Table 2 gives startup a and time per byte b of five algorithms from alpha (startup between two
+The table gives startup a and time per byte b of five algorithms from alpha (startup between two
 nodes), beta (time per byte between them), gamma (time to sum a byte) and the number of workers N.
+docs/cost-model.md has the formulas.
 """
 
 from __future__ import annotations
@@ -30,12 +31,24 @@ ALGORITHMS = tuple(_TABLE_2)
 def all_reduce(
     algorithm: str, workers: int, *, startup_ns: int, bytes_per_second: int, sum_bytes_per_second: int | None = None
 ) -> Network:
-    """All-reduce among `workers` by one of `ALGORITHMS` (MG-WFBP Table 2).
+    """The cost of all-reduce by one of `ALGORITHMS` (MG-WFBP Table 2).
 
-    startup_ns is alpha, bytes_per_second is 1 / beta, both of one transfer between two workers;
-    sum_bytes_per_second is 1 / gamma (None: summing takes no time). log N counts whole steps, so that it is
-    rounded up where N is no power of two; the double binary trees' 2 log N, printed without alpha, has it
-    here. One worker alone sends nothing. Raises `InputError`.
+    log2 N is rounded up where N is not a power of two. The table prints the double binary trees'
+    startup as 2 log N, without alpha; here it is multiplied by alpha. One worker alone sends
+    nothing.
+
+    Args:
+        algorithm: one of `ALGORITHMS`.
+        workers: N.
+        startup_ns: alpha, of one transfer between two workers.
+        bytes_per_second: 1 / beta, of that transfer.
+        sum_bytes_per_second: 1 / gamma. None: summing takes no time.
+
+    Returns:
+        A network of one segment.
+
+    Raises:
+        InputError: an unknown algorithm, or an argument out of its range.
     """
     if algorithm not in _TABLE_2:
         raise InputError(f"algorithm: got {algorithm!r}, expected one of {', '.join(ALGORITHMS)}")

@@ -1,7 +1,7 @@
-"""What the nouns' constructors use to refuse bad values.
+"""How constructors of the data types refuse bad values.
 
-The limits are generous for any real job and small enough that no file can make a reader allocate or
-compute without bound.
+The limits are generous for any real job, and small enough that no file can make a reader allocate
+or compute without bound.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Reading and writing the nouns as JSON, with a format name and version, strict on reading.
+"""Read and write the data types as JSON.
 
-A file is one object: {"format": "gradlane.profile", "version": 1, "body": {...}}. Unknown fields, wrong
-types, NaN, absurd numbers and files above 64 MiB are refused with the place in the file.
+A file is one object: {"format": "gradlane.profile", "version": 1, "body": {...}}. The reader
+refuses unknown fields, wrong types, NaN, numbers out of range and files above 64 MiB, and names the
+place in the file.
 """
 
 from __future__ import annotations
@@ -40,13 +41,21 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def dumps(noun: Profile | Network | Cluster | Plan | Timeline | Tuned | Log) -> bytes:
-    """The noun as JSON bytes; `loads` gives back an equal one."""
+    """Encode `noun` as JSON bytes; `loads` gives back an equal value."""
     name = f"gradlane.{type(noun).__name__.lower()}"
     return msgspec.json.encode(_File(name, VERSION, msgspec.Raw(msgspec.json.encode(noun))))
 
 
 def loads(data: bytes, kind: type[Noun]) -> Noun:
-    """The noun of the given kind in `data`. Raises `FormatError` with the place of the first fault."""
+    """Decode a value from JSON bytes.
+
+    Args:
+        data: the bytes of a file, at most 64 MiB.
+        kind: the type to expect.
+
+    Raises:
+        FormatError: with the place of the first fault.
+    """
     if len(data) > MAX_FILE_BYTES:
         raise FormatError(f"got {len(data)} bytes, expected at most {MAX_FILE_BYTES}")
     expected = f"gradlane.{kind.__name__.lower()}"
@@ -72,7 +81,7 @@ def _decode(data: bytes | msgspec.Raw, kind: type[Part], root: str, expected: st
 
 
 def write(path: str | Path, noun: Profile | Network | Cluster | Plan | Timeline | Tuned | Log) -> None:
-    """Write the noun to a file, whole or not at all."""
+    """Write `noun` to a file. The file is renamed into place, so that no reader sees a part of it."""
     target = Path(path)
     scratch = target.with_name(target.name + ".part")
     scratch.write_bytes(dumps(noun))
@@ -80,7 +89,12 @@ def write(path: str | Path, noun: Profile | Network | Cluster | Plan | Timeline 
 
 
 def read(path: str | Path, kind: type[Noun]) -> Noun:
-    """Read a noun from a file. Raises `FormatError`; a missing file stays an `OSError`."""
+    """Read a value of type `kind` from a file.
+
+    Raises:
+        FormatError: as `loads`.
+        OSError: the file cannot be opened.
+    """
     with Path(path).open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     return loads(data, kind)

@@ -1,11 +1,14 @@
 """Network: what a message costs between given workers.
 
-For all-reduce that is a startup and a rate, as fitted from a sweep or computed from an algorithm. One line
-does not always serve (small and large messages may use other protocols), so a network holds one or more
-pieces by message size; and handling a message costs the processor something while its bytes pass, so that none takes less than
-that. What messages cost that are under way together is less than the sum, where one's startup
-passes behind another's bytes: that is a network's sharing. Of a startup a part is latency, which keeps no other message
-waiting, and the rest is handling, of one message at a time.
+A message costs a startup and its bytes at a rate (a + b * size, MG-WFBP Eq. 10), fitted from a
+sweep or computed from an algorithm. Small and large messages may use other protocols, so a network
+has one or more cost segments by message size, and a minimum that no message goes below, as the
+processor's work on a message overlaps with the transfer of its bytes.
+
+Messages that are in flight together cost less than their sum: `Sharing` says how many are, and in
+how many chunks each passes. Of a startup, one part is latency, which delays no other message; the
+rest is per-message overhead, which the processor spends on one message at a time.
+docs/cost-model.md has the formulas.
 """
 
 from __future__ import annotations
@@ -22,11 +25,17 @@ MAX_RATE = 10**13
 
 
 class CostSegment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Cost of a message up to `up_to_bytes`: startup_ns + size / bytes_per_second, rounded up.
+    """Cost of a message of up to `up_to_bytes`: startup_ns + size / bytes_per_second, rounded up.
 
-    Rounded down, a tensor in pieces would take less than its bytes' time and no lower bound would hold.
-    latency_ns: the part of the startup that keeps no other message waiting; the rest is handling. It shortens no message
-    that is alone; `startup_ns` is the `a` of the papers whatever part of it is latency.
+    Rounded down, a tensor in slices would take less than its bytes' time, and no lower bound would
+    hold.
+
+    Attributes:
+        startup_ns: the `a` of the papers, whatever part of it is latency.
+        bytes_per_second: the 1 / b of the papers.
+        up_to_bytes: the largest message of this segment.
+        latency_ns: the part of the startup that delays no other message; the rest is per-message
+            overhead. It does not shorten a message that is alone.
     """
 
     startup_ns: int
@@ -41,15 +50,19 @@ class CostSegment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need_int("latency_ns", self.latency_ns, 0, self.startup_ns)
 
     def cost_ns(self, size_bytes: int) -> int:
+        """The segment's time in ns for a message of `size_bytes`, without the network's minimum."""
         return self.startup_ns - -size_bytes * NS_PER_SECOND // self.bytes_per_second
 
 
 class Sharing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How messages that were started share the network; the first values are those of most papers: one after another.
+    """How messages in flight share the network; the defaults are most papers': one after another.
 
-    at_once: so many of a lane are under way, one of them being handled while one's bytes pass; its others wait. turns: a
-    message passes in so many equal parts, and as often as that for each `turn_bytes` of it or less; between two of them the
-    other messages' parts pass.
+    Attributes:
+        max_in_flight: messages of a lane in flight at the same time; one uses the processor while
+            another uses the link. Later messages wait.
+        chunks: number of chunks in which every `chunk_bytes` of a message, or part of them, is
+            sent. Chunks of other messages go in between.
+        chunk_bytes: see `chunks`.
     """
 
     max_in_flight: int = msgspec.field(default=1, name="at_once")
@@ -62,6 +75,7 @@ class Sharing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need_int("turn_bytes", self.chunk_bytes, 1, MAX_BYTES)
 
     def chunks_of(self, size_bytes: int) -> int:
+        """The number of chunks in which a message of `size_bytes` is sent."""
         return self.chunks * -(-size_bytes // self.chunk_bytes)
 
 
@@ -69,11 +83,18 @@ ONE_BY_ONE = Sharing()
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All-reduce among `workers`, as pieces in ascending order of `up_to_bytes`.
+    """The cost of all-reduce among `workers`.
 
-    `residual` is the median relative error of the fit that the pieces come from (0 where they are exact).
-    least_ns: no message takes less, however small; where its startup and bytes take longer, it costs nothing.
-    least_latency_ns: the part of it that keeps no other message waiting, as a piece's `latency_ns`.
+    Attributes:
+        workers: number of workers.
+        segments: cost by message size, in ascending order of `up_to_bytes`; the last has no limit.
+        algorithm: name of the all-reduce algorithm, for people.
+        residual: median relative error of the fit that the segments come from; 0 if they are exact.
+        source: where the numbers come from.
+        sharing: how messages in flight share the network.
+        min_message_ns: the least time of a message, however small.
+        min_message_latency_ns: the part of `min_message_ns` that delays no other message, as a
+            segment's `latency_ns`.
     """
 
     workers: int
@@ -98,18 +119,17 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def line(workers: int, startup_ns: int, bytes_per_second: int, source: str = "stated") -> Network:
-        """A network of one piece: the a + b * size of most papers."""
+        """A network of one segment: the a + b * size of most papers."""
         return Network(workers, (CostSegment(startup_ns, bytes_per_second),), source=source)
 
     @property
     def overlaps(self) -> bool:
-        """Whether messages that are under way together can cost less than the sum, or end in another order."""
+        """Whether messages in flight together can cost less than their sum, or overtake each other."""
         return self.sharing.max_in_flight > 1
 
     @property
     def startup_ns(self) -> int:
-        """What a message costs beside its bytes: the `a` of a + b * size (MG-WFBP Eq. 10), of large messages, or what the
-        smallest costs, where that is more."""
+        """The `a` of MG-WFBP Eq. 10: large messages' startup, or `min_message_ns` if it is more."""
         return max(self.segments[-1].startup_ns, self.min_message_ns)
 
     @property
@@ -118,44 +138,65 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.segments[-1].bytes_per_second
 
     def cost_ns(self, size_bytes: int) -> int:
-        """Time of one all-reduce of `size_bytes`, alone on the network."""
+        """Time of one all-reduce that is alone on the network (MG-WFBP Eq. 10).
+
+        Args:
+            size_bytes: bytes of the message on each rank.
+
+        Returns:
+            Nanoseconds, rounded up, at least `min_message_ns`.
+        """
         return max(self.min_message_ns, self.segment_of(size_bytes).cost_ns(size_bytes))
 
     def stream_ns(self, size_bytes: int, messages: int) -> int:
-        """Time of so many all-reduces of `size_bytes` that start together.
+        """Time of equal all-reduces that start together.
 
-        Either the link is the limit, or handling is, busy from when the first message comes to it on; or each of those at
-        once waits for what it is made of itself, and only the last of them for one another. Exact for one at once and for
-        pairs; otherwise a message that is left over may take up to itself longer.
+        Three limits apply, and the largest counts: the link or the processor, whichever is busier,
+        works on all messages one after another; or each message takes its own time, `max_in_flight`
+        at once. Exact for one in flight and for two; for more, an incomplete last group may take up
+        to one message's time longer.
+
+        Args:
+            size_bytes: bytes of each message.
+            messages: how many start together, 1 or more.
+
+        Returns:
+            Nanoseconds until the last has ended.
         """
         chunks, alone_ns = self.sharing.chunks_of(size_bytes), self.cost_ns(size_bytes)
         if not self.overlaps:
             return messages * alone_ns
-        latency_ns, handling_ns, bytes_ns = self.parts_ns(size_bytes)
-        busiest_ns, other_ns = max(handling_ns, bytes_ns), min(handling_ns, bytes_ns)
+        latency_ns, overhead_ns, bytes_ns = self.parts_ns(size_bytes)
+        busiest_ns, other_ns = max(overhead_ns, bytes_ns), min(overhead_ns, bytes_ns)
         groups = -(-messages // self.sharing.max_in_flight)
-        by_itself_ns = groups * alone_ns + (messages - 1) % self.sharing.max_in_flight * busiest_ns // chunks
-        return max((latency_ns + other_ns) // chunks + messages * busiest_ns, by_itself_ns)
+        per_message_ns = groups * alone_ns + (messages - 1) % self.sharing.max_in_flight * busiest_ns // chunks
+        return max((latency_ns + other_ns) // chunks + messages * busiest_ns, per_message_ns)
 
     def parts_ns(self, size_bytes: int) -> tuple[int, int, int]:
-        """What `cost_ns` is made of: latency, which keeps no other message waiting; handling, of one message at a time; and
-        bytes, which have the link to themselves.
+        """The parts that `cost_ns` is the sum of.
 
-        What is latency of a small message is so of one whose bytes take a little longer too, only less.
+        As a message grows beyond the size at which its bytes take `min_message_ns`, the latency
+        within the minimum shrinks by the difference.
+
+        Returns:
+            Nanoseconds of latency, which delays no other message; of per-message overhead, which
+            the processor spends on one message at a time; and of bytes, which have the link to
+            themselves.
         """
-        piece = self.segment_of(size_bytes)
-        alone_ns = piece.cost_ns(size_bytes)
-        beside_bytes_ns = piece.startup_ns + max(0, self.min_message_ns - alone_ns)
+        segment = self.segment_of(size_bytes)
+        alone_ns = segment.cost_ns(size_bytes)
+        beside_bytes_ns = segment.startup_ns + max(0, self.min_message_ns - alone_ns)
         hidden_ns = min(beside_bytes_ns, self.min_message_latency_ns - max(0, alone_ns - self.min_message_ns))
-        latency_ns = max(piece.latency_ns, hidden_ns) if self.overlaps else 0
-        return latency_ns, beside_bytes_ns - latency_ns, alone_ns - piece.startup_ns
+        latency_ns = max(segment.latency_ns, hidden_ns) if self.overlaps else 0
+        return latency_ns, beside_bytes_ns - latency_ns, alone_ns - segment.startup_ns
 
     def segment_of(self, size_bytes: int) -> CostSegment:
-        for piece in self.segments:
-            if size_bytes <= piece.up_to_bytes:
-                return piece
-        raise AssertionError("the last piece has no limit")
+        """The segment that a message of `size_bytes` belongs to."""
+        for segment in self.segments:
+            if size_bytes <= segment.up_to_bytes:
+                return segment
+        raise AssertionError("the last segment has no limit")
 
-    def occupied_ns(self, piece: CostSegment) -> int:
-        """The part of a piece's startup during which the link can carry no other message's bytes."""
-        return 0 if self.overlaps else piece.startup_ns
+    def occupied_ns(self, segment: CostSegment) -> int:
+        """The part of a segment's startup, in ns, in which no other message uses the link."""
+        return 0 if self.overlaps else segment.startup_ns

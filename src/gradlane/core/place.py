@@ -15,9 +15,13 @@ from gradlane.core.network import MAX_WORKERS, Network
 class Place(msgspec.Struct, frozen=True):
     """A network, and what carries messages there.
 
-    network: what policies plan from. backend: "all-reduce" or "server". servers: of the server backend, how many have
-    processes of their own; 0: one in each rank's process. coordinated: over all-reduce, rank 0 decides the order of messages
-    as it goes, so that none is fixed ahead.
+    Attributes:
+        network: what policies plan with.
+        backend: "all-reduce" or "server".
+        servers: number of servers in processes of their own (server backend only). 0: one server in
+            each rank's process.
+        coordinated: over all-reduce, rank 0 decides the order of messages during the iteration, so
+            that the plan fixes none.
     """
 
     network: Network
@@ -31,9 +35,10 @@ class Place(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(where: Network | Cluster) -> Place:
-        """The place that is simulated: all-reduce on a network, or servers on a cluster.
+        """The place that a simulation assumes: all-reduce on a network, or servers on a cluster.
 
-        Servers that are spread over hosts as the workers are count as servers in the workers' processes.
+        Servers count as running in the workers' processes if every host has as many of them as
+        workers.
         """
         if isinstance(where, Network):
             return Place(where)
@@ -42,10 +47,12 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def has_external_servers(self) -> bool:
-        """Whether servers have processes of their own."""
+        """Whether servers run in processes of their own."""
         return self.servers > 0
 
     @property
     def needs_sequence(self) -> bool:
-        """Whether the order in which messages start is part of the plan: ranks must issue collectives in one order."""
+        """Whether a plan must fix the order in which messages start: all ranks must issue
+        collectives in one order.
+        """
         return self.backend == "all-reduce" and not self.coordinated

@@ -1,11 +1,11 @@
 """Plan: a communication schedule as data.
 
-A plan says in which messages the gradient bytes of one iteration travel, how urgent each message is, on
-which lane, how much a lane may have unfinished, whether the next forward pass may begin before everything
-has arrived, and (once it was planned ahead) in which order the messages start. It is frozen, prints
-readably, and has a fingerprint that is equal on two ranks exactly when they would do the same.
+A plan says in which messages the gradient bytes of one iteration travel, how urgent each message
+is, on which lane, how many bytes a lane may have unfinished, whether the next forward pass may
+begin before everything has arrived, and (once it was planned ahead) in which order the messages
+start. It is frozen and has a fingerprint: two ranks with equal fingerprints do the same.
 
-`check_plan` in `core.checks` says whether a plan fits a profile; what is refused here is refused for every
+Constructors refuse what no profile allows; `core.checks.check_plan` checks a plan against a
 profile.
 """
 
@@ -25,7 +25,12 @@ MAX_LANES = 64
 
 
 class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A byte range of one tensor; `tensor` is an index into `Plan.tensors`."""
+    """A byte range of one tensor's gradient.
+
+    Attributes:
+        tensor: index into `Plan.tensors`.
+        offset_bytes, size_bytes: the range.
+    """
 
     tensor: int
     offset_bytes: int
@@ -40,10 +45,15 @@ class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One or more slices, started and finished as one operation.
 
-    priority: 0 is the most urgent. lane: index into `Plan.lanes`. hold_until: a tensor that must be ready
-    too before the message may start, though it carries none of its bytes (Prophet's blocks).
-    two_phase: the sum travels as two operations, a reduce-scatter when the message is ready and an all-gather once every
-    message of the plan has been reduced, by priority (DeAR); over servers a push, and a pull that is asked for.
+    Attributes:
+        slices: what the message carries.
+        priority: 0 is the most urgent.
+        lane: index into `Plan.lanes`.
+        hold_until: a tensor that must be ready before the message may start, though the message
+            carries none of its bytes (Prophet's blocks).
+        two_phase: the sum travels as two operations (DeAR). Over all-reduce: a reduce-scatter when
+            the message is ready and an all-gather, by priority, once every message of the plan has
+            been reduced. Over servers: a push, and a pull that the worker asks for.
     """
 
     slices: tuple[Slice, ...]
@@ -61,15 +71,23 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of all slices together."""
         return sum(piece.size_bytes for piece in self.slices)
 
     @property
     def tensors(self) -> tuple[int, ...]:
+        """The tensor of each slice, as indices into `Plan.tensors`."""
         return tuple(piece.tensor for piece in self.slices)
 
 
 class Lane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A path with a window of its own (None: no limit) and a priority class in the network (0 highest)."""
+    """A queue of messages with a window.
+
+    Attributes:
+        window_bytes: how many bytes the lane may have unfinished (None: no limit). A message larger
+            than the window may go alone.
+        network_priority: the priority class of the lane's packets, 0 (highest) to 7.
+    """
 
     window_bytes: int | None = None
     network_priority: int = 0
@@ -83,12 +101,20 @@ class Lane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The schedule of one iteration.
 
-    wire: how the wire treats what it was handed. "fifo": a message is a unit, sent and (by a server) returned
-    whole, first in, first out. "packet-fifo": cut into packets, each returned as soon as it is summed.
-    "packet-priority": so too, and the most urgent packet goes first, whenever it came. crosses_barrier: whether the
-    next forward pass may begin, layer by layer, as updates arrive. sequence: when not None, messages start
-    in exactly this order within each lane, each as soon as it is ready and its window has room; that is how
-    a plan becomes safe for collectives, which every rank must issue in one order.
+    Attributes:
+        policy, model: names, for people.
+        tensors: the model's gradient tensors, in order of readiness.
+        messages: in which messages their bytes travel.
+        lanes: the queues that messages name by index.
+        wire: how the transport treats messages. "fifo": it sends each whole, and a server returns
+            it whole, first in, first out. "packet-fifo": it cuts messages into packets, and a
+            server returns each packet as soon as it is summed. "packet-priority": as "packet-fifo",
+            and the most urgent packet goes first, whenever it came.
+        crosses_barrier: whether each layer of the next forward pass may run as soon as its own
+            parameters are updated. If not, the pass begins when all are.
+        sequence: None, or all messages in the order in which they start within each lane, each as
+            soon as it is ready and its window has room. Collectives need it, as every rank must
+            issue them in one order.
     """
 
     policy: str
@@ -121,25 +147,28 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of everything in the plan: two ranks with equal fingerprints act alike."""
+        """Hash of everything in the plan, 16 hexadecimal digits; ranks with equal fingerprints do
+        the same.
+        """
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of all messages together."""
         return sum(message.size_bytes for message in self.messages)
 
     @property
     def second_phases(self) -> tuple[int, ...]:
-        """The two-phase messages in the order in which their second phases start."""
+        """The two-phase messages, in the order in which their second phases start."""
         two_phase = (index for index, message in enumerate(self.messages) if message.two_phase)
         return tuple(sorted(two_phase, key=lambda index: (self.messages[index].priority, index)))
 
     def with_sequence(self, sequence: tuple[int, ...]) -> Plan:
-        """The same plan with its start order fixed."""
+        """The same plan with the order of its messages fixed."""
         return msgspec.structs.replace(self, sequence=sequence)
 
     def describe(self, limit: int = 20) -> str:
-        """The plan for people: a headline and one line per message, most `limit` of them."""
+        """The plan for people: a headline, then one line for each of the first `limit` messages."""
         windows = ", ".join("no limit" if lane.window_bytes is None else format_bytes(lane.window_bytes) for lane in self.lanes)
         barrier = "crosses the barrier" if self.crosses_barrier else "waits for all before the next forward pass"
         lines = [

@@ -1,7 +1,7 @@
-"""Policy: a pure function (Profile, Network) -> Plan, and the building blocks that policies share.
+"""Policy: a pure function (Profile, Network) -> Plan, and the functions that policies share.
 
-A policy is a frozen record of its knobs with a `plan` method. It has no clock, no randomness without a
-seed, and knows nothing of how a plan is carried out.
+A policy is a frozen record of its knobs with a `plan` method. It has no clock and no unseeded
+randomness, and does not know how a plan is carried out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from gradlane.core.profile import DTYPE_BYTES, Profile
 
 @runtime_checkable
 class Policy(Protocol):
-    """What every policy offers. `name` is what users type; `paper` and `differs` feed `gradlane policies`."""
+    """What every policy offers.
+
+    Attributes:
+        name: what users type.
+        paper, differs: its paper, and where it differs from it, for `gradlane policies`.
+    """
 
     name: ClassVar[str]
     paper: ClassVar[str]
@@ -29,9 +34,12 @@ class Policy(Protocol):
 
 
 class KnobRange(NamedTuple):
-    """The values of a knob, both ends included, in which a search for the best is worth while.
+    """The values of a knob that a search tries, both ends included.
 
-    step: None for a size in bytes, searched by ratio; else for a plain number, searched evenly in such steps.
+    Attributes:
+        low, high: the range.
+        step: None for a size in bytes, which is searched by ratio; otherwise the distance between
+            values to try.
     """
 
     low: int
@@ -40,30 +48,40 @@ class KnobRange(NamedTuple):
 
 
 SIZES = KnobRange(64 * 2**10, 256 * 2**20)
-"""From where handling a message costs more than sending it, to where no tensor is cut."""
+"""From sizes whose per-message overhead exceeds their transfer, to sizes at which no tensor is cut.
+"""
 
 
 def tunable(policy: Policy) -> Mapping[str, KnobRange]:
-    """The knobs that a search may set, by name: what the policy's class declares as `tunable`; none where it does not."""
+    """The knobs that a search may set, by name: the class's `tunable`, or none."""
     declared: Mapping[str, KnobRange] = getattr(type(policy), "tunable", {})
     return declared
 
 
 def replans(policy: Policy) -> bool:
-    """Whether a session measures until gradients become ready at the same times again and again, and plans anew when network
-    or profile have moved: what the policy's class declares as `replans`; False where it does not.
+    """Whether a session plans with this policy again when network or profile have changed.
+
+    Such a session first measures until gradients become ready at the same times in each iteration.
+    The policy's class declares this as `replans`; the default is False.
     """
     declared: bool = getattr(type(policy), "replans", False)
     return declared
 
 
 def whole(profile: Profile, tensor: int) -> Slice:
-    """All of one tensor as a slice."""
+    """The slice that covers all of one tensor."""
     return Slice(tensor, 0, profile.tensors[tensor].spec.size_bytes)
 
 
 def merge(profile: Profile, tensors: Iterable[int], priority: int = 0) -> list[Message]:
-    """Whole tensors as one message, or as one per run of equal dtype, since a sum has one dtype."""
+    """Merge whole tensors into one message, or into one for each run of equal dtype (a sum has one
+    dtype).
+
+    Args:
+        profile: the profile that has the tensors.
+        tensors: their indices, in the order in which the message carries them.
+        priority: the messages' priority.
+    """
     runs: list[list[int]] = []
     for tensor in tensors:
         dtype = profile.tensors[tensor].spec.dtype
@@ -75,7 +93,12 @@ def merge(profile: Profile, tensors: Iterable[int], priority: int = 0) -> list[M
 
 
 def cut(profile: Profile, tensor: int, slice_bytes: int) -> list[Slice]:
-    """One tensor in slices of at most `slice_bytes`, cut between elements; the last may be shorter."""
+    """Cut one tensor between elements into slices of at most `slice_bytes`; the last may be
+    shorter.
+
+    Raises:
+        InputError: `slice_bytes` is less than one element.
+    """
     spec = profile.tensors[tensor].spec
     element = DTYPE_BYTES[spec.dtype]
     need_int("slice_bytes", slice_bytes, element, 2**50)
@@ -84,7 +107,9 @@ def cut(profile: Profile, tensor: int, slice_bytes: int) -> list[Slice]:
 
 
 def sliced_by_urgency(profile: Profile, slice_bytes: int) -> tuple[Message, ...]:
-    """Every tensor in slices, a message a slice, all with the priority of their tensor's first use."""
+    """Every tensor in slices of at most `slice_bytes`, one message each, with the priority of first
+    use.
+    """
     urgency = profile.urgency()
     return tuple(
         Message((piece,), priority=urgency[tensor])

@@ -1,8 +1,8 @@
 """Profile: one training iteration of one model on one kind of device, without any network.
 
-It is what a policy plans from and what the simulator replays. It holds no weights and no code. Tensors
-stand in the order in which the backward pass makes their gradients ready; layers stand in the order in
-which the forward pass runs them.
+Policies plan with it and the simulator replays it. It holds no weights and no code. Tensors stand
+in the order in which the backward pass makes their gradients ready, layers in the order in which
+the forward pass runs them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Name, size and element type of one gradient tensor: what a plan needs to know a model by."""
+    """Name, size and element type of one gradient tensor.
+
+    Attributes:
+        name: the parameter's name.
+        size_bytes: a multiple of the element size.
+        dtype: a key of `DTYPE_BYTES`.
+    """
 
     name: str
     size_bytes: int
@@ -37,10 +43,13 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TensorProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One gradient tensor as the profile saw it.
+    """One gradient tensor as profiled.
 
-    `ready_ns` counts from the start of the backward pass. `layer` is the layer whose forward pass is the
-    first to use the parameter, as an index into `Profile.layers`.
+    Attributes:
+        spec: name, size and dtype.
+        ready_ns: when the gradient is ready, in ns from the start of the backward pass.
+        layer: the layer whose forward pass is the first to use the parameter, as an index into
+            `Profile.layers`.
     """
 
     spec: TensorSpec
@@ -53,7 +62,14 @@ class TensorProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One step of the forward pass, and the optimizer's update of the parameters first used there."""
+    """One step of the forward pass.
+
+    Attributes:
+        name: the module's name.
+        forward_ns: time of its forward pass.
+        update_ns: time of the optimizer's update of the parameters that this layer is the first to
+            use.
+    """
 
     name: str
     forward_ns: int
@@ -66,10 +82,14 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One iteration: tensors in order of gradient readiness, layers in forward order.
+    """One iteration of a model on a device.
 
-    `backward_ns` is the length of the whole backward pass; no gradient is ready later. `source` says
-    where the numbers come from, for whoever reads a table made from them.
+    Attributes:
+        model, device: names, for people.
+        tensors: in order of gradient readiness.
+        layers: in forward order.
+        backward_ns: length of the whole backward pass; no gradient is ready later.
+        source: where the numbers come from.
     """
 
     model: str
@@ -100,6 +120,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
+        """The tensors' specs, in order of readiness."""
         return tuple(tensor.spec for tensor in self.tensors)
 
     @property
@@ -109,15 +130,16 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def forward_ns(self) -> int:
+        """Length of the whole forward pass."""
         return sum(layer.forward_ns for layer in self.layers)
 
     @property
     def compute_ns(self) -> int:
-        """Forward, backward and update together: the iteration time if the network were free."""
+        """Forward, backward and update together: the iteration time on a network without cost."""
         return self.forward_ns + self.backward_ns + sum(layer.update_ns for layer in self.layers)
 
     def stretched(self, factor: float) -> Profile:
-        """The same with every time `factor` times as long."""
+        """The same profile with every time multiplied by `factor`."""
 
         def at(time_ns: int) -> int:
             return round(time_ns * factor)
@@ -127,7 +149,15 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, tensors=tensors, layers=layers, backward_ns=at(self.backward_ns))
 
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Profile:
-        """The same with its tensors in the order of `specs`, which are all of them; readiness made monotone."""
+        """The same profile with its tensors in another order.
+
+        Args:
+            specs: all tensors of the profile, in the order wanted.
+
+        Returns:
+            A profile in which no tensor is ready before the one ahead of it: where `specs` demands
+            it, a tensor's `ready_ns` rises to that of the tensor ahead.
+        """
         by_name = {tensor.spec.name: tensor for tensor in self.tensors}
         latest = 0
         tensors = []
@@ -138,10 +168,14 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, tensors=tuple(tensors))
 
     def scaled(self, scale: float) -> Profile:
-        """The same times with `scale` of the bytes, each tensor rounded to whole elements, one at least.
+        """The same times with `scale` times the bytes, each tensor rounded to whole elements, at
+        least one.
 
-        On links of `scale` of the rate every transfer takes as long as before; what a message costs whatever its size
-        does not scale. `source` says so.
+        On links of `scale` times the rate, every transfer takes as long as before; startups do not
+        scale. `source` notes the scale.
+
+        Raises:
+            InputError: `scale` is not in (0, 1000].
         """
         need(0 < scale <= 1000, "scale", scale, "more than 0, at most 1000")
         if scale == 1:
@@ -151,14 +185,16 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             element = DTYPE_BYTES[tensor.spec.dtype]
             size_bytes = max(1, round(tensor.spec.size_bytes * scale / element)) * element
             tensors.append(msgspec.structs.replace(tensor, spec=msgspec.structs.replace(tensor.spec, size_bytes=size_bytes)))
-        # a source has its longest length
+        # `source` may not be longer than MAX_NAME
         source = f"sizes x {scale:g}; {self.source}"[:MAX_NAME]
         return msgspec.structs.replace(self, tensors=tuple(tensors), source=source)
 
     def urgency(self) -> tuple[int, ...]:
-        """For each tensor its rank (0 = most urgent) in the order in which the forward pass needs them.
+        """Rank the tensors by when the forward pass first needs them.
 
-        Tensors of one layer keep the reverse of their readiness order, so that ranks are distinct.
+        Returns:
+            For each tensor its rank, 0 for the most urgent. Tensors of one layer rank in reverse
+            order of readiness, so that ranks are distinct.
         """
         order = sorted(range(len(self.tensors)), key=lambda t: (self.tensors[t].layer, -t))
         ranks = [0] * len(order)

@@ -1,4 +1,4 @@
-"""Chosen: what `auto` predicted, tried and kept, and when it changed its mind."""
+"""SearchLog: what `auto` predicted, tried and kept, and when it changed the plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ AUTO = "auto"
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A policy with those of its knobs that are not at their defaults. look: the one whose network it was planned for."""
+    """A policy and its knobs.
+
+    Attributes:
+        policy: the policy's name.
+        knobs: the knobs that are not at their defaults.
+        look: number of the search round whose fitted network the plan was made for.
+    """
 
     policy: str
     knobs: dict[str, int] = {}
@@ -30,7 +36,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Predicted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long the simulator expects an iteration to take under a choice."""
+    """The iteration time in ns that the simulator predicts for a choice."""
 
     choice: Choice
     iteration_ns: int
@@ -40,7 +46,13 @@ class Predicted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PolicyTrial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Some iterations under one choice. times_ns: those measured. cut: ended before its time, as bad."""
+    """Some iterations under one choice.
+
+    Attributes:
+        choice: what was in force.
+        times_ns: the measured iterations' times, in order.
+        cut: whether the trial was stopped early because it was clearly slower.
+    """
 
     choice: Choice
     times_ns: tuple[int, ...]
@@ -50,8 +62,14 @@ class PolicyTrial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SearchRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One search for the best choice.
 
-    why: what began it. began, ended: iterations. bytes_per_second: the network that was assumed. predicted: all candidates,
-    the best first. tried: in their order. kept: what was in force afterwards. verdict: the line that was logged.
+    Attributes:
+        why: what started the search.
+        began, ended: iteration numbers.
+        bytes_per_second: rate of the network that predictions assumed.
+        predicted: all candidates, the fastest first.
+        tried: the trials, in order.
+        kept: the choice in force afterwards.
+        verdict: the line that was logged.
     """
 
     why: str
@@ -65,7 +83,7 @@ class SearchRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Switch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """From `iteration` on, `choice` was in force. at_ns: on the clock of the timeline."""
+    """From `iteration` on, `choice` was in force; `at_ns` is on the timeline's clock."""
 
     iteration: int
     at_ns: int
@@ -73,7 +91,14 @@ class Switch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 
 
 class SearchLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of one job. `looks` are those that have ended; `switches` each change of plan, trials included."""
+    """All searches of one job.
+
+    Attributes:
+        model, workers, backend: the job.
+        safe: the choice that a winner must not be slower than.
+        looks: the search rounds that have ended.
+        switches: every change of plan, trials included.
+    """
 
     model: str
     workers: int
@@ -84,5 +109,5 @@ class SearchLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def kept(self) -> Choice:
-        """What the last look kept; the safe choice before the first has ended."""
+        """What the last search round kept; the safe choice before the first has ended."""
         return self.looks[-1].kept if self.looks else self.safe

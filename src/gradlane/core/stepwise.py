@@ -1,7 +1,7 @@
-"""Steps: the moments of a backward pass at which gradients become ready together (Prophet, ICPP '21, §2.2).
+"""Steps: times at which several gradients become ready together (Prophet, ICPP '21, §2.2).
 
-Measured times of one step are never equal. Gradients belong together where one follows the other within half of the time
-that they would be apart if they came evenly.
+Measured times are never equal. Two gradients belong to one step if the second follows within half
+of backward_ns / (number of tensors), the distance that evenly spaced gradients would have.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from gradlane.units import format_bytes, format_ns
 
 
 class GradientStep(NamedTuple):
-    """Gradients that become ready together. ready_ns: the last of them, after the start of the backward pass."""
+    """Gradients that become ready together.
+
+    Attributes:
+        ready_ns: when the last of them is ready, in ns from the start of the backward pass.
+        tensors: how many they are.
+        size_bytes: their bytes.
+    """
 
     ready_ns: int
     tensors: int
@@ -23,11 +29,11 @@ class GradientStep(NamedTuple):
 
 
 def steps(profile: Profile) -> tuple[GradientStep, ...]:
-    """The steps of the backward pass, in order."""
+    """The steps of the backward pass, in order of time."""
     found: list[GradientStep] = []
-    apart_ns = profile.backward_ns // (2 * len(profile.tensors))
+    max_gap_ns = profile.backward_ns // (2 * len(profile.tensors))
     for seen in profile.tensors:
-        if found and seen.ready_ns - found[-1].ready_ns <= apart_ns:
+        if found and seen.ready_ns - found[-1].ready_ns <= max_gap_ns:
             before = found.pop()
             found.append(GradientStep(seen.ready_ns, before.tensors + 1, before.size_bytes + seen.spec.size_bytes))
         else:
@@ -36,7 +42,7 @@ def steps(profile: Profile) -> tuple[GradientStep, ...]:
 
 
 def stepwise(profile: Profile) -> Profile:
-    """The same where each gradient is ready when its whole step is."""
+    """The same profile with each gradient ready at the end of its step."""
     ready_ns = [step.ready_ns for step in steps(profile) for _ in range(step.tensors)]
     tensors = tuple(
         msgspec.structs.replace(seen, ready_ns=at_ns) for seen, at_ns in zip(profile.tensors, ready_ns, strict=True)
@@ -45,7 +51,7 @@ def stepwise(profile: Profile) -> Profile:
 
 
 def describe(profile: Profile) -> str:
-    """One line on the pattern."""
+    """One line on the number of steps and the largest one, for people."""
     found = steps(profile)
     largest = max(found, key=lambda step: step.size_bytes)
     return (

@@ -1,7 +1,7 @@
-"""Timeline: what happened when, in a simulated or in a live run, in one type.
+"""Timeline: what happened when, in a simulated or a live run.
 
-Times are integers in nanoseconds on one clock per timeline; only differences mean anything. Spans are kept
-in the order of their start.
+Times are integers in nanoseconds on one clock per timeline; only differences mean anything. Spans
+are kept in the order of their start.
 """
 
 from __future__ import annotations
@@ -13,17 +13,29 @@ import msgspec
 from gradlane.core.fields import MAX_MESSAGES, MAX_NS, need, need_int
 
 Kind = Literal["forward", "backward", "ready", "send", "receive", "update", "use", "wait", "step", "switch"]
-"""forward, backward, step: a whole pass or iteration (subject -1), or a layer's forward (subject: layer).
-ready: a gradient became ready (subject: tensor; start = end). send: a message is under way (subject:
-message): until it has arrived, or where it also has a receive span, until its first half is done (pushed to the
-servers, or reduced and scattered). receive: the second half, the pull or the all-gather (subject: message);
-before its end nothing has arrived. update: a tensor's parameter was updated (subject: tensor). use: the forward
-pass first touched a tensor (subject: tensor; start = end). wait: the compute thread was blocked for a tensor
-(subject: tensor). switch: the plan was put in force, in place of another (subject -1; start = end)."""
+"""What a span is of, with the meaning of its `subject`.
+
+- forward, backward, step: a whole pass or iteration (-1), or one layer's forward pass (layer).
+- ready: a gradient became ready (tensor; start = end).
+- send: a message was in flight (message), until it arrived. If the message also has a "receive" span, until
+  its first phase ended: pushed to the servers, or reduced and scattered.
+- receive: the second phase, the pull or the all-gather (message); the sum has arrived at its end.
+- update: a tensor's parameter was updated (tensor).
+- use: the forward pass first touched a parameter (tensor; start = end).
+- wait: the compute thread was blocked (tensor, or -1 for all).
+- switch: this plan replaced another (-1; start = end).
+"""
 
 
 class Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """One interval of one iteration. `iteration` counts from 0; `subject` depends on the kind."""
+    """One interval of one iteration.
+
+    Attributes:
+        kind: see `Kind`.
+        iteration: counts from 0.
+        subject: a tensor, message or layer, by `kind`; -1 for none.
+        start_ns, end_ns: on the timeline's clock.
+    """
 
     kind: Kind
     iteration: int
@@ -39,7 +51,13 @@ class Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
 
 
 class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Spans of one rank under one plan. `plan` is the plan's fingerprint."""
+    """Spans of one rank under one plan.
+
+    Attributes:
+        plan: the plan's fingerprint.
+        rank: the rank.
+        spans: in order of start.
+    """
 
     plan: str
     rank: int
@@ -53,13 +71,14 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [span for span in self.spans if span.kind == kind]
 
     def iteration_ns(self) -> list[int]:
-        """Length of each iteration that has a "step" span."""
+        """Length in ns of each iteration that has a "step" span."""
         return [span.end_ns - span.start_ns for span in self.of("step")]
 
     def hidden(self) -> float:
-        """The part of all sending time (union over messages) in which the compute thread was not waiting.
+        """The fraction of communication that was overlapped with computation, 0 to 1.
 
-        1.0 when no wait span overlaps a send span; 0.0 when every sending instant was waited for.
+        Communication is the time in which at least one message was sent; overlapped is the part of
+        it in which the compute thread did not wait. 1 for a timeline without sends.
         """
         sends = _union([(span.start_ns, span.end_ns) for span in self.of("send")])
         waits = _union([(span.start_ns, span.end_ns) for span in self.of("wait")])

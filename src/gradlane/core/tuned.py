@@ -1,4 +1,4 @@
-"""Tuned: the knobs that were best for one policy on one job, and the trials that say so."""
+"""Tuned: the best knobs found for one policy on one job, and the trials that found them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from gradlane.core.fields import MAX_BYTES, MAX_NS, need_int, need_name
 
 
 class KnobTrial(msgspec.Struct, frozen=True):
-    """Some iterations with the same knobs. times_ns: those measured, in their order. cut: ended before its time, as bad."""
+    """Some iterations with the same knobs.
+
+    Attributes:
+        knobs: the values in force.
+        times_ns: the measured iterations' times, in order.
+        cut: whether the trial was stopped early because it was clearly slower.
+    """
 
     knobs: dict[str, int]
     times_ns: tuple[int, ...]
@@ -26,12 +32,20 @@ class KnobTrial(msgspec.Struct, frozen=True):
 
     @property
     def iteration_ns(self) -> int:
-        """The median iteration."""
+        """The median iteration time, in ns."""
         return round(median(self.times_ns))
 
 
 class Tuned(msgspec.Struct, frozen=True):
-    """What a tuning run found. `tensors`: a digest of the model's tensors, by which a job tells whether it is meant."""
+    """What a tuning run found.
+
+    Attributes:
+        policy, knobs: the policy and its best knobs.
+        model: the model's name.
+        tensors: digest of the model's tensors, by which a job recognizes its own file.
+        workers, backend: the job it was tuned on.
+        trials: all trials, in order.
+    """
 
     policy: str
     knobs: dict[str, int]

@@ -1,1 +1,1 @@
-"""Planning: from a policy to a checked plan, the network that was fitted, and searches among plans, sizes and policies."""
+"""Planning: from a policy to a checked plan; fitted networks; searches for sizes and policies."""

@@ -1,4 +1,4 @@
-"""Batching: the best merges of neighbours in a given order of pieces."""
+"""Batching: the best merges of neighbours, given the order in which slices are sent."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ ROUNDS = 12
 
 
 def best_batches(problem: ScheduleProblem, order: Schedule, bound_ns: int) -> Schedule:
-    """The order's pieces, in its order, merged so that the iteration is as short as any merge of neighbours makes it.
+    """Merge neighbouring slices of an order so that the iteration is as short as possible.
 
-    For a time T there is a merge that keeps it if every message can end by T less what follows it; of the merges
-    that do, the one whose end is earliest leaves most to what comes behind, so that a dynamic programme over
-    prefixes decides, f(j) = min over i < j of max(f(i), ready(i+1..j)) + cost(size of i+1..j), among those that keep
-    T. T is found by bisection to within a few thousandths of the distance to the bound. Orders of very many pieces
-    are returned as they are.
+    An iteration time T is possible if every message can end by T less the computation that follows
+    it. Among the merges that keep T, the best for what comes later is the one whose last message
+    ends first, so a dynamic programme over prefixes decides: f(j) = min over i < j of max(f(i),
+    ready(i+1..j)) + cost(size of i+1..j), among those that keep T. Bisection finds T to within a
+    few thousandths of the distance to `bound_ns`.
+
+    Args:
+        problem: profile and network.
+        order: the slices and their order; its own merges are dissolved first.
+        bound_ns: a lower bound of the iteration time.
+
+    Returns:
+        The best schedule found; `order` itself if it has more than `PIECES_AT_MOST` slices.
     """
     pieces = [problem.group([piece]) for group in order.groups for piece in group.pieces]
     if len(pieces) > PIECES_AT_MOST:
@@ -42,22 +50,26 @@ def best_batches(problem: ScheduleProblem, order: Schedule, bound_ns: int) -> Sc
 
 
 def _cuts(pieces: list[Group], network: Network, target_ns: int) -> list[tuple[int, int]] | None:
-    """Groups as ranges of pieces with which everything keeps `target_ns`, or None. In floating point: near enough."""
+    """The groups, as ranges of `pieces`, that keep `target_ns`, or None if no merge does.
+
+    Computed in floating point; the caller evaluates the result exactly.
+    """
     count = len(pieces)
     sent = np.concatenate(([0.0], np.cumsum([piece.size_bytes for piece in pieces])))
     ready = np.array([piece.ready_ns for piece in pieces], dtype=np.float64)
     later = np.array([piece.later_ns for piece in pieces], dtype=np.float64)
-    limits = np.array([piece.up_to_bytes for piece in network.segments[:-1]], dtype=np.float64)
-    startups = np.array([piece.startup_ns for piece in network.segments], dtype=np.float64)
-    byte_ns = np.array([NS_PER_SECOND / piece.bytes_per_second for piece in network.segments])
+    limits = np.array([segment.up_to_bytes for segment in network.segments[:-1]], dtype=np.float64)
+    startups = np.array([segment.startup_ns for segment in network.segments], dtype=np.float64)
+    byte_ns = np.array([NS_PER_SECOND / segment.bytes_per_second for segment in network.segments])
     earliest = np.full(count + 1, np.inf)
     earliest[0] = 0.0
     cut_before = [0] * (count + 1)
-    begins = 0  # of the run of one dtype
+    begins = 0  # the run of slices of one dtype that `end` belongs to
     for end in range(1, count + 1):
         if end > 1 and pieces[end - 1].dtype != pieces[end - 2].dtype:
             begins = end - 1
-        # from each beginning to here: ready with its last piece, then follows the longest of what follows any
+        # for each begin: a group is ready when its last slice is, and the longest of its slices'
+        # later_ns follows it
         ready_from = np.maximum.accumulate(ready[begins:end][::-1])[::-1]
         later_from = np.maximum.accumulate(later[begins:end][::-1])[::-1]
         sizes = sent[end] - sent[begins:end]

@@ -1,5 +1,7 @@
-"""The catalog: the policies of `gradlane.policies`, `searched`, which needs them and the simulator, and those of users by
-the place of their class: "module:Class" or "file.py:Class".
+"""The catalog: looks policies up by name.
+
+It has the policies of `gradlane.policies`; `searched`, which needs them and the simulator; and
+users' own, named by where their class is: "module:Class" or "file.py:Class".
 """
 
 from __future__ import annotations
@@ -19,17 +21,25 @@ from gradlane.planning.searched import Searched
 
 
 def names(backend: BackendName | None = None, external: bool = False) -> tuple[str, ...]:
-    """The names of all policies, or of those that `backend` carries; `searched` last.
+    """Names of policies, `searched` last.
 
-    external: in a live run with servers in processes of their own.
+    Args:
+        backend: only policies that this backend carries; None: all.
+        external: whether the backend's servers run in processes of their own.
     """
     return (*policies.names(backend, external), Searched.name)
 
 
 def get(name: str, **knobs: Any) -> Policy:
-    """The policy of that name with the given knobs; for "module:Class" or "file.py:Class" an instance of that class.
+    """The policy of a name.
 
-    Raises `InputError` naming what exists, or what a class lacks.
+    Args:
+        name: a name of the catalog, "module:Class" or "file.py:Class".
+        knobs: values for the policy's knobs; the others keep their defaults.
+
+    Raises:
+        InputError: the policy does not exist (the message lists those that do), lacks a part of
+            `Policy`, or refuses a knob.
     """
     if is_own(name):
         return _own(name, knobs)
@@ -46,7 +56,7 @@ def get(name: str, **knobs: Any) -> Policy:
 
 
 def is_own(name: str) -> bool:
-    """Whether `name` is the place of a class, rather than a name of the catalog."""
+    """Whether `name` says where a class is, and is not a name of the catalog."""
     return ":" in name
 
 
@@ -68,17 +78,17 @@ def _own(place: str, knobs: dict[str, Any]) -> Policy:
 
 
 def _module(where: str) -> ModuleType:
-    """A file's, or one that can be imported from here."""
+    """The module in the file `where`, or the importable module of that name."""
     try:
         if not where.endswith(".py"):
             if "" not in sys.path and str(Path.cwd()) not in sys.path:
-                sys.path.insert(0, str(Path.cwd()))  # as `python -m` has it
+                sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
             return importlib.import_module(where)
         spec = importlib.util.spec_from_file_location(f"_own_{Path(where).stem}", where)
         if spec is None or spec.loader is None:
             raise ImportError(f"{where} cannot be loaded")
         module = importlib.util.module_from_spec(spec)
-        # classes look their module up while they are made
+        # the class statement of a msgspec.Struct looks its module up in sys.modules
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
         return module

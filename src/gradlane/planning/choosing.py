@@ -1,4 +1,4 @@
-"""Choosing: a few policies tried while a job trains (`trying`), against the one that is in force."""
+"""Choosing: tries a few policies while a job trains, against the one in force."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Iterable, Sequence
 from gradlane.core.search_log import Choice, PolicyTrial
 from gradlane.planning.trial_runner import TrialRunner, TryOptions
 
-_LOSS = 3.0  # iterations' time that a look may lose before it tries nothing further
-# measured a trial, and once more of what looks best: of the first look, and of later ones, which hold up a job that runs well.
-# Many trials of two find more than few of three: what is missed is mostly what was not tried
+_LOSS = 3.0  # a search round starts no further trial once it has lost this many iterations' time
+# Measured iterations of a trial, and of the repeat of the best: in the first search round, and in
+# later ones, which slow down a job that runs well. Many trials of two iterations find more than few
+# of three: a round mostly misses what it did not try.
 _FIRST, _AGAIN = (2, 3), (2, 2)
 PART_OF_TIME = 0.03
-"""Of a job's time at most so much is lost to looking again, ..."""
+"""The fraction of a job's time that search rounds after the first may lose, ..."""
 ALLOWANCE_NS = 5 * 10**9
-"""... and this much at once, so that the first few changes need not wait for it."""
+"""... in addition to this much, so that the first few rounds need not wait."""
 
 
 class _Listed:
-    """Choices in a given order."""
+    """Proposes choices in a given order."""
 
     def __init__(self, choices: Iterable[Choice]) -> None:
         self._left = list(choices)
@@ -27,13 +28,17 @@ class _Listed:
         return self._left.pop(0) if self._left else None
 
     def tell(self, iteration_ns: int) -> None:
-        """The order stays."""
+        """Ignored: the order is fixed."""
 
 
 class Choosing(TrialRunner[Choice]):
-    """One look: what is in force, then others, the best of those once more, and what was in force once more.
+    """One search round: tries the current choice, then others; repeats the best and the current.
 
-    safe: what the winner must not be slower than; it is among those tried. again: this is not the first look.
+    Args:
+        in_force: the current choice.
+        safe: a choice that the winner must not be slower than; it is tried too.
+        others: what else to try, in order.
+        again: whether this is not the first search round.
     """
 
     def __init__(self, in_force: Choice, safe: Choice, others: Sequence[Choice], again: bool) -> None:
@@ -45,10 +50,15 @@ class Choosing(TrialRunner[Choice]):
 
     @property
     def tried(self) -> tuple[PolicyTrial, ...]:
+        """All trials so far, in order."""
         return tuple(PolicyTrial(attempt.choice, attempt.times_ns, attempt.cut) for attempt in self.attempts)
 
     def verdict(self, predicted_ns: int | None) -> str:
-        """One line on what is kept and why. predicted_ns: for what is kept."""
+        """One line on what is kept and why.
+
+        Args:
+            predicted_ns: the predicted iteration time of what is kept, if there is a prediction.
+        """
         kept_ns, safe_ns = self.median_ns(self.choice), self.median_ns(self._safe)
         assert kept_ns is not None
         said = f"{kept_ns / 1e6:.3g} ms an iteration"

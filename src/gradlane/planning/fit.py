@@ -1,9 +1,9 @@
-"""From a sweep of measured all-reduces to a Network.
+"""Fit a Network to a sweep of measured all-reduces.
 
-A least-squares line through such a sweep lets one stalled sample, or the largest size, decide everything, and may
-come out with a negative startup. Here the error is relative and absolute (L1), so that each size counts alike and
-an outlier counts at most once; startup and slope are bounded; and a second line, or a time that no message goes below, is
-fitted only where one line clearly does not serve.
+A least-squares line lets one stalled sample, or the largest size, decide everything, and may have a
+negative startup. Here the error is relative and absolute (L1): each size weighs the same, and an
+outlier at most once. Startup and slope are bounded. A second line, or a minimum cost, is fitted
+only if it lowers the error clearly.
 """
 
 from __future__ import annotations
@@ -24,21 +24,24 @@ from gradlane.units import NS_PER_SECOND, format_bytes
 
 Floats = npt.NDArray[np.float64]
 
-# the fit compares each pair of sizes for each candidate break: a dense sweep is thinned to this many
+# the fit compares each pair of sizes for each candidate break, so it thins a dense sweep to this
+# many sizes
 MAX_SIZES = 96
-# fewer sizes than this on a side and a line through two of them explains noise
+# a line through fewer sizes than this would fit noise
 LEAST_SIZES_PER_PIECE = 4
-# sizes that must cost alike before their cost is what no message goes below, and sizes beyond them that make a line
+# how many of the smallest sizes must cost the same for a minimum cost, and how many larger ones
+# make a line
 LEAST_SIZES_ON_FLOOR, LEAST_SIZES_ABOVE = 2, 3
-# the error per degree of freedom must come down to this part of one line's for a floor, or of either's for two lines ...
+# a minimum must lower the error per degree of freedom to this fraction of one line's, two lines to
+# this of the better's ...
 WORTH_A_FLOOR, WORTH_A_PIECE = 0.95, 0.6
-# ... and lower it by this much, so that a one per cent error is not split into two of half a per cent
+# ... and by at least this much, so that an error of 1 % is not reason for a second line
 LEAST_GAIN = 0.01
-# a cost may fall by this part where the next piece begins, beyond what the data themselves fall
+# the cost may fall by this fraction at the start of the next segment, beyond what the data fall by
 TOLERATED_DROP = 0.02
-# how finely the part of the startup that is latency is told: far finer than it can be measured
+# candidates for the latency's part of a startup: far finer than it can be measured
 LATENCY_STEPS = 200
-# the part of the smallest sizes' samples, of the slowest of them, that their mean leaves out
+# the minimum cost is a mean without this fraction of the samples, the slowest
 STALLED = 0.05
 
 _LEAST_SLOPE = NS_PER_SECOND / MAX_RATE
@@ -48,19 +51,19 @@ _MOST_SLOPE = float(NS_PER_SECOND)
 class _Line(NamedTuple):
     startup: float  # ns
     slope: float  # ns a byte
-    error: float  # relative, of all points together
+    error: float  # sum over points of the relative absolute error
 
     def at(self, sizes: Floats) -> Floats:
         return self.startup + self.slope * sizes
 
 
 class _Shape(NamedTuple):
-    """What costs may look like, and how well that serves."""
+    """A candidate for the cost function, with its error."""
 
     error: float  # per degree of freedom
-    pieces: tuple[CostSegment, ...]
-    least: float = 0.0  # ns; 0: nothing that no message goes below
-    on_least: int = 0  # how many sizes, of the smallest, cost that
+    segments: tuple[CostSegment, ...]
+    least: float = 0.0  # ns; 0: no minimum
+    on_least: int = 0  # how many of the smallest sizes cost that
 
 
 def fit_network(
@@ -72,19 +75,28 @@ def fit_network(
     algorithm: str = "unstated",
     source: str = "measured",
 ) -> Network:
-    """The network whose cost fits `samples`, pairs of (size in bytes, duration in ns), repeats included.
+    """Fit a network to measured all-reduces.
 
-    Each size stands for itself by its median. One line startup + size / rate (MG-WFBP Eq. 10) is fitted by least
-    relative absolute error under startup >= 0 and rate > 0; with a least cost, or two lines with a break between two sizes,
-    when that lowers the error clearly. `residual` is the median over sizes of |fitted - measured| / measured. The result's
-    `source` is `source` followed by what was fitted.
+    Each size counts with its median duration. One line startup + size / rate (MG-WFBP Eq. 10) is
+    fitted by least relative absolute error, with startup >= 0 and rate > 0. A minimum cost, or two
+    lines that meet between two sizes, replace it if they lower the error clearly.
 
-    streams: (size in bytes, number of messages, duration in ns) of equal messages started at once, on a network that is
-    known to share itself as `sharing` says. What they save against as many messages alone tells how much of the startup is
-    latency: one part for all pieces, and one of the least cost, again by least relative absolute error.
+    Args:
+        samples: pairs of size in bytes and duration in ns; sizes may repeat.
+        workers: number of workers that measured.
+        streams: triples of size in bytes, number of messages and duration in ns, of equal messages
+            that started together. What they save against as many lone messages tells how much of
+            the startups, and of the minimum, is latency; both are fitted by least relative absolute
+            error.
+        sharing: how messages in flight shared the network in `streams`.
+        algorithm, source: kept in the result; `source` is extended by what was fitted.
 
-    Raises `InputError` for fewer than two different sizes, for sizes or durations that are not positive, and for a
-    sample faster than any network.
+    Returns:
+        The network; its `residual` is the median over sizes of |fitted - measured| / measured.
+
+    Raises:
+        InputError: fewer than two different sizes, a size or duration that is not positive, or a
+            sample faster than any network.
     """
     by_size = _by_size(samples)
     count = sum(map(len, by_size.values()))
@@ -94,26 +106,27 @@ def fit_network(
     in_a_row = medians.copy()
     for (size_bytes, messages), duration_ns in in_streams.items():
         in_a_row[sizes == size_bytes] = duration_ns / messages
-        # one after another they cannot cost less than together: where they seem to, some messages take much longer than
-        # the median one, and a plan pays for those too
+        # Messages one after another cannot take less than together. If medians say so, some
+        # messages take much longer than the median one, and a plan pays for those too.
         medians[sizes == size_bytes] = np.maximum(medians[sizes == size_bytes], duration_ns / messages)
     kept = _thinned(sizes)
     shape = _shape(sizes[kept], medians[kept], in_a_row[kept])
-    pieces, min_message_ns = shape.pieces, round(shape.least)
+    segments, min_message_ns = shape.segments, round(shape.least)
     if min_message_ns:
-        # alone such a message wakes who sleeps: now and then that takes several times as long, and a plan pays for those too
+        # A lone small message wakes threads that sleep, which sometimes takes several times as
+        # long; a plan pays for that too, so the minimum is a mean.
         min_message_ns = max(
             min_message_ns, _mean([taken for size in sizes[kept][: shape.on_least] for taken in by_size[size]])
         )
-    fitted = Network(workers, pieces, algorithm, min_message_ns=min_message_ns)
+    fitted = Network(workers, segments, algorithm, min_message_ns=min_message_ns)
     costs = np.array([fitted.cost_ns(int(size)) for size in sizes], dtype=np.float64)
     residual = float(np.median(np.abs(costs - medians) / medians))
-    fit = "one line" if len(pieces) == 1 else f"two lines that meet at {format_bytes(pieces[0].up_to_bytes)}"
+    fit = "one line" if len(segments) == 1 else f"two lines that meet at {format_bytes(segments[0].up_to_bytes)}"
     if min_message_ns:
         fit += " and a least cost"
     span = f"{count} samples of {len(sizes)} sizes, {format_bytes(int(sizes[0]))} to {format_bytes(int(sizes[-1]))}"
     described = f"{source}; {span}; {fit}" + (f"; streams of {len(in_streams)} kinds" if in_streams else "")
-    network = Network(workers, pieces, algorithm, residual, described, sharing, min_message_ns)
+    network = Network(workers, segments, algorithm, residual, described, sharing, min_message_ns)
     if not in_streams:
         return network
     small = {kind: taken for kind, taken in in_streams.items() if network.cost_ns(kind[0]) == min_message_ns}
@@ -122,7 +135,7 @@ def fit_network(
 
 
 def _stream_medians(streams: Iterable[tuple[int, int, int]]) -> dict[tuple[int, int], float]:
-    """By size and number of messages the median duration."""
+    """The median duration by size and number of messages."""
     by_kind: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index, (size_bytes, messages, duration_ns) in enumerate(streams):
         if not (0 < size_bytes <= MAX_BYTES and messages > 0 and 0 < duration_ns <= MAX_NS):
@@ -136,26 +149,26 @@ def _stream_medians(streams: Iterable[tuple[int, int, int]]) -> dict[tuple[int, 
 def _fitting(
     candidate: Callable[[Network, int], Network], network: Network, in_streams: dict[tuple[int, int], float]
 ) -> Network:
-    """Of the candidates made of `network`, from 0 to `LATENCY_STEPS`, the one that fits the streams best."""
+    """Of the candidates, from step 0 to `LATENCY_STEPS`, the one that fits the streams best."""
 
     def error(network: Network) -> float:
         return sum(abs(network.stream_ns(*kind) / duration - 1) for kind, duration in in_streams.items())
 
-    # the error has several minima, so that all are tried
+    # the error has several minima, so all candidates are tried
     return min((candidate(network, step) for step in range(LATENCY_STEPS + 1)), key=error) if in_streams else network
 
 
 def _with_latency(network: Network, step: int) -> Network:
-    pieces = tuple(
-        msgspec.structs.replace(piece, latency_ns=piece.startup_ns * step // LATENCY_STEPS) for piece in network.segments
+    segments = tuple(
+        msgspec.structs.replace(segment, latency_ns=segment.startup_ns * step // LATENCY_STEPS) for segment in network.segments
     )
-    return msgspec.structs.replace(network, segments=pieces)
+    return msgspec.structs.replace(network, segments=segments)
 
 
 def _with_latency_of_least(network: Network, step: int) -> Network:
     most_ns = (
         network.min_message_ns * (network.sharing.max_in_flight - 1) // network.sharing.max_in_flight
-    )  # with so few at once no more shows
+    )  # more latency than this makes no difference to `max_in_flight` messages
     return msgspec.structs.replace(network, min_message_latency_ns=most_ns * step // LATENCY_STEPS)
 
 
@@ -179,7 +192,7 @@ def _by_size(samples: Iterable[tuple[int, int]]) -> dict[float, list[float]]:
 
 
 def _mean(durations: list[float]) -> int:
-    """But of the slowest few."""
+    """The mean without the slowest `STALLED` of the durations."""
     return round(float(np.mean(np.sort(durations)[: len(durations) - int(len(durations) * STALLED)])))
 
 
@@ -197,9 +210,9 @@ def _thinned(sizes: Floats) -> npt.NDArray[np.intp]:
 def _line(sizes: Floats, medians: Floats) -> _Line:
     """The bounded line of least total relative absolute error.
 
-    Such a line passes through a data point. Through a given point the error is convex in the slope, and least at
-    the weighted median of the slopes to the other points, so the bounds are met by clipping. All points are tried
-    at once: exact, O(n^2 log n).
+    Such a line passes through a data point. For lines through a given point, the error is convex in
+    the slope, with its minimum at the weighted median of the slopes to the other points; clipping
+    meets the bounds. All points are tried: exact, O(n^2 log n).
     """
     count = len(sizes)
     run = sizes[None, :] - sizes[:, None]
@@ -213,7 +226,8 @@ def _line(sizes: Floats, medians: Floats) -> _Line:
     middle = np.argmax(below >= below[:, -1:] / 2, axis=1)
     rows = np.arange(count)
     slope = np.clip(slopes[rows, order[rows, middle]], _LEAST_SLOPE, _MOST_SLOPE)
-    # not negative: no sample is faster than MAX_RATE
+    # the startup may not be negative; the slope stays within its bounds, as no sample is faster
+    # than MAX_RATE
     slope = np.minimum(slope, medians / sizes)
     startup = medians - slope * sizes
     errors = np.sum(np.abs(startup[:, None] + slope[:, None] * sizes[None, :] - medians[None, :]) / medians[None, :], axis=1)
@@ -222,9 +236,9 @@ def _line(sizes: Floats, medians: Floats) -> _Line:
 
 
 def _shape(sizes: Floats, medians: Floats, in_a_row: Floats) -> _Shape:
-    """One line, unless a least cost beside it or two lines serve clearly better."""
+    """One line, or a line with a minimum or two lines if they are clearly better."""
     line = _line(sizes, medians)
-    best = _Shape(line.error / max(1, len(sizes) - 2), (_piece(line),))
+    best = _Shape(line.error / max(1, len(sizes) - 2), (_segment(line),))
     for other, part in (
         (_line_and_floor(sizes, medians, in_a_row), WORTH_A_FLOOR),
         (_two_lines(sizes, medians), WORTH_A_PIECE),
@@ -239,17 +253,21 @@ def _is_worth(error: float, simpler: float, part: float) -> bool:
 
 
 def _line_and_floor(sizes: Floats, medians: Floats, in_a_row: Floats) -> _Shape | None:
-    """The smallest sizes, as many as serves best, cost the median of what they cost `in_a_row`; the line is the others'."""
+    """A line and a minimum, for the best number of sizes on the minimum.
+
+    The minimum is the median of the smallest sizes' cost per message in streams (`in_a_row`); the
+    line is fitted to the other sizes.
+    """
     count = len(sizes)
     best: _Shape | None = None
     for split in range(LEAST_SIZES_ON_FLOOR, count - LEAST_SIZES_ABOVE + 1):
         floor = float(np.median(in_a_row[:split]))
         line = _line(sizes[split:], medians[split:])
         seen = np.concatenate((in_a_row[:split], medians[split:]))
-        # three numbers are chosen: a line and a floor, which ends where the line goes above it
+        # three parameters: the line's two and the minimum, which ends where the line rises above it
         error = float(np.sum(np.abs(np.maximum(floor, line.at(sizes)) - seen) / seen)) / (count - 3)
         if best is None or error < best.error:
-            best = _Shape(error, (_piece(line),), floor, split)
+            best = _Shape(error, (_segment(line),), floor, split)
     return best
 
 
@@ -259,19 +277,21 @@ def _two_lines(sizes: Floats, medians: Floats) -> _Shape | None:
     for split in range(LEAST_SIZES_PER_PIECE, count - LEAST_SIZES_PER_PIECE + 1):
         left = _line(sizes[:split], medians[:split])
         right = _line(sizes[split:], medians[split:])
-        # five numbers are chosen: two lines and the break
+        # five parameters: two lines and the break
         error = (left.error + right.error) / max(1, count - 5)
         if best is not None and error >= best.error:
             continue
         at = _break_at(left, right, sizes[split - 1 : split + 1], medians[split - 1 : split + 1])
         if at is not None:
-            best = _Shape(error, (_piece(left, at), _piece(right)))
+            best = _Shape(error, (_segment(left, at), _segment(right)))
     return best
 
 
 def _break_at(left: _Line, right: _Line, sizes: Floats, medians: Floats) -> int | None:
-    """Where between two neighbouring sizes the left line should end, or None if the cost would fall there
-    although the data do not.
+    """Where between two neighbouring sizes the left line should end.
+
+    Returns:
+        A size in bytes, or None if the cost would fall there although the data do not.
     """
     gap = right.at(sizes) - left.at(sizes)
     if gap[0] * gap[1] < 0:
@@ -283,6 +303,6 @@ def _break_at(left: _Line, right: _Line, sizes: Floats, medians: Floats) -> int 
     return int(sizes[0])
 
 
-def _piece(line: _Line, up_to_bytes: int = MAX_BYTES) -> CostSegment:
+def _segment(line: _Line, up_to_bytes: int = MAX_BYTES) -> CostSegment:
     rate = NS_PER_SECOND / line.slope if line.slope > 0 else math.inf
     return CostSegment(min(round(line.startup), MAX_NS), round(min(max(rate, 1.0), float(MAX_RATE))), up_to_bytes)

@@ -1,8 +1,8 @@
-"""Monitor: whether the network or the worker is still what was planned for, told from the job's own iterations.
+"""Monitor: tells from a job's own iterations whether network or worker have changed.
 
-Nothing is sent for it. The messages of an iteration say how fast the network is: while at least one is under way it is
-busy, and the network that was planned for says how long those messages should have kept it so. No clock: what happened is
-handed in as spans.
+It sends nothing. The network is busy while at least one message is in flight; the network that the
+plan was made for says how long those messages should have kept it busy. The monitor has no clock:
+callers hand in spans.
 """
 
 from __future__ import annotations
@@ -20,32 +20,47 @@ from gradlane.core.timeline import Kind
 from gradlane.planning.pattern import ready_parts
 
 Row = tuple[Kind, int, int, int, int]
-"""A span: kind, iteration, subject, start and end, in ns."""
+"""A span: kind, iteration, subject, start and end in ns."""
 
 NETWORK_MOVED = 0.4
-"""The network has changed where messages take 1.4 times as long, or as short, as at the last look."""
+"""The network has changed if messages take 1.4 times as long, or 1 / 1.4, as in the last search
+round.
+"""
 COMPUTE_MOVED = 0.4
-"""So for a worker's computing."""
+"""The same for a worker's compute time."""
 ITERATION_MOVED = 0.5
-"""So for whole iterations, against those in which the plan in force was measured."""
+"""The same for iteration times, compared with those measured when the plan was chosen."""
 PATTERN_MOVED = 0.15
-"""The model's pattern has changed where gradients are ready so much of the backward pass earlier or later (`pattern`)."""
+"""The pattern has changed if gradients are ready earlier or later by this fraction of the backward
+pass (`pattern`).
+"""
 CROWDED = 0.2
-"""A machine is crowded where threads wait for a processor for so much more of an iteration than is normal there."""
+"""A machine is crowded if threads wait for a processor for this fraction of an iteration more than
+normal.
+"""
 PATIENCE, LONG_PATIENCE = 3, 8
-"""Iterations in a row that have to say so: of the network; of the rest, which a busy machine disturbs more."""
+"""How many iterations in a row must show a change: of the network; of the rest, which a busy
+machine disturbs more.
+"""
 CROWD_PATIENCE = 64
-"""What a crowded machine shows is other work's doing, unless it stays crowded for so many iterations in a row."""
+"""Iterations on a crowded machine are left out, unless it stays crowded for this many in a row."""
 LEARN = 5
-"""Iterations after a look from which it is learnt what is normal."""
-_SHARE = 0.25  # of the bursts of an iteration, by what they should have taken, so much was faster than what is believed
-_HIDDEN = 0.05  # networks that are busy for less of an iteration say little, and matter as little
+"""Iterations after a search round that define what is normal."""
+_SHARE = 0.25  # quantile of an iteration's bursts, weighted by planned time, that gives its slowness
+_HIDDEN = 0.05  # a network that is busy for less of an iteration than this tells little and matters little
 
 
 @dataclass(frozen=True)
 class Observed:
-    """One iteration. slowness: how many times as long as planned for messages kept the network busy; None where too few
-    were sent to tell. ready: by tensor, after which part of the backward pass its gradient was ready, if it was."""
+    """One iteration as observed.
+
+    Attributes:
+        iteration_ns: its length.
+        compute_ns: the part without waiting for communication.
+        slowness: how many times as long as planned the messages kept the network busy; None if too
+            few were sent to tell.
+        ready: by tensor name, after which fraction of the backward pass its gradient was ready.
+    """
 
     iteration_ns: int
     compute_ns: int
@@ -54,10 +69,16 @@ class Observed:
 
 
 def observe(rows: Iterable[Row], plan: Plan, network: Network, iteration_ns: int) -> Observed:
-    """What the spans of one iteration of `iteration_ns` say, under `plan`, which was made for `network`.
+    """Observe one iteration.
 
-    A burst is a time without a pause in which messages are under way. What begins with waiting for another rank makes a
-    burst too long and nothing makes it too short, so that of an iteration the faster bursts count.
+    A burst is a time without a pause in which messages are in flight. Waiting for another rank
+    makes a burst longer and nothing makes it shorter, so the faster bursts of an iteration count.
+
+    Args:
+        rows: the iteration's spans.
+        plan: the plan in force.
+        network: the network that the plan was made for.
+        iteration_ns: the iteration's length.
     """
     waited_ns = 0
     begun: dict[int, int] = {}
@@ -83,7 +104,7 @@ def observe(rows: Iterable[Row], plan: Plan, network: Network, iteration_ns: int
 
 
 def _bursts(sent: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """(how long, how long planned) of each burst of messages (start, end, planned), which come by their starts."""
+    """Measured and planned length of each burst; `sent`: (start, end, planned) by start."""
     found: list[tuple[int, int]] = []
     start_ns = end_ns = planned_ns = 0
     for begun_ns, ended_ns, cost_ns in sent:
@@ -98,7 +119,7 @@ def _bursts(sent: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
 
 
 def _faster(bursts: Sequence[tuple[int, int]]) -> float:
-    """The slowness below which a share of the bursts is, each counted by what was planned for it."""
+    """The quantile `_SHARE` of the bursts' slowness, weighted by planned time."""
     ratios = sorted((took_ns / planned_ns, planned_ns) for took_ns, planned_ns in bursts)
     wanted = _SHARE * sum(planned_ns for _, planned_ns in ratios)
     for ratio, planned_ns in ratios:
@@ -109,10 +130,12 @@ def _faster(bursts: Sequence[tuple[int, int]]) -> float:
 
 
 class Drift:
-    """Whether one quantity has left what it was: only where `patience` values in a row are beyond the same side of the band.
+    """Tells whether a quantity has changed: `patience` values in a row beyond one side of a band.
 
-    moved: half the width of the band, as in 0.3: from 1 / 1.3 to 1.3 times what is normal. normal: given, or the median
-    of the first `LEARN` values.
+    Args:
+        moved: half the width of the band: 0.3 means from 1 / 1.3 to 1.3 times normal.
+        normal: the normal value; None: the median of the first `LEARN` values.
+        patience: how many values in a row must agree.
     """
 
     def __init__(self, moved: float, normal: float | None = None, patience: int = PATIENCE) -> None:
@@ -121,7 +144,11 @@ class Drift:
         self._last: deque[float] = deque(maxlen=patience)
 
     def observe(self, value: float) -> float | None:
-        """The factor by which it has moved, or None while it has not."""
+        """Take in a value.
+
+        Returns:
+            The factor by which the quantity has changed, or None if it has not.
+        """
         if self.normal is None:
             self._first.append(value)
             if len(self._first) == LEARN:
@@ -138,8 +165,13 @@ class Drift:
 
 @dataclass(frozen=True)
 class Moved:
-    """What has changed. network, compute, iteration: by which factor it takes longer than before, 1.0 for no change.
-    pattern: by which part of the backward pass gradients are ready at other times, on average, 0.0 for no change."""
+    """What has changed.
+
+    Attributes:
+        network, compute, iteration: factor by which it takes longer than before; 1.0 for no change.
+        pattern: fraction of the backward pass by which gradients are ready at other times, on
+            average; 0.0 for no change.
+    """
 
     network: float = 1.0
     compute: float = 1.0
@@ -155,7 +187,11 @@ class Moved:
 
 
 class Monitor:
-    """Watches one plan from the time when it was settled upon. iteration_ns: what it was measured to take, if it was."""
+    """Watches the job under one plan.
+
+    Args:
+        iteration_ns: the iteration time measured when the plan was chosen, if it was.
+    """
 
     def __init__(self, iteration_ns: int | None = None) -> None:
         self._network = Drift(NETWORK_MOVED)
@@ -164,9 +200,15 @@ class Monitor:
         self._last_shifts: deque[float] = deque(maxlen=LONG_PATIENCE)
 
     def observe(self, seen: Observed, shift: float | None = None) -> Moved | None:
-        """What has moved, or None for nothing. Says so for as long as it is away from what it was.
+        """Take in an iteration.
 
-        shift: by which part of the backward pass gradients are ready at other times than planned for, on average.
+        Args:
+            seen: the iteration.
+            shift: fraction of the backward pass by which gradients are ready at other times than
+                planned, on average (`pattern.shift_of`).
+
+        Returns:
+            What has changed, for as long as it stays changed; None if nothing has.
         """
         network = None if seen.slowness is None else self._network.observe(seen.slowness)
         moved = Moved(
@@ -186,14 +228,22 @@ class Monitor:
 
 
 class Crowd:
-    """Whether other work keeps a machine's processors, so that an iteration says nothing about network and worker."""
+    """Tells whether other processes take a machine's processors, so that iterations tell nothing."""
 
     def __init__(self) -> None:
         self._first: list[float] = []
         self._in_a_row = 0
 
     def observe(self, waiting: float | None) -> bool:
-        """An iteration for `waiting` of which threads waited for a processor: whether it is to be left out."""
+        """Take in an iteration.
+
+        Args:
+            waiting: fraction of the iteration for which threads waited for a processor; None if
+                unknown.
+
+        Returns:
+            Whether the iteration is to be left out.
+        """
         if waiting is None:
             return False
         if len(self._first) < LEARN:
@@ -202,15 +252,15 @@ class Crowd:
         self._in_a_row = self._in_a_row + 1 if waiting > median(self._first) + CROWDED else 0
         if self._in_a_row <= CROWD_PATIENCE:
             return self._in_a_row > 0
-        self._first, self._in_a_row = [], 0  # that is how it is here now
+        self._first, self._in_a_row = [], 0  # this much waiting is normal now
         return False
 
 
 def slowed(network: Network, factor: float) -> Network:
-    """The same network where bytes take `factor` times as long; what a message costs whatever its size stays."""
-    pieces = tuple(
-        msgspec.structs.replace(piece, bytes_per_second=min(MAX_RATE, max(1, round(piece.bytes_per_second / factor))))
-        for piece in network.segments
+    """The same network with its rates divided by `factor`; startups stay."""
+    segments = tuple(
+        msgspec.structs.replace(segment, bytes_per_second=min(MAX_RATE, max(1, round(segment.bytes_per_second / factor))))
+        for segment in network.segments
     )
     source = f"{network.source}; {factor:.2f} times as slow since"
-    return msgspec.structs.replace(network, segments=pieces, source=source[-1000:])
+    return msgspec.structs.replace(network, segments=segments, source=source[-1000:])

@@ -1,4 +1,4 @@
-"""Pattern: when in a backward pass gradients become ready, and a profile made to agree with how it is now."""
+"""Pattern: when in a backward pass gradients become ready, and profiles brought up to date with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from gradlane.core.profile import Profile, TensorSpec
 
 
 def ready_parts(ready_ns: Mapping[int, int], backward: tuple[int, int], tensors: Sequence[TensorSpec]) -> dict[str, float]:
-    """By name when those of `tensors` that were seen were ready, as a part of the backward pass (start, end)."""
+    """When gradients were ready, as fractions of the backward pass.
+
+    Args:
+        ready_ns: by index into `tensors`, when its gradient was ready.
+        backward: start and end of the backward pass, in ns on the same clock.
+        tensors: the model's tensors.
+
+    Returns:
+        Fractions by tensor name, for the tensors that were seen.
+    """
     start_ns, end_ns = backward
     if end_ns <= start_ns:
         return {}
@@ -20,9 +29,12 @@ def ready_parts(ready_ns: Mapping[int, int], backward: tuple[int, int], tensors:
 
 
 def shift_of(profile: Profile, ready: Mapping[str, float]) -> float:
-    """By which part of the backward pass a byte of gradients is ready at another time than in `profile`, on average.
+    """How far readiness has shifted: the mean over bytes, as a fraction of the backward pass.
 
-    ready: by tensor, as a part of the backward pass; those that are missing are where they were.
+    Args:
+        profile: the profile to compare with.
+        ready: by tensor name, when it was ready as a fraction of the backward pass; tensors that
+            are missing count as unchanged.
     """
     if not profile.backward_ns:
         return 0.0
@@ -35,10 +47,10 @@ def shift_of(profile: Profile, ready: Mapping[str, float]) -> float:
 
 
 def with_pattern(profile: Profile, ready: Mapping[str, float]) -> Profile:
-    """The same where gradients are ready when `ready` says, as parts of the backward pass.
+    """The same profile with gradients ready when `ready` says, in fractions of the backward pass.
 
-    Layers run in the order opposite to that of their last gradients, since backward is forward reversed; one without a
-    gradient stays before the layer that it was before.
+    Layers are reordered opposite to their last gradients, since backward is forward reversed; a
+    layer without gradients keeps its place before the layer that followed it.
     """
     by_layer: dict[int, int] = {}
     tensors = []

@@ -1,5 +1,7 @@
-"""Planning: the one way from a policy to a plan. Commands, experiments, searches and live sessions all take it, so that one
-profile gives one plan at one place, whoever asks.
+"""Plans: the one way from a policy to a plan.
+
+Commands, experiments, searches and live sessions all use it, so that one profile gives one plan at
+one place.
 """
 
 from __future__ import annotations
@@ -14,17 +16,24 @@ from gradlane.sim.allreduce import planned_ahead
 
 
 def make_plan(policy: Policy, profile: Profile, place: Place) -> Plan:
-    """What `policy` plans for `profile` at `place`, ready to be carried out there.
+    """Plan `profile` with `policy`, ready to be carried out at `place`.
 
-    Raises `PlanError` where the plan does not move every byte of the profile once, or where nothing at `place` can carry it.
+    Raises:
+        PlanError: the plan does not move every byte once, or nothing at `place` can carry it.
     """
     return accepted(policy.plan(profile, place.network), profile, place)
 
 
 def accepted(plan: Plan, profile: Profile, place: Place) -> Plan:
-    """A given plan as `place` carries it out: checked, and with its order fixed ahead where one is needed and it has none.
+    """Check a given plan for `place`, and fix its order if `place` needs one and it has none.
 
-    profile: with its tensors in the plan's order. Raises as `make_plan` does.
+    Args:
+        plan: the plan.
+        profile: the profile, with its tensors in the plan's order.
+        place: where the plan will be carried out.
+
+    Raises:
+        PlanError: as `make_plan`.
     """
     check_plan(plan, profile.specs)
     refuse_what_cannot_be_done(plan, place.backend, place.has_external_servers)

@@ -1,8 +1,9 @@
-"""Ranking: all policies and several sizes of each, by what the simulator says of one job.
+"""Ranking: simulates all policies, and several sizes of each, for one job.
 
     python -m gradlane.planning.ranking < question.json > answer.json
 
-answers a `Question`: a process of its own, since a thread would take the interpreter from the training loop.
+answers a `Question` in a process of its own; a thread would take the interpreter from the training
+loop.
 """
 
 from __future__ import annotations
@@ -29,20 +30,30 @@ from gradlane.planning.search.space import MOST_PIECES, Space
 from gradlane.sim import iteration_ns, simulate_servers
 
 SAFE = Choice("ddp")
-"""What DDP itself does: nothing else can promise to be no slower than DDP."""
+"""DDP's own buckets: the only plan that is sure to be no slower than DDP."""
 _FIRST = ("blocks", "mercury", "mg-wfbp", "bytescheduler", "prophet", "tictac")
 _NAMES_LAST = ("searched",)
-_SEARCH_MOVES = 1500  # `searched` as one candidate among many: about a second
+_SEARCH_MOVES = 1500  # for `searched` as one candidate among many: about a second
 _SIZES = 4  # of each knob
-# what handling a message takes from computing, which is not simulated: at least so long, and a part of what a message costs
-# whatever its size, which is mostly the processor's. It decides between those that are predicted alike
-_HANDLING_NS, _HANDLING_PART = 20_000, 0.25
-_NEAR = 1.25  # what is expected to take so many times the best prediction is not tried
+# Processor time that a message takes from computing, which the simulator leaves out: at least this
+# many ns, and this fraction of the startup, which is mostly the processor's. It decides between
+# plans with nearly equal predictions.
+_OVERHEAD_NS, _OVERHEAD_PART = 20_000, 0.25
+_NEAR = 1.25  # plans predicted to take this many times the best prediction are not tried
 
 
 class Question(msgspec.Struct, frozen=True):
-    """look: its number. servers: in processes of their own. most: how many plans are wanted. budget_ns: for predicting.
-    crosses: whether the next forward pass can begin before all sums have come; not where each step waits for them."""
+    """What to rank.
+
+    Attributes:
+        profile, network, backend: the job and its fitted network.
+        servers: servers in processes of their own.
+        look: number of the search round.
+        most: how many plans to return.
+        budget_ns: time to spend on predictions.
+        crosses: whether the next forward pass can begin before all sums have come. It cannot if
+            each step waits for them.
+    """
 
     profile: Profile
     network: Network
@@ -59,7 +70,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Ranked(msgspec.Struct, frozen=True):
-    """A candidate worth trying, with its plan, whose order is fixed ahead."""
+    """A candidate to try, with its plan and the order of its messages."""
 
     predicted: Predicted
     plan: Plan
@@ -70,25 +81,34 @@ class Ranked(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """predicted: all that there was time for, the best first. worth_trying: some of them, in the order to try them in."""
+    """The result of a ranking.
+
+    Attributes:
+        predicted: all candidates that there was time for, the fastest first.
+        worth_trying: some of them, in the order to try them in.
+    """
 
     predicted: tuple[Predicted, ...]
     worth_trying: tuple[Ranked, ...]
 
 
 def policy_of(choice: Choice) -> Policy:
-    """The policy with its knobs. Raises `InputError` for one that does not exist."""
+    """The policy of a choice, with its knobs set.
+
+    Raises:
+        InputError: the policy does not exist.
+    """
     return catalog.get(choice.policy, **choice.knobs)
 
 
 def often_good(backend: BackendName, external: bool = False) -> tuple[Choice, ...]:
-    """The safe choice and others that are predicted first, should time be short."""
+    """The safe choice, and others to predict first in case time runs out."""
     carried = catalog.names(backend, external)
     return (SAFE, *(Choice(name) for name in _FIRST if name in carried))
 
 
 def candidates(profile: Profile, backend: BackendName, external: bool = False) -> Iterator[Choice]:
-    """Everything that `backend` carries: first some that are often good, then every policy, then sizes of each."""
+    """All that `backend` carries: first `often_good`, then every policy, then sizes of each."""
     names = catalog.names(backend, external)
     first = often_good(backend, external)
     others = [Choice(name) for name in names if Choice(name) not in first and name not in _NAMES_LAST]
@@ -102,7 +122,7 @@ def candidates(profile: Profile, backend: BackendName, external: bool = False) -
                 knobs = space.knobs(((step + 0.5) / _SIZES,) * space.dimensions)
                 try:
                     policy_of(Choice(name, knobs))
-                except InputError:  # it contradicts a knob that is not searched
+                except InputError:  # the value contradicts a knob that is not searched
                     continue
                 yield Choice(name, knobs)
     if "searched" in names:
@@ -110,7 +130,10 @@ def candidates(profile: Profile, backend: BackendName, external: bool = False) -
 
 
 def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> Answer:
-    """Predict as many candidates as there is time for, three at least; plans that are alike count once."""
+    """Predict candidates until the time is spent, but at least three.
+
+    Plans that do the same count once.
+    """
     profile, place = question.profile, question.place
     deadline_ns = now_ns() + question.budget_ns
     found: dict[str, Ranked] = {}
@@ -119,27 +142,27 @@ def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> A
             break
         plan = make_plan(policy_of(choice), profile, place)
         if len(plan.messages) > 2 * MOST_PIECES:
-            continue  # no network makes up for handling so many
+            continue  # no network makes up for the overhead of so many messages
         if any(lane.network_priority for lane in plan.lanes):
-            continue  # whether this network serves classes nobody has asked it (`gradlane probe --priority`)
+            continue  # unknown whether this network serves priority classes (`gradlane probe --priority` tells)
         alike = likeness(plan)
         if alike not in found:
             carried = plan if question.crosses else msgspec.structs.replace(plan, crosses_barrier=False)
             took_ns = simulated_ns(carried, profile, place)
             found[alike] = Ranked(Predicted(msgspec.structs.replace(choice, look=question.look), took_ns), plan)
-    handling_ns = max(_HANDLING_NS, _HANDLING_PART * place.network.startup_ns)
-    ranked = sorted(found.values(), key=lambda each: each.predicted.iteration_ns + handling_ns * len(each.plan.messages))
+    overhead_ns = max(_OVERHEAD_NS, _OVERHEAD_PART * place.network.startup_ns)
+    ranked = sorted(found.values(), key=lambda each: each.predicted.iteration_ns + overhead_ns * len(each.plan.messages))
     default = policies.default(question.backend)
     return Answer(tuple(each.predicted for each in ranked), tuple(_worth_trying(ranked, question.most, default)))
 
 
 def likeness(plan: Plan) -> str:
-    """Equal for plans that do the same, whatever they are called."""
+    """A key that is equal for plans that do the same under different names."""
     return msgspec.structs.replace(plan, policy="any").fingerprint
 
 
 def simulated_ns(plan: Plan, profile: Profile, place: Place) -> int:
-    """The steady-state iteration time of `plan` at `place`, whose network was measured there."""
+    """The steady-state iteration time in ns at a place whose network was measured there."""
     simulated = where(place)
     if isinstance(simulated, Network):
         return iteration_ns(plan, profile, simulated)
@@ -147,8 +170,10 @@ def simulated_ns(plan: Plan, profile: Profile, place: Place) -> int:
 
 
 def _worth_trying(ranked: list[Ranked], most: int, default: str) -> list[Ranked]:
-    """The best of each of the best policies, since what the simulator gets wrong of one size it gets wrong of the next;
-    then other sizes. The backend's default is among them, whatever is expected of it.
+    """The best candidate of each of the best policies, then other sizes, then cut to `most`.
+
+    An error of the simulator for one size holds for the next size of that policy too, so policies
+    come first. The backend's default policy is always among them.
     """
     near = [each for each in ranked if each.predicted.iteration_ns <= ranked[0].predicted.iteration_ns * _NEAR]
     of_policy: dict[str, Ranked] = {}

@@ -1,4 +1,4 @@
-"""Order: messages one after another, what an iteration under them takes, and small changes to them."""
+"""ScheduleProblem: messages one after another, their iteration time, and small changes to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from gradlane.core.profile import DTYPE_BYTES, Profile
 
 
 class Group(NamedTuple):
-    """One message: ready when its last piece is; the forward pass takes `later_ns` or more after its arrival."""
+    """One message.
+
+    Attributes:
+        ready_ns: when its last slice is ready.
+        size_bytes: bytes of all slices.
+        later_ns: the least time that the forward pass takes after its arrival.
+        dtype: the slices' dtype.
+        pieces: the slices.
+    """
 
     ready_ns: int
     size_bytes: int
@@ -22,7 +30,7 @@ class Group(NamedTuple):
 
 
 class ScheduleProblem:
-    """What all orders of one profile on one network share."""
+    """What all schedules of one profile on one network share."""
 
     def __init__(self, profile: Profile, network: Network) -> None:
         self.network = network
@@ -35,7 +43,7 @@ class ScheduleProblem:
         self.later = [from_layer[tensor.layer] for tensor in profile.tensors]
 
     def group(self, pieces: Iterable[Slice]) -> Group:
-        """One message of `pieces`, which are of one dtype."""
+        """One message of `pieces`, slices of one dtype."""
         pieces = tuple(pieces)
         return Group(
             max(self._ready[piece.tensor] for piece in pieces),
@@ -52,15 +60,20 @@ class ScheduleProblem:
 
 
 class Schedule:
-    """Groups in the order in which they are sent, each when ready and after the one before. Frozen.
+    """Groups in the order in which they are sent, each when ready and the one before has ended.
 
-    `value` is the iteration time: the greatest of a group's end and what follows it, and what computation alone
-    takes. `critical` is the group that decides it.
+    Frozen.
+
+    Attributes:
+        groups: the messages.
+        value: the iteration time in ns: the maximum of each group's end + `later_ns`, and of
+            computation alone.
+        critical: index of the group that determines `value`.
     """
 
     def __init__(self, problem: ScheduleProblem, groups: list[Group], before: Schedule | None = None, same: int = 0) -> None:
-        # the first `same` groups are those of `before`
-        self.groups, self._ground = groups, problem
+        # the first `same` groups are those of `before`, whose ends need no new computation
+        self.groups, self._problem = groups, problem
         self._ends: list[int] = before._ends[:same] if before else []
         end = self._ends[-1] if self._ends else 0
         cost_ns = problem.network.cost_ns
@@ -74,9 +87,13 @@ class Schedule:
         self.value = max(worst, problem.floor_ns)
 
     def changed(self, draw: random.Random) -> Schedule | None:
-        """This order with one change, mostly where its value is decided, or None where the change drawn does not fit."""
+        """This schedule with one random change, mostly near the group that determines its value.
+
+        Returns:
+            The changed schedule, or None if the change that was drawn is not possible.
+        """
         groups = self.groups
-        # only what is sent without a pause before the deciding group can make it earlier
+        # only messages sent without a pause before the critical group can make it end earlier
         first = self.critical
         while first > 0 and self._ends[first - 1] >= groups[first].ready_ns:
             first -= 1
@@ -96,24 +113,24 @@ class Schedule:
         return 0 <= to < len(self.groups) and to != place and self.groups[place].dtype == self.groups[to].dtype
 
     def _merge(self, place: int, to: int) -> Schedule | None:
-        """Two messages become one, where the second stood."""
+        """Merge two messages, at the second one's place."""
         if not self._fits(place, to):
             return None
         groups = list(self.groups)
-        groups[to] = self._ground.group(groups[to].pieces + groups[place].pieces)
+        groups[to] = self._problem.group(groups[to].pieces + groups[place].pieces)
         del groups[place]
-        return Schedule(self._ground, groups, self, min(place, to))
+        return Schedule(self._problem, groups, self, min(place, to))
 
     def _split(self, place: int, draw: random.Random) -> Schedule:
-        """A message in two: first what is needed, or by chance what is ready, first."""
-        by_use, later = draw.random() < 0.5, self._ground.later
+        """Split a message's slices in two: by first use or, at random, by readiness."""
+        by_use, later = draw.random() < 0.5, self._problem.later
         pieces = sorted(self.groups[place].pieces, key=lambda p: (-later[p.tensor] if by_use else 0, p.tensor, p.offset_bytes))
         cut = draw.randint(1, len(pieces) - 1)
-        parts = [self._ground.group(pieces[:cut]), self._ground.group(pieces[cut:])]
-        return Schedule(self._ground, self.groups[:place] + parts + self.groups[place + 1 :], self, place)
+        parts = [self._problem.group(pieces[:cut]), self._problem.group(pieces[cut:])]
+        return Schedule(self._problem, self.groups[:place] + parts + self.groups[place + 1 :], self, place)
 
     def _cut(self, place: int, draw: random.Random) -> Schedule | None:
-        """A message of one piece in two; the second goes at once or a little later."""
+        """Cut a message of one slice in two; the second part follows at once or a little later."""
         piece = self.groups[place].pieces[0]
         element = DTYPE_BYTES[self.groups[place].dtype]
         size_bytes = int(piece.size_bytes * draw.choice((0.125, 0.25, 0.5, 0.75))) // element * element
@@ -122,25 +139,25 @@ class Schedule:
         first = Slice(piece.tensor, piece.offset_bytes, size_bytes)
         second = Slice(piece.tensor, piece.offset_bytes + size_bytes, piece.size_bytes - size_bytes)
         groups = list(self.groups)
-        groups[place] = self._ground.group([first])
-        groups.insert(draw.randint(place + 1, min(len(groups), place + 4)), self._ground.group([second]))
-        return Schedule(self._ground, groups, self, place)
+        groups[place] = self._problem.group([first])
+        groups.insert(draw.randint(place + 1, min(len(groups), place + 4)), self._problem.group([second]))
+        return Schedule(self._problem, groups, self, place)
 
     def _move(self, place: int, to: int) -> Schedule | None:
-        """A message goes earlier or later."""
+        """Send a message earlier or later."""
         if not 0 <= to < len(self.groups) or to == place:
             return None
         groups = list(self.groups)
         groups.insert(to, groups.pop(place))
-        return Schedule(self._ground, groups, self, min(place, to))
+        return Schedule(self._problem, groups, self, min(place, to))
 
     def _hand(self, place: int, to: int, draw: random.Random) -> Schedule | None:
-        """A piece of one message goes with another."""
+        """Move a slice from one message to another."""
         if not self._fits(place, to):
             return None
         pieces = list(self.groups[place].pieces)
         piece = pieces.pop(draw.randrange(len(pieces)))
         groups = list(self.groups)
-        groups[place] = self._ground.group(pieces)
-        groups[to] = self._ground.group((*groups[to].pieces, piece))
-        return Schedule(self._ground, groups, self, min(place, to))
+        groups[place] = self._problem.group(pieces)
+        groups[to] = self._problem.group((*groups[to].pieces, piece))
+        return Schedule(self._problem, groups, self, min(place, to))

@@ -1,4 +1,4 @@
-"""searched: the best plan found for this profile and network, with the distance to what no plan can beat."""
+"""searched: the best plan found for a profile and a network, with its distance to the lower bound."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ from gradlane.sim import iteration_ns
 from gradlane.sim.bounds import lower_bound_ns
 
 Progress = Callable[[float, int], None]
-"""Called now and then with the part of the search that is done and the best iteration time so far, in ns."""
+"""Called now and then with the fraction of the search that is done and the best iteration time so
+far, in ns.
+"""
 
-MERGED_ANEW = 4  # starting orders whose merges are found exactly
+MERGED_ANEW = 4  # starting schedules whose best merges are computed exactly
 QUIET = 300  # moves without a better plan before the search goes elsewhere
 
 
 class Found(NamedTuple):
-    """The plan, what the simulator says of it, and what no plan can beat."""
+    """A plan, its simulated iteration time and the lower bound, in ns."""
 
     plan: Plan
     iteration_ns: int
@@ -38,23 +40,31 @@ class Found(NamedTuple):
 
     @property
     def distance(self) -> float:
-        """How far above the bound the plan is, as a part of the bound; 0 is proven best."""
+        """How far above the bound the plan is, as a fraction of the bound; 0 is proven best."""
         return self.iteration_ns / self.bound_ns - 1 if self.bound_ns else 0.0
 
 
 class Searched(msgspec.Struct, frozen=True):
-    """Merges, slices and order together, under startup, with the forward pass included (open in MG-WFBP §8).
+    """Search merges, slices and order together, with startup and the forward pass (open in MG-WFBP
+    §8).
 
-    A plan is an order of messages, each sent alone when it is ready and the one before has arrived. The last layer
-    to wait decides, so that an iteration takes the greatest of (arrival of a message + what the forward pass still
-    has to do from its first layer on): one machine with release times, delivery times and a setup for each batch.
-    The search starts from the orders of all other policies, finds the best merges of the best ones exactly by
-    dynamic programming, and then tries `moves` changes where the iteration time is decided: merge, split, move, cut.
-    Lanes that interrupt one another and halves of sums are not sought. It ends early at the lower bound. Each change is
-    judged by that formula, and the result by the simulator. Where messages at once hide one another's startup, the order
-    found and those of the other policies are tried that way too.
+    A plan is an order of messages, each sent alone when it is ready and the one before has arrived.
+    The iteration time is the maximum over messages of arrival + what the forward pass still has to
+    run from the message's first layer on: a single machine with release times, delivery times and a
+    setup for each batch.
+
+    The search starts from the orders of all other policies and finds the best merges of the best
+    ones by dynamic programming. Then it tries `moves` changes (merge, split, move, cut) where the
+    iteration time is determined. It ends early at the lower bound. That formula judges each change,
+    the simulator the result. On networks with several messages in flight, the simulator also judges
+    the order found, and those of the other policies, sent that way. Lanes that preempt one another
+    and two-phase messages are not searched.
 
     Differs from the paper: there is none.
+
+    Attributes:
+        moves: number of changes to try.
+        seed: the same seed gives the same plan.
     """
 
     name: ClassVar[str] = "searched"
@@ -72,7 +82,15 @@ class Searched(msgspec.Struct, frozen=True):
         return self.search(profile, network).plan
 
     def search(self, profile: Profile, network: Network, progress: Progress | None = None) -> Found:
-        """The best plan found, its simulated iteration time and the lower bound; the same for the same seed."""
+        """Search for the best plan; the same for the same seed.
+
+        Args:
+            profile, network: what to plan for.
+            progress: called now and then.
+
+        Returns:
+            The plan, its simulated iteration time and the lower bound.
+        """
         bound_ns = lower_bound_ns(profile, network)
         problem = ScheduleProblem(profile, network)
         others = starting_plans(profile, network)
@@ -86,7 +104,8 @@ class Searched(msgspec.Struct, frozen=True):
         found = Found(plan, iteration_ns(plan, profile, network), bound_ns)
         assert found.iteration_ns == best.value, "the search and the simulator disagree"
         if network.overlaps:
-            # several at once may be better, of the order found or of another; halves not every server can carry
+            # several messages in flight may be better, with this order or another; not every server
+            # carries two-phase messages
             whole = [each for each in others if not each.second_phases]
             at_once = [msgspec.structs.replace(each, policy=self.name, crosses_barrier=True) for each in whole]
             for other in (msgspec.structs.replace(plan, lanes=(Lane(),)), *at_once):
@@ -106,7 +125,8 @@ class Searched(msgspec.Struct, frozen=True):
             if progress is not None and move % 500 == 0:
                 progress(move / self.moves, best.value)
             if quiet == QUIET:
-                # nothing near is better: go some steps off, not too far up, and climb from there
+                # no neighbour is better: take some steps away, to values not much worse, and climb
+                # from there
                 current, quiet = best, 0
                 far = draw.choice((1, 3, 10))
                 for _ in range(draw.randint(1, 6)):
@@ -123,7 +143,7 @@ class Searched(msgspec.Struct, frozen=True):
 
 
 def starting_plans(profile: Profile, network: Network) -> list[Plan]:
-    """What the other policies would do over all-reduce, with other sizes too, in the order in which they would."""
+    """The plans of the other policies over all-reduce, also with other sizes, with their orders."""
     kinds: list[Policy] = [policies.get(name) for name in policies.names("all-reduce")]
     for exponent in range(17, 26, 2):
         size = 2**exponent
@@ -140,14 +160,14 @@ def _distinct(orders: Iterable[Schedule]) -> Iterable[Schedule]:
 def _as_plan(name: str, groups: list[Group], profile: Profile) -> Plan:
     urgency = profile.urgency()
     messages = tuple(Message(_joined(group.pieces), min(urgency[p.tensor] for p in group.pieces)) for group in groups)
-    # a window of one byte means one message at a time: a lone larger one may always go
+    # a window of one byte allows one message at a time, since a lone larger one may always go
     lanes = (Lane(window_bytes=1),)
     plan = Plan(name, profile.model, profile.specs, messages, lanes, crosses_barrier=True)
     return plan.with_sequence(tuple(range(len(messages))))
 
 
 def _joined(pieces: tuple[Slice, ...]) -> tuple[Slice, ...]:
-    """Parts of a tensor that touch as one slice."""
+    """Join slices of a tensor that touch."""
     joined: list[Slice] = []
     for _, parts in itertools.groupby(sorted(pieces, key=lambda p: (p.tensor, p.offset_bytes)), key=lambda p: p.tensor):
         for part in parts:

@@ -1,5 +1,7 @@
-"""Trying: which of several choices a running job takes next, from how long its iterations take. No clock: times are
-handed in. What is chosen among is none of its business: sizes (`tuning`), or whole policies (`choosing`).
+"""TrialRunner: decides which choice a running job tries next, from its iteration times.
+
+It has no clock; callers hand times in. Choices may be sizes (`tuning`) or whole policies
+(`choosing`).
 """
 
 from __future__ import annotations
@@ -15,19 +17,25 @@ from gradlane.core.fields import need, need_int
 
 Choice = TypeVar("Choice")
 
-# a trial whose fastest iteration so far is so many times the best known median is ended: after one, two, more of them
+# a trial is cut if its fastest iteration is this many times the best median: after one iteration,
+# two, more
 _CUT_AT = (3.0, 1.5, 1.25)
-_FINALS = 3  # of the choices that look best, so many are measured again at most
-_FAR = 1.25  # the given choice needs no second look where it takes so many times the best median
+_FINALS = 3  # at most this many of the best choices are measured again
+_FAR = 1.25  # the starting choice is not measured again if it takes this many times the best median
 _WORTH_A_CHANGE = 0.99
 
 
 class TryOptions(msgspec.Struct, frozen=True):
     """How choices are tried.
 
-    trials: at most so many, the given choice included. iterations: measured a trial; its value is their median.
-    final_iterations: when a choice is measured once more, as many where not given. settle: iterations after a change that
-    are not measured. loss: trying ends once so many iterations' time, of the best known, was lost to worse ones.
+    Attributes:
+        trials: the most trials, the starting choice included.
+        iterations: measured iterations of a trial; its value is their median.
+        settle: iterations after a change that are not measured.
+        loss: no trial starts once slower choices have lost this many iterations' time, in
+            iterations of the best choice.
+        final_iterations: measured iterations when a choice is measured again; None: as
+            `iterations`.
     """
 
     trials: int = 12
@@ -52,15 +60,21 @@ class Proposals(Protocol[Proposed]):
     """Where choices come from."""
 
     def ask(self) -> Proposed | None:
-        """What to try next; None where there is nothing left."""
+        """The next choice to try, or None if none is left."""
 
     def tell(self, iteration_ns: int) -> None:
-        """What was asked for last (the given choice at first) took so long an iteration."""
+        """The last choice asked for (at first: the starting choice) has this median iteration time."""
 
 
 @dataclass(frozen=True)
 class Attempt(Generic[Choice]):
-    """Some iterations with the same choice. times_ns: those measured. cut: ended before its time, as bad."""
+    """Some iterations with one choice.
+
+    Attributes:
+        choice: what was in force.
+        times_ns: the measured iterations' times.
+        cut: whether the trial was stopped early because it was clearly slower.
+    """
 
     choice: Choice
     times_ns: tuple[int, ...]
@@ -68,41 +82,51 @@ class Attempt(Generic[Choice]):
 
 
 class TrialRunner(Generic[Choice]):
-    """One run of trials: the given choice first, then what is proposed.
+    """One run of trials: the starting choice first, then what is proposed.
 
-    Whoever owns it runs `choice`, reports each iteration to `observe`, and changes to the new `choice` where that says
-    so, until `over`; then `choice` is the best known.
+    The owner runs `choice`, reports each iteration to `observe`, and switches to the new `choice`
+    if that returns True, until `over`. Then `choice` is the best one.
 
-    How much a bad trial can cost: it is ended after its first measured iteration if that took three times the best
-    known median, after the second if both took half as long again, then if all took a quarter longer; so `settle` and
-    one iteration of a very bad choice. Of all trials together: no further one begins once more than `loss` iterations'
-    time was lost.
+    A bad trial costs little: it is cut after its first measured iteration if that took three times
+    the best median, after the second if both took 1.5 times, then if all took 1.25 times. No trial
+    starts once `loss` iterations' time is lost.
 
-    How luck is kept out: after the last trial the choices that look best are measured once more, the next best where they
-    do not hold, and then the given one unless it is far off; only choices measured twice are kept, and what counts is
-    the median over all iterations with the same choice. A choice that is not faster by a hundredth is not worth a change.
+    A lucky trial does not win: after the last trial the best choices are measured again, the next
+    best if they do not hold, and then the starting choice unless it is far slower. Only choices
+    that were measured twice are kept, and the median over all their iterations counts. A choice
+    must be faster than the starting one by 1 %.
+
+    Args:
+        start: the starting choice.
+        proposals: where further choices come from.
+        options: how they are tried.
+        in_force: whether `start` has been in force already, so that it need not settle.
     """
 
     def __init__(self, start: Choice, proposals: Proposals[Choice], options: TryOptions, in_force: bool = False) -> None:
-        """in_force: whether the given choice has been for a while, so that it need not settle."""
         self._start, self._proposals, self._options = start, proposals, options
         self._finals: list[Choice] | None = None
         self.choice: Choice = start
         self.attempts: list[Attempt[Choice]] = []
         self.over = False
         self.lost = 0.0
-        """Iterations' time lost in trials so far to choices worse than the best known, in iterations of the best known.
+        """Time lost so far in trials of slower choices, in iterations of the best choice.
 
-        By the median of each trial: what a busy machine adds to an iteration here and there is not lost to a choice.
+        Each trial counts by its median, so that an iteration slowed by a busy machine is not blamed
+        on a choice.
         """
         self.iterations = 0
-        """How many were observed."""
+        """Iterations observed so far."""
         self._times: list[int] = []
         self._of_trial = 0
         self._settling = 0 if in_force else options.settle
 
     def observe(self, iteration_ns: int) -> bool:
-        """An iteration with `choice` took so long. True where `choice` is another from now on."""
+        """Report that an iteration with `choice` took `iteration_ns`.
+
+        Returns:
+            Whether `choice` has changed.
+        """
         assert not self.over, "the trials are over"
         self.iterations += 1
         self._of_trial += 1
@@ -112,7 +136,7 @@ class TrialRunner(Generic[Choice]):
             return False
         self._times.append(iteration_ns)
         bad = False
-        if best_ns is not None and self._finals is None:  # what is measured again was found good before
+        if best_ns is not None and self._finals is None:  # choices that are measured again were good before
             bad = min(self._times) > best_ns * _CUT_AT[min(len(self._times), len(_CUT_AT)) - 1]
         wanted = self._options.iterations
         if self._finals is not None:
@@ -147,7 +171,7 @@ class TrialRunner(Generic[Choice]):
         return self.choice != before
 
     def _next_final(self) -> Choice | None:
-        """What is to be measured once more: what looks best, until that has been; and then the given choice, if near."""
+        """What to measure again: the best choice not yet repeated, then the start if it is near."""
         assert self._finals is not None
         best = self._best()
         if best == self._start:
@@ -163,21 +187,21 @@ class TrialRunner(Generic[Choice]):
 
     @property
     def start(self) -> Choice:
-        """The given choice."""
+        """The starting choice."""
         return self._start
 
     def median_ns(self, choice: Choice) -> int | None:
-        """The median over all measured iterations with this choice, or None where there are none."""
+        """The median over all measured iterations with `choice`, or None if there are none."""
         times = [time for attempt in self.attempts if attempt.choice == choice for time in attempt.times_ns]
         return round(median(times)) if times else None
 
     @property
     def best_ns(self) -> int | None:
-        """The least median so far."""
+        """The least median so far, or None."""
         return self.median_ns(self._best()) if self.attempts else None
 
     def _best(self, among: Sequence[Choice] | None = None, worth: float = 1.0) -> Choice:
-        """The choice with the least median (of those `among`); the given one unless another takes less than `worth` of its."""
+        """The choice of least median; `start` unless another's is below `worth` of its median."""
         start_ns = self.median_ns(self._start)
         assert start_ns is not None, "the given choice is tried first"
         best, best_ns = self._start, start_ns * worth
@@ -188,6 +212,6 @@ class TrialRunner(Generic[Choice]):
         return best
 
     def gain(self) -> float:
-        """How many times as fast as the given choice the one in force is, by what was measured; 1.0 where unknown."""
+        """How many times as fast as the starting choice the current one was; 1.0 if unknown."""
         start_ns, now_ns = self.median_ns(self._start), self.median_ns(self.choice)
         return start_ns / now_ns if start_ns and now_ns else 1.0

@@ -1,4 +1,4 @@
-"""Tuning: the sizes of one policy, tried while a job trains (`trying`), as a search over them proposes."""
+"""Tuning: tries sizes of one policy while a job trains, as a search proposes them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ Knobs = dict[str, int]
 
 
 class TuneOptions(TryOptions, frozen=True):
-    """How a job is tuned: as `TryOptions` say, and
+    """How a job is tuned.
 
-    search: one of `gradlane.planning.search.NAMES`.
+    Attributes:
+        search: one of `gradlane.planning.search.NAMES`.
+        seed: seed of that search.
     """
 
     search: str = search.DEFAULT
@@ -28,7 +30,7 @@ class TuneOptions(TryOptions, frozen=True):
 
 
 class _Sizes:
-    """A search's points as knobs."""
+    """Turns a search's points into knobs."""
 
     def __init__(self, space: Space, searching: Search) -> None:
         self._space, self._search = space, searching
@@ -43,9 +45,7 @@ class _Sizes:
 
 
 class Tuning(TrialRunner[Knobs]):
-    """One tuning run: trials of the sizes that a search proposes, the given ones first. Those that the simulator expects
-    to be very bad are not proposed.
-    """
+    """One tuning run: the policy's own sizes first, then those that a search proposes."""
 
     def __init__(self, space: Space, searching: Search, options: TuneOptions) -> None:
         super().__init__(space.start, _Sizes(space, searching), options)
@@ -53,7 +53,7 @@ class Tuning(TrialRunner[Knobs]):
 
     @property
     def knobs(self) -> Knobs:
-        """The sizes in force."""
+        """The knobs in force."""
         return self.choice
 
     @property

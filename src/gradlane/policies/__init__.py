@@ -1,4 +1,4 @@
-"""The policies, one file a paper, by the name that users type."""
+"""The policies, one file for each paper, by the name that users type."""
 
 from __future__ import annotations
 
@@ -26,35 +26,42 @@ _ALL = (
     *(Wfbp, Ddp, SyncEasgd, MgWfbp, MgWfbpExact, P3, TicTac, ByteScheduler, Blocks),
     *(Prophet, Geryon, Mercury, MercuryNoPreemption, Dear),
 )
-# their plans ask for packets (`core.backends`)
+# plans with a packet wire (`core.backends`)
 _CANNOT: dict[BackendName, frozenset[str]] = {
     "all-reduce": frozenset({Mercury.name, MercuryNoPreemption.name}),
     "server": frozenset(),
 }
-# ... or for halves, which servers in processes of their own do not hold back in a live run
+# two-phase plans: live servers in processes of their own return a sum as soon as it is whole
 _CANNOT_EXTERNAL = frozenset({Dear.name})
 _BY_NAME = {policy.name: policy for policy in _ALL}
 
-# over servers packets do what blocks do elsewhere, and no block has to come back before the next may leave
+# over servers, Mercury's packets do what blocks do over all-reduce, without waiting for a block's
+# return
 _DEFAULTS: dict[BackendName, str] = {"all-reduce": Blocks.name, "server": Mercury.name}
 
 
 def default(backend: BackendName = "all-reduce") -> str:
-    """The policy where one is needed and none is named: that of knobs. A session that names none finds its own (`auto`)."""
+    """The policy for a command or a session that needs one and was given none."""
     return _DEFAULTS[backend]
 
 
 def names(backend: BackendName | None = None, external: bool = False) -> tuple[str, ...]:
-    """The names of all policies, or of those that `backend` carries, in the order of `gradlane policies`.
+    """Names of policies, in the order of `gradlane policies`.
 
-    external: in a live run with servers in processes of their own.
+    Args:
+        backend: only policies that this backend carries; None: all.
+        external: whether the backend's servers run in processes of their own.
     """
     cannot = (frozenset() if backend is None else _CANNOT[backend]) | (_CANNOT_EXTERNAL if external else frozenset())
     return tuple(name for name in _BY_NAME if name not in cannot)
 
 
 def get(name: str, **knobs: Any) -> Policy:
-    """The policy of that name with the given knobs. Raises `InputError` naming what exists."""
+    """The policy of a name, with some of its knobs set.
+
+    Raises:
+        InputError: there is no such policy (the message lists those that exist) or knob.
+    """
     if name not in _BY_NAME:
         raise InputError(f"policy: got {name!r}, expected one of {', '.join(_BY_NAME)}")
     kind = _BY_NAME[name]

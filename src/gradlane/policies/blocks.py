@@ -1,4 +1,4 @@
-"""blocks: gradlane's own, and what `auto` tries over all-reduce whatever it expects."""
+"""blocks: gradlane's own policy; over all-reduce `auto` always tries it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ from gradlane.units import NS_PER_SECOND
 
 
 class Blocks(msgspec.Struct, frozen=True):
-    """Blocks of about one size in readiness order, by priority, two at a time, across the barrier.
+    """Blocks of about equal size, by priority, two in flight, across the barrier.
 
-    ByteScheduler's slices keep a large tensor from blocking an urgent one; MG-WFBP's merges keep startup
-    from adding up. Both follow from one rule: blocks of b bytes cost a startup a for each of the model's S / b,
-    and make what is urgent wait for the w that are under way at the network's rate r; a S / b + w b / r is least
-    at b = sqrt(a S r / w). Small tensors are merged up to that size, larger ones cut to it. A block is as urgent
-    as its most urgent tensor. Two are under way, so that the latency of one passes behind the bytes of the other
-    and no rank waits with nothing to send for one that is behind; more would only make an urgent block wait longer.
-    Blocks are never smaller than `least_bytes`, where the cost of handling a message, which no fitted
-    network shows, would dominate.
+    ByteScheduler's slices keep a large tensor from blocking an urgent one; MG-WFBP's merges keep
+    startups from adding up. One rule gives both. Blocks of b bytes cost S / b startups a for a
+    model of S bytes, and an urgent block waits for the w blocks in flight at rate r. The sum a S /
+    b + w b / r is least at b = sqrt(a S r / w). Small tensors are merged up to that size, larger
+    ones cut to it, and a block is as urgent as its most urgent tensor. With two in flight, one
+    block's latency passes behind the other's bytes; more would make an urgent block wait longer.
 
     Differs from the paper: there is none.
+
+    Attributes:
+        least_bytes: the smallest block: below it, per-message overhead that no fitted network shows
+            would dominate.
+        most_bytes: the largest block.
+        window_blocks: blocks in flight, the w above.
     """
 
     name: ClassVar[str] = "blocks"
@@ -56,7 +60,7 @@ class Blocks(msgspec.Struct, frozen=True):
                 messages.append(_message(block, urgency))
                 block = []
             if seen.spec.size_bytes > block_bytes:
-                # evenly, since a remainder of a few bytes would pay a whole startup
+                # cut evenly: a remainder of a few bytes would cost a whole startup
                 count = -(-seen.spec.size_bytes // block_bytes)
                 even_bytes = -(-seen.spec.size_bytes // (8 * count)) * 8
                 messages += [_message([piece], urgency) for piece in cut(profile, tensor, even_bytes)]
@@ -68,7 +72,7 @@ class Blocks(msgspec.Struct, frozen=True):
         return Plan(self.name, profile.model, profile.specs, tuple(messages), lanes, crosses_barrier=True)
 
     def block_bytes(self, model_bytes: int, network: Network) -> int:
-        """The size at which all startups take as long as the bytes of the blocks under way, within the limits."""
+        """The block size b = sqrt(a S r / w) within the limits, in bytes, a multiple of 8."""
         squared = network.startup_ns * model_bytes * network.bytes_per_second // (self.window_blocks * NS_PER_SECOND)
         wanted = math.isqrt(squared)
         return min(max(wanted, self.least_bytes), self.most_bytes) // 8 * 8

@@ -14,11 +14,18 @@ from gradlane.core.profile import Profile
 
 
 class ByteScheduler(msgspec.Struct, frozen=True):
-    """Tensors cut to `partition_bytes`, the most urgent first, `credit_bytes` unfinished (§4.2, Algorithm 1).
+    """Slices by priority of first use, within a credit of unfinished bytes (§4.2, Algorithm 1).
 
-    Differs from the paper: a slice starts when the credit equals its size too (line 16 asks for more, which
-    makes a window of one slice never open); a lone slice larger than the credit may go. A plan has the knobs that
-    it is given; `tune` finds better ones while a job trains (§4.3).
+    Tensors are cut into partitions. The most urgent ready one starts next, while unfinished ones
+    fit the credit.
+
+    Differs from the paper: a slice starts if the credit equals its size (line 16 asks for more,
+    with which a window of one slice never opens); a lone slice larger than the credit may go.
+    `gradlane.planning.tuning` searches the knobs (§4.3), not the policy.
+
+    Attributes:
+        partition_bytes: the largest slice.
+        credit_bytes: how many bytes may be unfinished.
     """
 
     name: ClassVar[str] = "bytescheduler"

@@ -14,10 +14,16 @@ from gradlane.core.profile import Profile
 
 
 class Ddp(msgspec.Struct, frozen=True):
-    """Merges in readiness order: a bucket closes when its size reaches the cap, the first at a smaller one.
+    """Buckets in readiness order: a bucket closes when its size reaches the cap (§3.2.3).
 
-    Differs from the paper: torch keeps one open bucket per dtype and device; here a bucket ends where the
-    dtype changes.
+    The first bucket has a smaller cap, so that communication starts early.
+
+    Differs from the paper: torch keeps one bucket open for each dtype and device; here a bucket
+    ends where the dtype changes.
+
+    Attributes:
+        bucket_bytes: the cap of all buckets but the first.
+        first_bucket_bytes: the cap of the first.
     """
 
     name: ClassVar[str] = "ddp"
@@ -46,5 +52,5 @@ class Ddp(msgspec.Struct, frozen=True):
             if size_bytes >= (self.bucket_bytes if messages else self.first_bucket_bytes):
                 messages += merge(profile, bucket)
                 bucket, size_bytes = [], 0
-        messages += merge(profile, bucket)  # nothing where the last bucket is closed
+        messages += merge(profile, bucket)  # none if the last bucket is closed
         return Plan(self.name, profile.model, profile.specs, tuple(messages))

@@ -1,4 +1,4 @@
-"""DeAR: all-reduce in two halves, one behind the backward pass, one behind the forward pass."""
+"""DeAR: reduce-scatter overlaps with the backward pass, all-gather with the forward pass."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from gradlane.core.profile import Profile
 
 
 class Dear(msgspec.Struct, frozen=True):
-    """Neighbours fused up to `fusion_bytes`, reduce-scattered in backward, gathered in the order of the forward pass.
+    """Neighbours are fused; reduce-scatter in backward, all-gather in forward order.
 
-    Differs from the paper: the size of a fusion is given, not tuned; gathers are ordered by the recorded first use
-    and begin when the last reduce-scatter has ended, which there is the end of the backward pass. Over servers the
-    halves are push and pull.
+    Each all-reduce travels as two operations, and each of them overlaps with one pass.
+
+    Differs from the paper: the fusion size is given, not tuned. All-gathers go by recorded first
+    use and start when the last reduce-scatter has ended; in the paper, at the end of the backward
+    pass. Over servers the two operations are push and pull.
+
+    Attributes:
+        fusion_bytes: the most bytes of a fusion of several tensors.
     """
 
     name: ClassVar[str] = "dear"

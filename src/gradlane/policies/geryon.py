@@ -1,4 +1,4 @@
-"""Geryon: two flows, told apart by the switches; urgent parameters go in the first."""
+"""Geryon: two flows of different priority in the network; urgent parameters go in the first."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ _CLASSES = 8
 
 
 class Geryon(msgspec.Struct, frozen=True):
-    """Slices in lanes of unlike network priority, within a lane first in, first out.
+    """Slices in lanes of different network priority, first in, first out within a lane (§III).
 
-    categories: "threshold" (§III-C) is by urgency, which is 1 - l/L of layer l of L in the order of the forward pass:
-    above `threshold_percent` a layer goes in the most urgent lane, so that 0 leaves nothing but the last layer for the
-    others and 100 everything. "coarse" (§III-B) makes urgent the layers that have more of the forward pass than of the
-    bytes, as convolutions do and fully connected layers do not. lanes: beyond two, what is not in the first is dealt to
-    the others in order of urgency, with like numbers of bytes in each.
+    Switches serve the lane of urgent layers first, so that end hosts need no order.
 
-    Differs from the paper: coarse categories go by what the paper says of convolutions, not by kinds of layers, which a
-    profile does not know; the threshold is found by the search that `tune` starts, whose model of all trials takes the
-    place of a fitted curve.
+    Differs from the paper: "coarse" goes by what the paper says of convolutions, as a profile does
+    not know kinds of layers. A search finds the threshold (`gradlane.planning.tuning`), in place of
+    a fitted curve. There may be more than two lanes.
+
+    Attributes:
+        threshold_percent: with "threshold" (§III-C), layer l of L is urgent if 1 - l/L is above
+            this, with l from 1 in forward order. 0: all layers but the last; 100: none.
+        slice_bytes: the largest slice.
+        categories: "threshold", or "coarse" (§III-B): a layer is urgent if its share of the forward
+            time is larger than its share of the bytes, as for convolutions and not for fully
+            connected layers.
+        lanes: 2 to 8. The first is for urgent layers; the others share the rest in forward order,
+            with about equal bytes each.
     """
 
     name: ClassVar[str] = "geryon"

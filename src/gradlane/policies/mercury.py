@@ -1,4 +1,4 @@
-"""Mercury: whole tensors, the wire sends the most urgent packet next."""
+"""Mercury: whole tensors; the transport sends the most urgent packet next."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from gradlane.core.profile import Profile
 
 
 class Mercury(msgspec.Struct, frozen=True):
-    """A message a tensor, handed over when ready; packets by priority, each returned once summed (§IV, Algorithm 1).
+    """One message for each tensor; its packets go by priority (§IV, Algorithm 1).
 
-    Differs from the paper: a tensor is as urgent as the recorded first use of its parameter says, not as its
-    place in the model does.
+    The transport cuts messages into packets, always sends the most urgent one next, and servers
+    return each packet as soon as it is summed. So push and pull overlap and an urgent tensor
+    preempts others.
+
+    Differs from the paper: urgency is the recorded first use of a parameter, not its place in the
+    model.
     """
 
     name: ClassVar[str] = "mercury"

@@ -13,7 +13,9 @@ from gradlane.core.profile import Profile
 
 
 class MercuryNoPreemption(msgspec.Struct, frozen=True):
-    """A message a tensor in readiness order; push and pull overlap packet by packet (§V-B).
+    """One message for each tensor; push and pull overlap packet by packet (§V-B).
+
+    Packets go first in, first out, so this shows what Mercury gains without preemption.
 
     Differs from the paper: nothing known.
     """

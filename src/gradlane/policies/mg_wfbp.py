@@ -13,11 +13,13 @@ from gradlane.core.profile import Profile
 
 
 class MgWfbp(msgspec.Struct, frozen=True):
-    """Merge a layer with the next when that gradient is ready within a startup time (Algorithm 1, Eq. 38).
+    """Merge a layer with the next if that is ready within a startup (Algorithm 1, Eq. 38).
 
-    Differs from the paper: layers are tensors, since that is what becomes ready. t_c comes from the fitted
-    network, which may be piecewise; a is its startup for large messages. The paper calls the rule optimal
-    (Theorem 1); it is not, see `mg-wfbp-exact`.
+    A merge saves one startup and delays the earlier layer; the rule merges if the delay is shorter.
+
+    Differs from the paper: layers are tensors, as those are what becomes ready. t_c comes from the
+    fitted network, which may have several segments; a is its startup for large messages. Theorem 1
+    calls the rule optimal; it is not, see `mg-wfbp-exact`.
     """
 
     name: ClassVar[str] = "mg-wfbp"
@@ -31,11 +33,15 @@ class MgWfbp(msgspec.Struct, frozen=True):
 
 
 def merge_greedily(profile: Profile, network: Network) -> list[list[int]]:
-    """Algorithm 1: tensors in readiness order, grouped.
+    """Group tensors by Algorithm 1.
 
-    The paper numbers layers from the input, so that its loop from L to 2 is readiness order. A merged layer
-    costs nothing itself (t_c = 0) and adds its bytes to the next; recomputing all start times after each
-    merge (line 13) changes only those from the merged layer on, which a running end time does too.
+    The paper numbers layers from the input, so its loop from L to 2 is readiness order. A merged
+    layer costs nothing itself (t_c = 0) and adds its bytes to the next. Recomputing all start times
+    after each merge (line 13) changes only those after the merged layer, so one running end time is
+    enough.
+
+    Returns:
+        Groups of tensor indices, in readiness order.
     """
     groups: list[list[int]] = [[]]
     size_bytes = 0
@@ -47,7 +53,7 @@ def merge_greedily(profile: Profile, network: Network) -> list[list[int]]:
             break
         start_ns = max(network_free_ns, seen.ready_ns)  # tau_c, Eq. 7
         following = profile.tensors[tensor + 1]
-        # a message has one dtype, so that merging across a change of it would save no startup
+        # a message has one dtype, so merging two dtypes would save no startup
         if following.spec.dtype == seen.spec.dtype and following.ready_ns - start_ns < network.startup_ns:  # Eq. 38
             continue
         network_free_ns = start_ns + network.cost_ns(size_bytes)

@@ -1,4 +1,4 @@
-"""MG-WFBP, exact: the best merge of neighbours under the paper's own model."""
+"""MG-WFBP, exact: the best merge of neighbours under the paper's model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from gradlane.core.profile import Profile
 class MgWfbpExact(msgspec.Struct, frozen=True):
     """The merge whose last message arrives first, by dynamic programming over prefixes.
 
-    With f(j) the earliest time at which the first j gradients have all arrived,
-    f(j) = min over i < j of max(f(i), ready(j)) + cost(size of i+1..j). O(L^2) evaluations.
+    With f(j) the earliest time at which the first j gradients have arrived, f(j) = min over i < j
+    of max(f(i), ready(j)) + cost(size of i+1..j); O(L^2) evaluations.
 
-    Differs from the paper: it replaces the greedy rule of Eq. 38, which Theorem 1 calls optimal and a
-    three-layer case refutes: gradients ready at 0, 1 and 100, of 100, 1 and 1 units, a = 50, b = 1.
+    Differs from the paper: it replaces the greedy rule of Eq. 38, which Theorem 1 calls optimal.
+    Three layers refute that: gradients ready at 0, 1 and 100, of 100, 1 and 1 units, with a = 50
+    and b = 1.
     """
 
     name: ClassVar[str] = "mg-wfbp-exact"
@@ -34,7 +35,11 @@ class MgWfbpExact(msgspec.Struct, frozen=True):
 
 
 def merge_exactly(profile: Profile, network: Network) -> list[list[int]]:
-    """Tensors in readiness order, grouped so that the last group arrives as early as possible."""
+    """Group tensors so that the last group arrives as early as possible.
+
+    Returns:
+        Groups of tensor indices, in readiness order.
+    """
     count = len(profile.tensors)
     sent_bytes = [0, *accumulate(seen.spec.size_bytes for seen in profile.tensors)]
     earliest = [0] * (count + 1)
@@ -42,10 +47,10 @@ def merge_exactly(profile: Profile, network: Network) -> list[list[int]]:
     run_begins = 0
     for end in range(1, count + 1):
         ready_ns = profile.tensors[end - 1].ready_ns
-        # a message is one sum and has one dtype, so that no group reaches across a change of it
+        # a message is one sum and has one dtype, so no group contains two
         if end > 1 and profile.tensors[end - 1].spec.dtype != profile.tensors[end - 2].spec.dtype:
             run_begins = end - 1
-        # ties go to the earliest cut, that is to fewer messages
+        # ties go to the earliest cut: fewer messages
         earliest[end], cut_before[end] = min(
             (max(earliest[begin], ready_ns) + network.cost_ns(sent_bytes[end] - sent_bytes[begin]), begin)
             for begin in range(run_begins, end)

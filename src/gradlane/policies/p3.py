@@ -14,9 +14,15 @@ from gradlane.core.profile import Profile
 
 
 class P3(msgspec.Struct, frozen=True):
-    """Small slices by priority of first use, one at a time (ByteScheduler §2.3 on P3: 160 KB, stop-and-wait).
+    """Small slices by priority of first use, one at a time (ByteScheduler §2.3 on P3).
+
+    Slices of 160 KB let an urgent tensor overtake a large one; each waits for the end of the one
+    before.
 
     Differs from the paper: over all-reduce as well as over a parameter server.
+
+    Attributes:
+        slice_bytes: the largest slice.
     """
 
     name: ClassVar[str] = "p3"

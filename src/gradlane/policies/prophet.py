@@ -1,4 +1,4 @@
-"""Prophet: blocks that fit before the next more urgent gradient; the rest waits for the end of backward."""
+"""Prophet: blocks that end before a more urgent gradient is ready; the rest goes after backward."""
 
 from __future__ import annotations
 
@@ -18,21 +18,26 @@ from gradlane.core.stepwise import stepwise
 
 
 class Prophet(msgspec.Struct, frozen=True):
-    """Each time gradients become ready, a block of as much as passes before a more urgent one does (Algorithm 1).
+    """At each step, send what ends before a more urgent gradient is ready (Algorithm 1).
 
-    Gradients are assembled the most urgent first, in partitions of `partition_bytes`; what fits in no block is
-    held until the backward pass has ended and then goes by priority, one message at a time.
+    Ready gradients are cut into partitions, and the most urgent ones form a block as long as it
+    ends in time. Partitions that fit no block are held until the backward pass ends, then go by
+    priority, one at a time.
 
-    Differs from the paper: gradient 0, whose generation ends the backward phase there, is here the last to become
-    ready. E(i) of Eq. 5 is the fitted cost of the whole block so far, so that a block pays startup once. What becomes ready
-    together (§2.2) is found in the profile's times (`core.steps`), since no two measured times are ever equal.
+    Differs from the paper: there gradient 0 ends the backward phase; here the last gradient to
+    become ready does. E(i) of Eq. 5 is the cost of the whole block so far, so a block pays one
+    startup. Steps (§2.2) are found in the profile's times (`core.stepwise`), as measured times are
+    never equal.
+
+    Attributes:
+        partition_bytes: the largest partition.
     """
 
     name: ClassVar[str] = "prophet"
     paper: ClassVar[str] = "Prophet (ICPP '21) Algorithm 1"
     differs: ClassVar[str] = "the backward phase ends with the last gradient; a block pays startup once"
 
-    replans: ClassVar[bool] = True  # §4.2: from a profile that repeats itself, and again when bandwidth has moved
+    replans: ClassVar[bool] = True  # §4.2: once profiled times repeat themselves, and again when the bandwidth has changed
     tunable: ClassVar[dict[str, KnobRange]] = {"partition_bytes": SIZES}
 
     partition_bytes: int = 4_096_000
@@ -60,7 +65,7 @@ class Prophet(msgspec.Struct, frozen=True):
             while pool:  # lines 7 to 11
                 piece = pool[0][2]
                 end_ns = start_ns + network.cost_ns(block_bytes + piece.size_bytes)
-                # one sum has one dtype: another begins the next block
+                # one sum has one dtype, so another dtype begins the next block
                 if end_ns > overtaken[piece.tensor] or (
                     block and tensors[piece.tensor].spec.dtype != tensors[block[0].tensor].spec.dtype
                 ):
@@ -78,15 +83,17 @@ class Prophet(msgspec.Struct, frozen=True):
                 heapq.heappush(pool, (urgency[tensor], piece.offset_bytes, piece))
         rest = _joined([heapq.heappop(pool)[2] for _ in range(len(pool))])  # lines 13 to 18
         messages += [Message((piece,), urgency[piece.tensor], hold_until=last) for piece in rest]
-        # a window of one byte means one message at a time: a lone larger one may always go (Constraint 8)
+        # a window of one byte allows one message at a time, since a lone larger one may always go
+        # (Constraint 8)
         lanes = (Lane(window_bytes=1),)
         return Plan(self.name, profile.model, profile.specs, tuple(messages), lanes, crosses_barrier=True)
 
 
 def _overtaken_ns(profile: Profile, urgency: tuple[int, ...]) -> list[int]:
-    """For each tensor when the next more urgent gradient after it becomes ready: c(i) + A(i) of line 1."""
+    """For each tensor, when the next more urgent gradient is ready: c(i) + A(i) of line 1."""
     times = [profile.backward_ns] * len(urgency)
-    # of what becomes ready later, the nearest on top; what is less urgent than something nearer does not matter
+    # A stack of later gradients, the next one on top. One that is less urgent than an earlier one
+    # has no effect.
     ranks: list[int] = []
     ready: list[int] = []
     tensors = range(len(urgency) - 1, -1, -1)
@@ -106,7 +113,7 @@ def _overtaken_ns(profile: Profile, urgency: tuple[int, ...]) -> list[int]:
 
 
 def _joined(pieces: list[Slice]) -> tuple[Slice, ...]:
-    """Neighbouring partitions of one tensor as one slice."""
+    """Join neighbouring partitions of one tensor into one slice."""
     joined: list[Slice] = []
     for piece in pieces:
         if joined and joined[-1].tensor == piece.tensor:

@@ -15,7 +15,7 @@ from gradlane.core.profile import Profile
 class SyncEasgd(msgspec.Struct, frozen=True):
     """All gradients as one message, so that the startup is paid once (MG-WFBP §2.4, Eq. 9).
 
-    Differs from the paper: one message a dtype, where a model has several.
+    Differs from the paper: one message for each dtype, if a model has several.
     """
 
     name: ClassVar[str] = "sync-easgd"

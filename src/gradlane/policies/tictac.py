@@ -1,4 +1,4 @@
-"""TicTac: whole tensors in the order in which the forward pass needs them."""
+"""TicTac: whole tensors, in the order in which the forward pass needs them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gradlane.core.profile import Profile
 
 
 class TicTac(msgspec.Struct, frozen=True):
-    """A message a tensor, the most urgent ready one first, one at a time, never cut.
+    """One message for each tensor, the most urgent ready one first, one at a time, never cut.
 
-    Differs from the paper: the order comes from the recorded first uses (its TIC with a chain of layers),
-    not from a graph's critical paths (TAC), and applies to all-reduce.
+    Differs from the paper: the order is that of recorded first uses (its TIC, on a chain of
+    layers), not of a graph's critical paths (TAC), and applies to all-reduce.
     """
 
     name: ClassVar[str] = "tictac"
@@ -26,6 +26,6 @@ class TicTac(msgspec.Struct, frozen=True):
     def plan(self, profile: Profile, network: Network) -> Plan:
         urgency = profile.urgency()
         messages = tuple(Message((whole(profile, tensor),), priority=urgency[tensor]) for tensor in range(len(profile.tensors)))
-        # a window of one byte means one message at a time: a lone larger one may always go
+        # a window of one byte allows one message at a time, since a lone larger one may always go
         lanes = (Lane(window_bytes=1),)
         return Plan(self.name, profile.model, profile.specs, messages, lanes, crosses_barrier=True)

@@ -13,7 +13,7 @@ from gradlane.core.profile import Profile
 
 
 class Wfbp(msgspec.Struct, frozen=True):
-    """A message a tensor, first-in-first-out, as each gradient becomes ready (MG-WFBP §2.3, Eq. 7, 8).
+    """One message for each tensor, first in, first out (MG-WFBP §2.3, Eq. 7, 8).
 
     Differs from the paper: no.
     """

@@ -1,4 +1,5 @@
-"""Questions to the simulator: sweeps over profiles, networks, cluster sizes and policies, and what-ifs.
+"""Questions to the simulator: sweeps over profiles, networks, cluster sizes and policies, and
+what-ifs.
 
 Pure functions from inputs to records; commands and experiments print and draw them.
 """

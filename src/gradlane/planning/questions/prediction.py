@@ -1,4 +1,4 @@
-"""Prediction: what the simulator says of a plan that ran, given what was measured where it ran."""
+"""Prediction: what the simulator says of a plan that ran, with what was measured where it ran."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradlane.planning.questions.sweep import Case, Outcome, judge_plan
 
 
 def predict(plan: Plan, profile: Profile, place: Place) -> Outcome:
-    """The steady state of `plan` on `profile` at `place`, whose network was measured there.
+    """The simulated steady state of `plan` at a place whose network was measured there.
 
     Profile and plan may list the tensors in different orders.
     """

@@ -1,4 +1,4 @@
-"""Sweep: every policy on every case, simulated to the steady state, with the bounds beside it."""
+"""Sweep: simulates every policy on every case to the steady state, with the lower bounds."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ Where = Network | Cluster
 
 @dataclass(frozen=True)
 class Case:
-    """A profile and what its gradients cross: an all-reduce network, or a cluster with parameter servers.
+    """A profile, and the network or cluster that it runs on.
 
-    labels: what distinguishes the case in a table, as in {"bits_per_second": 10**10, "workers": 8}.
+    Attributes:
+        profile: the profile.
+        where: an all-reduce network, or a cluster with parameter servers.
+        labels: what distinguishes the case in a table, as in {"bits_per_second": 10**10, "workers":
+            8}.
     """
 
     profile: Profile
@@ -39,7 +43,7 @@ class Case:
 
     @property
     def place(self) -> Place:
-        """What plans are made for here."""
+        """The place that plans are made for."""
         return Place.of(self.where)
 
     @property
@@ -51,15 +55,20 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A policy on a case. `iteration_ns` is that of the steady state, of the slowest worker where they are unlike."""
+    """A policy on a case.
+
+    Attributes:
+        case, plan: what was simulated.
+        iteration_ns: steady-state iteration time; of the slowest worker if workers differ.
+    """
 
     case: Case
     plan: Plan
     iteration_ns: int
     bound_ns: int
-    """No schedule has a shorter iteration here (`sim.bounds.lower_bound_ns`)."""
+    """The lower bound of the iteration time (`sim.bounds.lower_bound_ns`)."""
     seen: Timeline | None = field(default=None, compare=False, repr=False)
-    """What was simulated, where judging made it anyway."""
+    """The simulation's timeline, if the judgement made one."""
 
     @property
     def policy(self) -> str:
@@ -67,21 +76,21 @@ class Outcome:
 
     @property
     def oracle_ns(self) -> int:
-        """Computation alone."""
+        """Computation alone, in ns."""
         return oracle_ns(self.case.profile)
 
     @property
     def efficiency(self) -> float:
-        """The part of linear scaling, 0 to 1."""
+        """The fraction of linear scaling, 0 to 1."""
         return self.oracle_ns / self.iteration_ns if self.iteration_ns else 1.0
 
     @property
     def above_bound(self) -> float:
-        """How far above the lower bound, as a part of it; 0 is proven best."""
+        """How far above the lower bound, as a fraction of it; 0 is proven best."""
         return self.iteration_ns / self.bound_ns - 1 if self.bound_ns else 0.0
 
     def timeline(self) -> Timeline:
-        """What happened, checked; of the slowest worker on a cluster."""
+        """The checked timeline; of the slowest worker on a cluster."""
         timeline = self.seen
         if timeline is None:
             assert isinstance(self.case.where, Network)
@@ -91,15 +100,20 @@ class Outcome:
 
 
 def judge(policy: Policy, case: Case, bound_ns: int | None = None) -> Outcome:
-    """Plan `case` with `policy` and simulate the plan. bound_ns: where the caller has it already.
+    """Plan `case` with `policy` and simulate the plan.
 
-    Raises `PlanError` where nothing can carry the plan out there.
+    Args:
+        policy, case: what to plan and simulate.
+        bound_ns: the lower bound, if the caller has it already.
+
+    Raises:
+        PlanError: nothing can carry the plan there.
     """
     return _simulated(make_plan(policy, case.profile, case.place), case, bound_ns)
 
 
 def judge_plan(plan: Plan, case: Case, bound_ns: int | None = None) -> Outcome:
-    """Simulate a given plan for `case`; the rest as `judge`."""
+    """Simulate a given plan for `case`; otherwise as `judge`."""
     return _simulated(accepted(plan, case.profile, case.place), case, bound_ns)
 
 
@@ -118,10 +132,16 @@ def sweep(
     policies: Iterable[str] | None = None,
     advance: Callable[[int], None] = lambda done: None,
 ) -> list[Outcome]:
-    """Every policy named (None: all that can run there but `searched`) on every case, in this order.
+    """Judge every policy on every case.
 
-    advance: called with 1 after each. Raises `InputError` for a policy that does not exist, `PlanError` for one that
-    cannot run on a case.
+    Args:
+        cases: the cases, the outer loop.
+        policies: names; None: all that can run on the case, but `searched`.
+        advance: called with 1 after each outcome.
+
+    Raises:
+        InputError: a policy does not exist.
+        PlanError: a policy cannot run on a case.
     """
     named = None if policies is None else tuple(policies)
     outcomes = []

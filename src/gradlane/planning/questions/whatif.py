@@ -20,7 +20,7 @@ FINE = 1.01  # the answer is within a percent
 
 
 class Needed(NamedTuple):
-    """The least rate in bytes per second, or None where even the highest tried is not enough."""
+    """The least rate in bytes per second, or None if even the highest rate tried is not enough."""
 
     bytes_per_second: int | None
     reached: float
@@ -35,12 +35,21 @@ def needed_rates(
     low: int = 10**6,
     high: int = 5 * 10**10,
 ) -> list[Needed]:
-    """For each target the least link rate at which `policy` reaches it, as a part of linear scaling (Mercury Fig. 12).
+    """The least link rate at which a policy reaches each target (Mercury Fig. 12).
 
-    at: from a rate in bytes per second to the network or cluster with that rate. Schedules that are not preemptive
-    have anomalies: a faster link may be slower. So all of a grid from `high` down to `low`, `STEPS_A_DECADE` to a
-    factor of ten, must reach the target from the answer on; between the last that does and the first that does not,
-    the answer is found by bisection.
+    Non-preemptive schedules have anomalies: a faster link may give a slower iteration. So the whole
+    grid from `high` down to the answer, `STEPS_A_DECADE` rates to a factor of ten, must reach the
+    target. Bisection finds the answer between the last rate that reaches it and the first that does
+    not.
+
+    Args:
+        policy, profile: what to simulate.
+        at: from a rate in bytes per second to the network or cluster with that rate.
+        targets: efficiencies, as fractions of linear scaling.
+        low, high: the range of rates, in bytes per second.
+
+    Returns:
+        One result for each target.
     """
     for target in targets:
         need(0 < target < 1, "target", target, "a part of linear scaling between 0 and 1")
@@ -86,9 +95,18 @@ def knob_grid(
     credits: Sequence[int],
     advance: Callable[[int], None] = lambda done: None,
 ) -> list[tuple[int, int, Outcome]]:
-    """The policy `name` for each partition size and credit, both in bytes (ByteScheduler Fig. 4).
+    """Judge a policy for each partition size and credit (ByteScheduler Fig. 4).
 
-    A credit below the partition is left out: the partition would be alone anyway. advance: called with 1 after each.
+    A credit below the partition is left out: it has the effect of a credit of one partition.
+
+    Args:
+        name: the policy.
+        case: what to simulate.
+        partitions, credits: in bytes.
+        advance: called with 1 after each outcome.
+
+    Returns:
+        Triples of partition, credit and outcome.
     """
     bound_ns = lower_bound_ns(case.profile, case.where)
     grid = []

@@ -1,6 +1,7 @@
-"""Searches for the best of a few sizes by trying them, behind one protocol: no clock, no I/O, the seed handed in.
+"""Searches for the best of a few sizes by trying them, behind one protocol.
 
-They are what ByteScheduler (SOSP '19) compares in §6.3 and Fig. 14. `gaussian-process` is the one to use.
+They are those that ByteScheduler (SOSP '19) compares in §6.3 and Fig. 14, without clock or I/O,
+seeded. Use `gaussian-process`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from gradlane.planning.search.space import Point, Space
 
 
 class Search(Protocol):
-    """Proposes a point, is told how long an iteration took there, and so on for as long as one likes."""
+    """Proposes a point, is told how long an iteration took there, and proposes the next."""
 
     def ask(self) -> Point:
-        """The point to try next. Asked again before it is told anything, it says the same."""
+        """The point to try next; the same until `tell` is called."""
         ...
 
     def tell(self, point: Point, value: float) -> None:
-        """An iteration took `value` (in any unit, more than 0) at `point`, which need not be the one proposed."""
+        """An iteration took `value` (any unit, above 0) at `point`, proposed or not."""
         ...
 
 
@@ -40,9 +41,17 @@ DEFAULT = "gaussian-process"
 
 
 def start(name: str, dimensions: int, seed: int, prior: Prior | None = None) -> Search:
-    """The search of that name at its beginning. `prior`: used by `gaussian-process` alone.
+    """Start a search.
 
-    Raises `InputError` for another name, `UnsupportedError` where scikit-learn is needed and absent.
+    Args:
+        name: one of `NAMES`.
+        dimensions: number of knobs.
+        seed: the same seed gives the same search.
+        prior: predictions, used by `gaussian-process` alone.
+
+    Raises:
+        InputError: another name.
+        UnsupportedError: the search needs scikit-learn, which is not installed.
     """
     if name not in _BY_NAME:
         raise InputError(f"search: got {name!r}, expected one of {', '.join(NAMES)}")

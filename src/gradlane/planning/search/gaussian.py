@@ -1,4 +1,4 @@
-"""GaussianProcess: regression on what has been measured, and the point that promises most (Bayesian optimisation)."""
+"""GaussianProcess: Bayesian optimisation over what has been measured."""
 
 from __future__ import annotations
 
@@ -17,29 +17,39 @@ from gradlane.planning.search.space import Point
 Floats = npt.NDArray[np.float64]
 
 XI = 0.1
-"""By how much a point is to be better to count as an improvement, in standard deviations of what was measured.
-ByteScheduler §4.3 has 0.1 and no unit."""
-WORTH_TRYING = math.log(2.0)  # what the prior expects to take twice as long as the best of its points is never tried
-ALL_ALIKE = math.log(4.0)  # beyond four times the best, how bad a point is says nothing about the others
-APART = 0.04  # nearer to a point measured, sizes are much the same, and trying them tells little
-_SIDE, _ALONG, _MOST = 33, 129, 2048  # candidates: a lattice of two dimensions, of one, and points drawn of more
+"""How much better a point must be to count as an improvement, in standard deviations of the
+measured values.
+
+ByteScheduler §4.3 has 0.1 without a unit.
+"""
+WORTH_TRYING = math.log(2.0)  # points that the prior expects to take twice as long as its best are never tried
+ALL_ALIKE = math.log(4.0)  # values are capped at four times the best: beyond, they tell nothing about other points
+APART = 0.04  # points nearer than this to a measured one have nearly its sizes, and trying them tells little
+_SIDE, _ALONG, _MOST = 33, 129, 2048  # candidates: lattice points a side in two dimensions, in one, and random points in more
 
 
 class GaussianProcess:
-    """Models the logarithm of the value over the unit cube and asks for the greatest expected improvement.
+    """Models the logarithm of the value over the unit cube and asks for the greatest expected
+    improvement.
 
-    The kernel is a Matern (nu = 5/2, a length a dimension) with a term for noise, both fitted by maximum likelihood
-    within bounds, so that a point measured twice may differ, and what is noise is not chased. The best so far is the
-    lowest of the fitted means at the points measured, not the lowest measurement (a lucky one).
+    The kernel is a Matern kernel (nu = 5/2, one length scale for each dimension) plus noise, fitted
+    by maximum likelihood within bounds, so that repeated measurements may differ. The best point is
+    the one with the lowest fitted mean, not with the lowest (perhaps lucky) measurement.
 
-    With a prior, which is the mean of the process, the first point is the best that it expects, and what is fitted
-    is by how much it errs. As a mean it is still there after the first trials, where starting points would be
-    forgotten. A level that is wrong everywhere does no harm, since the process has one of its own, and a shape that
-    is wrong not for long: the prior counts for as much of itself, from all to nothing, as fits what was measured.
-    Points that it expects to be twice as slow as its best are not tried at all. Without a prior the first points
-    are random, one more than there are dimensions.
+    With a prior, which becomes the mean of the process, the first point is the prior's best, and
+    the process models the prior's error. A prior that is wrong by a constant factor does no harm,
+    as the process has a level of its own; a prior of wrong shape is scaled down, to nothing if
+    needed, as far as measurements disagree. Points that the prior expects to be twice as slow as
+    its best are never tried. Without a prior, the first dimensions + 1 points are random.
 
-    Raises `UnsupportedError` without scikit-learn.
+    Args:
+        dimensions: number of knobs.
+        seed: the same seed gives the same proposals.
+        prior: predictions, or None.
+        xi: see `XI`.
+
+    Raises:
+        UnsupportedError: scikit-learn is not installed.
     """
 
     def __init__(self, dimensions: int, seed: int, prior: Prior | None = None, *, xi: float = XI) -> None:
@@ -80,18 +90,18 @@ class GaussianProcess:
         expected = np.zeros(len(points)) if self._prior is None else self._prior(points)
         share = _share(expected, logs)
         level = float(np.median(logs - share * expected))
-        # so little is done at once that more threads than one make it slower, most where they must share cores
+        # the matrices are so small that a second thread only costs time
         with threadpool_limits(1, user_api="blas"), warnings.catch_warnings():  # a length at its bound is as good as any
             warnings.simplefilter("ignore")
             self._regressor.fit(points, logs - share * expected - level)
             best = float((self._regressor.predict(points) + share * expected + level).min())
             means, deviations = self._regressor.predict(self._candidates, return_std=True)
-        # of what the time is, without the noise of measuring it
+        # the deviation of the mean, without measurement noise
         deviations = np.sqrt(np.maximum(deviations**2 - self._regressor.kernel_.k2.noise_level, 0.0))
         gain = expected_improvement(means + share * self._expected + level, deviations, best - self._xi * scale)
         distances = np.abs(self._candidates[:, None, :] - points[None, :, :]).max(axis=2).min(axis=1)
         gain[distances < APART] = 0.0
-        gain[~self._worth] = -1.0  # where all that is worth trying is known: again, not beyond
+        gain[~self._worth] = -1.0  # if every point worth trying is known, repeat one of them
         return self._candidate(int(gain.argmax()))
 
     def _candidate(self, index: int) -> Point:
@@ -99,14 +109,14 @@ class GaussianProcess:
 
 
 def _share(expected: Floats, logs: Floats) -> float:
-    """How much of its prior fits what was measured, 0 to 1: least squares, with a few per cent of belief in all of it."""
+    """The fraction of its prior that fits what was measured, 0 to 1, by regularized least squares."""
     x, y = expected - expected.mean(), logs - logs.mean()
     belief = 0.1**2
     return float(np.clip((x @ y + belief) / (x @ x + belief), 0.0, 1.0))
 
 
 def expected_improvement(means: Floats, deviations: Floats, target: float) -> Floats:
-    """By how much normal variables are expected to be below `target`, those above it counted as 0 (Brochu et al., Eq. 4)."""
+    """Expected amount by which normal variables are below `target` (Brochu et al., Eq. 4)."""
     from scipy.special import ndtr
 
     below = target - means
@@ -129,14 +139,15 @@ def _regressor(dimensions: int, seed: int) -> Any:
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-    # logarithms: 0.05 is five per cent. Few points decide little, so the bounds keep to what iteration times do
+    # logarithms: 0.05 is 5 %. Few points determine little, so the bounds keep to what iteration
+    # times do.
     signal = ConstantKernel(0.2**2, (0.1**2, 1.0)) * Matern([0.3] * dimensions, (0.1, 2.0), nu=2.5)
     noise = WhiteKernel(0.02**2, (0.003**2, 0.2**2))
     return GaussianProcessRegressor(signal + noise, random_state=seed)
 
 
 def require_scikit_learn() -> None:
-    """Raise `UnsupportedError` with what to install where scikit-learn is absent."""
+    """Raise `UnsupportedError`, with what to install, if scikit-learn is not installed."""
     try:
         import sklearn  # noqa: F401
     except ImportError as error:

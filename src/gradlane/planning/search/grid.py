@@ -1,4 +1,4 @@
-"""Grid and random search: points in an order that nothing measured changes."""
+"""Grid and random search: points in an order that no measurement changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradlane.planning.search.space import Point
 
 
 class Grid:
-    """Proposes the points that it is given one by one."""
+    """Proposes given points one by one."""
 
     def __init__(self, points: Iterator[Point]) -> None:
         self._points = points
@@ -18,13 +18,13 @@ class Grid:
 
     @classmethod
     def regular(cls, dimensions: int, steps: int = 8) -> Grid:
-        """`steps` to a side, the first dimension slowest, from the smallest sizes; from the beginning again at the end."""
+        """`steps` points a side from the smallest up, the first dimension slowest, again and again."""
         side = [step / (steps - 1) for step in range(steps)]
         return cls(itertools.cycle(itertools.product(side, repeat=dimensions)))
 
     @classmethod
     def random(cls, dimensions: int, seed: int) -> Grid:
-        """Uniform over the unit cube."""
+        """Points drawn uniformly from the unit cube."""
         draw = random.Random(seed)
         return cls(tuple(draw.random() for _ in range(dimensions)) for _ in itertools.count())
 

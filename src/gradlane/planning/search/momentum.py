@@ -1,4 +1,4 @@
-"""Momentum: gradient descent with momentum, its slopes taken from differences, begun anew where it is stuck."""
+"""Momentum: gradient descent with momentum on finite differences, with restarts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from gradlane.planning.search.space import Point
 
 
 class Momentum:
-    """Descends the logarithm of the value: v <- momentum v - rate slope, x <- x + v (ByteScheduler §6.3, its [30]).
+    """Gradient descent with momentum on the value's logarithm (ByteScheduler §6.3).
 
-    A slope needs another trial a dimension, at `reach` from the point. After `patience` points in a row none of
-    which is better than the best of this descent by a hundredth, it begins again at a random point.
+    v <- momentum v - rate slope, x <- x + v. The slope takes one more trial for each dimension, at
+    distance `reach`. After `patience` points in a row that are not better than the best of this
+    descent by 1 %, it restarts at a random point.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Prior: what the simulator expects of every point, so that a search need not begin in the dark."""
+"""Prior: what the simulator predicts for every point, as a search's starting knowledge."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ STEPS = 7
 
 @dataclass(frozen=True)
 class Prior:
-    """Expected values on a regular lattice over the unit cube, linear between its points.
+    """Predicted values on a regular lattice over the unit cube, interpolated linearly.
 
-    logs: natural logarithms, one axis a dimension, as many entries as the lattice has steps.
+    Attributes:
+        logs: natural logarithms, one axis for each dimension, one entry for each lattice step.
     """
 
     logs: npt.NDArray[np.float64]
 
     def __call__(self, points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The logarithms at `points`, of shape (count, dimensions)."""
+        """The predicted logarithms at `points`, of shape (count, dimensions)."""
         last = np.array(self.logs.shape) - 1
         places = points * last
         below = np.minimum(places.astype(np.intp), np.maximum(last - 1, 0))
@@ -39,7 +40,13 @@ class Prior:
 
 
 def predicted(space: Space, judge: Callable[[Policy], int], steps: int = STEPS) -> Prior:
-    """What `judge` (an iteration time in ns, of the simulator) says of `steps` sizes of each knob."""
+    """The predictions of `judge` for `steps` values of each knob.
+
+    Args:
+        space: the knobs.
+        judge: from a policy to its simulated iteration time in ns.
+        steps: lattice points for each knob.
+    """
     side = [step / (steps - 1) for step in range(steps)]
     logs = [math.log(max(1, judge(space.at(point)))) for point in itertools.product(side, repeat=space.dimensions)]
     return Prior(np.array(logs).reshape((steps,) * space.dimensions))

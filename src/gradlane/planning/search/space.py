@@ -1,4 +1,4 @@
-"""Space: the knobs that are searched, as points of the unit cube: sizes on a log scale, plain numbers evenly."""
+"""Space: a policy's knobs as points of the unit cube; sizes on a log scale, plain numbers evenly."""
 
 from __future__ import annotations
 
@@ -14,24 +14,30 @@ from gradlane.core.profile import TensorSpec
 from gradlane.errors import InputError
 
 Point = tuple[float, ...]
-"""One number from 0 to 1 a knob, from its smallest value to its largest; of sizes by ratio."""
+"""For each knob a number from 0 (its smallest value) to 1 (its largest)."""
 
-MOST_PIECES = 2048  # no size is tried that cuts a model into more: each costs its handling, live and simulated
+MOST_PIECES = 2048  # no size is tried that cuts a model into more slices: each has overhead, live and simulated
 _ALIGN = 64  # bytes: sizes end between elements of every dtype, and between cache lines
 
 
 @dataclass(frozen=True)
 class Space:
-    """The knobs of one policy that are searched. `ranges`: the values of each, both ends included."""
+    """The knobs of one policy that are searched.
+
+    Attributes:
+        policy: the policy with its own values.
+        ranges: the range of each knob.
+    """
 
     policy: Policy
     ranges: Mapping[str, KnobRange]
 
     @classmethod
     def of(cls, policy: Policy, specs: tuple[TensorSpec, ...]) -> Space:
-        """What `policy` declares tunable, without the sizes that make no difference to a model of `specs`.
+        """The tunable knobs of `policy`, without sizes that make no difference to a model.
 
-        Raises `InputError` where it declares nothing, or where its other knobs do not go with the ends of a range.
+        Raises:
+            InputError: the policy declares none, or its other knobs contradict the ends of a range.
         """
         declared = tunable(policy)
         if not declared or not isinstance(policy, msgspec.Struct):
@@ -54,7 +60,7 @@ class Space:
         return len(self.ranges)
 
     def knobs(self, point: Point) -> dict[str, int]:
-        """The values at `point`: sizes aligned to 64 bytes, numbers a whole number of steps from the lowest."""
+        """The values at `point`: sizes aligned to 64 bytes, numbers in whole steps from the lowest."""
         found = {}
         for part, (name, (low, high, step)) in zip(point, self.ranges.items(), strict=True):
             part = min(1.0, max(0.0, part))
@@ -66,7 +72,7 @@ class Space:
         return found
 
     def point(self, knobs: Mapping[str, int]) -> Point:
-        """Where these values are; values beyond a range are at its end."""
+        """The point of these values; values beyond a range go to its end."""
         parts = []
         for name, (low, high, step) in self.ranges.items():
             if step is not None:
@@ -78,16 +84,20 @@ class Space:
 
     @property
     def start(self) -> dict[str, int]:
-        """The sizes that the policy was given."""
+        """The values that the policy was given."""
         return {name: getattr(self.policy, name) for name in self.ranges}
 
     def at(self, point: Point) -> Policy:
-        """The policy with the sizes at `point`."""
+        """The policy with the values at `point`."""
         return with_knobs(self.policy, self.knobs(point))
 
 
 def with_knobs(policy: Policy, knobs: Mapping[str, Any]) -> Policy:
-    """The policy with some knobs set anew. Raises `InputError` for knobs that it does not have or cannot take."""
+    """The policy with some knobs changed.
+
+    Raises:
+        InputError: the policy does not have a knob or refuses its value.
+    """
     if not isinstance(policy, msgspec.Struct):
         raise InputError(
             f"policy {policy.name}: got a {type(policy).__name__}, expected a msgspec.Struct with its knobs as fields"
