@@ -1,0 +1,31 @@
+"""Which files read the environment: commands, what starts a process, and what torchrun tells a rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gradlane
+
+ROOT = Path(gradlane.__file__).parent
+
+# what a launcher or torchrun says to the ranks, and what an emulated host says to its processes
+STARTUP = {
+    "emulation/model.py",  # the lab's scale and slowness of a device
+    "lab/launcher.py",  # handed on to ranks
+    "lab/ranks.py",
+    "compare/processes.py",
+    "live/backends/addresses.py",  # MASTER_ADDR
+    "live/backends/parameter_server.py",  # TORCHELASTIC_RESTART_COUNT
+    "live/remote_update/attach.py",
+    "live/startup/boot.py",  # the options of `gradlane launch`
+    "live/startup/rendezvous.py",  # RANK, WORLD_SIZE, MASTER_PORT
+}
+
+
+def test_beside_commands_only_what_starts_a_process_or_a_rank_reads_the_environment():
+    reading = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        if "os.environ" in path.read_text() or "os.getenv" in path.read_text()
+    }
+    assert {path for path in reading if not path.startswith("cli/")} == STARTUP
