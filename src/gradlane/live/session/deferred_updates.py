@@ -23,10 +23,10 @@ class DeferredUpdates:
         self._steps: dict[int, DeferredStep] = {}  # tensor -> the call of step() that owes its update
         self._hidden: list[int] = []
 
-    def take_up(self, params: Sequence[torch.nn.Parameter], wrappers: Sequence[guards.PendingGradient]) -> None:
+    def take_up(self, params: Sequence[torch.nn.Parameter], show: Callable[[int], None]) -> None:
         """Another plan, with another order of tensors; nothing may be owed."""
         assert not self._steps, "updates are owed"
-        self._params, self._wrappers = params, wrappers
+        self._params, self._show = params, show
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -55,7 +55,7 @@ class DeferredUpdates:
         """
         for tensor in self._hidden:
             param = self._params[tensor]
-            param.grad = self._wrappers[tensor]
+            self._show(tensor)
             guards.watch(param, tensor, on_use)
         if self._hidden:
             guards.watch_state(self._steps[self._hidden[0]].optimizer, on_state)

@@ -37,6 +37,7 @@ from gradlane.live.session import aliases, guards
 from gradlane.live.session.base import SessionBase
 from gradlane.live.session.deferred_step import DeferredStep, keeps_no_gradient
 from gradlane.live.session.deferred_updates import DeferredUpdates
+from gradlane.live.session.gradients import Gradients
 from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_traced, parameters_of_scripts
 from gradlane.live.session.job import Job
 from gradlane.live.session.module_buffers import BufferSync
@@ -88,9 +89,6 @@ class Session(SessionBase):
         self._fires_in_a_pass: dict[str, int] = {}
         self._reads: set[int] = set()  # iterations, until settled, in which gradients were read before the step
         self._params: list[torch.nn.Parameter] = []
-        self._wrappers: list[guards.PendingGradient] = []
-        self._in_step: list[int] = []  # tensors whose slots the optimizer sees just now
-        self._of_the_script: list[tuple[int, Any]] = []  # gradients of this pass in memory that the script holds too
         self._unseen: set[str] = set()  # parameters that something reads past every guard
         self._watched_iteration = -1  # the last in which all parameters were watched, ...
         self._seen: set[int] = set()  # ... and those of them that were used then
@@ -103,6 +101,7 @@ class Session(SessionBase):
         self._failures = self._driver.failures
         self._verifier = verifier
         verifier.connect(self._driver.abort, self._driver.wait_for_works)
+        self._gradients = Gradients(self._driver, self._gradient_read)
         self._deferred = DeferredUpdates(self._driver, self._recorder, verifier)
         if buffers is not None:
             buffers.connect(self._driver.coordination.announce_buffers, self._failures.notify)
@@ -113,13 +112,12 @@ class Session(SessionBase):
         """Make `plan` the plan in force; nothing may be under way."""
         self._plan = plan
         self._crosses = plan.crosses_barrier and self._may_cross
-        before = {id(param): wrapper for param, wrapper in zip(self._params, self._wrappers, strict=True)}
         self._params = [self._params_by_name[spec.name] for spec in plan.tensors]
         self._tensor_of = {id(param): tensor for tensor, param in enumerate(self._params)}
         self._driver.take_up(plan, self._params, self._coordinated and self._settled)
         self._find_unguarded()
-        self._wrappers = [self._wrapper_of(tensor, before.get(id(param))) for tensor, param in enumerate(self._params)]
-        self._deferred.take_up(self._params, self._wrappers)
+        self._gradients.take_up(self._params)
+        self._deferred.take_up(self._params, self._gradients.show)
         self._fired = [0] * len(self._params)
         self._launched = [False] * len(self._params)
         self._expected = [self._fires_in_a_pass.get(spec.name, 1) for spec in plan.tensors]
@@ -133,47 +131,6 @@ class Session(SessionBase):
             for param in (*parameters_of_scripts(self.model), *unseen)
             if id(param) in self._tensor_of
         }
-
-    # -- gradients as the script sees them ---------------------------------------------------------------
-
-    def _wrapper_of(self, tensor: int, before: guards.PendingGradient | None) -> guards.PendingGradient:
-        """What will stand in `.grad` for `tensor`; `before`: what did so under the last plan."""
-        slot, param = self._driver.slots[tensor], self._params[tensor]
-        if before is not None and before.slot is slot:
-            return before
-        if before is not None and param.grad is before:  # the script accumulates onto it
-            slot.copy_(before.slot)
-            before.moved(slot, tensor)
-            return before
-        if before is not None:
-            before.given_away(before.slot)  # that memory is not used any more; a script may look at it later
-        return guards.PendingGradient(slot, tensor, self._gradient_read, self._give_away)
-
-    def _give_away(self, wrapper: guards.PendingGradient, memory: torch.Tensor | None = None) -> torch.Tensor:
-        """`wrapper` stands for memory of the script's own from now on, with what is in the slot where none is given."""
-        tensor = wrapper.tensor
-        param, slot = self._params[tensor], self._driver.slots[tensor]
-        memory = slot.clone() if memory is None else memory
-        wrapper.given_away(memory)
-        self._wrappers[tensor] = guards.PendingGradient(slot, tensor, self._gradient_read, self._give_away)
-        if param.grad is wrapper or param.grad is slot:
-            param.grad = memory
-        return memory
-
-    def _give_all_away(self) -> None:
-        """Every gradient becomes an ordinary tensor, which nothing that gradlane does will touch."""
-        for param, wrapper in zip(self._params, list(self._wrappers), strict=True):
-            if param.grad is wrapper:
-                self._give_away(wrapper)
-
-    def _accumulate_in_slots(self) -> None:
-        """The backward pass that begins adds to the sums that are in `.grad` still: in their slots, in place."""
-        for param, wrapper in zip(self._params, self._wrappers, strict=True):
-            gradient = param.grad
-            if gradient is wrapper:
-                param.grad = wrapper.slot
-            elif isinstance(gradient, guards.PendingGradient):  # another parameter's
-                param.grad = gradient.own()
 
     def _catch_up(self, iteration: int) -> None:
         """A host runs ahead of a device with streams: in an iteration that is measured it waits for it."""
@@ -299,7 +256,7 @@ class Session(SessionBase):
         if self._was_evaluated and self._buffers is not None:
             self._buffers.after_forward()
         self._was_evaluated = False
-        self._accumulate_in_slots()
+        self._gradients.begin()
         self._recorder.begin()
         self._in_backward = True
         self._backward_began_ns = self._now(self._driver.iteration + 1)
@@ -319,25 +276,14 @@ class Session(SessionBase):
 
     def _launch(self, tensor: int, param: torch.nn.Parameter) -> None:
         """Put the gradient, divided by the world size as DDP does, into its slot, and say that it is ready."""
-        gradient, slot = param.grad, self._driver.slots[tensor]
-        assert gradient is not None
         if tensor in self._stale:
             self._fail(
                 f"{self._name_of(tensor)} was read before its update had been made, by something that Python does not see (a "
                 "C++ extension?): put it into a module of its own and pass cross_barrier=False to gradlane.attach"
             )
-        if gradient is slot:
-            slot.mul_(self._scale)
-        else:
-            if aliases.is_held(self._wrappers, tensor):  # the gradient of a step before, which the script has kept
-                self._give_away(self._wrappers[tensor])
-            torch.mul(gradient.detach(), self._scale, out=slot)
-        self._verifier.contributes(param, slot)
-        is_accumulated = gradient is not slot and gradient._version > 0  # what autograd has just made is nobody else's
-        del gradient
-        if is_accumulated and aliases.is_the_scripts(param):
-            self._of_the_script.append((tensor, param.grad))
-        else:
+        may_show = self._gradients.put(tensor, self._scale)
+        self._verifier.contributes(param, self._driver.slots[tensor])
+        if may_show:
             self._show(tensor, param)
         self._launched[tensor] = True
         self._catch_up(self._driver.iteration)
@@ -377,23 +323,14 @@ class Session(SessionBase):
         for tensor in absent:  # as DDP with find_unused_parameters: used by nobody means left alone
             self._driver.wait_for(tensor)
             if self._driver.used_by_anybody(tensor):
-                param = self._params[tensor]
-                if param.grad is None:
-                    param.grad = self._wrappers[tensor]
-                else:
-                    with torch.no_grad():
-                        param.grad.copy_(self._driver.slots[tensor])
+                self._gradients.show_absent(tensor)
         self._fill_in_the_scripts()
 
     def _launch_absent(self, tensor: int, param: torch.nn.Parameter) -> None:
         """This pass has no gradient of it. What stands in `.grad` counts, as DDP counts it: of passes under `no_sync()`, or
         kept from before; presence tells whether any pass since the last sum had one."""
         self._refuse_replaced([tensor])
-        gradient = param.grad
-        if gradient is self._driver.slots[tensor] or aliases.is_held(self._wrappers, tensor):
-            self._give_away(self._wrappers[tensor])
-            gradient = param.grad
-        self._driver.put_absent(tensor, gradient, self._scale, counts=id(param) in self._accumulated)
+        self._gradients.put_absent(tensor, self._scale, counts=id(param) in self._accumulated)
         self._verifier.contributes(param, self._driver.slots[tensor])
         self._driver.ready(tensor)
 
@@ -410,23 +347,23 @@ class Session(SessionBase):
 
     def _fill_in_the_scripts(self) -> None:
         """Sums go where DDP would put them at the end of this pass: into memory that the script looks at by itself."""
-        if not self._of_the_script:
+        if not self._gradients.of_the_script:
             return
         self._tell(
             "shared gradients",
             "gradients lie in memory that the script holds too (a flat buffer, views): their sums are waited for in backward()",
         )
-        for tensor, gradient in self._of_the_script:
+        for tensor, gradient in self._gradients.of_the_script:
             self._driver.wait_for(tensor)
             self._verifier.arrived(self._params[tensor], self._driver.slots[tensor])
             with torch.no_grad():
                 gradient.copy_(self._driver.slots[tensor])
-        self._of_the_script.clear()
+        self._gradients.of_the_script.clear()
 
     def _show(self, tensor: int, param: torch.nn.Parameter) -> None:
         """From now on `.grad` is what will be the sum."""
         try:
-            param.grad = self._wrappers[tensor]
+            self._gradients.show(tensor)
         except RuntimeError:  # torch compares dtype, shape and device
             spec = self._plan.tensors[tensor]
             self._fail(
@@ -470,7 +407,7 @@ class Session(SessionBase):
         for group in optimizer.param_groups:
             for param in group["params"]:
                 tensor = self._tensor_of.get(id(param))
-                if tensor is None or param.grad is not self._wrappers[tensor]:
+                if tensor is None or not self._gradients.stands_for_the_sum(tensor):
                     continue  # not ours, or replaced or dropped by the script
                 if defer and tensor not in self._unguarded and not self._driver.has_arrived(tensor):
                     self._is_late = True
@@ -487,10 +424,9 @@ class Session(SessionBase):
                 self._driver.wait_for(tensor)
                 self._verifier.arrived(param, self._driver.slots[tensor])
                 if keeps_none:
-                    param.grad = self._driver.slots[tensor]
-                    self._in_step.append(tensor)
+                    self._gradients.lend(tensor)
                 else:
-                    self._give_away(self._wrappers[tensor])
+                    self._gradients.give(tensor)
 
     def _needs_all(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> bool:
         """Whether this call of `step` is one whose updates cannot be deferred."""
@@ -504,10 +440,7 @@ class Session(SessionBase):
         now = self._now(self._driver.iteration)
         self._verifier.all_updated(optimizer, self._is_owed)
         self._deferred.show_hidden(self._parameter_used, self._settle)
-        for tensor in self._in_step:
-            if self._params[tensor].grad is self._driver.slots[tensor]:
-                self._params[tensor].grad = self._wrappers[tensor]
-        self._in_step.clear()
+        self._gradients.take_back()
         if not self._settled:  # a parameter may be used before the forward pass
             self._watch_all()
         if self._driver.iteration < 0:
@@ -608,7 +541,7 @@ class Session(SessionBase):
         """
         self._settle()
         if not self._in_backward:
-            self._give_all_away()
+            self._gradients.give_all()
 
     def profile(self) -> Profile:
         """The Profile measured over the first iterations (or given to attach)."""
@@ -653,11 +586,9 @@ class Session(SessionBase):
         finally:
             self._detach_hooks()
             self._deferred.forget()
-            for param, wrapper in zip(self._params, self._wrappers, strict=True):
+            for param in self._params:
                 guards.unwatch(param)
-                if param.grad is wrapper:  # where the job has failed a slot holds this rank's part at best
-                    param.grad = None if self._failures.failure is not None else wrapper.slot
-                wrapper.given_away(wrapper.slot)
+            self._gradients.close(failed=self.failed)
             if self._controller is not None:
                 self._controller.close()
             self._driver.close()
