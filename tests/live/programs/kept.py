@@ -78,6 +78,9 @@ KEPT: dict[str, Program] = {
     "a_penalty_on_the_inputs_gradient_while_gradients_accumulate": _program(("backward slope", "step"), PLAIN),
     # no_sync around a part of a pass
     "only_the_backward_pass_in_no_sync": _program(("zero_grad", "backward no_sync_backward", "step"), PLAIN),
+    "a_penalty_on_the_inputs_gradient_and_only_the_backward_pass_in_no_sync": _program(
+        ("zero_grad", "backward no_sync_backward slope", "step"), PLAIN
+    ),
     "only_the_forward_pass_in_no_sync": _program(("zero_grad", "backward no_sync_forward", "step"), PLAIN),
     "a_forward_pass_without_a_backward_pass_before_no_sync": _program(("zero_grad", "forward", "backward no_sync", "step")),
 }

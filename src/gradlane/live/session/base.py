@@ -172,7 +172,8 @@ class SessionBase(ABC):
             self._refuse_replaced()
         except RuntimeError:  # what torch answers for inputs of `torch.autograd.grad` that are parameters
             pass
-        self._forward_summed = None  # that forward pass has had its backward pass
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            self._forward_summed = None  # no other pass can go through the graph of that forward pass
         return False
 
     def _gradient_ready(self, param: torch.nn.Parameter) -> None:
