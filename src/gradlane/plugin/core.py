@@ -1,12 +1,14 @@
-"""Core: one plan carried out for one framework, through the four calls of ByteScheduler's CommTask (SOSP '19 §3.2).
+"""Core: carries out a plan for a framework, by the four calls of ByteScheduler's CommTask (SOSP '19
+§3.2).
 
     the core to the framework        `Engine.partition`   these messages exist, and what is in each
                                      `Engine.start`       begin this one now
-    the framework to the core        `Core.notify_ready`  the gradient of this tensor is in its memory
-                                     `Core.notify_finish` this message's sum is there
+    the framework to the core        `Core.notify_ready`  the gradient of this tensor is in its
+    memory
+                                     `Core.notify_finish` this message's sum has arrived
 
-A CommTask is a tensor and its parts there; a message here may as well be several tensors merged, so that the calls name
-tensors of the plan where readiness is meant and messages of it where bytes are moved.
+A CommTask is one tensor with its partitions. A message here may also merge several tensors, so
+readiness is of tensors and starts and ends are of messages.
 """
 
 from __future__ import annotations
@@ -22,27 +24,35 @@ from gradlane.schedule import Dispatcher
 
 
 class Engine(Protocol):
-    """What a framework offers: sums of messages, on whatever carries them."""
+    """What a framework provides: sums of messages."""
 
     def partition(self, plan: Plan, core: Core) -> None:
-        """Prepare the messages of `plan`. Raises `PlanError` for what cannot be honoured. Called once, before all else."""
+        """Prepare the messages of `plan`; called once, before all else.
+
+        Raises:
+            PlanError: the engine cannot carry the plan.
+        """
         ...
 
     def start(self, message: int) -> None:
         """Begin the sum of `message` over all ranks; never blocks.
 
-        Its end is told by `core.notify_finish`, on any thread, once; from inside of this call too. Starts come one after
-        another, in the order of the plan's priorities and windows. A two-phase message is started twice, its second half
-        when its first has ended (or, by `core.notify_sent`, been sent).
+        The engine calls `core.notify_finish` once at its end, on any thread, also from within this
+        call. Starts come one after another, by the plan's priorities and windows. A two-phase
+        message starts twice; its second phase starts when its first has ended (or, after
+        `core.notify_sent`, has been sent).
         """
         ...
 
 
 class Core:
-    """Schedules the messages of one plan, iteration after iteration. Any thread may call anything.
+    """Schedules the messages of one plan, iteration after iteration. Any thread may call any
+    method.
 
-    Where ranks must start messages in one order (collectives), hand in a plan with a sequence; whatever tells
-    messages apart by what they are of (gradlane's transport) needs none.
+    Args:
+        plan: the plan. If ranks must start messages in one order (collectives), it needs a
+            sequence; gradlane's transport identifies messages and needs none.
+        engine: what moves bytes.
     """
 
     def __init__(self, plan: Plan, engine: Engine) -> None:
@@ -54,7 +64,7 @@ class Core:
         for message in plan.messages:
             for tensor in message.tensors:
                 self._parts_at_first[tensor] += 1
-        self._parts = [0] * len(plan.tensors)  # messages of each tensor whose sums are not there
+        self._parts = [0] * len(plan.tensors)  # for each tensor, how many of its messages' sums are missing
         self._sent: set[int] = set()
         self._to_start: deque[int] = deque()
         self._starting = False
@@ -63,7 +73,7 @@ class Core:
         engine.partition(plan, self)
 
     def begin(self) -> None:
-        """A new iteration; every sum of the one before must have been waited for."""
+        """Begin an iteration; the caller has waited for every sum of the one before."""
         with self._condition:
             self._check()
             assert not any(self._parts), f"iteration {self.iteration} is under way: {self._dispatcher.describe_state()}"
@@ -73,22 +83,26 @@ class Core:
             self._dispatcher.begin()
 
     def notify_ready(self, tensor: int) -> None:
-        """The gradient of `tensor` is in its memory, which belongs to the engine until its sum is there."""
+        """The gradient of `tensor` is in its memory, which the engine owns until the sum has
+        arrived.
+        """
         with self._condition:
             self._check()
             self._start(self._dispatcher.ready(tensor))
 
     def notify_sent(self, message: int) -> None:
-        """This rank's part of `message` is on its way: it leaves its window now, rather than with its sum.
+        """This rank's part of `message` has been sent: it leaves its lane's window now, not with
+        its sum.
 
-        For engines whose ranks start messages in orders of their own, and would wait for one another otherwise.
+        For engines whose ranks start messages in different orders, which would otherwise wait for
+        one another.
         """
         with self._condition:
             self._sent.add(message)
             self._start(self._dispatcher.finished(message))
 
     def notify_finish(self, message: int) -> None:
-        """The sum of `message` is in the memory of its tensors; or the first half of a two-phase message has ended."""
+        """The sum of `message` is in its tensors' memory; or its first phase has ended."""
         two_phase = self.plan.messages[message].two_phase
         with self._condition:
             if two_phase and not self._dispatcher.in_second_phase(message):
@@ -101,17 +115,22 @@ class Core:
             self._condition.notify_all()
 
     def notify_failure(self, error: GradlaneError) -> None:
-        """No more sums will come: whatever waits, and every later call, raises the first `error`."""
+        """No more sums will come: all waits, and every later call, raise the first `error`."""
         with self._condition:
             self._failure = self._failure or error
             self._condition.notify_all()
 
     def has_arrived(self, tensor: int) -> bool:
-        """Whether the sum of `tensor` is there, without waiting."""
+        """Whether the sum of `tensor` has arrived, without waiting."""
         return self._parts[tensor] == 0
 
     def wait(self, tensor: int, timeout_s: float = 60.0) -> None:
-        """Return when the sum of `tensor` is there. Raises the failure, or `CommunicationError` after `timeout_s`."""
+        """Return when the sum of `tensor` has arrived.
+
+        Raises:
+            CommunicationError: after `timeout_s`.
+            GradlaneError: the engine's failure.
+        """
         deadline = time.monotonic() + timeout_s
         with self._condition:
             while self._parts[tensor]:
@@ -125,7 +144,7 @@ class Core:
                 self._condition.wait(left_s)
 
     def wait_for_all(self, timeout_s: float = 60.0) -> None:
-        """Return when every sum of this iteration is there; `timeout_s` is for each."""
+        """Return when every sum of this iteration has arrived; `timeout_s` is for each."""
         for tensor in range(len(self._parts)):
             self.wait(tensor, timeout_s)
 
@@ -134,7 +153,9 @@ class Core:
             raise self._failure
 
     def _start(self, messages: list[int]) -> None:
-        """In the order given; what ends inside of `Engine.start` frees others, which follow from the same loop."""
+        """Start in the order given; messages that become startable within `Engine.start` follow
+        from this loop.
+        """
         self._to_start.extend(messages)
         if self._starting:
             return
