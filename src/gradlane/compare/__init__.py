@@ -1,1 +1,3 @@
-"""Comparison: one harness that trains under several schedulers in turns, for `gradlane compare`, `bench` and `experiments`."""
+"""Comparison: one harness that trains under several schedulers in turns, for `gradlane compare`,
+`bench` and `experiments`.
+"""

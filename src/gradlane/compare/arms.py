@@ -11,10 +11,13 @@ ALONE = "no-communication"
 
 
 class ArmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A policy over a backend; beside such arms there are torch DDP and computing without communication.
+    """A policy over a backend. Torch DDP and computation without communication are further arms.
 
-    label: where the policy's name would not tell it from another arm. servers: in processes of their own on hosts of their
-    own; 0: one in each worker's process.
+    Attributes:
+        policy, backend, knobs: what runs.
+        label: a name, if the policy's would not be unique.
+        packet_bytes: of the transport; None: its default.
+        servers: servers in processes and on hosts of their own; 0: one in each worker's process.
     """
 
     policy: str
@@ -30,5 +33,5 @@ class ArmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def place(self) -> str:
-        """What its network is measured over."""
+        """Name of the place whose network measurement this arm uses."""
         return f"{self.backend}-{self.servers}" if self.servers else self.backend

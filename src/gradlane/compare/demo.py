@@ -1,7 +1,7 @@
-"""The demonstration job: a convolutional network on the images of handwritten digits that scikit-learn ships.
+"""The demonstration job: a convolutional network on scikit-learn's images of handwritten digits.
 
-Real data, a real loop, nothing tuned to any policy. The images are 8x8; they are upscaled to 32x32, so that
-a step computes for long enough to be worth hiding something behind.
+Real data and a real loop, tuned for no policy. The 8x8 images are upscaled to 32x32, so that a step
+computes long enough to hide communication.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ SIDE = 32
 
 
 class DigitsNet(nn.Sequential):
-    """VGG-like: most of the computing in the first layers, most of the parameters in the last. 2.2 M parameters."""
+    """VGG-like, 2.2 M parameters: most computation in the first layers, most parameters in the
+    last.
+    """
 
     def __init__(self) -> None:
         super().__init__(
@@ -41,7 +43,7 @@ def _block(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
 
 
 class Digits:
-    """Batches of one rank's share of the digits, in an order that depends on the seed and the rank alone."""
+    """Batches of one rank's share of the digits, in an order by seed and rank."""
 
     def __init__(self, rank: int, world: int, batch_size: int, seed: int = 0) -> None:
         from sklearn.datasets import load_digits

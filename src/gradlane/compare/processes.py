@@ -1,4 +1,4 @@
-"""Running a module of gradlane on several ranks: on hosts of a lab, or side by side on loopback."""
+"""Runs a module of gradlane on several ranks: on a lab's hosts, or on loopback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradlane.errors import LabError
 
 
 def torchrun_here(processes: int) -> list[str]:
-    """torchrun for `processes` on this host alone, meeting on loopback; port 0: it finds a free one."""
+    """torchrun for `processes` on this host, over loopback, on a free port."""
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
     return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), *rendezvous]
 
@@ -23,15 +23,20 @@ def python_module(module: str, arguments: Sequence[str]) -> list[str]:
 
 
 def run_on_loopback(arguments: Sequence[str], ranks: int, environment: Mapping[str, str] | None = None) -> int:
-    """Run `python ARGUMENTS` as ranks side by side on bare loopback; returns the exit code."""
+    """Run `python ARGUMENTS` as `ranks` ranks on loopback; returns the exit code."""
     command = [*torchrun_here(ranks), *arguments]
     return subprocess.run(command, env={**os.environ, **(environment or {})}, check=False).returncode
 
 
 def run_on_lab(spec: lab.LabSpec, command: Sequence[str], samples: Path | None = None) -> int:
-    """Run `command` on the hosts of `spec`; returns the exit code. Raises `LabError` where no lab can be made.
+    """Run `command` on the hosts of `spec`; returns the exit code.
 
-    samples: where to leave what links carried and queued.
+    Args:
+        spec, command: what to run where.
+        samples: file for samples of the links; None: none.
+
+    Raises:
+        LabError: this machine cannot run a lab.
     """
     reason = lab.supported()
     if reason is not None:
@@ -47,10 +52,16 @@ def run_on_ranks(
     loopback: bool,
     samples: Path | None = None,
 ) -> int:
-    """Run `python -m module arguments` as `hosts` ranks and return the exit code.
+    """Run `python -m module arguments` as `hosts` ranks; returns the exit code.
 
-    samples: where to leave what links carried and queued. Raises `LabError` where no lab can be made; with `loopback` none
-    is.
+    Args:
+        module, arguments, hosts: what to run, and how many times.
+        link_bits_per_second: rate of the lab's links; None: not shaped.
+        loopback: run on loopback, without a lab.
+        samples: file for samples of the links.
+
+    Raises:
+        LabError: this machine cannot run a lab.
     """
     command = python_module(module, arguments)
     if loopback:

@@ -1,4 +1,6 @@
-"""Records of what `gradlane compare` measured: of one model under several policies, and of a sweep over models and networks."""
+"""Records of what `gradlane compare` measured: of one model, and of a sweep over models and
+networks.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,13 @@ VERSION = 1
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One policy's run.
 
-    step_ns: length of each measured step on rank 0, empty where the run gave none. hidden: part of the sending
-    time, 0 to 1, in which no one waited, None where it was not observed. final_loss: None where it was not a
-    number. equal_to_ddp: whether the parameters at the end equal DDP's bit for bit, None where not compared.
+    Attributes:
+        policy: its name.
+        step_ns: length of each measured step on rank 0; empty if the run gave none.
+        hidden: fraction of communication that was overlapped, 0 to 1; None if not observed.
+        final_loss: None if it was not finite.
+        equal_to_ddp: whether the final parameters equal DDP's bit for bit; None if not compared.
+        note: for people.
     """
 
     policy: str
@@ -40,7 +46,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need(self.hidden is None or 0 <= self.hidden <= 1, "hidden", self.hidden, "a part from 0 to 1")
 
     def quantile_ns(self, part: float) -> float | None:
-        """The step time below which `part` (0 to 1) of the steps lie, interpolated; None without steps."""
+        """The interpolated quantile `part` (0 to 1) of the step times, in ns; None without steps."""
         return float(np.quantile(self.step_ns, part)) if self.step_ns else None
 
     @property
@@ -51,8 +57,11 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All policies' runs of one command.
 
-    machine: what it ran on, for people. link_bits_per_second: None where the links were not shaped.
-    bound: the ratio to DDP that no schedule can exceed, and bound_text how it comes about.
+    Attributes:
+        machine: what it ran on, for people.
+        link_bits_per_second: None if links were not shaped.
+        bound, bound_text: the ratio to DDP that no schedule can exceed, and how it was computed.
+        results: one for each policy.
     """
 
     command: str
@@ -74,18 +83,24 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need(len(set(policies)) == len(policies), "results", "a policy twice", "each policy once")
 
     def ratio(self, result: Result) -> float | None:
-        """DDP's median step over this one's: above 1 is faster. None where either has no steps."""
+        """DDP's median step over this one's: above 1 is faster. None if either has no steps."""
         baseline = next((other.median_ns for other in self.results if other.policy == BASELINE), None)
         own = result.median_ns
         return None if baseline is None or own is None else baseline / own
 
     def to_json(self) -> bytes:
-        """As JSON; `from_json` gives back an equal one. A loss or bound that is not finite becomes null."""
+        """Encode as JSON; `from_json` gives back an equal value. A bound that is not finite becomes
+        null.
+        """
         return msgspec.json.encode({"format": FORMAT, "version": VERSION, "body": self})
 
     @staticmethod
     def from_json(data: bytes) -> Comparison:
-        """What `to_json` wrote. Raises `FormatError`."""
+        """Decode what `to_json` wrote.
+
+        Raises:
+            FormatError: `data` is something else.
+        """
         if len(data) > MAX_FILE_BYTES:
             raise FormatError(f"got {len(data)} bytes, expected at most {MAX_FILE_BYTES}")
         try:
@@ -104,11 +119,15 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An arm on a model, a number of hosts and a link.
+    """One arm on a model, a number of hosts and a link.
 
-    step_ns: each measured step on rank 0. compute_ns: of a step without communication. predicted_ns, bound_ns: what the
-    simulator says of this arm's plan, and what no schedule can beat there. network: as the run measured it. final_step_ns: of
-    further rounds in which only the best took part.
+    Attributes:
+        step_ns: each measured step on rank 0.
+        compute_ns: length of a step without communication.
+        predicted_ns, bound_ns: the simulated iteration time of this arm's plan, and the lower
+            bound.
+        network: as measured by the run.
+        final_step_ns: steps of the final rounds, in which only the fastest arms took part.
     """
 
     model: str
@@ -131,7 +150,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def error(self) -> float:
-        """Of the prediction: above 0 where the simulator was too slow."""
+        """Relative error of the prediction; above 0 if the simulator was too slow."""
         return self.predicted_ns / self.median_ns - 1
 
     def quantile_ns(self, part: float) -> float:
@@ -139,7 +158,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All cells of one command; those of a trial follow one another, torch DDP first."""
+    """All cells of one command; those of a trial are neighbours, torch DDP first."""
 
     command: str
     machine: str

@@ -1,4 +1,6 @@
-"""Trials: emulated devices on emulated hosts under all arms, one run a model, number of hosts and link."""
+"""Trials: emulated devices on emulated hosts under all arms; one run for each model, hosts and
+link.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,11 @@ from gradlane.units import format_rate
 
 @dataclass(frozen=True)
 class Trial:
-    """One run. Rates and tensors are those that are meant; `scale` makes both smaller where they run.
+    """One run. Rates and tensors are the emulated cluster's; `scale` makes both smaller in the run.
 
-    unlike: hosts with links of their own, which may change while the run goes on. finals: as in `comparison.Config`.
+    Attributes:
+        unlike: hosts with links of their own, whose rates may change during the run.
+        finals: as in `worker.Config`.
     """
 
     profile: Profile
@@ -50,7 +54,7 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """Of its folder: equal trials are the same run."""
+        """Name of the run's folder; equal trials are the same run."""
         return f"{self.profile.model}-{hashlib.sha256(repr(self).encode()).hexdigest()[:12]}"
 
     def __str__(self) -> str:
@@ -61,15 +65,25 @@ class Trial:
 
 
 def at_ratio(profile: Profile, ratio: float, compute_ms: float, megabytes: float) -> tuple[Profile, int, float]:
-    """The profile stretched to compute so long, the rate of links in bit/s at which all of its bytes take `ratio` times as
-    long as that, and the scale at which they are so many megabytes."""
+    """Set a profile's communication-to-computation ratio.
+
+    Args:
+        profile: the profile.
+        ratio: communication time / computation time.
+        compute_ms: computation time of an iteration.
+        megabytes: size of the gradients in the run.
+
+    Returns:
+        The profile stretched to `compute_ms`, the links' rate in bits per second at which all bytes
+        take `ratio` times as long, and the scale at which they are `megabytes`.
+    """
     profile = profile.stretched(compute_ms * 1e6 / profile.compute_ns)
     bits = round(8e9 * profile.size_bytes / (ratio * profile.compute_ns))
     return profile, bits, float(f"{megabytes * 1e6 / profile.size_bytes:.3g}")
 
 
 def run_all(trials: Sequence[Trial], folder: Path, say: Callable[[str], None]) -> tuple[Cell, ...]:
-    """The cells of all trials, in order; those whose outcome is in `folder` already are not run again."""
+    """The cells of all trials, in order; trials with an outcome in `folder` are not run again."""
     cells: list[Cell] = []
     for place, trial in enumerate(trials):
         own = folder / trial.key
@@ -104,8 +118,16 @@ def _run(trial: Trial, folder: Path) -> None:
 def train_in_turns(
     profile: Profile, arms: Sequence[ArmSpec], folder: Path, start: Callable[[list[str]], int], **how: float
 ) -> int:
-    """Emulated devices of `profile` under all `arms`, by a command that `start` gives to each rank; its exit code. What comes
-    out is left in `folder`. how: as in `live.comparison.Config`.
+    """Train emulated devices of `profile` under all `arms`.
+
+    Args:
+        profile, arms: what to train.
+        folder: where the run leaves its outcome.
+        start: runs a command on every rank; returns the exit code.
+        how: as the fields of `worker.Config`.
+
+    Returns:
+        The exit code.
     """
     folder.mkdir(parents=True, exist_ok=True)
     given, config = folder / "given.json", folder / "config.json"
@@ -115,7 +137,9 @@ def train_in_turns(
 
 
 def cells_of(trial: Trial, folder: Path) -> list[Cell]:
-    """What the run measured, and what the simulator says of the same plans on the profile and networks of that run."""
+    """What the run measured, and the simulation of the same plans with that run's profile and
+    networks.
+    """
     measured = _measured(folder)
     cells = []
     for name, _, outcome in predicted(trial, folder):
@@ -145,7 +169,7 @@ def cells_of(trial: Trial, folder: Path) -> list[Cell]:
 
 
 def predicted(trial: Trial, folder: Path) -> Iterator[tuple[str, Plan, Outcome]]:
-    """For each arm that communicates the plan that ran, and what the simulator says of it."""
+    """For each arm that communicates, its plan and the simulation of it."""
     measured = _measured(folder)
     profile = _as_measured(files.read(folder / "given.json", Profile).scaled(trial.scale), _alone_ns(measured))
     for name in measured:
@@ -177,6 +201,6 @@ def _network(trial: Trial, folder: Path, name: str) -> Network:
 
 
 def _as_measured(profile: Profile, alone_ns: int) -> Profile:
-    """The device's profile with all times stretched to what a step without communication took."""
+    """The profile stretched so that computation takes `alone_ns`."""
     stretch = alone_ns / profile.compute_ns
     return profile.stretched(stretch)

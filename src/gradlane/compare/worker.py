@@ -1,13 +1,12 @@
-"""The worker of `gradlane compare`: one rank that trains the same model under torch DDP and under every
-policy, in turns, and leaves what it measured as files for the parent to read.
+"""The worker of `gradlane compare`: one rank that trains a model under torch DDP and every policy.
 
-The model is the demonstration's network on real images, or an emulated device with a profile's times.
-
-All arms live side by side and take turns of a few steps, so that a noisy machine disturbs them alike. A
-step is timed from its start to the start of the next, so that what a policy leaves for the next forward
-pass is counted there; the first step of a turn follows a flush and is not counted. Network and profile are measured by the
-first arm that needs them and serve the others, the network while a thread beside computes; `auto` measures both for itself,
-and is measured once it has settled.
+The model is the demonstration's network on real images, or an emulated device with a profile's
+times. All arms live in one process and alternate every few steps, so that noise of the machine
+affects all equally. A step lasts from its start to the start of the next, so that it includes what
+a policy leaves for the next forward pass; the first step after a change of arm follows a flush and
+is not counted. The first arm that needs a network or a profile measures it for all others, the
+network while another thread computes. `auto` measures both itself, and its steps count once it has
+settled. The results are files for the parent process.
 
 Run as `python -m gradlane.compare.worker CONFIG` under any torchrun-like launcher.
 """
@@ -40,19 +39,22 @@ from gradlane.live.session.session import Session
 from gradlane.live.startup.attach import attach
 from gradlane.planning import catalog
 
-WARM_UP_STEPS = 3  # as many again, until the final plan is in force
-MOST_EXTRA_TURNS = 60  # of as many steps, where it takes more to settle
+WARM_UP_STEPS = 3  # twice, until the final plan is in force
+MOST_EXTRA_TURNS = 60  # if an arm takes longer to settle
 FINALISTS = 2
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the parent asks for.
 
-    profile: a file; the model is an emulated device with its times. Without one it is the demonstration's network, with
-    batch_size 0 at the batch for which computing takes as long as communicating. measures: whether the first arm measures
-    the profile that all plan from; else that is the device's own. finals: further rounds, in which only DDP, `auto` and of each
-    backend the `FINALISTS` other arms take part that were the fastest before: who is best of many, each measured a few times,
-    is known only from times that did not choose it.
+    Attributes:
+        arms: what to compare.
+        profile: a file, emulated by the device; "": the demonstration's network. Then `batch_size`
+            0 means the batch for which computation takes as long as communication.
+        measures: whether the first arm measures the profile that all policies plan with; otherwise
+            they use the device's.
+        finals: further rounds with only DDP, `auto` and the `FINALISTS` fastest other arms of each
+            backend. Their times are not biased by the selection.
     """
 
     out: str
@@ -67,7 +69,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ArmOutcome(msgspec.Struct, frozen=True):
-    """One arm on one rank. equal_to_ddp: parameters and buffers, bit for bit, after the same steps."""
+    """One arm on one rank; `equal_to_ddp`: parameters and buffers, bit for bit, after as many
+    steps.
+    """
 
     step_ns: tuple[int, ...]
     final_step_ns: tuple[int, ...]
@@ -77,7 +81,9 @@ class ArmOutcome(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What one rank leaves in `rank-N.json`. communicate_ns: all gradients as one all-reduce, by the fit."""
+    """What one rank leaves in `rank-N.json`; `communicate_ns`: all gradients as one all-reduce, by
+    the fit.
+    """
 
     rank: int
     model: str
@@ -89,7 +95,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Workload(Protocol):
-    """A model, and the loss of its next step when it is called through `call`."""
+    """A model and the loss of its next step, computed through `call`."""
 
     @property
     def model(self) -> nn.Module: ...
@@ -109,7 +115,7 @@ class _Demonstration:
 
 
 class EmulatedWorkload:
-    """An emulated one."""
+    """An emulated device."""
 
     def __init__(self, profile: Profile) -> None:
         self.model = Emulated(profile)
@@ -120,10 +126,13 @@ class EmulatedWorkload:
 
 
 class Arm:
-    """One model with its optimizer, its data and its way of summing gradients."""
+    """One model with its optimizer, its data and its way of summing gradients.
+
+    Args:
+        known: the network or the profile, if the arm shall not measure it.
+    """
 
     def __init__(self, name: str, spec: ArmSpec | None, load: Workload, timeout_s: float, **known: Any) -> None:
-        """known: the network or the profile, where it is not to be measured."""
         self.name, self.spec, self.load = name, spec, load
         self.model = load.model
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
@@ -138,10 +147,12 @@ class Arm:
         self.step_ns: list[int] = []
         self.final_step_ns: list[int] = []
         self.last_loss = float("nan")
-        self.extra_turns = 0  # that others did not have
+        self.extra_turns = 0  # more than other arms had
 
     def warm_up(self) -> None:
-        """Until the plan is the policy's own: the first arm profiles, Prophet for as long as it takes, and auto looks."""
+        """Step until the policy's own plan is in force: the first arm profiles, Prophet and `auto`
+        take longer.
+        """
         self.turn(WARM_UP_STEPS)
         if self.session is None:
             return
@@ -150,7 +161,7 @@ class Arm:
             self.extra_turns += 1
 
     def turn(self, steps: int, into: list[int] | None = None) -> None:
-        """So many steps after one that is not counted. into: where their times go."""
+        """Run one step that is not counted, then `steps` steps whose times go to `into`."""
         dist.barrier()
         marks = []
         for _ in range(steps + 1):
@@ -164,7 +175,7 @@ class Arm:
             into += [end - start for start, end in itertools.pairwise(marks[1:])]
 
     def step(self) -> torch.Tensor:
-        """One iteration; its loss."""
+        """Run one iteration; returns its loss."""
         self.optimizer.zero_grad()
         loss = self.load.loss(self.call)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -177,7 +188,7 @@ class Arm:
 
 
 def compare(config: Config, say: Callable[[str], None]) -> Outcome:
-    """Run all arms and return this rank's outcome; `say` hears of progress on rank 0."""
+    """Run all arms and return this rank's outcome; rank 0 reports progress to `say`."""
     rank = dist.get_rank()
     maker = _Maker(config)
     sums = f"all-reduce of the {maker.size_bytes / 2**20:.1f} MiB of gradients: {maker.communicate_ns / 1e6:.0f} ms"
@@ -218,14 +229,14 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
 
 
 class _Maker:
-    """Makes arms, and knows what the first of them have measured for the others."""
+    """Makes arms, with what the first of them have measured."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._profile = files.read(config.profile, Profile) if config.profile else None
         self.batch_size = 0
         model: nn.Module = DigitsNet()
-        self._known: Profile | None = None  # what policies plan from
+        self._known: Profile | None = None  # what policies plan with
         if self._profile is not None:
             model = emulated = Emulated(self._profile)
             self._known = None if config.measures else emulated.profile
@@ -247,7 +258,7 @@ class _Maker:
             return Arm(name, spec, self._load(), self._config.timeout_s, network=network, profile=self._known)
 
     def learn(self, arm: Arm) -> None:
-        """`arm` has warmed up: others need not measure what it has."""
+        """Keep what `arm` has measured, for the arms that follow."""
         if arm.session is not None and arm.spec is not None and arm.spec.policy != AUTO:
             self.networks.setdefault(arm.spec.place, arm.session.network)
             self._known = self._known or arm.session.profile()
@@ -257,7 +268,7 @@ class _Maker:
 
 
 def _finalists(arms: list[Arm]) -> list[Arm]:
-    """DDP, `auto`, and of each place the fastest others, by what rank 0 has measured."""
+    """DDP, `auto`, and the fastest others of each place, as measured by rank 0."""
     medians = torch.tensor([median(arm.step_ns) for arm in arms])
     dist.broadcast(medians, 0)
     by_time = [arms[nth] for nth in medians.argsort().tolist()]
@@ -269,7 +280,7 @@ def _finalists(arms: list[Arm]) -> list[Arm]:
 
 
 def _leave(arms: list[Arm], ddp: Arm, out: Path) -> dict[str, ArmOutcome]:
-    """Plans, timelines and profiles as files, and what came out of each arm, beside DDP after as many steps."""
+    """Write plans, timelines and profiles, and compare each arm with DDP after as many steps."""
     outcomes = {}
     rank = dist.get_rank()
     for arm in sorted(arms, key=lambda arm: arm.extra_turns):
@@ -291,7 +302,7 @@ def _leave(arms: list[Arm], ddp: Arm, out: Path) -> dict[str, ArmOutcome]:
 
 @contextlib.contextmanager
 def _computing(load: Workload) -> Iterator[None]:
-    """Iterations in a thread beside: messages share the processors with computing, as they do while training."""
+    """Train in another thread meanwhile, so that messages share the processors as in training."""
     ended = threading.Event()
 
     def train() -> None:
@@ -308,7 +319,7 @@ def _computing(load: Workload) -> Iterator[None]:
 
 
 def _batch_size_for(communicate_ns: int) -> int:
-    """The batch at which a step without communication takes about `communicate_ns`, agreed upon by all ranks."""
+    """The batch at which a step without communication takes `communicate_ns`, agreed by all ranks."""
     torch.manual_seed(0)
     model = DigitsNet()
     times = []

@@ -1,11 +1,12 @@
-"""Device: an accelerator that is a clock. Work given to it takes the time that was asked for, and no processor.
+"""Device: an accelerator emulated by a clock. Work takes the time asked for and no processor.
 
-It behaves as a stream of a GPU does for the thread that feeds it: work begins when the work before it has ended, or
-when the thread comes with it after having waited for something (a sum from the network), whichever is later. What the
-thread computes in between (hooks, optimizers) costs the device nothing, since a host runs ahead of its device. So the
-schedule is absolute, waking late never adds up, and waiting shifts what follows.
+It behaves like a GPU stream for the thread that feeds it. Work starts when the work before it has
+ended or, if the thread had to wait for something (a sum from the network), when the thread comes,
+whichever is later. What the thread computes in between (hooks, optimizers) does not delay the
+device, as a host runs ahead of its device. The schedule is absolute, so late wake-ups do not add
+up.
 
-Owned by one `Emulated`; used by whichever thread runs its forward and backward passes, one at a time.
+Owned by one `Emulated`; used by whichever thread runs its passes, one at a time.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from typing import Protocol
 
 _PR_SET_TIMERSLACK = 29
 _TIMER_SLACK_NS = 1_000  # the default of 50 us is the largest part of how late a sleeper wakes on an idle machine
-# Later than this at the end of a pass is not the noise of waking: the thread could not keep up with the device
+# a pass that ends later than this means that the thread could not keep up with the device
 _NOISE_NS = 2_000_000
 
 
 class Clock(Protocol):
-    """Time as the thread that calls sees it; all in nanoseconds."""
+    """Time as the calling thread sees it, in nanoseconds."""
 
     def now_ns(self) -> int: ...
 
     def busy_ns(self) -> int:
-        """How long this thread has run, or waited for a processor to run on; the rest of its time it was blocked."""
+        """How long this thread has run or waited for a processor; otherwise it was blocked."""
 
     def sleep_until(self, due_ns: int) -> None: ...
 
 
 class _Delays:
-    """How long the thread that made this was ready to run while others ran; 0 where the kernel does not count it."""
+    """How long this thread was ready while others ran, in ns; 0 if the kernel does not count it."""
 
     def __init__(self) -> None:
         try:
@@ -52,13 +53,13 @@ class _Delays:
 
 
 class ThreadClock:
-    """The real one."""
+    """The real clock."""
 
     def __init__(self) -> None:
         self._own = threading.local()
 
     def __reduce__(self) -> tuple[type[ThreadClock], tuple[()]]:
-        return ThreadClock, ()  # the copy of a model has a clock of its own
+        return ThreadClock, ()  # a copied model gets its own clock
 
     def now_ns(self) -> int:
         return time.monotonic_ns()
@@ -81,7 +82,7 @@ class ThreadClock:
 
 
 class Device:
-    """`run` returns when the device would be done."""
+    """Delays the calling thread until emulated work would have ended."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or ThreadClock()
@@ -90,24 +91,24 @@ class Device:
         self._seen_ns = self._seen_busy_ns = 0
 
     def run(self, work_ns: int) -> None:
-        """Compute for `work_ns`, after what came before and after whatever the thread has just waited for."""
+        """Work for `work_ns`, after earlier work and after whatever the thread has just waited for."""
         self._due_ns += self._blocked_ns() + work_ns
         self._clock.sleep_until(self._due_ns)
-        self._look()
+        self._mark_time()
 
     def end_pass(self) -> None:
-        """A forward or backward pass is over: what it could not make up for is not owed by the next one."""
+        """End a forward or backward pass; lateness that it could not make up is not carried over."""
         if self._seen_ns - self._due_ns > _NOISE_NS:
             self._due_ns = self._seen_ns
 
     def _blocked_ns(self) -> int:
-        """How long the thread has waited for anything but a processor since it last came."""
+        """How long the thread was blocked, other than for a processor, since its last call."""
         now, busy = self._clock.now_ns(), self._clock.busy_ns()
         if self._thread != threading.get_ident():
-            # the times of two threads do not compare: begin anew
+            # another thread's times do not compare with the last one's, so start again
             self._thread = threading.get_ident()
             return max(0, now - self._due_ns)
         return max(0, (now - self._seen_ns) - (busy - self._seen_busy_ns))
 
-    def _look(self) -> None:
+    def _mark_time(self) -> None:
         self._seen_ns, self._seen_busy_ns = self._clock.now_ns(), self._clock.busy_ns()

@@ -1,15 +1,16 @@
-"""Emulated: a torch module with a profile's parameters, whose layers take the profile's time on a `Device`.
+"""Emulated: a torch module with a profile's parameters and times, on an emulated `Device`.
 
-To everything around it (hooks, DDP, `gradlane.attach`, optimizers, backends) it is an ordinary model with real parameters
-and real gradients; only its arithmetic is not there, so that two cores hold many devices.
+To hooks, DDP, `gradlane.attach`, optimizers and backends it is an ordinary model with real
+parameters and gradients. Only its arithmetic is missing, so that two cores hold many devices.
 
     model = gradlane.lab.emulated(gradlane.zoo.profile("resnet50"), scale=0.1)
     loss = model()          # each layer uses its parameters, then takes its time
     loss.backward()         # each gradient is ready at its `ready_ns`
 
-The gradient of a tensor is one value in all of its elements: a small multiple of 1/64 that depends on rank, iteration and
-tensor (`coefficient`), times what backward was called with. Sums of such over up to eight ranks are exact in every dtype,
-in any order of adding. Writing it is what producing it costs the processor: 8 ms for 100 MB here, within the layer's time.
+All elements of a tensor's gradient have one value: a small multiple of 1/64 by rank, iteration and
+tensor (`coefficient`), times the gradient that backward was called with. Sums of these over up to
+eight ranks are exact in every dtype and in any order. Writing a gradient costs the processor time
+(8 ms for 100 MB), within the layer's time.
 """
 
 from __future__ import annotations
@@ -31,24 +32,34 @@ from gradlane.units import format_bytes, format_ns
 SCALE_VARIABLE = "GRADLANE_LAB_SCALE"
 COMPUTE_VARIABLE = "GRADLANE_LAB_COMPUTE_PERCENT"
 
-_MULTIPLES = 61  # of 1/64, from -30 to 30: prime, so that neighbours of any kind differ
+_MULTIPLES = 61  # of 1/64, from -30 to 30; prime, so that neighbouring ranks, iterations and tensors differ
 
 
 def coefficient(rank: int, iteration: int, tensor: int) -> float:
-    """The gradient of each element of `tensor` (its place in the profile) in a backward pass, counted from 0, of a rank."""
+    """The value of a gradient's elements.
+
+    Args:
+        rank: the rank.
+        iteration: the backward pass, counted from 0.
+        tensor: the tensor's index in the profile.
+    """
     return ((7 * rank + 11 * iteration + 13 * tensor) % _MULTIPLES - _MULTIPLES // 2) / 64
 
 
 class Emulated(nn.Module):
     """The model of `profile`.
 
-    scale: of the bytes; None: as the lab says (`LabSpec.scale`), 1 outside of one. compute_percent: of the profile's
-    times; None: as the lab says for this host, else 100. rank: whose gradients; None: torch.distributed's.
+    A layer whose parameters have changed since its last forward pass first takes its `update_ns`,
+    whatever updated them. A live profile of this model therefore has updates inside its forward
+    times. The processor time of the optimizer is not added: it delays the device only if it lasts
+    longer than the device's work (`device.py`).
 
-    Update times: a layer whose parameters have changed since its last forward pass first takes its `update_ns`, there
-    and nowhere else, whatever updated them. What the optimizer itself costs the processor is not added: as everything
-    that the thread computes between layers, it delays only what it outlasts (`device.py`). A live profile of this model
-    therefore has the updates inside of its forward times.
+    Args:
+        profile: the profile to emulate.
+        scale: of the bytes; None: the lab's (`LabSpec.scale`), 1 outside a lab.
+        compute_percent: of the profile's times; None: the lab's for this host, 100 outside.
+        rank: whose gradients to produce; None: torch.distributed's rank.
+        clock: None: the real one.
     """
 
     def __init__(
@@ -71,7 +82,8 @@ class Emulated(nn.Module):
         self._iteration = -1
         self._gradients = [_empty(spec.size_bytes, spec.dtype) for spec in self.profile.specs]
         params: list[nn.Parameter | None] = [None] * len(self.profile.tensors)
-        # definition order is that of use, as far as readiness tells: DDP's first buckets are made from its reverse
+        # define parameters in reverse order of readiness, as DDP makes its first buckets from the
+        # reverse of definition
         for tensor in reversed(range(len(params))):
             params[tensor] = _define(self, self.profile.specs[tensor].name, torch.zeros_like(self._gradients[tensor]))
         self._params = [param for param in params if param is not None]
@@ -82,7 +94,7 @@ class Emulated(nn.Module):
         self._seen_changes = [self._changes(tensors) for tensors in self._layers]
 
     def __repr__(self) -> str:
-        """One line for what torch would print as a tree of empty modules."""
+        """One line, where torch would print a tree of empty modules."""
         profile = self.profile
         scaled = "" if self.scale == 1 else f" (sizes x {self.scale:g}: true on links of {self.scale:g} of the rate)"
         size, forward_ns = format_bytes(profile.size_bytes), self._took(profile.forward_ns)
@@ -92,15 +104,16 @@ class Emulated(nn.Module):
         )
 
     def forward(self, *_: Any) -> torch.Tensor:
-        """A number to call `backward` on; whatever is passed in is not looked at."""
-        # its gradient is wanted so that the pass has a last node, which takes the time after the last gradient
+        """Run the forward pass; ignores its arguments and returns a scalar to call `backward` on."""
+        # requires grad, so that the backward pass has a last node, which takes the time after the
+        # last gradient
         origin = torch.zeros((), requires_grad=torch.is_grad_enabled())
         chained: torch.Tensor = _End.apply(origin, self)  # type: ignore[no-untyped-call]
         unused = set(range(len(self._params)))
-        last = len(self._params) - 1  # the first that backward makes ready is the last of the chain
+        last = len(self._params) - 1  # the first gradient that backward makes ready is the last of the chain
         for layer, tensors in enumerate(self._layers):
             for tensor in tensors:
-                self._params[tensor].detach()  # what waits for this parameter waits here
+                self._params[tensor].detach()  # if this parameter's update is pending, this line waits for it
                 unused.discard(tensor)
             while last >= 0 and last not in unused:
                 chained = _Gradient.apply(chained, self._params[last], self, last)  # type: ignore[no-untyped-call]
@@ -116,10 +129,11 @@ class Emulated(nn.Module):
     # -- what the nodes of the graph call, in order --------------------------------------------------------------
 
     def _produce(self, tensor: int, weight: torch.Tensor) -> torch.Tensor:
-        """The gradient of `tensor`, when the device has it."""
+        """The gradient of `tensor`, once the device has it."""
         if tensor == 0:
             self._iteration += 1
-        # what has been accumulated stands in our buffer: then the next addend needs memory of its own
+        # if .grad holds an accumulated gradient, that is in our buffer, and the next one needs
+        # memory of its own
         is_free = self._params[tensor].grad is None
         gradient = self._gradients[tensor].detach() if is_free else torch.empty_like(self._gradients[tensor])
         gradient.fill_(float(weight) * coefficient(self._own_rank(), self._iteration, tensor))
@@ -146,7 +160,7 @@ class Emulated(nn.Module):
 
 
 class _Gradient(torch.autograd.Function):
-    """Passes on what it was given; in backward, the moment at which one parameter's gradient is ready."""
+    """Identity in forward; in backward, the time at which one parameter's gradient is ready."""
 
     @staticmethod
     def forward(ctx: Any, chained: torch.Tensor, param: torch.Tensor, model: Emulated, tensor: int) -> torch.Tensor:
@@ -155,12 +169,12 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, weight: torch.Tensor) -> Any:
-        # a new view each time, so that autograd takes it over rather than copy it
+        # a new view each time, so that autograd takes it over without a copy
         return weight, ctx.model._produce(ctx.tensor, weight), None, None
 
 
 class _End(torch.autograd.Function):
-    """Its backward is the end of the pass."""
+    """Identity in forward; in backward, the end of the pass."""
 
     @staticmethod
     def forward(ctx: Any, chained: torch.Tensor, model: Emulated) -> torch.Tensor:

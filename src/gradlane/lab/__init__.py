@@ -1,9 +1,10 @@
-"""A cluster in a box: each rank on an emulated host of its own, joined by shaped links, with no need for root.
+"""A cluster in a box: each rank on its own emulated host, joined by shaped links, without root.
 
     run(LabSpec(hosts=4, link_bits_per_second=parse_rate("500mbit")), ["python", "train.py"])
 
-A host is a network namespace; the kernel removes hosts, links and processes when the run ends, however it ends.
-Nothing outside of these namespaces is changed, and nothing inside reaches the network outside.
+A host is a network namespace. The kernel removes hosts, links and processes when the run ends,
+however it ends. A lab changes nothing outside its namespaces, and nothing inside reaches the
+network outside.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["Flow", "HostSpec", "JobSpec", "LabSpec", "RunOutcome", "emulated", "
 
 
 def emulated(profile: Profile, **options: Any) -> Emulated:
-    """A torch module with the parameters of `profile` that takes its times; see `gradlane.emulation.model`."""
+    """A torch module with the parameters and times of `profile`; see `gradlane.emulation.model`."""
     from gradlane.emulation.model import Emulated  # the only part of a lab that needs torch
 
     return Emulated(profile, **options)

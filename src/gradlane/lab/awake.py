@@ -1,12 +1,12 @@
-"""Keeps processors awake while a lab runs, so that its clocks are on time.
+"""Keeps processors awake while a lab runs, so that timers fire on time.
 
-A processor that a virtual machine leaves idle is given back to the host, and comes back when the host sees fit: timers of
-0.1 ms were seen 2 ms late one time in ten on an idle machine, and 0.03 ms on one that was busy. Shaped links and emulated
-devices both wait for timers; a link that is late by more than its burst loses the time. The kernel leaves off such sleep for
-whoever asks that waking take no time (its PM QoS), and that is root.
+A virtual machine gives an idle processor back to its host. On an idle machine one timer of 0.1 ms
+in ten fired 2 ms late, on a busy one 0.03 ms. Shaped links and emulated devices both wait for
+timers; a link that is late by more than its burst loses that time. A process may ask the kernel for
+a wake-up time of 0 (PM QoS), which needs root.
 
-Processes that spin at idle priority would need no root, and were tried: with them everything else stood still for 2 to 31 s now
-and then (Linux 6.18).
+Processes that spin at idle priority would need no root, but with them everything else stopped for 2
+to 31 s now and then (Linux 6.18).
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ import os
 import struct
 
 LATENCY = "/dev/cpu_dma_latency"
-"""What may pass, in microseconds, until a processor is awake: the least that anybody has written there and holds open."""
+"""The longest wake-up time in us; the least value of all processes that hold the file open is in
+force.
+"""
 
 
 def stay() -> None:
-    """Until this process and its forks have ended. Raises OSError where it may not."""
-    asked = os.open(LATENCY, os.O_WRONLY | os.O_CLOEXEC)  # in force while it is open, which nobody ends but the kernel
+    """Keep processors awake until this process and its forks have ended.
+
+    Raises:
+        OSError: the process may not ask for that.
+    """
+    asked = os.open(LATENCY, os.O_WRONLY | os.O_CLOEXEC)  # in force while it is open; only the kernel closes it
     os.write(asked, struct.pack("i", 0))

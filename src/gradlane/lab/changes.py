@@ -1,4 +1,4 @@
-"""Rates that change while the ranks run. A process of its own, so that nothing waits for it; forked by the lab's init."""
+"""Changes of links' rates while ranks run, in a process forked by the lab's init."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradlane.lab.wires import Wires, port_name
 
 
 def follow(spec: LabSpec, wires: Wires, began_ns: int) -> None:
-    """Set each rate when it is time, counted from `began_ns` of the monotonic clock; returns after the last."""
+    """Set each rate at its time, counted from `began_ns`; return after the last."""
     steps = [
         (change.at_ns, host, is_up, change.bytes_per_second)
         for host in range(spec.hosts)

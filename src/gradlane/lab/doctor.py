@@ -1,7 +1,7 @@
-"""What this kernel can and cannot do for a lab: each thing is tried, in namespaces that go away with the one who tried.
+"""What this kernel can do for a lab: tries each feature in namespaces that end with the process.
 
-`examine()` starts `python -m gradlane.lab.doctor`, since a process that has threads can make no user namespace. What is
-tried changes nothing outside.
+`examine()` starts `python -m gradlane.lab.doctor`, since a process with threads cannot create a
+user namespace. Nothing outside changes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,14 @@ _IPV4 = 0x0800
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that was tried. `needed`: no lab without it. `detail`: what was found, or why it does not work."""
+    """The result of one trial.
+
+    Attributes:
+        name, use: what was tried, and what a lab uses it for.
+        works: whether it works.
+        needed: whether a lab cannot run without it.
+        detail: what was found, or why it does not work.
+    """
 
     name: str
     works: bool
@@ -40,7 +47,11 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def examine() -> tuple[Finding, ...]:
-    """Try everything. Raises `LabError` where not even that could be done."""
+    """Try every feature.
+
+    Raises:
+        LabError: not even the trials could be run.
+    """
     if sys.platform != "linux":
         raise LabError(f"a lab is made of Linux namespaces, and this is {sys.platform}; {kernel.WHAT_STILL_WORKS}")
     command = [sys.executable, "-m", "gradlane.lab.doctor"]
@@ -53,7 +64,7 @@ def examine() -> tuple[Finding, ...]:
 
 
 def works(findings: tuple[Finding, ...]) -> bool:
-    """Whether a lab does."""
+    """Whether a lab can run: all that it needs works."""
     return all(finding.works for finding in findings if finding.needed)
 
 
@@ -72,7 +83,7 @@ class _Trial:
             self.findings.append(Finding(name, True, needed, use, found if isinstance(found, str) else ""))
         except Exception as error:
             code = getattr(error, "code", None)
-            # the last clause of a LabError is for those who run one
+            # without the last clause of a LabError, which advises those who run a lab
             text = os.strerror(code) if isinstance(code, int) else str(error).partition(f"; {kernel.WHAT_STILL_WORKS}")[0]
             self.findings.append(Finding(name, False, needed, use, text or type(error).__name__))
         return self.findings[-1].works
@@ -176,7 +187,7 @@ def _examine_sockets(trial: _Trial) -> None:
 
 
 def _lateness() -> str:
-    """Of sleeps as long as a packet takes at 50 Mbit/s."""
+    """How late sleeps of a packet's length at 50 Mbit/s end."""
     late_us = []
     for _ in range(200):
         due_ns = time.monotonic_ns() + 250_000

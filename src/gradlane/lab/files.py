@@ -1,4 +1,4 @@
-"""A lab's spec as a file: JSON, or YAML where PyYAML is installed; strict, with the place of the first fault."""
+"""A lab's spec as a file: JSON, or YAML if PyYAML is installed; errors name the place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ _YAML = (".yaml", ".yml")
 
 
 def read_spec(path: str | Path) -> LabSpec:
-    """The spec in a file. Raises `FormatError`; a missing file stays an `OSError`."""
+    """Read a spec from a file.
+
+    Raises:
+        FormatError: the file is not a spec; with the place of the first fault.
+        OSError: the file cannot be opened.
+    """
     with Path(path).open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
@@ -35,5 +40,5 @@ def read_spec(path: str | Path) -> LabSpec:
 
 
 def write_spec(path: str | Path, spec: LabSpec) -> None:
-    """Write it as JSON, fields that have their defaults left out."""
+    """Write `spec` as JSON, without fields at their defaults."""
     Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(spec)) + b"\n")

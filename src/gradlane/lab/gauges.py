@@ -1,7 +1,8 @@
-"""Samples of every shaped link: bytes passed and bytes queued, many times a second, as lines of JSON.
+"""Samples of every shaped link, 20 times a second, as lines of JSON: bytes passed and bytes queued.
 
-A dump of queueing disciplines is asked for and taken apart here rather than by pyroute2, which takes 0.8 ms over a link, so
-that looking at eight hosts would take a quarter of a core; this takes a hundredth (`python -m bench.lab gauges`).
+This module asks for a dump of queueing disciplines and parses it itself. pyroute2 takes 0.8 ms for
+each link, a quarter of a core for eight hosts; this takes a hundredth of that (`python -m bench.lab
+gauges`).
 """
 
 from __future__ import annotations
@@ -33,14 +34,24 @@ _STATS = struct.Struct("=QIIIIIII")  # bytes, packets, drops, overlimits, bps, p
 
 
 class Gauge(msgspec.Struct, frozen=True, array_like=True):
-    """One direction of a link: all bytes that have passed so far, and those that wait; headers count."""
+    """One direction of a link; headers count.
+
+    Attributes:
+        passed_bytes: all bytes that have passed so far.
+        queued_bytes: bytes that wait.
+    """
 
     passed_bytes: int
     queued_bytes: int
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """All links at a moment of the monotonic clock, which timelines use too. By host; None: that link is unshaped."""
+    """All links at one time.
+
+    Attributes:
+        at_ns: on the monotonic clock, as timelines.
+        up, down: by host; None for a link that is not shaped.
+    """
 
     at_ns: int
     up: tuple[Gauge | None, ...]
@@ -48,7 +59,11 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 def read_samples(path: str | Path) -> list[Sample]:
-    """What a lab wrote to `samples`. Raises `FormatError`; a last line that the lab's end cut short is left out."""
+    """Read what a lab wrote to `samples`, without a last line that is incomplete.
+
+    Raises:
+        FormatError: the file does not hold samples.
+    """
     data = Path(path).read_bytes()
     try:
         return msgspec.json.Decoder(Sample).decode_lines(data[: data.rfind(b"\n") + 1])
@@ -57,7 +72,7 @@ def read_samples(path: str | Path) -> list[Sample]:
 
 
 def record(spec: LabSpec, wires: Wires, path: str) -> None:
-    """Write a sample each `PERIOD_NS` until killed."""
+    """Write a sample every `PERIOD_NS` until killed."""
     switch = _Dump(wires.switch_fd, [port_name(host) for host in range(spec.hosts)])
     hosts = [_Dump(fd, [INTERFACE]) for fd in wires.namespace_fds]
     encoder = msgspec.json.Encoder()
@@ -71,7 +86,7 @@ def record(spec: LabSpec, wires: Wires, path: str) -> None:
 
 
 class _Dump:
-    """The gauges of some interfaces of one namespace."""
+    """Reads the gauges of some interfaces of one namespace."""
 
     def __init__(self, namespace_fd: int, interfaces: list[str]) -> None:
         kernel.setns(namespace_fd, kernel.CLONE_NEWNET)
@@ -96,7 +111,7 @@ class _Dump:
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Kind, and where the body starts and ends."""
+    """Kind, start and end of the body of each netlink message."""
     at = 0
     while at + _HEADER.size <= len(data):
         length, kind, _, _, _ = _HEADER.unpack_from(data, at)

@@ -1,15 +1,17 @@
-"""`python -m gradlane.lab.init JOB_FD [COMMAND...]`: the processes that hold a lab. Started by `launcher` only.
+"""`python -m gradlane.lab.init JOB_FD [COMMAND...]`: the processes that hold a lab. Only `launcher`
+starts it.
 
     launcher                 any process; waits for the keeper
       `- keeper              makes the user, PID, mount and network namespaces; waits for init
-           `- init           PID 1 of the new PID namespace: builds the network, starts and watches the ranks
+           `- init           PID 1 of the new PID namespace: builds the network, starts and watches
+           the ranks
                 |- rank 0
                 |- rank 1 ...
                 |- servers, other traffic
-                `- what changes rates, and what samples links
+                `- processes that change rates and sample links
 
-Each of keeper and init dies with its parent (PR_SET_PDEATHSIG), and with init the kernel kills all that is in its PID
-namespace, whoever its parent has become. Network namespaces and the links in them go with the last process inside.
+Keeper and init each die with their parent (PR_SET_PDEATHSIG). When init dies, the kernel kills
+every process of its PID namespace. Network namespaces and their links end with their last process.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ def main() -> None:
     with open(int(sys.argv[1]), "rb") as stream:
         job = msgspec.json.decode(stream.read(), type=Job)
     command = sys.argv[2:]
-    # Ctrl-C reaches every process of the terminal's job: ranks end by it, the launcher cuts the lifeline by it,
-    # and these two stay to watch the ranks end
+    # Ctrl-C reaches every process of the terminal's job. It ends the ranks, and the launcher closes
+    # the lifeline; keeper and init ignore it and stay until the ranks have ended.
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         kernel.become_root_of_new_user_namespace(kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET)
@@ -93,7 +95,7 @@ def _hold(job: Job, command: list[str], started: float, ignores_interrupt: bool)
 
 
 def _helpers(job: Job, network: wires.Wires) -> dict[int, str]:
-    """Start what the lab itself does while ranks run; by process id, what it is for."""
+    """Start the lab's own processes; returns by process id what each is for."""
     began_ns = time.monotonic_ns()
     helpers = {}
     if any(link is not None and link.steps for host in range(job.spec.hosts) for link in job.spec.links(host)):
@@ -141,17 +143,19 @@ def _count(number: int, what: str) -> str:
 
 
 def _furnish(spec: LabSpec) -> None:
-    """Give the new mount namespace a /proc of the new PID namespace, and names for the hosts.
+    """Mount the PID namespace's /proc in the new mount namespace, and give the hosts names.
 
-    Both are for comfort: `ps` and a lookup of the own host name. A container that masks parts of its /proc makes the
-    kernel refuse a fresh one, and then the old one stays, in which /proc/self is still right.
+    `ps` and look-ups of the own host name need them. In a container that masks parts of its /proc,
+    the kernel refuses a new one; then the old one stays, in which /proc/self is still right.
     """
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     with suppress(LabError):
-        # /proc is a directory that surely exists: for a moment it carries the file that /etc/hosts will show
+        # /proc surely exists: mount a tmpfs there for a moment, for the file that is then bound to
+        # /etc/hosts
         kernel.mount("tmpfs", "/proc", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=64k")
         try:
-            # the second line of each: a socket that speaks both IPv4 and IPv6 asks for the name of the mapped address
+            # the second line of each host: a socket for IPv4 and IPv6 looks up the IPv4-mapped
+            # address
             names = "".join(
                 f"{address} host{host}\n::ffff:{address} host{host}.lab\n" for host, address in enumerate(spec.addresses)
             )

@@ -1,6 +1,6 @@
-"""The few system calls that Python 3.10 lacks, by ctypes: unshare, setns, mount, umount2, prctl.
+"""System calls that Python 3.10 lacks, by ctypes: unshare, setns, mount, umount2, prctl.
 
-Each raises `LabError` naming the call, its argument and the errno that the kernel gave; nothing else happens here.
+Each raises `LabError` with the call, its argument and the kernel's errno.
 """
 
 from __future__ import annotations
@@ -36,7 +36,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def refused(what: str, error: OSError | int, advice: str = "") -> LabError:
-    """The one form of "the kernel said no": which operation, which errno, what still works."""
+    """The `LabError` for what the kernel refused.
+
+    Args:
+        what: the operation.
+        error: its errno or exception.
+        advice: what to do.
+    """
     number = error if isinstance(error, int) else (error.errno or 0)
     name = f"{os.strerror(number)}, errno {number}" if number else str(error)
     return LabError(f"the kernel refused {what} ({name}){advice and '; ' + advice}; {WHAT_STILL_WORKS}")
@@ -51,7 +57,7 @@ def _call(name: str, what: str, *arguments: Any, advice: str = "") -> None:
 
 
 def unshare(flags: int) -> None:
-    """Leave the given namespaces for new ones of our own."""
+    """Leave the namespaces given by `flags` for new ones."""
     kinds = ", ".join(name for flag, name in _NAMESPACES.items() if flags & flag)
     advice = ""
     if flags & CLONE_NEWUSER:
@@ -74,20 +80,20 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
 
 
 def unmount(target: str) -> None:
-    """Take the uppermost mount off `target`; what is bound elsewhere from it stays."""
+    """Remove the topmost mount on `target`; bind mounts of its files stay."""
     _call("umount2", target, os.fsencode(target), _MNT_DETACH)
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that made it ends."""
+    """Have the kernel kill this process when the thread that started it ends."""
     _call("prctl", "PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
 
 
 def become_root_of_new_user_namespace(flags: int) -> None:
-    """Make a user namespace, and beside it those in `flags`, in which the caller's uid is shown as 0.
+    """Create a user namespace in which the caller's uid is 0, and the namespaces in `flags`.
 
-    To the world outside the caller stays who it is, so that files which it makes belong to it. Only a process
-    with one thread may do this.
+    Outside, the caller keeps its uid, so files that it creates belong to it. The process must have
+    one thread.
     """
     uid, gid = os.geteuid(), os.getegid()
     unshare(CLONE_NEWUSER | flags)

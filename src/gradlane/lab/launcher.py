@@ -1,7 +1,7 @@
-"""The side of a lab that stays outside of it: starts the lab's init and hears from it how the run ended.
+"""The side of a lab outside its namespaces: starts the lab's init and receives how the run ended.
 
-The caller may have any number of threads; the namespaces are made in a fresh process (`gradlane.lab.init`), since a
-process with threads may not make a user namespace. That process dies with the thread that called.
+The caller may have threads; a new process (`gradlane.lab.init`) makes the namespaces, since a
+process with threads cannot create a user namespace. That process dies with the calling thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run(
     announce: bool = False,
     samples: str | Path | None = None,
 ) -> int:
-    """Run the jobs of a lab and return the exit code; the arguments are those of `execute`."""
+    """Run the jobs of a lab and return the exit code; arguments and errors as `execute`."""
     return execute(spec, command, env=env, timeout=timeout, grace=grace, announce=announce, samples=samples).exit_code
 
 
@@ -48,18 +48,26 @@ def execute(
     announce: bool = False,
     samples: str | Path | None = None,
 ) -> RunOutcome:
-    """Run the jobs of a lab, by default one with `command` once on each host, and say how every rank ended.
+    """Run the jobs of a lab and return how every rank ended.
 
-    Rank 0 has this process's stdin, stdout and stderr; what the other ranks print comes on the same two streams,
-    line by line, with "[rank] " before each. `env` replaces this process's environment; the variables that torchrun
-    would set are added to it. When a rank fails, the others have `grace` seconds to end, then SIGTERM, then SIGKILL;
-    the same happens after `timeout` seconds, without grace. Ctrl-C ends the ranks and gives exit code 130.
-    `announce` prints a line about the lab on stderr before the ranks start. `samples`: a file for what every shaped link
-    carried and queued, 20 times a second (`gradlane.lab.gauges`).
+    Rank 0 has this process's stdin, stdout and stderr. Other ranks' lines come on the same two
+    streams, each with "[rank] " before it. When a rank or a server fails, the others have `grace`
+    seconds to end, then SIGTERM, then SIGKILL. Ctrl-C ends the ranks; the exit code is 130. Servers
+    start and end with their job's ranks.
 
-    Servers of a job start with its ranks, and end with them; that a server fails is a failure of the run.
+    Args:
+        spec: hosts, links and jobs. Without jobs, one job runs `command` once on each host.
+        command: what jobs without a command run.
+        env: replaces this process's environment; the variables that torchrun would set are added.
+        timeout: seconds after which the run is ended, without grace; None: no limit.
+        grace: seconds, see above.
+        announce: print a line about the lab on stderr before the ranks start.
+        samples: a file for what every shaped link carried and queued, 20 times a second
+            (`gradlane.lab.gauges`).
 
-    Raises `InputError` for a command that cannot be run and `LabError` for what the kernel refused.
+    Raises:
+        InputError: the command cannot be run, or a time is negative.
+        LabError: the kernel refused something.
     """
     environment = dict(os.environ if env is None else env)
     _check_seconds("timeout", timeout)
@@ -76,15 +84,15 @@ def execute(
         except OSError as error:
             raise InputError(f"lab samples: got {str(samples)!r}, expected a file that can be written ({error})") from error
     outcome = _in_lab(spec, command, environment, timeout, grace, announce, samples)
-    assert outcome is not None  # a report without an outcome says why, and has been raised
+    assert outcome is not None  # a report without an outcome was raised as an error above
     return outcome
 
 
 @cache
 def supported() -> str | None:
-    """Why this machine cannot run a lab, or None where it can.
+    """Why this machine cannot run a lab, or None if it can.
 
-    Builds the smallest shaped lab that there is, which takes half a second, and asks once a process.
+    The first call in a process builds the smallest shaped lab, which takes half a second.
     """
     try:
         _in_lab(LabSpec(hosts=1, link_bits_per_second=10**9), [], dict(os.environ), None, GRACE_SECONDS, False)
@@ -117,7 +125,7 @@ def _in_lab(
 ) -> RunOutcome | None:
     if sys.platform != "linux":
         raise LabError(f"a lab is made of Linux namespaces, and this is {sys.platform}; {WHAT_STILL_WORKS}")
-    # in memory rather than a pipe, so that an interrupt while waiting can lose none of it
+    # a file in memory, not a pipe, so that an interrupt while waiting loses nothing
     report_fd = os.memfd_create("gradlane-lab-report")
     lifeline_read, lifeline_write = os.pipe()
     job = Job(
@@ -130,7 +138,7 @@ def _in_lab(
         announce=announce,
         samples=None if samples is None else str(Path(samples).absolute()),
     )
-    # in a file, since a spec may be longer than an argument may be
+    # a file, since a spec may be longer than an argument
     job_fd = os.memfd_create("gradlane-lab-job")
     with (
         open(job_fd, "wb", buffering=0) as job_stream,
@@ -152,7 +160,7 @@ def _in_lab(
             process.wait()
         except KeyboardInterrupt:
             interrupted = True
-            # to the init the end of the lifeline means: end the ranks, soon
+            # init ends the ranks when the lifeline closes
             lifeline.close()
             try:
                 process.wait()
@@ -163,7 +171,7 @@ def _in_lab(
         report_stream.seek(0)
         report_bytes = report_stream.read()
     if interrupted:
-        # whatever the ranks made of it, and also where it came before there were any
+        # whatever the ranks' exit codes are, and even if none had started
         outcome = msgspec.json.decode(report_bytes, type=Report).outcome if report_bytes else None
         return msgspec.structs.replace(outcome or RunOutcome(), exit_code=INTERRUPTED)
     if not report_bytes:

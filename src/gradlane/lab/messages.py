@@ -1,4 +1,4 @@
-"""What the launcher and the lab's init tell each other, once each way."""
+"""Messages between the launcher and the lab's init, one each way."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import msgspec
 
 from gradlane.lab.spec import LabSpec
 
-TIMED_OUT = 124  # as timeout(1) has it
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+TIMED_OUT = 124  # as timeout(1)
+INTERRUPTED = 130  # 128 + SIGINT, as shells
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
     """How a run in a lab ended.
 
-    `exit_code` is that of the first rank or server that failed (128 + signal where a signal ended it), 124 when the time
-    was up, 130 when the user interrupted, else 0. `exit_codes` are those of each rank, counted the same way, job after
-    job; `first_failed_rank` is a place among them, None also where it was a server that failed.
+    Attributes:
+        exit_code: that of the first rank or server that failed (128 + signal if a signal ended it),
+            124 after a timeout, 130 after Ctrl-C, else 0.
+        exit_codes: of each rank, job after job, counted the same way.
+        first_failed_rank: index into `exit_codes`; None if no rank failed, or a server failed
+            first.
+        congestion_control: of the hosts' TCP connections.
+        setup_seconds, seconds: time to build the lab, and of the run.
     """
 
     exit_code: int = 0
@@ -27,7 +32,7 @@ class RunOutcome(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What the launcher tells the lab's init, beside the command and the environment."""
+    """What the launcher tells the lab's init, besides command and environment."""
 
     spec: LabSpec
     launcher_pid: int

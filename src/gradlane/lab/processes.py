@@ -1,4 +1,4 @@
-"""Who runs where: the ranks and servers of every job and the ends of other traffic, each with its environment."""
+"""The processes of a lab: ranks and servers of every job, and traffic, with host and environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gradlane.lab.spec import Flow, JobSpec, LabSpec, type_of_service
 
 INTERFACE = "eth0"
-"""The name of a host's only link, in that host."""
+"""The name of a host's only interface, inside the host."""
 MASTER_PORT = 29500
 TRAFFIC_PORT = 29900
 
@@ -17,8 +17,13 @@ TRAFFIC_PORT = 29900
 class Process(NamedTuple):
     """One process of a lab.
 
-    `rank` is its place among the ranks of all jobs, None for whatever else runs; the lab ends when all ranks have.
-    `prefix` stands before each line that it prints; None: its lines come as they are, and a terminal is its own.
+    Attributes:
+        title: its name, for people.
+        host, command, environment: what runs where.
+        rank: its number among the ranks of all jobs; None for other processes. The lab ends when
+            all ranks have.
+        prefix: printed before each of its lines; None: it writes to the launcher's streams
+            directly.
     """
 
     title: str
@@ -30,7 +35,7 @@ class Process(NamedTuple):
 
 
 def processes(spec: LabSpec, command: Sequence[str], congestion_control: str) -> list[Process]:
-    """All of them, in the order in which they are to start."""
+    """All processes of `spec`, in the order in which they start."""
     everything: list[Process] = []
     before = 0
     for number, job in enumerate(spec.all_jobs):
@@ -81,7 +86,7 @@ def _servers(spec: LabSpec, job: JobSpec, number: int, congestion_control: str) 
 
 
 def _common(spec: LabSpec, job: JobSpec, number: int, host: int, congestion_control: str) -> dict[str, str]:
-    """What torchrun would set, and what only a lab has."""
+    """The variables that torchrun would set, and the lab's own."""
     rate = spec.link_bits_per_second
     return {
         "WORLD_SIZE": str(len(job.workers)),
@@ -100,7 +105,7 @@ def _common(spec: LabSpec, job: JobSpec, number: int, host: int, congestion_cont
 
 
 def _traffic(spec: LabSpec, flow: Flow, number: int) -> list[Process]:
-    """Its two ends: the one that listens first."""
+    """Both ends of a flow, the listening one first."""
     module = (sys.executable, "-m", "gradlane.lab.traffic")
     port = str(TRAFFIC_PORT + number)
     rate = "0" if flow.bytes_per_second is None else str(max(round(flow.bytes_per_second * spec.scale), 1))

@@ -1,7 +1,7 @@
-"""The ranks of a lab, and what runs beside them: starts them, passes on what they print, ends them when one fails.
+"""Starts a lab's processes, passes on what they print, and ends them when one fails.
 
-Runs in the lab's init (PID 1 of its namespace), in its only thread, in one loop around a selector; it never blocks
-on a rank. What a rank leaves behind is killed by the kernel when init ends, and so is not waited for here.
+Runs in the only thread of the lab's init (PID 1 of its namespace), in one loop around a selector,
+and never blocks on a rank. The kernel kills what ranks leave behind when init ends.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gradlane.lab.processes import Process
 from gradlane.lab.wires import Wires
 
 _LONGEST_LINE_BYTES = 1 << 16
-# After Ctrl-C ranks have the terminal's SIGINT already; this is how long they may take over ending by it.
+# after Ctrl-C, ranks have the terminal's SIGINT already; they may take this long to end
 _INTERRUPT_SECONDS = 0.5
 _TERMINATE_SECONDS = 3.0
 _SERVERS_SECONDS = 2.0
 
 
 class Exits(NamedTuple):
-    """How the ranks ended, in the words of `spec.Outcome`."""
+    """How the ranks ended, with the fields of `messages.RunOutcome`."""
 
     exit_codes: tuple[int, ...]
     exit_code: int
@@ -40,7 +40,12 @@ class Exits(NamedTuple):
 def run(job: Job, everything: Sequence[Process], helpers: dict[int, str], wires: Wires, ignores_interrupt: bool) -> Exits:
     """Start every process, and return when all ranks have ended.
 
-    helpers: processes of the lab itself that run already, by process id, each with what it is for.
+    Args:
+        job: what the launcher asked for.
+        everything: the processes.
+        helpers: the lab's own processes, which run already: by process id, what each is for.
+        wires: the network.
+        ignores_interrupt: whether ranks start with SIGINT ignored.
     """
     with selectors.DefaultSelector() as selector:
         watch = _Watch(job, selector, sum(process.rank is not None for process in everything))
@@ -52,13 +57,14 @@ def run(job: Job, everything: Sequence[Process], helpers: dict[int, str], wires:
 
 
 class _Pipe:
-    """One stream of one rank: whole lines are passed on, each with the rank before it; without a prefix, as they are.
+    """One output stream of one rank; passes on whole lines with the rank's prefix, or all without
+    one.
 
-    Only the launcher writes where ranks' lines meet, so that none comes between two parts of another.
+    Only init writes ranks' lines to the target, so lines do not mix.
     """
 
     def __init__(self, stream: IO[bytes], prefix: bytes, target_fd: int) -> None:
-        self._stream = stream  # kept, since it owns the descriptor
+        self._stream = stream  # kept, as it owns the descriptor
         self.fd = stream.fileno()
         os.set_blocking(self.fd, False)
         self._prefix = prefix
@@ -66,7 +72,7 @@ class _Pipe:
         self._unfinished = b""
 
     def pump(self) -> bool:
-        """Pass on what is there; False at the end of the stream."""
+        """Pass on what is available; False at the end of the stream."""
         while True:
             try:
                 data = os.read(self.fd, 1 << 16)
@@ -80,7 +86,7 @@ class _Pipe:
                 self.flush()
 
     def flush(self) -> None:
-        """Pass on a last line that nothing ended."""
+        """Pass on a last line without a newline."""
         if self._unfinished:
             self._write(b"%s%s%s" % (self._prefix, self._unfinished, b"\n" if self._prefix else b""))
             self._unfinished = b""
@@ -90,10 +96,10 @@ class _Pipe:
             try:
                 rest = rest[os.write(self._target_fd, rest) :]
             except BlockingIOError:
-                # a terminal that some program has set to non-blocking
+                # some program has set the terminal to non-blocking
                 _wait_until_writable(self._target_fd)
             except OSError:
-                # nobody reads any more; the ranks go on
+                # nobody reads; the ranks continue
                 return
 
 
@@ -113,7 +119,7 @@ class _Running(NamedTuple):
 
 
 class _Watch:
-    """What runs, and what is to happen to it at which time."""
+    """The running processes, and what is to happen to them at which time."""
 
     def __init__(self, job: Job, selector: selectors.BaseSelector, ranks: int) -> None:
         self._job = job
@@ -123,14 +129,14 @@ class _Watch:
         self._exit_codes = [0] * ranks
         self._first_failure = ""
         self._first_failed: int | None = None
-        self._exit_code: int | None = None  # decided by whatever comes first: a failure, the time, an interrupt
-        self._signals: list[tuple[float, signal.Signals]] = []  # what to send to those left, and when
+        self._exit_code: int | None = None  # by what comes first: a failure, the timeout or an interrupt
+        self._signals: list[tuple[float, signal.Signals]] = []  # what to send to the remaining processes, and when
         self._signalled = False
         self._time_is_up = None if job.timeout_seconds is None else time.monotonic() + job.timeout_seconds
         selector.register(job.lifeline_fd, selectors.EVENT_READ, self._on_lifeline)
 
     def mind(self, pid: int, title: str) -> None:
-        """A helper that fails is a failure of the lab; one that ends has done what it is for."""
+        """Watch a helper: its failure is a failure of the lab."""
         pidfd = os.pidfd_open(pid)
 
         def on_exit() -> None:
@@ -144,10 +150,10 @@ class _Watch:
     def start(self, process: Process, wires: Wires, ignores_interrupt: bool) -> None:
         environment = dict(os.environ)
         environment.setdefault("OMP_NUM_THREADS", "1")
-        # as torchrun's `python -u`: lines through a pipe come when they are printed
+        # as torchrun's `python -u`: lines come when they are printed
         environment.setdefault("PYTHONUNBUFFERED", "1")
         environment.update(process.environment)
-        # a terminal is left to the first rank, whose progress and questions are for people
+        # only the first rank may use the terminal
         first = process.prefix is None
         inherits_out, inherits_err = (first and os.isatty(fd) for fd in (1, 2))
         host = process.host
@@ -186,7 +192,7 @@ class _Watch:
     def until_all_ended(self) -> Exits:
         while self._ranks_left():
             self._wait(None)
-        # servers end by themselves when their job has; the kernel ends whatever is left with this process
+        # servers end when their job has; the kernel ends the rest with this process
         until = time.monotonic() + _SERVERS_SECONDS
         while time.monotonic() < until and any(running.is_server for running in self._running):
             self._wait(until)
@@ -199,7 +205,7 @@ class _Watch:
         return [str(running.process.rank) for running in self._running if running.process.rank is not None]
 
     def _wait(self, until: float | None) -> None:
-        """For whatever happens next, or its time."""
+        """Wait for the next event, until `until`."""
         times = [when for when, _ in self._signals[:1]]
         times += [when for when in (self._time_is_up, until) if when is not None]
         for key, _ in self._selector.select(max(min(times) - time.monotonic(), 0.0) if times else None):
@@ -223,17 +229,17 @@ class _Watch:
         if rank is not None:
             self._exit_codes[rank] = code
         ended_from_outside = self._exit_code is not None and not self._first_failure
-        # what runs beside the ranks may end as it likes once they have
+        # once all ranks have ended, other processes may end in any way
         if code == 0 or self._signalled or ended_from_outside or not (rank is not None or self._ranks_left()):
             return
         if status == -signal.SIGINT:
-            # the terminal's Ctrl-C, of which the launcher is about to hear as well
+            # the terminal's Ctrl-C, which the launcher gets too
             self._interrupt()
             return
         self._fail(running.process.title, rank, status)
 
     def _fail(self, title: str, rank: int | None, status: int) -> None:
-        """The first failure decides the exit code and gives the others a while to end."""
+        """Handle a failure: the first one decides the exit code and gives the others time to end."""
         how = f"was ended by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
         if self._first_failure:
             _say(f"{title} {how}, after {self._first_failure}")

@@ -1,12 +1,13 @@
-"""Delay and loss: links whose packets a process takes up and puts down again later, or not at all.
+"""Delay and loss: a process takes up a link's packets and sends them later, or not at all.
 
     eth0 of a host -- near        far -- the switch's port to it
                         `- relay -'
 
-Packet sockets on the ends `near` and `far` see all that arrives there and send what should arrive at the other. They hand
-packets over as TCP made them, before they are cut to the size of the wire, with what the kernel needs to cut them later; links
-with loss have them cut before, so that each packet is lost by itself. Nothing of this needs root. The queue is bounded by the
-memory that the kernel gives a socket and by `_MOST_HELD_BYTES`; what does not fit is lost, and said.
+Packet sockets on the interfaces `near` and `far` read what arrives there and send it to the other.
+They pass packets on as TCP made them, before segmentation, with what the kernel needs to segment
+them later. Links with loss get segmented packets, so that each is lost alone. None of this needs
+root. Socket buffers and `_MOST_HELD_BYTES` bound the queue; the relay drops what does not fit, and
+reports it.
 """
 
 from __future__ import annotations
@@ -27,13 +28,18 @@ _SOL_PACKET, _STATISTICS, _VIRTIO_HEADER, _IGNORE_OUTGOING = 263, 6, 15, 23
 _SO_RCVBUFFORCE = 33
 _SOCKET_BYTES = 16 << 20
 _LARGEST = 10 + 14 + 65_536  # virtio and Ethernet header, and the largest packet
-_AT_ONCE = 64  # packets read in one direction before another has its turn
+_AT_ONCE = 64  # packets read in one direction before the next is served
 _MOST_HELD_BYTES = 256 << 20
 _LOOK_AFTER_NS = 1_000_000_000
 
 
 class Relayed(NamedTuple):
-    """A link that is relayed: sockets at both of its ends, and what happens to a packet in each direction."""
+    """A link that is relayed.
+
+    Attributes:
+        near, far: sockets at its two ends.
+        delay_ns, loss_ppm: applied to packets in each direction.
+    """
 
     near: socket.socket
     far: socket.socket
@@ -42,7 +48,7 @@ class Relayed(NamedTuple):
 
 
 def open_end(interface: str) -> socket.socket:
-    """A socket that gets each packet that arrives at `interface` and sends there; of the current network namespace."""
+    """A socket for all packets that arrive at `interface` of the current network namespace."""
     try:
         end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         end.setsockopt(_SOL_PACKET, _VIRTIO_HEADER, 1)
@@ -50,7 +56,7 @@ def open_end(interface: str) -> socket.socket:
         try:
             end.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _SOCKET_BYTES)
         except OSError:
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BYTES)  # as much of it as is allowed
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BYTES)  # as much as the kernel allows
         end.bind((interface, _ALL_PROTOCOLS))
         end.setblocking(False)
     except OSError as error:
@@ -59,7 +65,7 @@ def open_end(interface: str) -> socket.socket:
 
 
 class _Way:
-    """One direction of a link: what has come and is not due yet, in order."""
+    """One direction of a link: packets that have arrived and are not due yet, in order."""
 
     def __init__(self, source: socket.socket, target: socket.socket, delay_ns: int, loss_ppm: int, seed: int) -> None:
         self.source, self._target = source, target
@@ -70,7 +76,7 @@ class _Way:
         self.overflown = 0
 
     def take(self) -> None:
-        """Read what has come."""
+        """Read what has arrived."""
         for _ in range(_AT_ONCE):
             try:
                 packet = self.source.recv(_LARGEST)
@@ -85,7 +91,7 @@ class _Way:
             self._held_bytes += len(packet)
 
     def give(self) -> int | None:
-        """Send what is due. Returns when the next one is."""
+        """Send what is due; returns when the next packet is."""
         while self._held:
             due_ns, packet = self._held[0]
             if due_ns > time.monotonic_ns():
@@ -94,13 +100,13 @@ class _Way:
             self._held_bytes -= len(packet)
             try:
                 self._target.send(packet)
-            except OSError:  # a link that is down, or has no room: as lost as on a real one
+            except OSError:  # the link is down or full: the packet is lost, as on a real link
                 self.overflown += 1
         return None
 
 
 def relay(links: list[Relayed]) -> None:
-    """Carry packets over `links` for ever."""
+    """Carry packets over `links` forever."""
     ways = []
     for host, link in enumerate(links):
         ways.append(_Way(link.near, link.far, link.delay_ns, link.loss_ppm, 2 * host))
@@ -119,10 +125,10 @@ def relay(links: list[Relayed]) -> None:
 
 
 def _say_what_was_lost(ways: list[_Way]) -> None:
-    """Packets that the relay lost without being asked to."""
+    """Report packets that the relay dropped for lack of room."""
     lost = 0
     for way in ways:
-        dropped = struct.unpack("II", way.source.getsockopt(_SOL_PACKET, _STATISTICS, 8))[1]  # since it was last asked for
+        dropped = struct.unpack("II", way.source.getsockopt(_SOL_PACKET, _STATISTICS, 8))[1]  # since the last call
         lost += dropped + way.overflown
         way.overflown = 0
     if lost:

@@ -1,11 +1,14 @@
-"""A direction of a link: HTB holds it to its rate, bounded queues behind it drop what does not fit.
+"""Shaping of one direction of a link: HTB limits its rate, bounded queues behind it drop what does
+not fit.
 
     root htb -- class 1:1 (the link's rate) -- bfifo                      first-in-first-out
-    root htb -- class 1:1 (the link's rate) -+- class 1:10 prio 0 -- bfifo  by class: u32 filters look at the DSCP
+    root htb -- class 1:1 (the link's rate) -+- class 1:10 prio 0 -- bfifo  by class: u32 filters
+    look at the DSCP
                                              +- class 1:11 prio 1 -- bfifo
 
-A class has next to no rate of its own and borrows the link's: HTB lends to the most urgent class first, which makes the
-order strict. `where` is always a pyroute2.IPRoute of the namespace in which the interface `index` is.
+A class has next to no rate of its own and borrows the link's. HTB lends to the most urgent class
+first, which makes the order strict. In this module `where` is a pyroute2.IPRoute of the namespace
+that has the interface `index`.
 """
 
 from __future__ import annotations
@@ -24,18 +27,19 @@ _FIRST_CLASS = 0x1_0010
 _IPV4 = 0x0800
 _ETHERNET_HEADER_BYTES = 14
 _LEAST_QUEUE_PACKETS = 32
-# Linux's own for a network card (txqueuelen). A host's TCP keeps its queue short by itself (TCP small queues) and takes a
-# packet that its own queue drops for one that it could not send: a connection with nothing else on its way then waits 0.2 s.
+# Linux's default for a network card (txqueuelen). A host's TCP keeps this queue short by itself
+# (TCP small queues). If the host's own queue drops a packet, a connection with nothing else in
+# flight waits 0.2 s before it sends again.
 _HOST_QUEUE_PACKETS = 1000
-# What HTB lets go at once, as a time at the link's rate. A smaller one follows the rate more closely and costs more
-# wake-ups; 0.5 ms is 62 kB at 1 Gbit/s, about the largest packet that TCP hands down.
+# HTB's burst, as a time at the link's rate. A smaller one follows the rate more closely and costs
+# more wake-ups; 0.5 ms is 62 kB at 1 Gbit/s, about the largest packet that TCP hands down.
 _BURST_SECONDS = 0.000_5
 _MOST_SEGMENTS = 44  # the largest packet that TCP hands down: 64 kB of 1448-byte segments
-_OWN_RATE = 1_000  # bytes per second that a class has before it borrows: HTB wants some
+_OWN_RATE = 1_000  # bytes per second that a class has before it borrows; HTB requires some
 
 
 def open_routes() -> Any:
-    """A pyroute2.IPRoute of the namespace that the caller is in, wherever the caller goes afterwards."""
+    """A pyroute2.IPRoute that stays in the caller's current network namespace."""
     try:
         import pyroute2
         from pyroute2.netlink.rtnl import tcmsg
@@ -51,7 +55,7 @@ def open_routes() -> Any:
 
 @contextmanager
 def step(what: str) -> Iterator[None]:
-    """Turn what pyroute2 raises into a `LabError` that says which operation was refused."""
+    """Turn pyroute2's exceptions into a `LabError` that names the operation `what`."""
     try:
         yield
     except LabError:
@@ -64,13 +68,16 @@ def step(what: str) -> Iterator[None]:
 
 
 def most_segments(bytes_per_second: int, mtu_bytes: int) -> int:
-    """The largest packet to hand to a link of this rate, in segments: one that is smaller than a burst, so that shaping
-    stays even and another connection's packet can come in between."""
+    """The largest packet for a link of this rate, in segments of `mtu_bytes`.
+
+    It is smaller than a burst, so that shaping stays even and other connections' packets come in
+    between.
+    """
     return min(max(int(bytes_per_second * _BURST_SECONDS) // mtu_bytes, 2), _MOST_SEGMENTS)
 
 
 def shape(where: Any, index: int, bytes_per_second: int, spec: LabSpec, name: str, *, is_host: bool = False) -> None:
-    """Put the whole tree on an interface that has none yet; is_host: the host's end of a link, not the switch's."""
+    """Shape an interface; `is_host`: it is the host's end of a link, not the switch's."""
     with step(f"a queueing discipline on {name} (RTM_NEWQDISC, kind htb)"):
         unmarked = _LINK_CLASS if spec.network_classes == 1 else _FIRST_CLASS + spec.network_classes - 1
         where.tc("add", "htb", index, _HTB, default=unmarked & 0xFFFF)
@@ -79,14 +86,15 @@ def shape(where: Any, index: int, bytes_per_second: int, spec: LabSpec, name: st
         place = class_of(precedence, spec.network_classes)
         if place < spec.network_classes - 1:
             with step(f"a filter on DSCP on {name} (RTM_NEWTFILTER, kind u32)"):
-                # the first 16 bits of the IP header end in the type of service, which begins with the precedence
+                # the type of service is the second byte of the IP header; its first three bits are
+                # the precedence
                 keys = [f"0x{precedence << 5:04x}/0x00e0+0"]
                 to = {"parent": _HTB, "protocol": _IPV4, "target": _FIRST_CLASS + place}
                 where.tc("add-filter", "u32", index, prio=precedence, keys=keys, **to)
 
 
 def change(where: Any, index: int, bytes_per_second: int, spec: LabSpec, name: str, *, is_host: bool) -> None:
-    """Give a shaped interface another rate, and its queues the length that goes with it; what is in them stays."""
+    """Change a shaped interface's rate and queue lengths; queued packets stay."""
     _set("change", where, index, bytes_per_second, spec, name, is_host)
 
 
@@ -95,7 +103,8 @@ def _set(how: str, where: Any, index: int, bytes_per_second: int, spec: LabSpec,
     burst = max(int(bytes_per_second * _BURST_SECONDS), 2 * largest)
     least = _HOST_QUEUE_PACKETS if is_host else _LEAST_QUEUE_PACKETS
     queue = max(bytes_per_second * spec.queue_ns // 10**9, least * largest)
-    # quantum divides between classes of one priority, of which there is one; unset, the kernel warns about its default
+    # no two classes have one priority, so quantum has no effect; if unset, the kernel warns about
+    # its default
     common = {"cburst": burst, "quantum": largest, "mtu": largest}
     with step(f"a shaped class on {name} (RTM_NEWTCLASS, kind htb)"):
         where.tc(f"{how}-class", "htb", index, _LINK_CLASS, parent=_HTB, rate=bytes_per_second, burst=burst, **common)

@@ -1,7 +1,8 @@
-"""What a lab is made of and who runs where on it. Values only; nothing is started here.
+"""What a lab is made of, and who runs where on it. Values only; nothing starts here.
 
-A spec is data: it can be written to a file and read back (`lab/files.py`). Rates are the ones of the cluster that is
-meant; `scale` makes all of them smaller together, and emulated devices their tensors (`gradlane.lab.emulated`).
+A spec can be written to a file and read back (`lab/files.py`). Rates are those of the cluster that
+is emulated; `scale` makes all of them smaller, and emulated devices' tensors too
+(`gradlane.lab.emulated`).
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ _SLOWEST_LINK = 10**6
 
 
 class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A host that is unlike the others: its link up to the switch, down from it, and how slow its device is.
+    """A host that differs from the others.
 
-    None: as the lab's links; so with what the link does to packets, see `LabSpec`. `compute_percent` reaches emulated devices
-    on that host, which take so many hundredths of their profile's times.
+    Attributes:
+        host: its number.
+        up, down: its links to and from the switch; None: as the lab's.
+        compute_percent: emulated devices on this host take this many per cent of their profile's
+            times.
+        delay_ns, loss_ppm: of its link, in each direction; None: as the lab's.
     """
 
     host: int
@@ -44,16 +49,26 @@ class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     @staticmethod
     def varying(host: int, low: int, high: int, every_ns: int, count: int) -> HostSpec:
-        """A host whose link has rates drawn from `low` to `high` bytes per second, as `random_steps` does for its number."""
+        """A host whose link's rates are drawn at random (`random_steps`, seeded by its number).
+
+        Args:
+            host: its number.
+            low, high: bounds of the rates, in bytes per second.
+            every_ns: time between changes.
+            count: number of rates.
+        """
         link = Link(high, random_steps(host, low, high, every_ns, count))
         return HostSpec(host, link, link)
 
 
 class Flow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Other traffic: one TCP connection from a host to another, from `start_ns` after the ranks' start until `end_ns`.
+    """Other traffic: one TCP connection.
 
-    `bytes_per_second` is of its payload, None for as much as TCP gets; `end_ns` None: until the ranks have ended.
-    `network_class`: its priority class, None for the least.
+    Attributes:
+        source, target: hosts.
+        bytes_per_second: of payload; None: as much as TCP gets.
+        start_ns, end_ns: from the start of the ranks; `end_ns` None: until the ranks have ended.
+        network_class: its priority class; None: the lowest.
     """
 
     source: int
@@ -77,10 +92,14 @@ class Flow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A job on the lab: the host of each of its ranks and of each of its servers, and what they run.
+    """A job on the lab. Jobs may share hosts.
 
-    No `command`: the one that the lab is run with. No `server_command`: `gradlane server`, meeting the job's ranks.
-    `environment` is added to that of all of its processes. Jobs may share hosts.
+    Attributes:
+        workers, servers: the host of each rank and of each server.
+        command: what the ranks run; empty: the command that the lab is run with.
+        server_command: what the servers run; empty: `gradlane server` for the job.
+        environment: added to that of all its processes.
+        name: for people.
     """
 
     workers: tuple[int, ...]
@@ -103,16 +122,21 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Hosts around one switch.
 
-    A link is shaped to `link_bits_per_second` in each direction by itself (Ethernet headers count, as on a real port); None
-    leaves links as fast as the processor. A switch's port drops what would wait longer than `queue_ns` at its rate; a host's
-    own end has a queue as long as Linux gives a network card. Hosts in `unlike` have links of their own. With
-    `network_classes` above 1, both ends of each link serve a packet of a more urgent class before any of a less urgent
-    one; a packet's class is its DSCP's class selector (`type_of_service`).
-
-    Each link delays packets by `delay_ns` in each direction, so that from host to host it is twice that, and loses so many of a
-    million as `loss_ppm` says, drawn from a seed.
-
-    No `jobs`: one job, a rank on each host. scale: of every rate; in a lab, of emulated devices' tensors too.
+    Attributes:
+        hosts: how many.
+        link_bits_per_second: rate of each link in each direction, Ethernet headers included; None:
+            not shaped.
+        queue_ns: a switch's port drops what would wait longer at its rate. A host's own queue is as
+            long as Linux gives a network card.
+        mtu_bytes: of every interface.
+        unlike: hosts that differ from the others.
+        network_classes: number of priority classes. Above 1, both ends of each link serve more
+            urgent classes first; a packet's class is its DSCP's class selector (`type_of_service`).
+        jobs: who runs where; empty: one job with a rank on each host.
+        traffic: other traffic.
+        scale: multiplies every rate, and emulated devices' tensors.
+        delay_ns: delay of each link in each direction; between two hosts it is twice that.
+        loss_ppm: packets that each link loses, out of a million, drawn from a seed.
     """
 
     hosts: int
@@ -158,9 +182,11 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     @staticmethod
     def of_cluster(cluster: Cluster, *, scale: float = 1.0, queue_ns: int = 5_000_000, mtu_bytes: int = 1500) -> LabSpec:
-        """The lab of a simulated cluster: its hosts, links, slow workers, classes, and one job on its workers and servers.
+        """The lab of a simulated cluster: its hosts, links, slow workers and classes, and one job
+        on them.
 
-        What a lab cannot set stays as it is on this machine: startup, rates of summing and updating, the packets' size.
+        What a lab cannot set stays as it is on this machine: startup, summing and updating rates,
+        packet size.
         """
         percents: dict[int, int] = {}
         for worker in cluster.workers:
@@ -193,14 +219,14 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         return self.jobs or (JobSpec(tuple(range(self.hosts))),)
 
     def links(self, host: int) -> tuple[Link | None, Link | None]:
-        """The links of a host up to the switch and down from it, as the lab makes them: with `scale`. None: unshaped."""
+        """A host's links to and from the switch with `scale` applied; None: not shaped."""
         rate = self.link_bits_per_second
         usual = None if rate is None else Link(max(rate // 8, 1))
         own = self._own(host)
         return self._scaled(own.up or usual), self._scaled(own.down or usual)
 
     def delay_and_loss(self, host: int) -> tuple[int, int]:
-        """What a host's link does to packets in each direction: delays them, in ns, and loses so many of a million."""
+        """Delay in ns and loss in packets out of a million of a host's link, in each direction."""
         own = self._own(host)
         delay_ns = self.delay_ns if own.delay_ns is None else own.delay_ns
         return delay_ns, self.loss_ppm if own.loss_ppm is None else own.loss_ppm
@@ -228,10 +254,10 @@ def _need_delay_and_loss(delay_ns: int, loss_ppm: int) -> None:
 
 
 def type_of_service(network_class: int) -> int:
-    """The byte for IP_TOS that puts a packet into a class, 0 the most urgent: EF, AF41, AF31, AF21, AF11, unmarked."""
+    """The IP_TOS byte for a class, 0 the most urgent: EF, AF41, AF31, AF21, AF11, unmarked."""
     return DSCP[network_class] << 2
 
 
 def class_of(precedence: int, network_classes: int) -> int:
-    """The class of packets whose DSCP begins with these three bits; what is not marked is of the last one."""
+    """The class of packets whose DSCP starts with these 3 bits; unmarked ones have the last class."""
     return network_classes - 1 if precedence == 0 else min(max(5 - precedence, 0), network_classes - 1)

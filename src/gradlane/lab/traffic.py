@@ -1,6 +1,8 @@
-"""`python -m gradlane.lab.traffic receive|send ...`: the two ends of a flow of other traffic. Started by a lab only.
+"""`python -m gradlane.lab.traffic receive|send ...`: the ends of a flow of other traffic. Only a
+lab starts it.
 
-The kernel paces the sender (SO_MAX_PACING_RATE), so that a slow flow costs no processor; the receiver throws away.
+The kernel paces the sender (SO_MAX_PACING_RATE), so a slow flow costs no processor time; the
+receiver discards.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ def receive(address: str, port: int) -> None:
 
 
 def send(address: str, port: int, bytes_per_second: int, type_of_service: int, start_ns: int, end_ns: int) -> None:
-    """Rate 0: no limit; end -1: until killed. Times count from now."""
+    """Send until `end_ns` from now (-1: until killed) at a rate (0: no limit)."""
     began = time.monotonic_ns()
     with _connected(address, port) as connection:
         connection.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, type_of_service)
         if bytes_per_second:
-            # 32 bits of it, as every kernel takes; the whole ones mean no limit
+            # 32 bits, as every kernel accepts; all ones mean no limit
             connection.setsockopt(
                 socket.SOL_SOCKET, _SO_MAX_PACING_RATE, min(bytes_per_second, 2**32 - 2).to_bytes(4, "little")
             )

@@ -1,8 +1,9 @@
-"""The network of a lab: one namespace a host, a bridge in the caller's namespace, shaped veth pairs between.
+"""The network of a lab: a namespace for each host, a bridge as the switch, shaped veth pairs
+between.
 
-Called once by the lab's init, a process of one thread that is root in its own user and network namespaces; that
-network namespace becomes the switch. The kernel removes all of this with the last process in it, so nothing here
-removes anything.
+The lab's init, a process of one thread that is root in its own user and network namespaces, calls
+this once; its network namespace becomes the switch. The kernel removes everything with the last
+process in it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,14 @@ _LINK_UP_SECONDS = 5.0
 
 
 class Wires(NamedTuple):
-    """The network namespaces of the hosts and of the switch, held open, the congestion control that is in force, and the
-    links that stand still until somebody relays them."""
+    """The network as built.
+
+    Attributes:
+        namespace_fds: the hosts' network namespaces, held open.
+        congestion_control: of the hosts' connections.
+        switch_fd: the switch's network namespace.
+        relayed: links that carry nothing until `relay` runs.
+    """
 
     namespace_fds: tuple[int, ...]
     congestion_control: str
@@ -36,12 +43,12 @@ class Wires(NamedTuple):
 
 
 def port_name(host: int) -> str:
-    """The switch's end of a host's link."""
+    """The interface at the switch's end of a host's link."""
     return f"host{host}"
 
 
 def string_up(spec: LabSpec) -> Wires:
-    """Build the whole network of `spec` from within the namespace that is to be its switch."""
+    """Build the network of `spec`; the current namespace becomes its switch."""
     switch_fd = _open_own_namespace()
     _set_sysctls()
     with open_routes() as switch:
@@ -58,7 +65,7 @@ def string_up(spec: LabSpec) -> Wires:
             if any(spec.delay_and_loss(host)):
                 relayed.append(_relayed(switch, host, spec))
         _await_links(switch, spec.hosts)
-    # one kernel serves all hosts, so that they all agree
+    # all hosts have one kernel, so they have the same algorithm
     return Wires(tuple(namespace_fds), congestion[0], switch_fd, relayed)
 
 
@@ -75,11 +82,11 @@ def _add_bridge(switch: Any) -> int:
 
 
 def _set_sysctls() -> None:
-    """Comforts of the current network namespace. Where /proc/sys is read-only they stay as they are."""
+    """Set options of the current network namespace, unless /proc/sys is read-only."""
     for name, value in (
-        # no router and neighbour noise on a link whose traffic is counted
+        # no router and neighbour messages on links whose traffic is counted
         ("net/ipv6/conf/default/disable_ipv6", "1"),
-        # a connection shall not start from what an earlier run on the same link has learned
+        # connections do not start from metrics of earlier connections
         ("net/ipv4/tcp_no_metrics_save", "1"),
     ):
         try:
@@ -90,7 +97,7 @@ def _set_sysctls() -> None:
 
 def _add_link(inside: Any, switch: Any, switch_fd: int, bridge: int, host: int, spec: LabSpec) -> None:
     port_at_switch = port_name(host)
-    # Each end limits what is sent from it; the switch hands packets on as they came.
+    # each end shapes what it sends; the switch forwards packets unchanged
     up, down = spec.links(host)
     is_relayed = any(spec.delay_and_loss(host))
     with step(f"the link of {port_at_switch} (RTM_NEWLINK, kind veth)"):
@@ -115,7 +122,7 @@ def _add_link(inside: Any, switch: Any, switch_fd: int, bridge: int, host: int, 
 
 
 def _ends(host: int) -> tuple[str, str]:
-    """The ends of a relayed link that are the relay's, both at the switch: facing the host, and facing its port."""
+    """The relay's interfaces of a link, both at the switch: facing the host, and facing its port."""
     return f"near{host}", f"far{host}"
 
 
@@ -131,18 +138,18 @@ def _relayed(switch: Any, host: int, spec: LabSpec) -> Relayed:
 def _limits(link: Link | None, spec: LabSpec, host: int) -> dict[str, int]:
     limits = {"mtu": spec.mtu_bytes}
     if spec.delay_and_loss(host)[1]:
-        limits["gso_max_segs"] = 1  # each packet is lost by itself
+        limits["gso_max_segs"] = 1  # packets are lost one by one
     elif link is not None:
-        # a connection keeps what it saw first, so it is the slowest rate that decides
+        # a connection keeps the limit it first saw, so the slowest rate decides
         slowest = min(link.bytes_per_second, *(change.bytes_per_second for change in link.steps), link.bytes_per_second)
         limits["gso_max_segs"] = most_segments(slowest, spec.mtu_bytes)
     return limits
 
 
 def _give_address(inside: Any, address: str) -> str:
-    """Give the host its address and its route; returns the congestion control of its connections.
+    """Give a host its address and route; returns the congestion control of its connections.
 
-    The kernel lets only unrestricted algorithms be the default of a namespace that is not the first one
+    Only unrestricted algorithms may be the default of a namespace other than the first
     (net.ipv4.tcp_allowed_congestion_control), but a route may name any that is loaded.
     """
     index = inside.link_lookup(ifname=INTERFACE)[0]
@@ -155,7 +162,7 @@ def _give_address(inside: Any, address: str) -> str:
     except Exception:
         with step("the route of the lab's network (RTM_NEWROUTE)"):
             inside.route("add", **route)
-    # read back, so that what is recorded is what is in force
+    # read back what is in force, for the record
     with step("listing a host's routes (RTM_GETROUTE)"):
         for found in inside.get_routes(oif=index):
             metrics = found.get_attr("RTA_METRICS")
@@ -166,7 +173,9 @@ def _give_address(inside: Any, address: str) -> str:
 
 
 def _await_links(switch: Any, hosts: int) -> None:
-    """Return when every port carries traffic: what is sent before that is lost, and TCP repeats it after 1 s only."""
+    """Return when every port carries traffic. What is sent before is lost, and TCP resends it only
+    after 1 s.
+    """
     deadline = time.monotonic() + _LINK_UP_SECONDS
     while True:
         with step("listing the switch's ports (RTM_GETLINK)"):

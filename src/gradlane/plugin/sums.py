@@ -20,10 +20,15 @@ _FOR_EVER_S = 10**6.0
 
 
 class NodeSums:
-    """Sums of `arrays` (the plan's tensors, in its order) over all workers of `node`, which has joined.
+    """Sums arrays over all workers of a joined node. Owns one thread; `close()` ends it and the
+    node.
 
-    Arrays are C-contiguous and writable, and stay where they are for as long as the node lives. A message of one slice is
-    summed where it lies, one of several in a copy. Owns one thread. `close()` ends it, and the node.
+    A message of one slice is summed in place, one of several in a copy.
+
+    Args:
+        node: the node.
+        arrays: the plan's tensors, in its order; C-contiguous, writable, in place for the node's
+            life.
     """
 
     def __init__(self, node: Node, arrays: Sequence[Array]) -> None:
@@ -34,20 +39,24 @@ class NodeSums:
         self._flat = [array.reshape(-1).view(np.uint8) for array in arrays]
         self._dtypes = [array.dtype.name for array in arrays]
         self._core: Core | None = None
-        self._pieces: list[list[Array]] = []  # of each message, where its bytes lie
-        self._whole: list[Array] = []  # of each message, where they are summed
-        self._held: set[int] = set()  # two-phase messages whose second half has not begun
+        self._slices: list[list[Array]] = []  # for each message, the memory of its slices
+        self._whole: list[Array] = []  # for each message, where it is summed
+        self._held: set[int] = set()  # two-phase messages whose second phase has not begun
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gradlane-sums", daemon=True)
 
     def partition(self, plan: Plan, core: Core) -> None:
-        """Make each message a tensor of the node. Raises `PlanError` for a plan that does not fit the arrays or the node."""
+        """Define each message as a tensor of the node.
+
+        Raises:
+            PlanError: the plan does not fit the arrays or the node.
+        """
         self._refuse(plan)
         assert self._core is None, "a summation serves one core"
         self._core = core
         for message in plan.messages:
-            self._pieces.append([self._flat[p.tensor][p.offset_bytes : p.offset_bytes + p.size_bytes] for p in message.slices])
-            self._whole.append(self._pieces[-1][0] if len(self._pieces[-1]) == 1 else np.concatenate(self._pieces[-1]))
+            self._slices.append([self._flat[p.tensor][p.offset_bytes : p.offset_bytes + p.size_bytes] for p in message.slices])
+            self._whole.append(self._slices[-1][0] if len(self._slices[-1]) == 1 else np.concatenate(self._slices[-1]))
             self._define(message, plan)
         self._thread.start()
 
@@ -76,7 +85,7 @@ class NodeSums:
             raise PlanError(f"plan {plan.policy}: it is of tensors of {theirs}, the arrays are of {mine} (bytes and dtype)")
 
     def start(self, message: int) -> None:
-        """Hand `message` to the node; of a two-phase one that it has, let the sums go that are held here."""
+        """Push `message`; for the second phase of a two-phase message, release its sums."""
         assert self._core is not None
         if message in self._held:
             self._held.remove(message)
@@ -85,8 +94,8 @@ class NodeSums:
         two_phase = self._core.plan.messages[message].two_phase
         if two_phase:
             self._held.add(message)
-        if len(self._pieces[message]) > 1:
-            np.concatenate(self._pieces[message], out=self._whole[message])
+        if len(self._slices[message]) > 1:
+            np.concatenate(self._slices[message], out=self._whole[message])
         self._node.push(message, notify_sent=True, held=two_phase)
 
     def _run(self) -> None:
@@ -105,14 +114,14 @@ class NodeSums:
                     self._core.notify_finish(message)
 
     def _scatter(self, message: int) -> None:
-        if len(self._pieces[message]) > 1:
+        if len(self._slices[message]) > 1:
             offset = 0
-            for piece in self._pieces[message]:
+            for piece in self._slices[message]:
                 piece[:] = self._whole[message][offset : offset + piece.nbytes]
                 offset += piece.nbytes
 
     def close(self) -> None:
-        """Let what is queued leave, and end the node and the thread."""
+        """Send what is queued, and end the node and the thread."""
         self._ending.set()
         self._node.close()
         if self._thread.ident is not None:

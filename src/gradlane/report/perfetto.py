@@ -1,8 +1,8 @@
-"""Timelines as a Chrome trace, which ui.perfetto.dev and chrome://tracing show.
+"""Timelines as a Chrome trace, for ui.perfetto.dev and chrome://tracing.
 
-A rank of a run is a process: a track of its iterations, one of what its compute thread did, and one per lane of
-the messages under way. Events on one track of that format must nest, so whatever would cross another event is
-put on a second track of the same name. What links carried and queued are counters beside the ranks.
+A rank is a process with a track of its iterations, one of its compute thread, and one for each lane
+of messages in flight. Events on a track of that format must nest, so events that would cross others
+go on a second track of the same name. Bytes that links carried and queued are counters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ _Event = tuple[int, int, str, dict[str, Any]]
 
 
 class LinkCount(NamedTuple):
-    """A direction of a link at a moment of the timelines' clock: all bytes that have passed so far, and those that wait."""
+    """One direction of a link, at a time on the timelines' clock.
+
+    Attributes:
+        at_ns: the time.
+        passed_bytes: all bytes that have passed so far.
+        queued_bytes: bytes that wait.
+    """
 
     at_ns: int
     passed_bytes: int
@@ -41,15 +47,22 @@ def chrome_trace(
     shared_clock: bool = False,
     links: Mapping[str, Sequence[LinkCount]] | None = None,
 ) -> bytes:
-    """`timelines` side by side as JSON in Chrome's trace event format, times in microseconds.
+    """Encode timelines side by side as JSON in Chrome's trace event format, in microseconds.
 
-    plans: the plan of each timeline, or one for all. labels: the name of each timeline's run, or one for all, or
-    none; a process is named by label and rank, and its pid is the rank, counted on from label to label. layers:
-    the names of the profile's layers, for the forward spans. Each timeline begins at 0, or with `shared_clock`
-    each label does, so that ranks whose clock is one (those of one host) keep their distance. links: by name, what each
-    has counted; shown with each run for as long as that went on. It needs `shared_clock`.
+    Args:
+        timelines: what to show.
+        plans: the plan of each timeline, or one for all.
+        labels: the name of each timeline's run, one for all, or none. A process is named by label
+            and rank; pids count on from label to label.
+        layers: names of the profile's layers, for forward spans.
+        shared_clock: whether the timelines of a label have one clock (ranks of one host), so that
+            they keep their distances. Otherwise each begins at 0.
+        links: by name, the counts of each link, shown with each run while it lasted; needs
+            `shared_clock`.
 
-    Raises `InputError` where the counts differ, a timeline is of another plan, or a rank comes twice in a run.
+    Raises:
+        InputError: the numbers of items differ, a timeline is of another plan, or a rank occurs
+            twice in a run.
     """
     plans = _one_each(plans, len(timelines), "plans")
     names = _one_each(labels or ("",), len(timelines), "labels")
@@ -88,7 +101,7 @@ def _one_each(values: Sequence[Any], count: int, what: str) -> Sequence[Any]:
 
 
 def _process(pid: int, name: str, timeline: Timeline, plan: Plan, layers: Sequence[str], begin_ns: int) -> list[dict[str, Any]]:
-    """All events of one rank: names of its tracks first, then the tracks in the order in which they are shown."""
+    """All events of one rank: its tracks' names, then the tracks in the order shown."""
     tracks: list[tuple[str, list[_Event]]] = []
     steps: list[_Event] = [(s.start_ns, s.end_ns, f"iteration {s.iteration}", {}) for s in timeline.of("step")]
     tracks += _spread("iterations", steps, nest=False)
@@ -116,7 +129,7 @@ def _process(pid: int, name: str, timeline: Timeline, plan: Plan, layers: Sequen
 def _counters(
     pid: int, name: str, links: Mapping[str, Sequence[LinkCount]], begin_ns: int, end_ns: int
 ) -> list[dict[str, Any]]:
-    """The rate of each link, from one count to the next, and its queue; of the counts within a run."""
+    """The rate of each link between two counts, and its queue, within the run."""
     events = [_metadata(pid, 0, "process_name", {"name": name})]
     for link, counts in links.items():
         for before, count in pairwise(counts):
@@ -134,7 +147,7 @@ def _metadata(pid: int, tid: int, what: str, arguments: dict[str, Any]) -> dict[
 
 
 def _compute(timeline: Timeline, plan: Plan, layers: Sequence[str]) -> list[_Event]:
-    """What the compute thread did. Tensors updated in one go are one event."""
+    """What the compute thread did; tensors updated together are one event."""
     together: dict[tuple[Kind, int, int, int], list[Span]] = defaultdict(list)
     for span in timeline.spans:
         if span.kind in _COMPUTE:
@@ -154,7 +167,7 @@ def _compute(timeline: Timeline, plan: Plan, layers: Sequence[str]) -> list[_Eve
 
 
 def _spread(name: str, events: Iterable[_Event], *, nest: bool) -> list[tuple[str, list[_Event]]]:
-    """`events` on as few tracks as it takes first-fit for none to overlap another, or with `nest` to cross one."""
+    """Put `events` on tracks, first-fit, so that none overlap, or with `nest` so that none cross."""
     tracks: list[tuple[list[_Event], list[int]]] = []  # the events and the ends of those still open
     # of two that start together the longer is the outer one
     for event in sorted(events, key=lambda event: (event[0], -event[1])):

@@ -1,4 +1,4 @@
-"""Plots of lines, for `--plot`. matplotlib is imported when one is drawn, and is an extra of its own."""
+"""Line plots, for `--plot`. matplotlib is an extra and is imported when a plot is drawn."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ Lines = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def draw(path: Path, panels: Mapping[str, Lines], x: str, y: str, log_x: bool = False) -> None:
-    """Write one panel a title, side by side, with its lines by name; the suffix of `path` says the format.
+    """Write panels of lines side by side to a file, whose suffix decides the format.
 
-    Raises `UnsupportedError` where matplotlib is not installed or does not know the suffix.
+    Args:
+        path: the file.
+        panels: by title, the lines of each panel by name.
+        x, y: labels of the axes.
+        log_x: whether the x axis is logarithmic.
+
+    Raises:
+        UnsupportedError: matplotlib is not installed or does not know the suffix.
     """
     try:
         importlib.import_module("matplotlib").use("Agg")

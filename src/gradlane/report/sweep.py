@@ -1,4 +1,4 @@
-"""The tables of a sweep of `gradlane compare`, one a trial."""
+"""The tables of a `gradlane compare` sweep, one for each trial."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradlane.units import format_rate
 
 
 def render_sweep(sweep: Sweep, console: Console) -> None:
-    """Print a table a trial, and how true the simulator was."""
+    """Print a table for each trial, and the simulator's error."""
     for cells in sweep.trials:
         _render_trial(cells, console)
     own = [cell for cell in sweep.cells if cell.arm != BASELINE]

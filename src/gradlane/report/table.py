@@ -12,11 +12,11 @@ from gradlane.units import format_bytes, format_rate
 
 
 def render(comparison: Comparison, console: Console) -> None:
-    """Print `comparison`: DDP first, then in the order given, the best ratio marked, the bound below."""
+    """Print `comparison`: DDP first, the others in their order, the best marked, the bound below."""
     link = "links as they are" if comparison.link_bits_per_second is None else f"{_bits(comparison.link_bits_per_second)} links"
     size = format_bytes(comparison.parameter_bytes)
     title = f"{comparison.model}, {size} of parameters, {comparison.hosts} hosts, {link}"
-    # a terminal of 80 columns must hold it
+    # must fit 80 columns
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("policy", no_wrap=True)
     for heading in ("step ms", "p10", "p90", "x DDP", "hidden", "loss"):
@@ -39,7 +39,7 @@ def render(comparison: Comparison, console: Console) -> None:
             {True: "yes", False: "no", None: "-"}[result.equal_to_ddp],
             *([result.note] if noted else []),
         ]
-        # as Text: what a file says is not markup
+        # as Text, so that rich does not interpret a file's contents as markup
         table.add_row(*(Text(cell) for cell in cells), style="bold green" if is_best else None)
     console.print(Text(title, style="italic"))
     console.print(table)

@@ -1,6 +1,6 @@
-"""Profiles from what other tools recorded. Each format is a file of this package; docs/traces.md says what each gives.
+"""Profiles from what other tools recorded, one module for each format (docs/traces.md).
 
-A trace is somebody else's file: it is read up to a limit, nothing in it is taken at its word, and what cannot be
+A trace is an untrusted file: it is read up to a limit, every number is checked, and what cannot be
 used raises `FormatError` with the place.
 """
 
@@ -33,12 +33,19 @@ def read(
     tensors: Sequence[TensorSpec] | None = None,
     compute_ns: int | None = None,
 ) -> Profile:
-    """The profile in a trace, gzipped or not. format: one of `FORMATS`; None: told from the contents.
+    """Read a profile from a trace, gzipped or not.
 
-    tensors: names for the gradients, in order of readiness, whose sizes must be the trace's where it has sizes (kineto,
-    chakra: their gradients have no names). compute_ns: forward and backward together, for a trace without times
-    (chakra). Raises `InputError` for either with a format that has no use for it, `FormatError` with the place for a
-    file that cannot be used; a missing file stays an `OSError`.
+    Args:
+        path: the file.
+        format: one of `FORMATS`; None: recognized from the contents.
+        tensors: names for the gradients, in order of readiness (kineto, chakra: their gradients
+            have no names). Sizes must match the trace's, if it has sizes.
+        compute_ns: forward and backward together, for a trace without times (chakra).
+
+    Raises:
+        InputError: `tensors` or `compute_ns` for a format that does not need it.
+        FormatError: the file cannot be used; with the place.
+        OSError: the file cannot be opened.
     """
     if format is not None and format not in FORMATS:
         raise InputError(f"format: got {format!r}, expected one of {', '.join(FORMATS)}")

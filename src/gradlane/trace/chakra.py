@@ -1,8 +1,8 @@
-"""Chakra execution traces (JSON): which gradients there are, in which order, and how large; no times.
+"""Chakra execution traces (JSON): number, order and sizes of gradients, without times.
 
-The gradients are the AccumulateGrad nodes. A trace of several iterations is cut at the optimizer's steps and its
-iterations must be alike. Times must be given: forward and backward together, of which backward is two thirds, shared
-out evenly over the gradients.
+The gradients are the AccumulateGrad nodes. A trace of several iterations is cut at the optimizer's
+steps, and its iterations must be equal. The caller gives forward and backward time together;
+backward is two thirds of it, divided evenly among the gradients.
 """
 
 from __future__ import annotations
@@ -58,7 +58,12 @@ def read(data: bytes, name: str, tensors: Sequence[TensorSpec] | None, compute_n
 
 
 def read_sizes(data: bytes, name: str) -> tuple[list[tuple[int, str]], int]:
-    """(size_bytes, dtype) of one iteration's gradients in order of readiness, and the number of all-reduce operations."""
+    """The gradients of one iteration.
+
+    Returns:
+        (size_bytes, dtype) of each gradient in order of readiness, and the number of all-reduce
+        operations.
+    """
     try:
         nodes = msgspec.json.decode(data, type=_Trace).nodes
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

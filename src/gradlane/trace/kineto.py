@@ -1,11 +1,13 @@
-"""PyTorch profiler traces (Kineto's Chrome trace JSON), of a device or of the CPU, of one or more steps.
+"""PyTorch profiler traces (Kineto's Chrome trace JSON), of a device or of the CPU.
 
-A gradient is ready when autograd has accumulated it: on a device, at the end of the last kernel launched up to then,
-NCCL's apart; on the CPU, at the end of AccumulateGrad itself. Sequence numbers join each operation of backward to the
-forward operation that made it: a gradient's parameter is first used by the forward operation whose backward ran last
-before its AccumulateGrad, and such operations, outermost ones, are the layers. Where a trace does not tell (no sequence
-numbers, reentrant checkpointing), a layer is what became ready at once, and forward is shared out as backward is. Steps
-are those of `profiler.step()`, else each ends with `optimizer.step()`; each time is the median over them.
+A gradient is ready when autograd has accumulated it: on a device, when the last kernel launched
+until then ends, NCCL's not counted; on the CPU, when AccumulateGrad ends. Sequence numbers join
+each backward operation to the forward operation that made it. A parameter's first use is the
+forward operation whose backward ran last before its AccumulateGrad; these operations, outermost
+ones, are the layers. If a trace does not tell (no sequence numbers, reentrant checkpointing),
+gradients that become ready together are a layer, and forward time is divided as backward time is.
+Steps are those of `profiler.step()`; without, each ends with `optimizer.step()`. Times are medians
+over the steps.
 """
 
 from __future__ import annotations
@@ -69,12 +71,12 @@ class _Kernels(NamedTuple):
     ended: list[float]  # and no earlier than any launched before
 
     def start_after(self, launched: float) -> float:
-        """When the first kernel starts that is launched then or later."""
+        """When the first kernel launched at `launched` or later starts."""
         place = bisect_left(self.launched, launched)
         return self.started[place] if place < len(self.started) else self.ended[-1]
 
     def end_before(self, launched: float) -> float:
-        """When all kernels have ended that are launched before then."""
+        """When all kernels launched before `launched` have ended."""
         return self.ended[bisect_left(self.launched, launched) - 1]
 
 
@@ -164,7 +166,7 @@ def _kernels(spans: list[_Event]) -> _Kernels:
 def _step(inside: list[_Event], gradients: list[_Event], kernels: _Kernels, where: str) -> _Step:
     thread = gradients[0].tid
     marks = [event for event in inside if event.name.startswith("autograd::engine::evaluate_function")]
-    # before there were marks, backward had a thread of its own
+    # older traces do not mark backward operations, but run them in a thread of their own
     backward = marks or [event for event in inside if event.tid == thread and event.cat not in _LAUNCHES]
     begun = min(event.ts for event in (*backward, *gradients))
     optimizer = [event for event in inside if event.name.startswith(OPTIMIZER_STEP)]
@@ -190,7 +192,7 @@ def _step(inside: list[_Event], gradients: list[_Event], kernels: _Kernels, wher
 
 
 def _uses(events: list[_Event], begun: float) -> _Uses | None:
-    """The first use of each gradient's parameter, in the time of the launching thread; None where one is not told."""
+    """Each parameter's first use, by the launching thread's time; None if one is unknown."""
     outermost: dict[int, _Event] = {}  # by sequence number
     outer: dict[Any, _Event] = {}  # by thread
     last: dict[Any, int] = {}  # thread of backward -> sequence number of its operation that began last
@@ -206,7 +208,8 @@ def _uses(events: list[_Event], begun: float) -> _Uses | None:
         elif event.ts < begun:
             if event.tid not in outer or event.ts >= outer[event.tid].end:
                 outer[event.tid] = event
-            # the number is that of the next node of the graph: the last operation to bear it makes the node
+            # the number is that of the next node of the graph: the last operation to bear it makes
+            # the node
             outermost[event.args.sequence] = outer[event.tid]
     order = sorted({id(use): use for use in firsts}.values(), key=lambda use: use.ts)
     layer_of = {id(use): layer for layer, use in enumerate(order)}

@@ -1,8 +1,10 @@
-"""The logs of MG-WFBP's authors: `[index, parameters, backward us, all-reduce us(, merged us)]`, in forward order.
+"""MG-WFBP's authors' logs.
 
-A layer's weight and bias have a row each and repeat its time; they are one tensor here, as the paper counts. The
-forward pass is half of the backward pass, as the authors take it. The file's last complete listing counts: the first
-is printed before anything has been measured.
+Each row is `[index, parameters, backward us, all-reduce us(, merged us)]`, in forward order.
+
+A layer's weight and bias have one row each, with the same time; they are one tensor here, as the
+paper counts. The forward pass takes half of the backward pass, as the authors assume. The file's
+last complete listing counts: the first was printed before measuring.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""PipeDream's profile graphs: a line a module with forward and backward in ms and bytes of parameters, then edges.
+"""PipeDream's profile graphs: a line for each module, with forward and backward in ms, then edges.
 
-    node2 -- Conv2d(3, 64, ...) -- forward_compute_time=22.307, backward_compute_time=24.613, activation_size=..., ...
+    node2 -- Conv2d(3, 64, ...) -- forward_compute_time=22.307, backward_compute_time=24.613,
+    activation_size=..., ...
     <tab>node1 -- node2
 
-Nodes that nothing leads to are inputs: what time they have is data loading, and is dropped. A module's parameters are
-one tensor, the finest grain that the file has. Modules run in topological order, by number where that leaves it open.
+Nodes without incoming edges are inputs; their time is data loading and is dropped. A module's
+parameters are one tensor, the finest grain of the format. Modules run in topological order, ties by
+number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading a stranger's file: bounded, decompressed as it is read, and its numbers checked one by one."""
+"""Reading an untrusted file: bounded, decompressed while it is read, its numbers checked."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gradlane.core.profile import TensorSpec
 from gradlane.errors import FormatError
 
 MAX_BYTES = 512 * 2**20
-MAX_LINE = 10_000  # what a pattern is held against
+MAX_LINE = 10_000  # characters that a regular expression has to search
 
 
 def load(path: str | Path) -> bytes:
-    """The file's bytes, decompressed where it is gzip. Never more than `MAX_BYTES` of them, whatever it claims."""
+    """The file's bytes, decompressed if gzip; at most `MAX_BYTES` of them."""
     with Path(path).open("rb") as file:
         is_gzip = file.read(2) == b"\x1f\x8b"
         file.seek(0)
@@ -48,7 +48,7 @@ def lines(data: bytes) -> Iterator[tuple[int, str]]:
 
 
 def number_of(text: str, place: str, what: str, most: float) -> float:
-    """A number from 0 to `most`; raises with the place otherwise."""
+    """A number from 0 to `most`; `FormatError` with the place otherwise."""
     try:
         value = float(text)
     except ValueError:
@@ -63,8 +63,13 @@ def time_ns(text: str, unit_ns: float, place: str, what: str) -> int:
 
 
 def named(name: str, sizes: Sequence[tuple[int, str] | None], tensors: Sequence[TensorSpec] | None) -> list[TensorSpec]:
-    """Names for gradients of (size_bytes, dtype), or None where the trace does not tell: those of `tensors`, which must
-    fit, or numbers."""
+    """Names for gradients.
+
+    Args:
+        name: the file's name, for errors.
+        sizes: (size_bytes, dtype) of each gradient, or None if the trace does not tell.
+        tensors: names and sizes, which must match; None: the gradients are numbered.
+    """
     if tensors is None:
         known = [size for size in sizes if size is not None]
         if len(known) < len(sizes):
@@ -84,5 +89,5 @@ def named(name: str, sizes: Sequence[tuple[int, str] | None], tensors: Sequence[
 
 
 def increasing(times: Sequence[int]) -> list[int]:
-    """Each time, or the greatest before it."""
+    """The running maximum of `times`."""
     return list(itertools.accumulate(times, max))

@@ -1,4 +1,6 @@
-"""The data plane from Python: nodes that send, sum and return gradients. Imports the native module, never torch."""
+"""The data plane from Python: nodes that send, sum and return gradients. Imports the native module,
+never torch.
+"""
 
 from gradlane.transport.node import ALL, DTYPES, OPS, SHARDED, Node, NodeOptions, WireLane
 from gradlane.transport.rules import UNBOUNDED, Adam, Part, Rule, Sgd

@@ -1,8 +1,8 @@
 """Formation: the processes of a job find one another through the job's store, and connect.
 
-Knows no torch: the store is anything with torch's `set`, `get`, `wait` and `delete_key`, under a prefix of this
-formation's own. What stands in a store is public to the network, so the secret is there for as long as it takes
-to meet, and no longer.
+The store is anything with torch's `set`, `get`, `wait` and `delete_key`; this module does not
+import torch. Everything in a store is public to the network, so the job's secret is deleted from it
+once all members have it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,25 @@ from gradlane.transport.node import Node, NodeOptions
 
 
 def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local_packet_bytes: int | None = None) -> Node:
-    """The joined node of this process, which `options` say is a worker, a server, or both. All members call it alike.
+    """Form the job's data plane; all members call it with matching arguments.
 
-    With `options.tell_tables` the servers are members of their own, else each is in the process of the worker of its
-    number. address: of this host, as the others reach it; members that are all on one host meet on loopback instead,
-    leave checksums out, since those bytes pass no network, and cut packets of `local_packet_bytes` if that is given.
-    `options` need no secret, job or address of their own. Raises `CommunicationError` where someone does not come
-    within `timeout_s`, and what the node raises.
+    Members on one host connect over loopback, without checksums, as those bytes cross no network.
+
+    Args:
+        store: the job's store, under a prefix for this formation.
+        options: whether this process is a worker, a server or both; its secret, job and address are
+            filled in. With `tell_tables` the servers are members of their own; otherwise server i
+            runs in worker i's process.
+        address: of this host, as others reach it.
+        timeout_s: how long to wait for all members.
+        local_packet_bytes: packet size if all members are on one host; None: as in `options`.
+
+    Returns:
+        This process's joined node.
+
+    Raises:
+        CommunicationError: a member did not come within `timeout_s`.
+        JobError: what the node raises.
     """
     workers = [f"rank {rank}" for rank in range(options.world)]
     servers = [f"server {server}" for server in range(options.servers)] if options.tell_tables else workers[: options.servers]
@@ -62,7 +74,7 @@ def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local
         )
     )
     try:
-        # also says that this member has read the secret
+        # also tells the others that this member has read the secret
         store.set(f"address/{me}", f"{node.options.address} {node.port}")
         for index, server in enumerate(servers):
             if options.rank is not None and index != options.server:
@@ -80,6 +92,6 @@ def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local
 
 
 def _host() -> str:
-    """The same for two processes if loopback leads from one to the other: one boot of one kernel, one network."""
+    """A string that is equal for processes that reach each other over loopback."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"

@@ -1,8 +1,8 @@
-"""Node: one process's part in the data plane, with the native module's codes turned into typed errors.
+"""Node: one process's part in the data plane, with the native module's codes as typed errors.
 
-It holds no memory: who registers a tensor keeps it alive until it is forgotten or done. Every wait ends within
-its timeout, in a result or in an error of `gradlane.errors`; the first failure stands and is raised by every
-later call. All methods may be called by any thread; those that wait release the GIL.
+It owns no memory: whoever registers a tensor keeps it alive until it is done or forgotten. Every
+wait ends within its timeout, with a result or an error of `gradlane.errors`; every call after the
+first failure raises that failure. Any thread may call any method; those that wait release the GIL.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gradlane.transport.rules import PARTS, Part, Rule
 ALL = -1
 """`sender`: every worker contributes. `receiver`: every worker gets the result."""
 SHARDED = -1
-"""`at`: a tensor's packets are dealt to all servers."""
+"""`at`: a tensor's packets are distributed over all servers."""
 
 DTYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int8": 4, "uint8": 5, "int32": 6, "int64": 7}
 OPS = {"sum": 0, "min": 1, "max": 2, "product": 3}
@@ -43,7 +43,7 @@ _QUIET, _PLACE, _PART_AT = 2, 4, 3  # flags of a push
 
 @dataclass(frozen=True)
 class WireLane:
-    """How the packets of a lane are marked, both ways: DSCP (0-63) and SO_PRIORITY (0-6 without privilege)."""
+    """How a lane's packets are marked: DSCP (0 to 63), SO_PRIORITY (0 to 6 without privilege)."""
 
     dscp: int = 0
     socket_priority: int = 0
@@ -51,14 +51,31 @@ class WireLane:
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """What a node is and how it sends. `rank` None: no worker here; `server` None: no server here.
+    """What a node is and how it sends.
 
-    secret: proves that a process belongs to the job; needed wherever a server listens off loopback.
-    fingerprint: 32 bytes, a digest of everything that must agree before step 1. deal_evenly: cut each tensor evenly
-    over the servers (tensors that come one at a time) rather than the table as a whole. tell_tables: servers live in
-    processes without a worker and are told of each tensor. rank_order: add contributions in rank order, whatever
-    order they arrive in: the same bits whatever the schedule. unsent_bytes: how much the kernel may hold that
-    is not on its way yet; the smaller, the later the choice of the next packet.
+    Attributes:
+        rank: of the worker in this process; None: no worker.
+        server: number of the server in this process; None: no server.
+        job, generation: identify the job.
+        fingerprint: 32 bytes, a digest of all that must be equal on all members.
+        secret: proves that a process belongs to the job; needed if a server listens off loopback.
+        address, port: where the server listens; port 0: any.
+        packet_bytes: largest packet.
+        rank_order: add contributions in rank order, whatever order they arrive in, so that the bits
+            of a sum do not depend on the schedule.
+        checksum: whether packets have one.
+        deal_evenly: distribute each tensor evenly over the servers (for tensors that come one at a
+            time), not the whole table.
+        tell_tables: servers run in processes without a worker, and workers tell them of each
+            tensor.
+        lanes: how packets of each lane are marked.
+        unsent_bytes: how many bytes the kernel may hold unsent; fewer means that the next packet is
+            chosen later.
+        send_buffer_bytes, congestion: socket options; 0 and "": the kernel's defaults.
+        ping_s, dead_s: a peer that sends nothing for `dead_s` seconds is stalled; pings go every
+            `ping_s`.
+        linger_s: how long `close` waits for queued bytes.
+        max_bytes: the most tensor bytes that a server accepts.
     """
 
     world: int
@@ -90,7 +107,9 @@ _started: weakref.WeakSet[Node] = weakref.WeakSet()
 
 
 def _keep_in_child() -> None:
-    """A forked child has the nodes without their threads, and with locks as they were: no destructor may touch them."""
+    """Run no destructors of nodes in a forked child, which has neither their threads nor consistent
+    locks.
+    """
     for node in _started:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(node._native))
 
@@ -104,7 +123,12 @@ def _close(native: NativeNode, pid: int) -> None:
 
 
 class Node:
-    """A started node; `close()` (or leaving a `with` block) ends it. Raises `InputError` or `CommunicationError`."""
+    """A started node; `close()` or leaving a `with` block ends it.
+
+    Raises:
+        InputError: an option is not usable.
+        CommunicationError: the node could not start.
+    """
 
     def __init__(self, options: NodeOptions) -> None:
         self.options = options
@@ -139,20 +163,25 @@ class Node:
             kind = CommunicationError if code == "12" else InputError
             raise kind(f"transport: {text}") from None
         _started.add(self)
-        # also at the interpreter's exit, so that what others wait for still leaves
+        # runs at the interpreter's exit too, so that queued bytes are still sent
         self._ended = weakref.finalize(self, _close, self._native, os.getpid())
 
     @property
     def port(self) -> int:
-        """The port that this node's server listens on; 0 where there is none."""
+        """The port that this node's server listens on; 0 without a server."""
         return self._native.port()
 
     def dial(self, server: int, address: str, port: int) -> None:
-        """Connect the worker to server `server` in another process, one connection a lane."""
+        """Connect the worker to `server` in another process, with one connection for each lane."""
         self._native.dial(server, address, port)
 
     def join(self, timeout_s: float) -> None:
-        """Return when every connection of this node is open. Raises what went wrong, or who is missing."""
+        """Return when every connection of this node is open.
+
+        Raises:
+            CommunicationError: a peer is missing after `timeout_s`.
+            JobError: another failure of the node.
+        """
         joined, missing = self._native.join(round(timeout_s * 1000))
         if not joined:
             self.check()
@@ -173,9 +202,15 @@ class Node:
         priority: int = 0,
         lane: int = 0,
     ) -> None:
-        """Register a tensor that is summed in place, iteration after iteration. Ids grow by one from 0.
+        """Register a tensor that is summed in place in every iteration.
 
-        whole: servers return what they have of it at once. urgent_first: packets go by priority (0 first).
+        Args:
+            tensor: its id; ids count up from 0.
+            address, size_bytes, dtype: its memory.
+            whole: a server returns its part of the tensor at once.
+            urgent_first: packets go by priority.
+            priority: 0 is the most urgent.
+            lane: index into `NodeOptions.lanes`.
         """
         self._native.define(
             tensor,
@@ -192,13 +227,21 @@ class Node:
     def define_updated(
         self, tensor: int, address: int, size_bytes: int, rule: Rule, *, staleness: int, group: int, priority: int = 0
     ) -> None:
-        """Register a float32 tensor whose parameters servers keep. Its memory takes gradients there and parameters back.
+        """Register a float32 tensor whose parameters the servers keep and update.
 
-        The first push brings the parameters' first values, and rank 0's are taken; each later one brings a gradient,
-        and ends with parameters in its place. `rule` says what servers have to keep; the numbers are `set_rule`'s, for
-        the whole `group`. staleness: 0 sums an iteration's gradients and updates once; k updates by each gradient as it
-        comes, and ends a push when every worker has made the push k before it; `UNBOUNDED` waits for nobody. Packets
-        go by priority (0 first). A server without the memory fails with `CapacityError`.
+        Workers push gradients from its memory and receive parameters in it. The first push sends
+        initial parameters; rank 0's count. Packets go by priority (0 first).
+
+        Args:
+            tensor, address, size_bytes, priority: as `define`.
+            rule: the optimizer, which decides what servers store; its numbers are set for the whole
+                `group`.
+            staleness: 0: a server sums an iteration's gradients and updates once. k: it updates
+                with each gradient as it comes, and answers a push when every worker has made the
+                push k before it. `UNBOUNDED`: it waits for nobody.
+            group: number of the parameter group, for `set_rule`.
+
+        A server that lacks memory fails with `CapacityError`.
         """
         self._native.define(
             tensor,
@@ -214,10 +257,13 @@ class Node:
         )
 
     def set_rule(self, group: int, rule: Rule) -> None:
-        """How this worker's gradients update the tensors of `group` from its next push on; none may be under way.
+        """Set the optimizer's numbers for `group`, from this worker's next push on.
 
-        With staleness 0 all workers must have the same rule in an iteration, or all fail with `MismatchError`.
-        Raises `InputError` for numbers that no optimizer has.
+        No push of the group may be in flight. With staleness 0, all workers must use the same rule
+        in an iteration, or all fail with `MismatchError`.
+
+        Raises:
+            InputError: a number is out of range.
         """
         try:
             self._native.set_rule(group, rule.kind, **rule.numbers())
@@ -227,30 +273,35 @@ class Node:
     def push(
         self, tensor: int, notify: bool = True, notify_sent: bool = False, quiet: bool = False, held: bool = False
     ) -> None:
-        """This worker's part of the next iteration of `tensor` is in its memory, which is not to be touched now.
+        """Send this worker's part of the next iteration of `tensor`; its memory must not change
+        until the end.
 
-        `take` tells its end, with `notify`, and before that, with `notify_sent`, that the kernel has all of it.
-        quiet: of a tensor that servers update: there is no gradient this time, only parameters to come.
-        held: where this process has a server too: it keeps what it sums of the tensor until `release`, without which
-        there is no end (a reduce-scatter now, an all-gather later).
+        Args:
+            tensor: its id.
+            notify: `take` reports the end.
+            notify_sent: `take` also reports when the kernel has all bytes.
+            quiet: send no gradient, only receive parameters (tensors that servers update).
+            held: this process's server keeps its sums until `release` (a reduce-scatter now, an
+                all-gather later).
         """
         self._native.push(tensor, notify, notify_sent, _QUIET if quiet else 0, held)
 
     def release(self, tensor: int) -> None:
-        """The second half of a push that was `held`: this process's server may return its sums."""
+        """Start the second phase of a `held` push: this process's server returns its sums."""
         self._native.release(tensor)
 
     def fetch(self, tensor: int, part: Part) -> None:
-        """A push without a gradient, of a tensor that servers update, that ends with `part` in its memory, as float32.
+        """Push without a gradient, and receive `part` of the optimizer's state as float32.
 
-        It counts as an iteration, as any push does. Of "steps" every element is the count.
+        Counts as an iteration. For "steps", every element is the count.
         """
         self._native.push(tensor, False, False, _QUIET | PARTS[part] << _PART_AT)
 
     def place(self, tensor: int, part: Part) -> None:
-        """A push without a gradient: what rank 0 has in the tensor's memory becomes its `part`; what others have, nothing.
+        """Push rank 0's memory into `part` of the optimizer's state; other ranks' memory is
+        ignored.
 
-        It ends with `part` in the memory: rank 0's, if its push came before.
+        Receives `part`: rank 0's, if its push came earlier.
         """
         self._native.push(tensor, False, False, _PLACE | PARTS[part] << _PART_AT)
 
@@ -270,7 +321,7 @@ class Node:
         priority: int = 0,
         notify: bool = False,
     ) -> None:
-        """Register a tensor for one iteration and hand it over. Ids grow by one, the same on all ranks."""
+        """Register a tensor for one iteration and push it. Ids count up, equal on all ranks."""
         self._native.start(
             tensor,
             from_address,
@@ -287,11 +338,16 @@ class Node:
         )
 
     def forget_below(self, tensor: int) -> None:
-        """Every tensor with a smaller id is over; none of them may be under way."""
+        """Forget all tensors with smaller ids; none may be in flight."""
         self._native.forget_below(tensor)
 
     def wait(self, tensor: int, timeout_s: float) -> None:
-        """Return when `tensor` holds its sum. Raises the failure, or `CommunicationError` after `timeout_s`."""
+        """Return when `tensor` holds its sum.
+
+        Raises:
+            CommunicationError: after `timeout_s`.
+            JobError: the node's failure.
+        """
         if not self._native.wait(tensor, max(0, round(timeout_s * 1000))):
             self.check()
             raise CommunicationError(f"transport: no end of tensor {tensor} within {timeout_s:.0f} s; is another rank slow?")
@@ -301,10 +357,14 @@ class Node:
         return self._native.is_done(tensor)
 
     def take(self, timeout_s: float) -> list[int]:
-        """Tensors pushed with `notify` that are done since the last call; waits for one. Empty: timeout or closed.
+        """Tensors pushed with `notify` that ended since the last call; waits for the first.
 
-        Of a tensor pushed with `notify_sent`, `~tensor` says that it has been sent, and comes before its end.
-        Raises the failure of the node once everything that was done before it has been taken.
+        Returns:
+            Ids; `~id` for a tensor pushed with `notify_sent` that has been sent. Empty after
+            `timeout_s`, or when closed.
+
+        Raises:
+            JobError: the node's failure, after everything that ended before it was returned.
         """
         done = self._native.take(max(0, round(timeout_s * 1000)))
         if not done:
@@ -312,9 +372,11 @@ class Node:
         return done
 
     def await_goodbyes(self, timeout_s: float) -> bool:
-        """Of a server in a process of its own: whether all workers have left in order within `timeout_s`.
+        """For a server in a process of its own: whether all workers left in order within
+        `timeout_s`.
 
-        Raises the failure of the node if there is one.
+        Raises:
+            JobError: the node's failure.
         """
         if self._native.await_goodbyes(max(0, round(timeout_s * 1000))):
             return True
@@ -322,7 +384,7 @@ class Node:
         return False
 
     def abort(self, text: str) -> None:
-        """This process cannot go on: every other one hears `text` and fails."""
+        """Make every process of the job fail with `text`."""
         self._native.abort(text)
 
     def failure(self) -> JobError | None:
@@ -340,11 +402,13 @@ class Node:
             raise failure
 
     def stats(self) -> dict[str, int]:
-        """Bytes and packets sent and received, bytes of packet buffers held now and at most, connections refused."""
+        """Bytes and packets sent and received, packet buffers held now and at most, connections
+        refused.
+        """
         return self._native.stats()
 
     def close(self) -> None:
-        """Send what is queued, say goodbye, end the thread. In a forked child: nothing, the thread is not here."""
+        """Send what is queued, say goodbye, end the thread. Does nothing in a forked child."""
         self._ended()
 
     def __enter__(self) -> Node:

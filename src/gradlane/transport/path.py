@@ -1,11 +1,13 @@
-"""Path: whether marks survive between hosts, and whether the network serves by them.
+"""Path: whether DSCP marks survive between hosts, and whether the network prioritizes by them.
+IPv4.
 
-One host listens, one or two others send. First each sends datagrams of every mark, and the listener reads which arrive
-(IP_RECVTOS). Then two TCP connections, one marked as a plan's most urgent lane and one not at all, send as fast as they
-can, and the listener says what each gets: from one sender they meet in that host's own queue, from two in the port of
-the switch towards the listener. IPv4.
+One host listens, one or two send. Each sender sends datagrams of every DSCP, and the listener reads
+which arrive (IP_RECVTOS). Then two TCP connections, one marked as a plan's most urgent lane and one
+unmarked, send as fast as they can, and the listener measures both. With one sender they share its
+own queue, with two the switch's port to the listener.
 
-Nobody is believed: a line is short and typed, a connection and a datagram carry the token of this run, all waits end.
+Input is untrusted: lines are short and typed, connections and datagrams carry the run's token, all
+waits end.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from gradlane.errors import CommunicationError
 
 PATIENCE_S = 30.0
 """How long a host waits for another to begin."""
-_WINS = 4  # times the other's rate: of two alike, the luck of congestion control gives one up to about half as much again
-_REPEATS = 8  # datagrams of each mark
-_QUIET_S = 0.5  # after which no more datagrams are on their way
-_WARM_S = 1.0  # until two connections have found their rates
+_WINS = 4  # times the other's rate; congestion control alone gives one of two equal connections up to about 1.5 times
+_REPEATS = 8  # datagrams of each DSCP
+_QUIET_S = 0.5  # without a datagram: no more are in flight
+_WARM_S = 1.0  # until congestion control has settled
 _MOST_LINE = 200
 _TOKEN_BYTES = 8
 _DATAGRAM_BYTES = _TOKEN_BYTES + 1
@@ -36,7 +38,7 @@ _MARKS = tuple(sorted(set(DSCP), reverse=True))
 
 
 class Role(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the listener tells a sender: the run's token, and which connections it makes (True: marked)."""
+    """What the listener tells a sender: the run's token and its connections (True: marked)."""
 
     token: str
     flows: tuple[bool, ...]
@@ -44,9 +46,12 @@ class Role(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PathReport(msgspec.Struct, frozen=True):
-    """What a listener found. arrived: for each DSCP that was sent, those with which its datagrams came (none: all lost).
+    """What a listener found.
 
-    marked, unmarked: bytes per second of the two connections beside one another.
+    Attributes:
+        arrived: for each DSCP sent, the DSCPs that its datagrams arrived with; empty: all were
+            lost.
+        marked_bytes_per_second, unmarked_bytes_per_second: of two concurrent connections.
     """
 
     senders: int
@@ -56,7 +61,7 @@ class PathReport(msgspec.Struct, frozen=True):
 
     @property
     def survives(self) -> bool:
-        """Whether every mark came as it was sent."""
+        """Whether every DSCP arrived as it was sent."""
         return all(came == (sent,) for sent, came in self.arrived.items())
 
     @property
@@ -69,9 +74,16 @@ class PathReport(msgspec.Struct, frozen=True):
 
 
 def listen(address: str, port: int, senders: int = 2, seconds: float = 3.0) -> PathReport:
-    """Wait on `address` for `senders` (1 or 2) that call `send`, and measure for `seconds`.
+    """Wait for senders, and measure.
 
-    Raises `CommunicationError` where they do not come or go too early, `InputError` for arguments of no use.
+    Args:
+        address, port: where to listen.
+        senders: 1 or 2.
+        seconds: how long to measure the two connections.
+
+    Raises:
+        CommunicationError: senders do not come, or leave early.
+        InputError: an argument is out of range.
     """
     need_int("senders", senders, 1, 2)
     need(0 < seconds <= 60, "seconds", seconds, "up to 60")
@@ -154,7 +166,11 @@ def _rates(connections: dict[bool, socket.socket], seconds: float) -> tuple[int,
 
 
 def send(address: str, port: int) -> None:
-    """Do what the listener at `address` asks for, and return when it has measured. Raises `CommunicationError`."""
+    """Do what the listener at `address` asks for; return when it has measured.
+
+    Raises:
+        CommunicationError: the listener does not answer or leaves early.
+    """
     try:
         with _connect(address, port) as control:
             role = msgspec.json.decode(_line(control), type=Role)

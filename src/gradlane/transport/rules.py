@@ -1,7 +1,8 @@
-"""Rules: how servers update parameters. The names and the meaning of their numbers are those of torch.optim.
+"""Rules: how servers update parameters. The names and the meaning of their numbers are those of
+torch.optim.
 
-A rule is one of those below, with numbers; nothing that a server would have to trust. Where the bits are torch's and
-where they are not stands in native/update/update.h.
+A rule is one of those below, with numbers; nothing that a server would have to trust. Where the
+bits are torch's and where they are not stands in native/update/update.h.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ UNBOUNDED = 2**32 - 1
 """Staleness of a tensor whose gradients wait for nobody."""
 
 Part = Literal["parameters", "first", "second", "steps"]
-"""Of what a server keeps: the parameters; the momentum, or the first moment; the second; how many updates there were."""
+"""Of what a server keeps: the parameters; the momentum, or the first moment; the second; how many
+updates there were.
+"""
 PARTS: dict[Part, int] = {"parameters": 0, "first": 1, "second": 2, "steps": 3}
 
 

@@ -1,8 +1,9 @@
-"""Profiles of well-known networks to start from, before anything of one's own has been measured.
+"""Profiles of well-known networks, to plan with before anything has been measured.
 
-Tensors are exact in number and size; names are the reference definition's (MobileNet's are close to timm's), their order
-is that of use. Times are counted operations on a model of a device, calibrated to a measured total where a paper states
-one; each profile's `source` says which. For times of one's own there are `gradlane profile` and `gradlane convert`.
+Tensors are exact in number and size; names are the reference definition's (MobileNet's are close to
+timm's), in order of use. Times are counted operations on a model of a device, calibrated to a
+measured total if a paper states one; each profile's `source` says which. `gradlane profile` and
+`gradlane convert` make profiles from measurements.
 """
 
 from __future__ import annotations
@@ -34,10 +35,14 @@ UPDATE_PASSES = 5  # momentum SGD reads gradient, momentum and parameter and wri
 
 @dataclass(frozen=True)
 class Entry:
-    """What a model is, and what `profile` takes where nothing is chosen. Operations: of a sample's forward pass.
+    """A model and the defaults of its profile.
 
-    paper: whose measured total the default profile's times are scaled to; None: no paper states one. source: that
-    profile's own.
+    Attributes:
+        tensors, parameters: how many.
+        operations: of one sample's forward pass.
+        batch, device: the defaults.
+        paper: whose measured total the default profile is scaled to; None: no paper states one.
+        source: the default profile's `source`.
     """
 
     name: str
@@ -95,7 +100,11 @@ def devices() -> tuple[str, ...]:
 
 
 def describe(name: str) -> Entry:
-    """Raises `InputError` naming what exists."""
+    """The model of a name, and the defaults of its profile.
+
+    Raises:
+        InputError: there is no such model; the message lists those that exist.
+    """
     model, modules = _model(name), _modules(name)
     total = TOTALS.get((name, model.device))
     return Entry(
@@ -112,10 +121,18 @@ def describe(name: str) -> Entry:
 
 
 def profile(name: str, *, device: str | None = None, batch: int | None = None) -> Profile:
-    """One iteration of `batch` samples a worker on `device`; by default those that a paper used, see `describe`.
+    """One iteration of a network.
 
-    Gradients become ready in reverse order of definition, a module's all at once when its backward pass ends. Updates
-    are those of SGD with momentum, at the device's memory bandwidth. Raises `InputError` naming what exists.
+    Gradients become ready in reverse order of definition, a module's all at once when its backward
+    pass ends. Updates are those of SGD with momentum, at the device's memory bandwidth.
+
+    Args:
+        name: a model, see `names`.
+        device: a device, see `devices`; None: the one that a paper used (`describe`).
+        batch: samples for each worker; None: as the paper.
+
+    Raises:
+        InputError: there is no such model or device.
     """
     model, modules = _model(name), _modules(name)
     device = model.device if device is None else device
@@ -171,7 +188,7 @@ def _source(name: str, device: str, batch: int) -> str:
 
 
 def _calibration(name: str, device: str) -> tuple[float, str]:
-    """The factor between the device's data sheet and measured times, and where it comes from."""
+    """The factor from data sheet times to measured times, and where it comes from."""
     factors = _factors()
     if (name, device) in factors:
         return factors[name, device], f"calibrated to {TOTALS[name, device].source}"

@@ -2,9 +2,10 @@
 
     time = factor * (max(operations / peak, bytes / bandwidth) + kernels * launch)
 
-Operations and bytes bound any kernel (the roofline); the launch is what small ones cost. No device reaches its data
-sheet: `factor` is the ratio between a total that somebody measured and the model's. Where no total is known for a
-network on a device, it is the geometric mean of the factors that are known, on that device or, failing that, on all.
+Operations and bytes bound any kernel (the roofline model); small kernels cost their launch. No
+device reaches its data sheet: `factor` is the ratio between a measured total and the model's. For a
+network without a measured total on a device, it is the geometric mean of the factors known for that
+device or, without any, for all devices.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LAUNCH_NS = 8_000  # a CUDA kernel's launch and gap, a few microseconds on every
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """Peak operations and bytes per second for 32-bit elements, as the maker states them."""
+    """Peak operations and bytes per second for 32-bit elements, from the maker's data sheet."""
 
     title: str
     operations_per_second: float
@@ -42,7 +43,7 @@ DEVICES = {
 
 @dataclass(frozen=True)
 class Total:
-    """The measured forward and backward time of one iteration, the paper that states it, and where and how."""
+    """The measured forward and backward time of one iteration, with its paper and the place in it."""
 
     seconds: float
     batch: int
@@ -83,16 +84,17 @@ def forward_seconds(module: Module, batch: int, device: DeviceSpec) -> float:
 
 
 def backward_seconds(module: Module, batch: int, device: DeviceSpec, is_first: bool) -> float:
-    """Of its backward pass: the gradients of input and parameters, each as many operations as forward.
+    """The data sheet's time of one module's backward pass, uncalibrated.
 
-    The first module's input needs no gradient.
+    The gradients of input and of parameters each take as many operations as the forward pass. The
+    first module's input needs no gradient.
     """
     forward = forward_seconds(module, batch, device)
     return forward if is_first else 2 * forward
 
 
 def total_seconds(modules: list[Module], batch: int, device: DeviceSpec) -> float:
-    """Forward and backward of all modules, uncalibrated."""
+    """Forward and backward passes of all modules, uncalibrated."""
     return sum(
         forward_seconds(module, batch, device) + backward_seconds(module, batch, device, not index)
         for index, module in enumerate(modules)

@@ -1,4 +1,4 @@
-"""Classifiers of inception blocks: branches that run one after another here, as on a device with one stream."""
+"""Classifiers of inception blocks; branches run one after another, as on a device with one stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ Conv = tuple[int, int | tuple[int, int], int, int | tuple[int, int]]  # channels
 
 
 def googlenet() -> Net:
-    """GoogLeNet (Szegedy 2015) without normalisation and with both auxiliary heads, as Caffe defines it.
+    """GoogLeNet (Szegedy 2015) without normalisation and with both auxiliary heads, as Caffe
+    defines it.
 
     64 layers with a weight and a bias each, the network that MG-WFBP recorded.
     """
@@ -67,7 +68,7 @@ def _conv(net: Net, name: str, conv: Conv) -> None:
 
 
 def _branches(net: Net, block: str, branches: Sequence[Sequence[tuple[str, Conv]]], pooled: int = 0) -> None:
-    """Each branch from the block's input; their last channels stand side by side, with `pooled` that pass by."""
+    """Run each branch from the block's input; concatenate their channels and `pooled` ones."""
     entered = net.shape
     channels, out = pooled, entered
     for branch in branches:
@@ -132,7 +133,7 @@ def inception_v3() -> Net:
 
 
 def _split_block(net: Net, block: str, one: int, split: int, deep: int, pooled: int) -> None:
-    """A block whose 3 x 3 branches end in a row and a column side by side."""
+    """A block whose 3 x 3 branches end in a 1 x 3 and a 3 x 1 convolution."""
     entered = net.shape
     row, column = ((1, 3), (0, 1)), ((3, 1), (1, 0))
     _conv(net, f"{block}.branch1x1", (one, 1, 1, 0))
@@ -212,7 +213,7 @@ def inception_v4(size: int = 224) -> Net:
 
 
 def _place(branch: int, index: int, convs: int, branches: int) -> str:
-    """A convolution's name within its block: the fourth branch pools first, one alone stands beside a pooling."""
+    """A convolution's name in its block: the fourth branch pools first."""
     if branches == 1:
         return "conv"
     if branch == 3:

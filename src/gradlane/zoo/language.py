@@ -1,4 +1,6 @@
-"""Language models: Transformers for translation, understanding and generation. A sample is a sequence."""
+"""Language models: Transformers for translation, understanding and generation. A sample is a
+sequence.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def bert_base(positions: int = 128) -> Net:
 
 
 def transformer_base(positions: int = 32) -> Net:
-    """The base Transformer (Vaswani 2017): one embedding of 37,000 pieces for both languages and the output."""
+    """The base Transformer (Vaswani 2017); languages and output share one embedding of 37,000
+    tokens.
+    """
     width, layers, vocabulary = 512, 6, 37_000
     net = Net(positions, width)
     net.embedding("embedding", vocabulary, width, 2 * positions)
@@ -61,7 +65,9 @@ def transformer_base(positions: int = 32) -> Net:
 
 
 def gpt2(positions: int = 1024) -> Net:
-    """GPT-2 of 124 M parameters (Radford 2019), as transformers' GPT2LMHeadModel defines it; the output is tied."""
+    """GPT-2 of 124 M parameters (Radford 2019), as transformers' GPT2LMHeadModel defines it; the
+    output is tied.
+    """
     width, layers, vocabulary = 768, 12, 50_257
     net = Net(positions, width)
     net.embedding("transformer.wte", vocabulary, width, positions)
@@ -82,7 +88,9 @@ def gpt2(positions: int = 1024) -> Net:
 
 
 def llama_1b(positions: int = 2048) -> Net:
-    """A Llama of 1.24 G parameters, of the shape of Llama 3.2 1B: grouped queries, gated feed-forward, tied output."""
+    """A Llama of 1.24 G parameters, of the shape of Llama 3.2 1B: grouped queries, gated
+    feed-forward, tied output.
+    """
     width, layers, hidden, vocabulary, key_width = 2048, 16, 8192, 128_256, 512
     net = Net(positions, width)
     net.embedding("model.embed_tokens", vocabulary, width, positions)

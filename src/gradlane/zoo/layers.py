@@ -1,8 +1,8 @@
-"""Layers: a network written down module by module, with the tensors and the operations that each module has.
+"""Layers: a network, module by module, with the tensors and the operations of each module.
 
-A `Net` is walked through as the forward pass runs; each module with parameters becomes a `Module`, and what has
-none (activations, pooling, additions) is added to the module before it. Shapes are per sample. An operation is a
-multiplication or an addition: a multiply-accumulate counts as two.
+A `Net` is built in the order of the forward pass. Each module with parameters becomes a `Module`;
+modules without (activations, pooling, additions) are added to the one before. Shapes are per
+sample. A multiply-accumulate counts as two operations.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ Shape = tuple[int, ...]
 
 @dataclass
 class Module:
-    """A module with parameters: its tensors in order of definition, and what one sample's forward pass costs it."""
+    """A module with parameters: its tensors in order of definition, and one sample's forward cost."""
 
     name: str
     tensors: list[tuple[str, Shape]]
     operations: int
     moved_elements: int
-    """Read and written by this module and the modules without parameters behind it."""
+    """Elements that this module, and those without parameters after it, read and write."""
     kernels: int = 1
 
     @property
@@ -30,7 +30,7 @@ class Module:
 
 
 class Net:
-    """The modules so far, and the shape (channels, height, width) or (positions, width) that flows out of the last."""
+    """The modules so far, and the output shape: (channels, height, width) or (positions, width)."""
 
     def __init__(self, *shape: int) -> None:
         self.shape: Shape = shape
@@ -76,7 +76,7 @@ class Net:
         self._add(name, tensors, 2 * math.prod(weight) * rows * columns, (out, rows, columns))
 
     def norm(self, name: str, relu: bool = True) -> None:
-        """Batch normalisation, and by default the ReLU behind it."""
+        """Batch normalisation, followed by a ReLU unless `relu` is False."""
         tensors: dict[str, Shape] = {"weight": (self.channels,), "bias": (self.channels,)}
         self._add(name, tensors, 4 * math.prod(self.shape), self.shape)
         if relu:
@@ -101,13 +101,13 @@ class Net:
         self.shape = (math.prod(self.shape),)
 
     def concatenate(self, channels: int, like: Shape) -> None:
-        """Branches have been run one after another; their outputs stand side by side from here on."""
+        """Concatenate the outputs of branches, which ran one after another."""
         self.shape = (channels, *like[1:])
 
     # -- vectors and sequences -------------------------------------------------------------------------------
 
     def linear(self, name: str, out: int, bias: bool = True) -> None:
-        """On the last axis; at every position of a sequence."""
+        """A projection of the last axis, at every position of a sequence."""
         tensors: dict[str, Shape] = {"weight": (out, self.shape[-1])}
         if bias:
             tensors["bias"] = (out,)
@@ -125,17 +125,17 @@ class Net:
         self._add(name, {"weight": (rows, width)}, positions * width, (positions, width))
 
     def parameter(self, name: str, *shape: int) -> None:
-        """A parameter of its own, such as a class token: added or put in front."""
+        """A parameter without a module, such as a class token, that is added or prepended."""
         self._add(name, {}, math.prod(shape), self.shape)
         self.modules[-1].tensors.append((name, shape))
 
     def attend(self, width: int, positions: int, keys: int, causal: bool = False) -> None:
-        """Scores, softmax and weighted sum of `positions` queries over `keys`; projections are modules of their own."""
+        """Scores, softmax and weighted sum of `positions` queries over `keys`; no projections."""
         operations = 4 * positions * keys * width // (2 if causal else 1)
         self._without_parameters((positions, width), operations)
 
     def tied_linear(self, out: int) -> None:
-        """A projection by a parameter that another module holds."""
+        """A projection by another module's parameter."""
         positions = math.prod(self.shape[:-1])
         self._without_parameters(self.shape, 2 * positions * self.shape[-1] * out)
         self.modules[-1].moved_elements += positions * out

@@ -1,4 +1,4 @@
-"""Image classifiers of one branch or of residual and dense blocks; those with inception blocks are in `inception`."""
+"""Image classifiers with one branch, or with residual or dense blocks; `inception` has the others."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def resnet(blocks: tuple[int, ...], bottleneck: bool) -> Net:
 
 
 def densenet(blocks: tuple[int, ...], growth: int, first: int) -> Net:
-    """DenseNet-BC (Huang 2017) with bottlenecks of four times the growth, as torchvision defines it."""
+    """DenseNet-BC (Huang 2017) with bottlenecks of four times the growth, as torchvision defines
+    it.
+    """
     net = Net(3, 224, 224)
     net.conv("features.conv0", first, 7, 2, 3, bias=False)
     net.norm("features.norm0")
@@ -124,10 +126,10 @@ def mobilenet() -> Net:
 
 
 def yolo() -> Net:
-    """YOLO's first version (Redmon 2016): 24 convolutions and two fully connected layers, for 7 x 7 cells of 30 values.
+    """YOLO's first version (Redmon 2016): 24 convolutions and 2 fully connected layers.
 
-    The version that Geryon trained: 78 % of its parameters are in the fully connected layers (Geryon Fig. 6), which
-    later versions do not have.
+    Geryon trained this version: 78 % of its parameters are in the fully connected layers (Geryon
+    Fig. 6), which later versions do not have. Its output is 7 x 7 cells of 30 values.
     """
     net = Net(3, 448, 448)
     place = 0
@@ -161,7 +163,9 @@ def yolo() -> Net:
 
 
 def yolov2() -> Net:
-    """YOLOv2 (Redmon 2017) at 416 x 416: Darknet-19 without its classifier, a passthrough, 5 boxes of 85 values."""
+    """YOLOv2 (Redmon 2017) at 416 x 416: Darknet-19 without its classifier, a passthrough, 5 boxes
+    of 85 values.
+    """
     net = Net(3, 416, 416)
     place = 0
 
