@@ -12,8 +12,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Plan
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.live.backends.parameter_server import wire_lanes
-from gradlane.transport import Node, NodeOptions
-from gradlane.transport import WireLane
+from gradlane.transport import Node, NodeOptions, WireLane
 from tests.live.cases import differences
 from tests.live.ranks import Ranks
 

@@ -15,7 +15,7 @@ from gradlane.core.checks import check_plan
 from gradlane.core.network import Network
 from gradlane.errors import InputError
 from gradlane.planning import catalog
-from tests.unit.strategies import networks, profiles
+from gradlane.testing.generators import networks, profiles
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = f"{REPOSITORY / 'examples' / 'own_policy.py'}:EqualParts"

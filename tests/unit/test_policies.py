@@ -10,7 +10,7 @@ from gradlane import policies
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from tests.unit.strategies import networks, profiles
+from gradlane.testing.generators import networks, profiles
 
 MIB = 2**20
 
