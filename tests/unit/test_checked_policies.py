@@ -190,3 +190,18 @@ except ImportError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "True\n"
+
+
+def test_torch_is_imported_for_backends_alone():
+    program = """
+import sys
+sys.modules["torch"] = None
+import gradlane.testing.generators, gradlane.testing.policies, gradlane.testing.searches, gradlane.testing.fabrics
+import gradlane.testing.logs, gradlane.testing.oracles
+try:
+    import gradlane.testing.backends
+except ImportError:
+    print("needs torch")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "needs torch\n"

@@ -86,6 +86,7 @@ class _Watched:
     def __init__(self, fabric: Fabric, job: Job, ranks: int, synchronous: bool) -> None:
         self._fabric, self._ranks, self._synchronous = fabric, ranks, synchronous
         self._two_phase = [message.two_phase for message in job.plan.messages]
+        self.events = fabric.events
         self._now_ns = 0
         # by rank the messages in flight, in the order of what happens to them
         self._handed_over: list[set[int]] = [set() for _ in range(ranks)]
@@ -94,10 +95,6 @@ class _Watched:
         self._given = [[0] * len(self._two_phase) for _ in range(ranks)]  # times a message was given for its sum
         self._pulled = [[0] * len(self._two_phase) for _ in range(ranks)]
         assert fabric.next_ns() >= FOREVER, f"before anything is handed over, something happens at {fabric.next_ns()}"
-
-    @property
-    def events(self) -> int:
-        return self._fabric.events
 
     def hand_over(self, now_ns: int, rank: int, message: int) -> None:
         self._now_ns = max(self._now_ns, now_ns)
@@ -121,7 +118,8 @@ class _Watched:
     def run(self, until_ns: int) -> list[Notice]:
         at_ns, events = self.next_ns(), self._fabric.events
         notices = self._fabric.run(until_ns)
-        assert self._fabric.events >= events, f"the fabric had taken {events} steps, and now {self._fabric.events}"
+        self.events = self._fabric.events
+        assert self.events >= events, f"the fabric had taken {events} steps, and now {self.events}"
         if not notices:
             assert self._fabric.next_ns() > until_ns, f"it has not run to {until_ns}: {self._fabric.next_ns()} comes next"
             return notices
