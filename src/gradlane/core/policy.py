@@ -1,7 +1,7 @@
 """Policy: a pure function (Profile, Network) -> Plan, and the building blocks that policies share.
 
-A policy is a frozen record of its knobs with a `plan` method. It has no clock, no randomness without a
-seed, and knows nothing of how a plan is carried out.
+A policy is a frozen record of its knobs with a `plan` method. It has no clock, no randomness
+without a seed, and knows nothing of how a plan is carried out.
 """
 
 from __future__ import annotations
@@ -17,21 +17,61 @@ from gradlane.core.profile import DTYPE_BYTES, Profile
 
 @runtime_checkable
 class Policy(Protocol):
-    """What every policy offers. `name` is what users type; `paper` and `differs` feed `gradlane policies`."""
+    """Plans how the gradients of one training iteration travel.
+
+    A class of your own needs the four members below and no base class. As a frozen
+    `msgspec.Struct` its fields are its knobs: commands set them with --knob, and `with_knobs` makes
+    a changed copy. It refuses values of no use with `InputError` in `__post_init__`.
+    `gradlane.testing.policies.check_policy` checks all that is promised here.
+
+    Two optional class attributes:
+
+    - `tunable: ClassVar[dict[str, KnobRange]]`: the knobs that a search may set (see `tunable`).
+    - `replans: ClassVar[bool]`: True where the plan depends on the moments at which gradients
+      become ready, so that a session has to plan again when these move (see `replans`).
+    """
 
     name: ClassVar[str]
+    """What users type, 1 to 1000 printable characters without a colon; `Plan.policy` repeats it."""
     paper: ClassVar[str]
+    """Where it comes from, for `gradlane policies`; "none: ..." where there is no paper."""
     differs: ClassVar[str]
+    """How it differs from the paper, for `gradlane policies`; "-" where it does not."""
 
     def plan(self, profile: Profile, network: Network) -> Plan:
-        """Schedule one iteration of `profile` on `network`."""
+        """Schedule one iteration of `profile` on `network`.
+
+        A pure function: the same arguments give an equal plan, in every process and at any time.
+
+        Args:
+            profile: the tensors in the order in which their gradients become ready, with sizes in
+                bytes and times in ns after the start of the backward pass; the layers in the order
+                of the forward pass. `profile.urgency()` is the order of first use.
+            network: what a message costs: `cost_ns(size_bytes)`, made of a startup in ns and a rate
+                in bytes a second; `workers`, 1 or more.
+
+        Returns:
+            A plan with `policy` = `name`, `model` = `profile.model`, `tensors` = `profile.specs`.
+            Its messages hold every byte of every tensor once, are cut between elements, and have
+            one dtype each. `sequence` may stay None: where ranks need one order, it is fixed by a
+            simulation. A field that a backend cannot carry out (`gradlane.core.backends.why_not`)
+            is refused there, simulated and live.
+
+        Raises:
+            InputError: the knobs do not go with this profile. A policy should rather plan
+                something for every profile and network.
+        """
         ...
 
 
 class KnobRange(NamedTuple):
     """The values of a knob, both ends included, in which a search for the best is worth while.
 
-    step: None for a size in bytes, searched by ratio; else for a plain number, searched evenly in such steps.
+    Args:
+        low: the least value, 1 or more for a size.
+        high: the greatest value, `low` or more.
+        step: None for a size in bytes, searched by ratio; otherwise the knob is a plain number,
+            searched evenly in steps of `step`.
     """
 
     low: int
@@ -44,14 +84,17 @@ SIZES = KnobRange(64 * 2**10, 256 * 2**20)
 
 
 def tunable(policy: Policy) -> Mapping[str, KnobRange]:
-    """The knobs that a search may set, by name: what the policy's class declares as `tunable`; none where it does not."""
+    """The knobs that a search may set, by name: what the policy's class declares as `tunable`; none
+    where it does not.
+    """
     declared: Mapping[str, KnobRange] = getattr(type(policy), "tunable", {})
     return declared
 
 
 def replans(policy: Policy) -> bool:
-    """Whether a session measures until gradients become ready at the same times again and again, and plans anew when network
-    or profile have moved: what the policy's class declares as `replans`; False where it does not.
+    """Whether a session measures until gradients become ready at the same times again and again,
+    and plans anew when network or profile have moved: what the policy's class declares as
+    `replans`; False where it does not.
     """
     declared: bool = getattr(type(policy), "replans", False)
     return declared

@@ -1,6 +1,8 @@
-"""Searches for the best of a few sizes by trying them, behind one protocol: no clock, no I/O, the seed handed in.
+"""Searches for the best of a few sizes by trying them, behind one protocol: no clock, no I/O, the
+seed handed in.
 
-They are what ByteScheduler (SOSP '19) compares in §6.3 and Fig. 14. `gaussian-process` is the one to use.
+They are what ByteScheduler (SOSP '19) compares in §6.3 and Fig. 14. `gaussian-process` is the one
+to use.
 """
 
 from __future__ import annotations
@@ -17,14 +19,32 @@ from gradlane.planning.search.space import Point, Space
 
 
 class Search(Protocol):
-    """Proposes a point, is told how long an iteration took there, and so on for as long as one likes."""
+    """Proposes a point, is told how long an iteration took there, and so on.
+
+    A point has one number from 0 to 1 for each knob, from the smallest value of its range to the
+    largest; `Space` turns it into values. A search draws whatever it draws from a seed that it was
+    given, so that one that is told the same proposes the same. It never ends: whoever owns it stops
+    asking. `gradlane.testing.searches.check_search` checks all that is promised here.
+    """
 
     def ask(self) -> Point:
-        """The point to try next. Asked again before it is told anything, it says the same."""
+        """The point to try next.
+
+        Returns:
+            A tuple of as many numbers as the space has dimensions, each from 0 to 1. Asked again
+            before it is told anything, the search returns the same point.
+        """
         ...
 
     def tell(self, point: Point, value: float) -> None:
-        """An iteration took `value` (in any unit, more than 0) at `point`, which need not be the one proposed."""
+        """How long an iteration took at a point.
+
+        Args:
+            point: as `ask` returns them; it need not be the one proposed, and may be told twice,
+                with another value.
+            value: the time, more than 0, in any unit that stays the same; less is better. It has
+                the noise of measuring.
+        """
         ...
 
 
@@ -40,9 +60,16 @@ DEFAULT = "gaussian-process"
 
 
 def start(name: str, dimensions: int, seed: int, prior: Prior | None = None) -> Search:
-    """The search of that name at its beginning. `prior`: used by `gaussian-process` alone.
+    """The search of that name at its beginning.
 
-    Raises `InputError` for another name, `UnsupportedError` where scikit-learn is needed and absent.
+    Args:
+        name: one of `NAMES`.
+        dimensions: knobs that are searched, 1 or more.
+        seed: of whatever is drawn; `grid` draws nothing.
+        prior: what the simulator expects of every point; used by `gaussian-process` alone.
+
+    Raises `InputError` for another name, `UnsupportedError` where scikit-learn is needed and
+    absent.
     """
     if name not in _BY_NAME:
         raise InputError(f"search: got {name!r}, expected one of {', '.join(NAMES)}")
