@@ -97,6 +97,11 @@ class Unasked(Sound):
         self.give(now_ns, message, (False, True))
 
 
+class Failing(Sound):
+    def ask(self, now_ns, rank, message):
+        raise KeyError(message)
+
+
 class Counting(Sound):
     def run(self, until_ns):
         self.events -= 2
@@ -142,6 +147,7 @@ def test_a_sound_fabric_passes():
         (Inventive, "there are 2 ranks|it was not handed over"),
         (Repeating, "it was not handed over, or was pushed before|it was not pushed|it was not asked for"),
         (Unasked, "it was not asked for"),
+        (Failing, r"the simulation ends with KeyError\(\d\)"),
         (Counting, r"the fabric had taken \d+ steps, and now -"),
         (Begun, "before anything is handed over, something happens at 1000000000"),
         (Varying, "two fabrics that are made alike do not do the same"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import ClassVar
 
 import msgspec
@@ -16,6 +19,8 @@ from gradlane.core.fields import need_int
 from gradlane.core.plan import Message, Plan, Slice
 from gradlane.core.policy import KnobRange, whole
 from gradlane.testing.policies import check_policy
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 class Sound(msgspec.Struct, frozen=True):
@@ -205,3 +210,13 @@ except ImportError:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "needs torch\n"
+
+
+def test_the_policy_of_the_page_passes_the_test_of_the_page(tmp_path):
+    policy, test = re.findall(r"```python\n(.*?)```", (DOCS / "policies.md").read_text(), re.DOTALL)
+    (tmp_path / "my_policy.py").write_text(policy)
+    (tmp_path / "test_my_policy.py").write_text(test)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_my_policy.py"]
+    same = {**os.environ, "CI": "1"}  # hypothesis tries the same examples every time
+    done = subprocess.run(command, cwd=tmp_path, env=same, capture_output=True, text=True, timeout=120)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr

@@ -72,17 +72,17 @@ def test_a_sound_search_passes():
 
 
 @pytest.mark.parametrize(
-    ("start", "error", "reason"),
+    ("start", "reason"),
     [
-        (Restless, AssertionError, "asked again before it is told anything"),
-        (Beyond, AssertionError, "expected numbers from 0 to 1"),
-        (Flat, AssertionError, "expected [23] numbers"),
-        (Listed, AssertionError, "expected a tuple"),
-        (Unseeded, AssertionError, "seed 0: two searches that are told the same propose"),
-        (Proud, KeyError, "0.5"),
-        (Stuck, AssertionError, "no point within 5% of the best is tried in 300 trials"),
+        (Restless, "asked again before it is told anything"),
+        (Beyond, "expected numbers from 0 to 1"),
+        (Flat, "expected [23] numbers"),
+        (Listed, "expected a tuple"),
+        (Unseeded, "seed 0: two searches that are told the same propose"),
+        (Proud, r"told that an iteration took .* at \(0.5,\), it raises KeyError"),
+        (Stuck, "no point within 5% of the best is tried in 300 trials"),
     ],
 )
-def test_a_broken_promise_is_found_and_named(start, error, reason):
-    with pytest.raises(error, match=reason):
+def test_a_broken_promise_is_found_and_named(start, reason):
+    with pytest.raises(AssertionError, match=reason):
         check_search(start)

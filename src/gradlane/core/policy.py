@@ -118,7 +118,7 @@ def merge(profile: Profile, tensors: Iterable[int], priority: int = 0) -> list[M
 
 
 def cut(profile: Profile, tensor: int, slice_bytes: int) -> list[Slice]:
-    """One tensor in slices of at most `slice_bytes`, cut between elements; the last may be shorter."""
+    """One tensor in slices of `slice_bytes` at most, cut between elements; the last is the rest."""
     spec = profile.tensors[tensor].spec
     element = DTYPE_BYTES[spec.dtype]
     need_int("slice_bytes", slice_bytes, element, 2**50)
@@ -127,7 +127,7 @@ def cut(profile: Profile, tensor: int, slice_bytes: int) -> list[Slice]:
 
 
 def sliced_by_urgency(profile: Profile, slice_bytes: int) -> tuple[Message, ...]:
-    """Every tensor in slices, a message a slice, all with the priority of their tensor's first use."""
+    """Every tensor in slices, one to a message, with the priority of the tensor's first use."""
     urgency = profile.urgency()
     return tuple(
         Message((piece,), priority=urgency[tensor])

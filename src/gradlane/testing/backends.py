@@ -61,6 +61,8 @@ def check_backend(
         two_phase: whether it carries two-phase messages.
         dtype: of the gradients, a key of `gradlane.core.profile.DTYPE_BYTES`.
         timeout_s: seconds that the sums of one iteration may take.
+
+    Raises also what the backend itself raises, and closes it with that as the failure.
     """
     try:
         rank, world = dist.get_rank(backend.control_group), dist.get_world_size(backend.control_group)

@@ -71,10 +71,16 @@ def check_fabric(
 
 def _run(fabric: Fabric, job: Job, ranks: int, synchronous: bool) -> tuple[Timeline, ...]:
     watched = _Watched(fabric, job, ranks, synchronous)
+    staleness = 0 if synchronous else None
+    percent = [100 + 50 * rank for rank in range(ranks)]  # alike, none would wait for another
     with logged_dispatchers() as made:
-        staleness = 0 if synchronous else None
-        percent = [100 + 50 * rank for rank in range(ranks)]  # alike, none would wait for another
-        (timelines,) = Simulation([job], [(0, each) for each in percent], watched, _ITERATIONS, staleness=staleness).run()
+        simulation = Simulation([job], [(0, each) for each in percent], watched, _ITERATIONS, staleness=staleness)
+        try:
+            (timelines,) = simulation.run()
+        except AssertionError:
+            raise
+        except Exception as error:
+            raise AssertionError(f"the simulation ends with {error!r}") from error
     watched.check_nothing_left()
     check_logs(made, job.plan, dispatchers=ranks, iterations=_ITERATIONS)
     return timelines
@@ -92,7 +98,8 @@ class _Watched:
         self._handed_over: list[set[int]] = [set() for _ in range(ranks)]
         self._pushed: list[set[int]] = [set() for _ in range(ranks)]
         self._asked: list[set[int]] = [set() for _ in range(ranks)]
-        self._given = [[0] * len(self._two_phase) for _ in range(ranks)]  # times a message was given for its sum
+        # how often a message was given for its sum, and its sum returned
+        self._given = [[0] * len(self._two_phase) for _ in range(ranks)]
         self._pulled = [[0] * len(self._two_phase) for _ in range(ranks)]
         assert fabric.next_ns() >= FOREVER, f"before anything is handed over, something happens at {fabric.next_ns()}"
 

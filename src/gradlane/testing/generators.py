@@ -202,7 +202,7 @@ LAYERS = st.lists(
     min_size=1,
     max_size=14,
 )
-"""Arguments of `chain`, whose times are of the size of its bytes where a byte takes a nanosecond."""
+"""Arguments of `chain`, with times like those of its bytes where a byte takes a nanosecond."""
 
 
 def carried(cluster: Cluster) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import math
 
 
 def mercury_algorithm_1(tau_bp: list[int], t_bp: list[int], t_push: list[int]) -> list[int]:
-    """Mercury Algorithm 1, line by line; layers count from 1, index 0 is unused. Returns tau_push."""
+    """Mercury Algorithm 1, line by line: tau_push. Layers count from 1, index 0 is unused."""
     L = len(tau_bp) - 1
     tau_push = [0] * (L + 1)
     buf: set[int] = set()

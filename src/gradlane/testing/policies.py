@@ -285,7 +285,7 @@ def _title(policy: object) -> str:
 
 @contextmanager
 def _promise(policy: Policy, promise: str) -> Iterator[None]:
-    """Whatever goes wrong meanwhile is an `AssertionError` that names the policy and the promise."""
+    """Whatever goes wrong meanwhile is an `AssertionError` with the policy and the promise."""
     try:
         yield
     except AssertionError as error:

@@ -56,7 +56,7 @@ def tries_until_within(
     draw = random.Random(seed)
     for tried in range(1, AT_MOST + 1):
         point = _asked(search, dimensions)
-        search.tell(point, value(point) * math.exp(draw.gauss(0, noise)))
+        _tell(search, point, value(point) * math.exp(draw.gauss(0, noise)))
         if value(point) <= _BEST * (1 + share):
             return tried
     return AT_MOST
@@ -78,13 +78,16 @@ def check_search(start: Start, *, dimensions: int = 2, within: float = 0.05, exa
         within: how good a point is to be found: 0.05 is 5 % above the best.
         examples: sequences of values drawn.
     """
-    holds_for(
-        examples,
-        lambda count, seed, values: _check_told(start, count, seed, values),
-        count=st.integers(1, 3),
-        seed=st.integers(0, 9),
-        values=st.lists(st.floats(1e-3, 1e12), min_size=1, max_size=4),
-    )
+
+    def check(count: int, seed: int, values: list[float]) -> None:
+        search = start(count, seed)
+        for value in values:
+            _tell(search, _asked(search, count), value)
+        _tell(search, (0.5,) * count, values[0])  # as of what the script began with
+        _asked(search, count)
+
+    values = st.lists(st.floats(1e-3, 1e12), min_size=1, max_size=4)
+    holds_for(examples, check, count=st.integers(1, 3), seed=st.integers(0, 9), values=values)
     for seed in range(3):
         trials = [_trials(start, dimensions, seed) for _ in range(2)]
         assert trials[0] == trials[1], f"seed {seed}: two searches that are told the same propose {trials[0]} and {trials[1]}"
@@ -92,20 +95,12 @@ def check_search(start: Start, *, dimensions: int = 2, within: float = 0.05, exa
         assert tries < AT_MOST, f"seed {seed}: no point within {within:.0%} of the best is tried in {AT_MOST} trials"
 
 
-def _check_told(start: Start, dimensions: int, seed: int, values: list[float]) -> None:
-    search = start(dimensions, seed)
-    for value in values:
-        search.tell(_asked(search, dimensions), value)
-    search.tell((0.5,) * dimensions, values[0])  # as of what the script began with
-    _asked(search, dimensions)
-
-
 def _trials(start: Start, dimensions: int, seed: int) -> list[Point]:
     search = start(dimensions, seed)
     found = []
     for _ in range(8):
         found.append(_asked(search, dimensions))
-        search.tell(found[-1], bowl(found[-1]))
+        _tell(search, found[-1], bowl(found[-1]))
     return found
 
 
@@ -120,3 +115,10 @@ def _asked(search: Search, dimensions: int) -> Point:
     again = search.ask()
     assert again == point, f"asked again before it is told anything, {point!r} has become {again!r}"
     return point
+
+
+def _tell(search: Search, point: Point, value: float) -> None:
+    try:
+        search.tell(point, value)
+    except Exception as error:
+        raise AssertionError(f"told that an iteration took {value:g} at {point}, it raises {error!r}") from error

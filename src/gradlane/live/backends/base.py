@@ -35,8 +35,8 @@ class Backend(Protocol):
     for another rank, except what is marked as collective: every rank calls that, in one order.
 
     The life of a plan: `prepare`, and then for each iteration `begin`, one `start` for each
-    message, and, for each two-phase message, `start_second_phase` once every message of the plan has
-    ended its first phase. The next iteration begins when all have ended.
+    message, and, for each two-phase message, `start_second_phase` once every message of the plan
+    has ended its first phase. The next iteration begins when all have ended.
 
     `gradlane.testing.backends.check_backend` checks all that is promised here, on the ranks of a
     process group.
@@ -121,7 +121,7 @@ class Backend(Protocol):
             device it may still be queued, see `join`.
 
         Raises:
-            OrderError: where one order is needed, `message` is not the next of it; nothing was sent.
+            OrderError: `message` is not the next of the order that is needed; nothing was sent.
             RuntimeError: torch.distributed refuses, since a connection is broken.
         """
 
