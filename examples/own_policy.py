@@ -1,7 +1,8 @@
-"""A policy of one's own: `gradlane simulate vgg16 --policy examples/own_policy.py:EqualParts`.
+"""A policy of your own: `gradlane simulate vgg16 --policy examples/own_policy.py:EqualParts`.
 
-The model is cut into parts of equal bytes, in the order in which the forward pass uses them, and the part that is used first
-goes first. Whatever takes a policy's name takes the place of such a class too.
+The model is cut into parts of equal bytes, in the order in which the forward pass uses them, and
+the part that is used first goes first. Wherever a command takes a policy's name it takes the place
+of such a class too. `test_own_policy.py` checks it; docs/policies.md has every step.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import ClassVar
 
 import msgspec
 
+from gradlane.core.fields import need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.policy import KnobRange, cut
@@ -25,6 +27,9 @@ class EqualParts(msgspec.Struct, frozen=True):
     tunable: ClassVar[dict[str, KnobRange]] = {"parts": KnobRange(2, 64, step=1)}
 
     parts: int = 16
+
+    def __post_init__(self) -> None:
+        need_int("parts", self.parts, 1, 100_000)
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         part_bytes = max(8, profile.size_bytes // self.parts)

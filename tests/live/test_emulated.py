@@ -15,7 +15,7 @@ from gradlane.errors import InputError
 from gradlane.lab import emulated
 from tests.live import emulation
 from tests.live.ranks import Ranks
-from tests.unit.strategies import profile_of
+from gradlane.testing.generators import profile_of
 
 
 class TurnedClock:

@@ -49,6 +49,13 @@ def served(tmp_path: Path) -> Iterator[Served]:
     served.close()
 
 
+def test_servers_of_their_own_keep_the_promises_of_backends(served: Served) -> None:
+    options = {"name": "server", "options": {"rank_order": True, "external": 2}, "two_phase": False}
+    wires = ("fifo", "packet-fifo", "packet-priority")
+    assert served.ranks.run("tests.contract.test_backends:check", wires=wires, **options) == [[]] * 2
+    assert served.close() == [0, 0]
+
+
 def test_every_policy_over_servers_of_their_own_equals_ddp_bit_for_bit(served: Served) -> None:
     options = {"model": "tied-transformer", "optimizer": "adam", "policies": APART, "network": GIVEN}
     for found in served.ranks.run("tests.live.cases:equals_ddp", backend="server", servers=2, **options):

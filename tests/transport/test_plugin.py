@@ -20,7 +20,7 @@ from gradlane.core.plan import Plan
 from gradlane.errors import InputError, PeerFailed, PlanError
 from gradlane.plugin import Core, NodeSums
 from gradlane.transport import Node, NodeOptions
-from tests.unit.strategies import profile_of
+from gradlane.testing.generators import profile_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "numpy_training.py"
 JAX_EXAMPLE = EXAMPLE.with_name("jax_training.py")

@@ -22,7 +22,7 @@ from gradlane.planning.choosing import Choosing
 from gradlane.planning.plans import make_plan
 from gradlane.planning.ranking import SAFE, Answer, Question, likeness, policy_of, rank
 from gradlane.sim import iteration_ns
-from tests.unit.strategies import profile_of
+from gradlane.testing.generators import profile_of
 
 MS = 10**6
 A, B, C = Choice("blocks"), Choice("p3"), Choice("bytescheduler", {"partition_bytes": 2**20})

@@ -12,7 +12,7 @@ from gradlane.core.network import Network
 from gradlane.errors import InputError
 from gradlane.planning import catalog
 from tests.commands import ROOT, invoke
-from tests.unit.strategies import networks, profiles
+from gradlane.testing.generators import networks, profiles
 
 EXAMPLE = f"{ROOT / 'examples' / 'own_policy.py'}:EqualParts"
 

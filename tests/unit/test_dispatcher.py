@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import TensorSpec
 from gradlane.schedule import Dispatcher
-from tests.unit.strategies import plans
+from gradlane.testing.generators import plans
 
 
 def plan_of(*sizes: int, priorities: list[int] | None = None, window: int | None = None, **fields) -> Plan:

@@ -13,7 +13,7 @@ from gradlane.compare.records import Cell
 from gradlane.core.network import Network
 from gradlane.core.timeline import Timeline
 from gradlane.sim import simulate
-from tests.unit.strategies import chain
+from gradlane.testing.generators import chain
 
 PROFILE = chain((1_000, 400, 10, 500), (500, 4_000, 10, 500))
 NETWORK = Network.line(2, 50, 10**9)

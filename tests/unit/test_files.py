@@ -19,7 +19,7 @@ from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Span, Timeline
 from gradlane.core.tuned import KnobTrial, Tuned
 from gradlane.errors import FormatError, InputError, PlanError
-from tests.unit.strategies import networks, plans, profiles
+from gradlane.testing.generators import networks, plans, profiles
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 

@@ -12,7 +12,7 @@ from gradlane.core.network import Network
 from gradlane.errors import InputError
 from gradlane.policies.geryon import Geryon
 from gradlane.sim import planned_ahead, simulate, simulate_heterogeneous
-from tests.unit.strategies import chain, networks, planned, profiles
+from gradlane.testing.generators import chain, networks, planned, profiles
 
 THREE = Network.line(3, 50, 10**9)  # a byte a nanosecond
 

@@ -22,7 +22,7 @@ from gradlane.planning.monitor import (
     slowed,
 )
 from gradlane.planning.pattern import shift_of, with_pattern
-from tests.unit.strategies import profile_of, profiles
+from gradlane.testing.generators import profile_of, profiles
 
 MS = 10**6
 NETWORK = Network.line(2, startup_ns=MS, bytes_per_second=10**6)  # 1 ms + 1 us a byte

@@ -14,7 +14,7 @@ from gradlane.core.timeline import Span, Timeline
 from gradlane.errors import InputError
 from gradlane.report.perfetto import LinkCount, chrome_trace
 from gradlane.sim import simulate
-from tests.unit.strategies import networks, profiles
+from gradlane.testing.generators import networks, profiles
 
 PLAN = Plan(
     "test",

@@ -11,7 +11,7 @@ from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import TensorSpec
 from gradlane.errors import CommunicationError, PeerDied
 from gradlane.plugin import Core
-from tests.unit.strategies import networks, profiles
+from gradlane.testing.generators import networks, profiles
 
 PLAN = Plan(
     "by-hand",

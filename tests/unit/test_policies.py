@@ -10,7 +10,7 @@ from gradlane import policies
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
-from tests.unit.strategies import networks, profile_of, profiles
+from gradlane.testing.generators import networks, profile_of, profiles
 
 MIB = 2**20
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 import subprocess
 import sys
 
@@ -17,30 +16,12 @@ from gradlane.core.policy import KnobRange, tunable
 from gradlane.core.profile import TensorSpec
 from gradlane.errors import InputError
 from gradlane.planning import search
-from gradlane.planning.search import GaussianProcess, Grid, Momentum, Prior, Search, Space
+from gradlane.planning.search import GaussianProcess, Grid, Momentum, Prior, Space
 from gradlane.planning.search.gaussian import expected_improvement
 from gradlane.sim import iteration_ns
+from gradlane.testing.searches import bowl, tries_until_within
 
-every_search = pytest.mark.parametrize("name", search.NAMES)
 MODEL = (TensorSpec("small", 2**20), TensorSpec("large", 63 * 2**20))
-
-
-def bowl(point):
-    """100 at (0.7, 0.2), and a tenth more for each 0.25 away from it."""
-    return 100 * math.exp(0.4 * math.dist(point, (0.7, 0.2)))
-
-
-def tries_until_within(one: Search, value, share: float, noise: float = 0.0, seed: int = 0, at_most: int = 300) -> int:
-    """Trials until a point is tried whose value, without the noise, is within `share` of 100."""
-    draw = random.Random(seed)
-    for tried in range(1, at_most + 1):
-        point = one.ask()
-        assert point == one.ask()
-        assert all(0 <= part <= 1 for part in point)
-        one.tell(point, value(point) * math.exp(draw.gauss(0, noise)))
-        if value(point) <= 100 * (1 + share):
-            return tried
-    return at_most
 
 
 # -- the space ----------------------------------------------------------------------------------------------
@@ -96,9 +77,8 @@ def test_which_policies_can_be_tuned_is_declared():
 # -- the searches ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@every_search
-def test_the_same_seed_gives_the_same_trials(name):
+@pytest.mark.parametrize("name", [name for name in search.NAMES if name != "grid"])
+def test_another_seed_gives_other_trials(name):
     def trials(seed):
         one = search.start(name, 2, seed)
         found = []
@@ -107,15 +87,7 @@ def test_the_same_seed_gives_the_same_trials(name):
             one.tell(found[-1], bowl(found[-1]))
         return found
 
-    assert trials(3) == trials(3)
-    if name != "grid":
-        assert trials(3) != trials(4)
-
-
-@every_search
-def test_every_search_comes_within_five_per_cent_with_noise_of_two(name):
-    for seed in range(3):
-        assert tries_until_within(search.start(name, 2, seed), bowl, 0.05, noise=0.02, seed=seed) < 300
+    assert trials(3) != trials(4)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from gradlane.planning.batching import best_batches
 from gradlane.planning.schedule_problem import Schedule, ScheduleProblem
 from gradlane.planning.searched import Searched
 from gradlane.sim import iteration_ns, planned_ahead, simulate
-from tests.unit.strategies import networks, planned, profiles
+from gradlane.testing.generators import networks, planned, profiles
 
 QUICK = Searched(moves=300)
 MS = 10**6

@@ -16,8 +16,8 @@ from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError
 from gradlane.sim import Job, simulate_jobs, simulate_servers
 from gradlane.sim.servers import simulation
-from tests.unit.oracles import mercury_algorithm_1, mercury_iteration
-from tests.unit.strategies import LAYERS, carried, chain, clusters, planned, profiles
+from gradlane.testing.oracles import mercury_algorithm_1, mercury_iteration
+from gradlane.testing.generators import LAYERS, carried, chain, clusters, planned, profiles
 
 GB = 10**9  # a byte a nanosecond
 
@@ -304,7 +304,7 @@ def test_what_servers_cannot_do_is_refused():
 @settings(max_examples=12, deadline=None)
 @given(profile=profiles(max_tensors=12, max_elements=40_000), data=st.data(), staleness=st.sampled_from([0, 1, None]))
 def test_every_policy_runs_on_any_cluster_that_carries_it_and_its_timelines_pass(name, profile, data, staleness):
-    cluster = data.draw(clusters(name))
+    cluster = data.draw(clusters(external=name in policies.names("server", external=True)))
     plan = planned(name, profile, cluster)
     for timeline in simulate_servers(plan, profile, cluster, 2, staleness=staleness, jitter=0.1):
         check_timeline(timeline, plan)

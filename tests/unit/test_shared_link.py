@@ -13,7 +13,7 @@ from gradlane.core.network import CostSegment, Network, Sharing
 from gradlane.errors import InputError
 from gradlane.sim import iteration_ns
 from gradlane.sim.shared_link import SharedLink
-from tests.unit.strategies import networks, profiles
+from gradlane.testing.generators import networks, profiles
 
 # a byte a nanosecond; of a startup of 100 are 60 latency and 40 handling
 TWO_AT_ONCE = Network(2, (CostSegment(100, 10**9, latency_ns=60),), sharing=Sharing(max_in_flight=2))

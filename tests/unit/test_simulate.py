@@ -11,7 +11,7 @@ from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Span
 from gradlane.sim import planned_ahead, simulate
-from tests.unit.strategies import networks, plans, profiles
+from gradlane.testing.generators import networks, plans, profiles
 
 # forward 10 + 20, backward 50, updates 1 + 2; b is ready at 20 and belongs to the second layer
 TWO_LAYERS = Profile(

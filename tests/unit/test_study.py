@@ -11,7 +11,7 @@ from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.questions import Case, judge, knob_grid, needed_rates, sweep
 from gradlane.sim import iteration_ns, planned_ahead, simulate
-from tests.unit.strategies import chain, networks, profiles
+from gradlane.testing.generators import chain, networks, profiles
 
 PROFILE = chain((1_000_000, 4_000_000, 0, 500_000), (2_000_000, 1_000_000, 0, 500_000))
 NETWORK = Network.line(4, 50_000, 10**9)

@@ -17,8 +17,8 @@ from gradlane.core.timeline import Span
 from gradlane.planning.plans import make_plan
 from gradlane.policies.geryon import Geryon
 from gradlane.sim import iteration_ns, simulate, simulate_servers
-from tests.unit.oracles import mercury_optimum
-from tests.unit.strategies import LAYERS, chain, networks, profiles
+from gradlane.testing.generators import LAYERS, chain, networks, profiles
+from gradlane.testing.oracles import mercury_optimum
 
 BYTE_A_NS = Network.line(2, startup_ns=0, bytes_per_second=10**9)
 

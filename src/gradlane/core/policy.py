@@ -17,19 +17,50 @@ from gradlane.core.profile import DTYPE_BYTES, Profile
 
 @runtime_checkable
 class Policy(Protocol):
-    """What every policy offers.
+    """Plans how the gradients of one training iteration travel.
 
-    Attributes:
-        name: what users type.
-        paper, differs: its paper, and where it differs from it, for `gradlane policies`.
+    A class of your own needs the four members below and no base class. As a frozen
+    `msgspec.Struct` its fields are its knobs: commands set them with --knob, and `with_knobs` makes
+    a changed copy. It refuses values of no use with `InputError` in `__post_init__`.
+    `gradlane.testing.policies.check_policy` checks all that is promised here.
+
+    Two optional class attributes:
+
+    - `tunable: ClassVar[dict[str, KnobRange]]`: the knobs that a search may set (see `tunable`).
+    - `replans: ClassVar[bool]`: True where the plan depends on the moments at which gradients
+      become ready, so that a session has to plan again when these move (see `replans`).
     """
 
     name: ClassVar[str]
+    """What users type, 1 to 1000 printable characters without a colon; `Plan.policy` repeats it."""
     paper: ClassVar[str]
+    """Where it comes from, for `gradlane policies`; "none: ..." where there is no paper."""
     differs: ClassVar[str]
+    """How it differs from the paper, for `gradlane policies`; "-" where it does not."""
 
     def plan(self, profile: Profile, network: Network) -> Plan:
-        """Schedule one iteration of `profile` on `network`."""
+        """Schedule one iteration of `profile` on `network`.
+
+        A pure function: the same arguments give an equal plan, in every process and at any time.
+
+        Args:
+            profile: the tensors in the order in which their gradients become ready, with sizes in
+                bytes and times in ns after the start of the backward pass; the layers in the order
+                of the forward pass. `profile.urgency()` is the order of first use.
+            network: what a message costs: `cost_ns(size_bytes)`, made of a startup in ns and a rate
+                in bytes a second; `workers`, 1 or more.
+
+        Returns:
+            A plan with `policy` = `name`, `model` = `profile.model`, `tensors` = `profile.specs`.
+            Its messages hold every byte of every tensor once, are cut between elements, and have
+            one dtype each. `sequence` may stay None: where ranks need one order, it is fixed by a
+            simulation. A field that a backend cannot carry out (`gradlane.core.backends.why_not`)
+            is refused there, simulated and live.
+
+        Raises:
+            InputError: the knobs do not go with this profile. A policy should rather plan
+                something for every profile and network.
+        """
         ...
 
 

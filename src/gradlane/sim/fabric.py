@@ -1,8 +1,11 @@
-"""Fabric: what carries messages to parameter servers and back, in virtual time.
+"""Fabric: what carries messages between the ranks of simulated jobs, in virtual time.
 
-A job is one training run; a rank is one simulated worker of one job. The owner hands messages over and lets
-time pass; the fabric says when a message has been pushed (it has left for the servers) and pulled (the rank has the sum).
-Two fabrics: `fluid`, for workers that are all alike, of which one stands for all, and `packets`, for any.
+A job is one training run; a rank is one simulated worker of one job. `Simulation` hands messages
+over and lets time pass; the fabric says when a message has been pushed (it has left the rank, whose
+window has room again) and pulled (the rank has the sum).
+
+There are three: `fluid`, for parameter servers and workers that are all alike, of which one stands
+for all; `packets`, for any; and the collectives of `heterogeneous`.
 """
 
 from __future__ import annotations
@@ -21,8 +24,14 @@ FOREVER = 2**62
 class Job(msgspec.Struct, frozen=True):
     """A training run on a cluster.
 
-    placement: the server of each tensor, as an index; None deals packets over all servers by their weights.
-    workers: which of the cluster's workers it uses; None: all.
+    Args:
+        plan: the plan that every rank of it carries out; its tensors are those of `profile`.
+        profile: one iteration of its model.
+        placement: the server of each tensor, as an index; None deals packets over all servers by
+            their weights.
+        workers: the indices of the cluster's workers that it uses; None: all.
+
+    Raises `InputError` where plan, profile and placement do not go together.
     """
 
     plan: Plan
@@ -38,7 +47,14 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Notice(NamedTuple):
-    """At `now_ns` the message of a rank has been pushed, or with `pulled` it has arrived back."""
+    """Something that has happened to a message of a rank.
+
+    Args:
+        now_ns: when, in virtual time.
+        rank: the number of the rank, from 0.
+        message: an index into the messages of its job's plan.
+        pulled: False where the message has been pushed; True where the rank has its sum.
+    """
 
     now_ns: int
     rank: int
@@ -47,23 +63,62 @@ class Notice(NamedTuple):
 
 
 class Fabric(Protocol):
-    """Owned by one simulation. Times never go back."""
+    """Carries the messages of one simulation, which owns it.
+
+    Times are integers in ns from the start of the simulation, and never go back: no method is
+    called with an earlier time than one before, and no notice is of one.
+
+    The life of a message in one iteration of a rank: the rank hands it over; the fabric tells that
+    it was pushed; then that its sum was pulled. Of a two-phase message (`Message.two_phase`) the
+    rank asks for the sum after it was pushed, and only then it may be pulled. Each is told once. In
+    the next iteration the same message is handed over again.
+
+    What a sum waits for is the fabric's to know: synchronous ones wait for every rank of the job.
+
+    `gradlane.testing.fabrics.check_fabric` checks all that is promised here.
+    """
 
     events: int
-    """How many steps of its own the fabric has taken."""
+    """How many steps of its own the fabric has taken: a measure of its work, which never falls."""
 
     def hand_over(self, now_ns: int, rank: int, message: int) -> None:
-        """A rank starts a message."""
+        """A rank starts a message, or the first phase of one of two phases.
+
+        Args:
+            now_ns: when: the time of the last notice, or a later one to which `run` has run.
+            rank: the number of the rank, from 0.
+            message: an index into the messages of its job's plan; none of the rank's own that is
+                under way.
+        """
         ...
 
     def ask(self, now_ns: int, rank: int, message: int) -> None:
-        """A rank starts the second half of a two-phase message, whose sum is returned when every rank has."""
+        """A rank starts the second phase of a two-phase message: it asks for the sum.
+
+        Args:
+            now_ns: as of `hand_over`.
+            rank: the number of the rank, from 0.
+            message: an index into the messages of its job's plan; of this rank it was pushed.
+        """
         ...
 
     def next_ns(self) -> int:
-        """When something happens next if nothing is handed over before; `FOREVER` if nothing does."""
+        """When something happens next in the fabric if nothing is handed over before.
+
+        Returns:
+            Virtual time in ns, which is now or later; `FOREVER` where nothing is under way, or
+            where what is under way waits for a rank. It need not be the time of a notice.
+        """
         ...
 
     def run(self, until_ns: int) -> list[Notice]:
-        """Let time pass to `until_ns`, or to the first notice; returns the notices of that time."""
+        """Let time pass to `until_ns`, or to the first notice if that comes earlier.
+
+        Args:
+            until_ns: below `FOREVER`; now or later.
+
+        Returns:
+            All notices of one time, `until_ns` or earlier, in the order in which they happened; an
+            empty list if there are none, and then `next_ns()` is later than `until_ns`.
+        """
         ...

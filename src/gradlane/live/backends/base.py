@@ -1,5 +1,5 @@
-"""Backend: what carries the messages of a session. Two of them: `AllReduce` over torch.distributed, and `Servers`
-over gradlane's own transport.
+"""Backend: what carries the messages of a session. There are two: `AllReduceBackend` over
+torch.distributed, and `ParameterServerBackend` over gradlane's own transport.
 
 A backend starts sums in the order that it is given and reports each one's end; it decides nothing.
 """
@@ -18,63 +18,142 @@ from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.streams import Event
 
 OnDone = Callable[[int, BaseException | None], None]
-"""Called once for each message (or half, where sends are not told) with None, or with what went wrong; on any thread."""
+"""Called with a message and None, or what went wrong, on any thread, once for each `start` and
+`start_second_phase` that did not return True. Of a two-phase message whose sending is told
+(`tells_sends`) the end of the first phase is told by `OnSent` instead."""
 OnSent = Callable[[int], None]
-"""Called once for each message, before its end, if the backend `tells_sends`; on any thread."""
+"""Called with a message on any thread, once, before its end, if the backend `tells_sends`."""
 
 
 class Backend(Protocol):
-    """What a session asks of whatever carries its messages.
+    """Sums messages over the ranks of a job.
 
-    has_streams: what is reported done may still be queued on a device, see `join`. needs_one_order: every rank must start
-    messages in one order, since what meets on the network is told apart by that alone. tells_sends: a message leaves
-    its window when this rank's part has been sent; otherwise when its sum is there.
+    Threads: `start`, `start_second_phase`, `begin` and `expect` are called under one lock of the
+    session, by whichever thread brings the reason, also from within `on_done` and `on_sent`; all
+    others are called by the training thread. `on_done` and `on_sent` may be called at any time from
+    any thread, but by a thread that holds none of the backend's own locks. Nothing here may wait
+    for another rank, except what is marked as collective: every rank calls that, in one order.
+
+    The life of a plan: `prepare`, and then for each iteration `begin`, one `start` for each
+    message, and, for each two-phase message, `start_second_phase` once every message of the plan
+    has ended its first phase. The next iteration begins when all have ended.
+
+    `gradlane.testing.backends.check_backend` checks all that is promised here, on the ranks of a
+    process group.
     """
 
     has_streams: bool
+    """Whether what is reported done may still be queued on a device, see `join`."""
     needs_one_order: bool
+    """Whether every rank must start the messages of a lane in one order, since what meets on the
+    network is told apart by that alone."""
     tells_sends: bool
+    """Whether a message leaves its window when this rank's part has been sent, told by `on_sent`;
+    otherwise it does when it has ended."""
 
     @property
     def control_group(self) -> Any:
-        """A process group for what is exchanged between iterations, in tensors on `control_device`."""
+        """A process group of torch.distributed over the same ranks, for what is exchanged between
+        iterations, in tensors on `control_device`.
+        """
 
     @property
-    def control_device(self) -> torch.device: ...
+    def control_device(self) -> torch.device:
+        """Where tensors have to be that `control_group` exchanges."""
 
     def measure(self) -> Network:
-        """What messages cost, the same on every rank (collective: all call it alike)."""
+        """Measure what messages cost (collective). Nothing may be under way.
+
+        Returns:
+            The same network on every rank, its times in ns and rates in bytes a second.
+
+        Raises:
+            JobError: a rank is gone.
+        """
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
-        """Take up a plan, whose message i is in `buffers[i]` (collective). Nothing may be under way."""
+        """Take up a plan, in place of the one before (collective). Nothing may be under way.
+
+        Args:
+            plan: the same on every rank.
+            buffers: the memory of each message, in the plan's order. It stays where it is until
+                the next `prepare`.
+
+        Raises:
+            PlanError: the plan asks for what this backend cannot do, see `gradlane.core.backends`.
+            UnsupportedError: the platform cannot do it; raised on all ranks alike.
+        """
 
     def begin(self, expected: list[list[int]]) -> None:
-        """A new iteration: the agreed order of each lane, where one is needed."""
+        """A new iteration begins; all of the one before has ended.
+
+        Args:
+            expected: by lane, the messages in the agreed order, two-phase ones twice: first the
+                first phases of the lane, with whatever has one phase, then its second phases. Empty
+                lists where the order comes by `expect`, or where none is needed.
+        """
 
     def expect(self, message: int) -> None:
-        """`message` is the next of the agreed order."""
+        """The order goes on with `message`, in its lane. Called before its `start`, or before its
+        `start_second_phase`, where `begin` has not told the order. It may be ignored where none is
+        needed.
+        """
 
     def so_far(self) -> Event | None:
-        """On a device: the end of what has been queued so far; None on the CPU."""
+        """The end of what the script's own stream has been given so far; None on the CPU."""
 
     def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
-        """Begin the sum of `buffer` over all ranks, in place; of a two-phase message, its first half. True if it has ended for
-        the host already.
+        """Begin the sum of `buffer` over all ranks, in place; of a two-phase message, its first
+        phase. Does not wait.
 
-        ready: what `so_far` gave when the bytes were there.
+        `buffer.gather()` comes before the sum, and `buffer.scatter()` before its end is told.
+
+        Args:
+            message: an index into the plan's messages.
+            buffer: that of `prepare`; it holds this rank's part.
+            ready: on a device, what `so_far` returned when the bytes were there: the sum begins
+                after these events.
+            on_done: told of the end, see `OnDone`.
+            on_sent: told of the sending, see `OnSent`.
+
+        Returns:
+            True if it has ended for the host already, so that `on_done` will not be called; on a
+            device it may still be queued, see `join`.
+
+        Raises:
+            OrderError: `message` is not the next of the order that is needed; nothing was sent.
+            RuntimeError: torch.distributed refuses, since a connection is broken.
         """
 
     def start_second_phase(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
-        """Of a two-phase message: `start` began its first half, which has ended or, where sends are told, been sent.
+        """Begin the second phase of a two-phase message, whose first has ended, or, where sends are
+        told, has been sent.
 
-        True if it has ended for the host.
+        Args:
+            message: an index into the plan's messages.
+            buffer: that of its `start`.
+            on_done: told of the end, see `OnDone`.
+
+        Returns:
+            As `start` does.
+
+        Raises what `start` raises.
         """
 
     def join(self, message: int) -> None:
-        """On a device: the script's own stream goes on when the sum of `message` is there. It has ended for the host."""
+        """On a device: let the script's own stream go on only when the sum of `message`, which has
+        ended for the host, is there. The host does not wait. On the CPU it does nothing.
+        """
 
     def has_ended(self, message: int) -> bool:
-        """Whether the sum of `message`, which has ended for the host, is there: on a device it may still be queued."""
+        """Whether the sum of `message`, which has ended for the host, is there; on a device it may
+        still be queued.
+        """
 
     def close(self, failure: JobError | None) -> None:
-        """Give back what it holds; `failure`: what ended the job before its end."""
+        """Give back threads, connections and memory. Called once; nothing is called after it.
+
+        Args:
+            failure: None where all ranks close and nothing is under way: what is queued leaves
+                first. Otherwise what ended the job: nothing is waited for.
+        """

@@ -18,14 +18,32 @@ from gradlane.planning.search.space import Point, Space
 
 
 class Search(Protocol):
-    """Proposes a point, is told how long an iteration took there, and proposes the next."""
+    """Proposes a point, is told how long an iteration took there, and so on.
+
+    A point has one number from 0 to 1 for each knob, from the smallest value of its range to the
+    largest; `Space` turns it into values. A search draws whatever it draws from a seed that it was
+    given, so that one that is told the same proposes the same. It never ends: whoever owns it stops
+    asking. `gradlane.testing.searches.check_search` checks all that is promised here.
+    """
 
     def ask(self) -> Point:
-        """The point to try next; the same until `tell` is called."""
+        """The point to try next.
+
+        Returns:
+            A tuple of as many numbers as the space has dimensions, each from 0 to 1. Asked again
+            before it is told anything, the search returns the same point.
+        """
         ...
 
     def tell(self, point: Point, value: float) -> None:
-        """An iteration took `value` (any unit, above 0) at `point`, proposed or not."""
+        """How long an iteration took at a point.
+
+        Args:
+            point: as `ask` returns them; it need not be the one proposed, and may be told twice,
+                with another value.
+            value: the time, more than 0, in any unit that stays the same; less is better. It has
+                the noise of measuring.
+        """
         ...
 
 

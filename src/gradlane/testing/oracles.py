@@ -1,4 +1,6 @@
-"""What the papers' own algorithms and formulas say, written down as printed, to hold the simulators against."""
+"""What the papers' own algorithms and formulas say, written down as printed, to hold the simulators
+against.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import math
 
 
 def mercury_algorithm_1(tau_bp: list[int], t_bp: list[int], t_push: list[int]) -> list[int]:
-    """Mercury Algorithm 1, line by line; layers count from 1, index 0 is unused. Returns tau_push."""
+    """Mercury Algorithm 1, line by line: tau_push. Layers count from 1, index 0 is unused."""
     L = len(tau_bp) - 1
     tau_push = [0] * (L + 1)
     buf: set[int] = set()
@@ -46,8 +48,8 @@ def mercury_iteration(tau_pull: list[int], t_upd: list[int], t_fp: list[int]) ->
 
 
 def mercury_optimum(layers: list[tuple[int, int, int, int]]) -> int:
-    """An iteration of `strategies.chain(*layers)` on a network without startup where a byte takes a nanosecond: Algorithm 1,
-    then Eq. 4 and 5. By Theorem 1 no schedule is faster.
+    """An iteration of `generators.chain(*layers)` on a network without startup where a byte takes a
+    nanosecond: Algorithm 1, then Eq. 4 and 5. By Theorem 1 no schedule is faster.
     """
     t_bp, t_push, t_upd, t_fp = ([0, *column] for column in zip(*layers, strict=True))
     tau_bp = [0] * (len(layers) + 1)

@@ -1,0 +1,265 @@
+"""What every backend promises: whatever carries the messages of a live session.
+
+On every rank of a job, after `torch.distributed.init_process_group`:
+
+    check_backend(MyBackend(...))
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from msgspec import structs
+
+from gradlane.core import files
+from gradlane.core.plan import Lane, Message, Plan, Slice
+from gradlane.core.profile import DTYPE_BYTES, TensorSpec
+from gradlane.errors import JobError, OrderError
+from gradlane.live.backends.base import Backend
+from gradlane.live.backends.gradient_buffers import GradientBuffers
+from gradlane.live.backends.streams import Event
+from gradlane.schedule import Dispatcher
+from gradlane.testing.generators import Wire
+
+_ELEMENTS = (1, 7, 64, 1_000, 5_000, 33)  # of each tensor
+_ITERATIONS = 3
+
+
+def check_backend(
+    backend: Backend,
+    *,
+    device: torch.device | None = None,
+    wires: Sequence[Wire] = ("fifo",),
+    two_phase: bool = True,
+    dtype: str = "float32",
+    timeout_s: float = 60.0,
+) -> None:
+    """Raise `AssertionError` unless `backend` keeps every promise of a backend.
+
+    Collective: every rank of the backend's process group calls it alike. It closes the backend.
+
+    - All ranks measure the same network, of as many workers as there are ranks.
+    - Every message is summed in place over all ranks, whole or in two phases, gathered from
+      scattered ranges and put back, iteration after iteration, under one plan after another.
+    - `on_done` is called once for each message (or phase), without an error, unless `start` says
+      that it has ended; `on_sent` is called once before it where the backend `tells_sends`, and
+      never where it does not.
+    - Ranks may start messages in any order, each in its own; where the backend `needs_one_order`,
+      it takes the order at the beginning or message by message, and refuses to start any other
+      message with `OrderError`.
+
+    Sums are of small integers, so that they are exact in any order.
+
+    Args:
+        backend: as it has been made; nothing has been called on it.
+        device: of the gradients; the CPU where not given.
+        wires: kinds of `Plan.wire` that it carries.
+        two_phase: whether it carries two-phase messages.
+        dtype: of the gradients, a key of `gradlane.core.profile.DTYPE_BYTES`.
+        timeout_s: seconds that the sums of one iteration may take.
+
+    Raises also what the backend itself raises, and closes it with that as the failure.
+    """
+    try:
+        rank, world = dist.get_rank(backend.control_group), dist.get_world_size(backend.control_group)
+        _check_measured(backend, world)
+        device = device or torch.device("cpu")
+        specs = tuple(TensorSpec(f"t{index}", count * DTYPE_BYTES[dtype], dtype) for index, count in enumerate(_ELEMENTS))
+        for wire in wires:
+            for plan in _plans(specs, wire, two_phase):
+                if backend.needs_one_order:
+                    plan = plan.with_sequence(tuple(reversed(range(len(plan.messages)))))
+                _Run(backend, plan, device, rank, world, timeout_s).run()
+    except BaseException as error:
+        backend.close(JobError(f"check_backend: {error}"))
+        raise
+    backend.close(None)
+
+
+def _check_measured(backend: Backend, world: int) -> None:
+    network = backend.measure()
+    assert network.workers == world, f"measure: a network of {network.workers} workers, expected {world}"
+    digest = int.from_bytes(hashlib.sha256(files.dumps(network)).digest()[:7], "big")
+    both = torch.tensor([digest, -digest], dtype=torch.int64, device=backend.control_device)
+    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=backend.control_group)
+    assert both.tolist() == [digest, -digest], f"measure: ranks have measured different networks, this one {network}"
+
+
+def _plans(specs: tuple[TensorSpec, ...], wire: Wire, two_phase: bool) -> list[Plan]:
+    """A message a tensor; then tensors that are cut, merged across gaps and held back on two lanes,
+    and so in two phases.
+    """
+    each = tuple(Message((Slice(tensor, 0, spec.size_bytes),), tensor) for tensor, spec in enumerate(specs))
+    half = specs[4].size_bytes // 2
+    mixed = (
+        Message((Slice(0, 0, specs[0].size_bytes), Slice(2, 0, specs[2].size_bytes)), priority=3),
+        Message((Slice(4, half, specs[4].size_bytes - half),), priority=1, lane=1),
+        Message((Slice(1, 0, specs[1].size_bytes),), hold_until=5),
+        Message((Slice(3, 0, specs[3].size_bytes), Slice(4, 0, half)), priority=2, lane=1),
+        Message((Slice(5, 0, specs[5].size_bytes),), priority=4),
+    )
+    plan = Plan("check", "check", specs, each, wire=wire)
+    lanes = (Lane(window_bytes=specs[2].size_bytes), Lane())
+    found = [plan, structs.replace(plan, messages=mixed, lanes=lanes)]
+    if two_phase:
+        split = tuple(structs.replace(message, two_phase=place != 2) for place, message in enumerate(mixed))
+        found.append(structs.replace(plan, messages=split, lanes=lanes))
+    return found
+
+
+class _Run:
+    """Iterations of one plan on one rank, driven by a Dispatcher as a session drives them."""
+
+    def __init__(self, backend: Backend, plan: Plan, device: torch.device, rank: int, world: int, timeout_s: float) -> None:
+        self._backend, self._plan, self._rank, self._world, self._timeout_s = backend, plan, rank, world, timeout_s
+        dtype = getattr(torch, plan.tensors[0].dtype)
+        params = [torch.nn.Parameter(torch.zeros(count, dtype=dtype, device=device)) for count in _ELEMENTS]
+        self._gradients = GradientBuffers(params)
+        self._buffers = self._gradients.message_buffers(plan)
+        self._dispatcher = Dispatcher(plan)
+        self._changed = threading.Condition(threading.RLock())
+        self._told: list[list[str]] = []
+        self._events: list[Event | None] = []
+        self._to_start: list[int] = []
+        self._starting = self._by_message = False
+        self._missing = 0
+        self._failure: BaseException | None = None
+        # a message without a phase of its own to end is told of once
+        once = ["sent", "done"] if backend.tells_sends else ["done"]
+        twice = once if backend.tells_sends else ["done", "done"]
+        self._expected = [twice if message.two_phase else once for message in plan.messages]
+
+    def run(self) -> None:
+        self._backend.prepare(self._plan, self._buffers)
+        if self._backend.needs_one_order:
+            self._check_refused()
+        for iteration in range(_ITERATIONS):
+            self._iterate(iteration)
+
+    def _order(self) -> list[list[int]]:
+        order: list[list[int]] = [[] for _ in self._plan.lanes]
+        for message in (*(self._plan.sequence or ()), *self._plan.second_phases):
+            order[self._plan.messages[message].lane].append(message)
+        return order
+
+    def _check_refused(self) -> None:
+        """Starting the second message of the agreed order first is refused, and leaves no trace."""
+        order = self._order()
+        lane = next(each for each in order if len(each) > 1)
+        self._backend.begin(order)
+        try:
+            self._backend.start(lane[1], self._buffers[lane[1]], [], lambda *_: None, lambda _: None)
+        except OrderError:
+            return
+        raise AssertionError(f"message {lane[1]} was started where the agreed order has {lane[0]}; expected OrderError")
+
+    def _iterate(self, iteration: int) -> None:
+        tensors = list(range(len(_ELEMENTS)))
+        # each rank has its gradients in an order of its own
+        shift = (self._rank + iteration) % len(tensors)
+        for tensor in tensors:
+            self._gradients.slots[tensor].copy_(self._values(tensor, iteration) * (self._rank + 1))
+        self._gradients.mark_all_present()
+        with self._changed:
+            self._told = [[] for _ in self._plan.messages]
+            self._events = [None] * len(tensors)
+            self._missing = len(self._plan.messages)
+            # the last time the order comes message by message, as from a coordinator
+            self._by_message = self._backend.needs_one_order and iteration == _ITERATIONS - 1
+            self._dispatcher.begin()
+            self._backend.begin([[] for _ in self._plan.lanes] if self._by_message else self._order())
+        for tensor in tensors[shift:] + tensors[:shift]:
+            self._events[tensor] = self._backend.so_far()
+            with self._changed:
+                self._start(self._dispatcher.ready(tensor))
+        with self._changed:
+            self._changed.wait_for(lambda: not self._missing or self._failure, self._timeout_s)
+            if self._failure is not None:
+                raise AssertionError(f"{self._where(iteration)}: {self._failure}") from self._failure
+            assert not self._missing, (
+                f"{self._where(iteration)}: no end within {self._timeout_s:g} s; told were {self._told}, "
+                f"expected {self._expected}; {self._dispatcher.describe_state()}"
+            )
+        if self._backend.has_streams:
+            for message in range(len(self._plan.messages)):
+                self._backend.join(message)
+        self._check_sums(iteration)
+        for message in range(len(self._plan.messages)):
+            assert self._backend.has_ended(message), f"{self._where(iteration)}: the sum of message {message} has not ended"
+        with self._changed:
+            assert self._told == self._expected, f"{self._where(iteration)}: told {self._told}, expected {self._expected}"
+
+    def _check_sums(self, iteration: int) -> None:
+        for tensor, slot in enumerate(self._gradients.slots):
+            expected = self._values(tensor, iteration) * (self._world * (self._world + 1) // 2)
+            differ = (slot.cpu() != expected.cpu()).nonzero().flatten().tolist()
+            assert not differ, (
+                f"{self._where(iteration)}: the sum of tensor {tensor} is wrong in {len(differ)} of {slot.numel()} elements, "
+                f"first in {differ[0]}: got {slot[differ[0]]}, expected {expected[differ[0]]}"
+            )
+            presence = float(self._gradients.presence[tensor])
+            assert presence == self._world, f"{self._where(iteration)}: {presence:g} ranks took part in tensor {tensor}"
+
+    def _values(self, tensor: int, iteration: int) -> torch.Tensor:
+        slot = self._gradients.slots[tensor]
+        return (torch.arange(slot.numel(), device=slot.device) + 3 * tensor + 7 * iteration).remainder(11).add(1).to(slot.dtype)
+
+    def _where(self, iteration: int) -> str:
+        return f"rank {self._rank}, wire {self._plan.wire}, plan {self._plan.fingerprint}, iteration {iteration}"
+
+    # -- on any thread -------------------------------------------------------------------------------------
+
+    def _start(self, messages: list[int]) -> None:
+        self._to_start.extend(messages)
+        if self._starting:  # told of an end while starting: the loop below goes on with it
+            return
+        self._starting = True
+        try:
+            while self._to_start:
+                message = self._to_start.pop(0)
+                if self._by_message:
+                    self._backend.expect(message)
+                buffer = self._buffers[message]
+                if self._dispatcher.in_second_phase(message):
+                    ended = self._backend.start_second_phase(message, buffer, self._on_done)
+                else:
+                    needed = [self._events[tensor] for tensor in self._plan.messages[message].tensors]
+                    ready = [event for event in needed if event is not None]
+                    ended = self._backend.start(message, buffer, ready, self._on_done, self._on_sent)
+                if ended:
+                    self._done(message)
+        finally:
+            self._starting = False
+
+    def _on_done(self, message: int, error: BaseException | None) -> None:
+        with self._changed:
+            try:
+                if error is not None:
+                    raise error
+                self._done(message)
+            except BaseException as failure:
+                self._failure = self._failure or failure
+            self._changed.notify_all()
+
+    def _on_sent(self, message: int) -> None:
+        with self._changed:
+            try:
+                assert self._backend.tells_sends, f"message {message} is told to be sent, and the backend tells no sends"
+                self._told[message].append("sent")
+                self._start(self._dispatcher.finished(message))
+            except BaseException as failure:
+                self._failure = self._failure or failure
+            self._changed.notify_all()
+
+    def _done(self, message: int) -> None:
+        self._told[message].append("done")
+        told, expected = self._told[message], self._expected[message]
+        assert told == expected[: len(told)], f"message {message}: told {told}, expected {expected}"
+        if not self._backend.tells_sends or self._plan.messages[message].two_phase:
+            self._start(self._dispatcher.finished(message))
+        if told == expected:
+            self._missing -= 1

@@ -1,0 +1,107 @@
+"""What every backend of gradlane promises, among three ranks. Only the ranks import torch."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from tests.live.ranks import RankError, Ranks
+
+TIMEOUT_S = 60.0
+
+
+def made(name: str, **options: Any) -> Any:
+    """On each rank: the backend of that name."""
+    import torch
+    import torch.distributed as dist
+
+    from gradlane.live.backends.all_reduce import AllReduceBackend
+    from gradlane.live.backends.parameter_server import ParameterServerBackend
+
+    if name == "all-reduce":
+        return AllReduceBackend(torch.device("cpu"), None, None, TIMEOUT_S, **options)
+    default = dist.distributed_c10d._get_default_store()
+    store = dist.distributed_c10d.PrefixStore(f"check/{sorted(options.items())}", default)
+    return ParameterServerBackend(None, None, store, TIMEOUT_S, fingerprint=bytes(32), packet_bytes=1024, **options)
+
+
+def check(rank: int, world: int, name: str, options: dict[str, Any], **checked: Any) -> list[str]:
+    """On each rank: the check. Returns the threads of ours that are left."""
+    from gradlane.testing.backends import check_backend
+
+    check_backend(made(name, **options), **checked)
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("gradlane")]
+
+
+@pytest.mark.parametrize("weight", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_all_reduce(three_ranks: Ranks, weight: int, dtype: str) -> None:
+    options = {"weight": weight}
+    assert three_ranks.run("tests.contract.test_backends:check", name="all-reduce", options=options, dtype=dtype) == [[]] * 3
+
+
+@pytest.mark.parametrize("rank_order", [True, False])
+@pytest.mark.parametrize("weight", [1, 2])
+def test_servers_beside_the_ranks(three_ranks: Ranks, rank_order: bool, weight: int) -> None:
+    options = {"rank_order": rank_order, "weight": weight}
+    wires = ("fifo", "packet-fifo", "packet-priority")
+    found = three_ranks.run("tests.contract.test_backends:check", name="server", options=options, wires=wires)
+    assert found == [[]] * 3
+
+
+def check_broken(rank: int, world: int, fault: str) -> None:
+    """On each rank: the check, of all-reduce with a fault."""
+    from gradlane.live.backends.all_reduce import AllReduceBackend
+    from gradlane.testing.backends import check_backend
+
+    class Broken(AllReduceBackend):
+        def measure(self) -> Any:
+            import msgspec
+
+            network = super().measure()
+            return msgspec.structs.replace(network, source=f"rank {rank}") if fault == "measured apart" else network
+
+        def start(self, message: int, buffer: Any, ready: Any, on_done: Any, on_sent: Any) -> bool:
+            if fault == "any order":
+                self._issued[self._lanes[message]] = self._expected[self._lanes[message]].index(message)
+
+            def done(message: int, error: Any) -> None:
+                if fault == "off by one":
+                    buffer.tensor[0] += 1
+                if fault == "failing":
+                    error = RuntimeError("the network is gone")
+                if fault == "unasked sends":
+                    on_sent(message)
+                if fault != "never":
+                    on_done(message, error)
+                if fault == "twice":
+                    on_done(message, error)
+
+            return super().start(message, buffer, ready, done, on_sent)
+
+    import torch
+
+    broken = Broken(torch.device("cpu"), None, None, TIMEOUT_S)
+    check_backend(broken, timeout_s=2.0 if fault == "never" else TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("measured apart", "ranks have measured different networks"),
+        ("any order", "expected OrderError"),
+        ("off by one", r"the sum of tensor \d is wrong in 1 of \d+ elements, first in 0: got"),
+        ("failing", "the network is gone"),
+        ("unasked sends", "the backend tells no sends"),
+        ("never", r"no end within 2 s; told were \[\[\], "),
+        ("twice", r"told \['done', 'done'\], expected \['done'\]"),
+    ],
+)
+def test_a_broken_promise_is_found_and_named(three_ranks: Ranks, fault: str, reason: str) -> None:
+    try:
+        with pytest.raises(RankError, match=reason):
+            three_ranks.run("tests.contract.test_backends:check_broken", fault=fault)
+    finally:
+        three_ranks.renew()

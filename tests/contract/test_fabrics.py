@@ -1,0 +1,68 @@
+"""What every simulated network of gradlane promises."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+import pytest
+
+from gradlane.core.cluster import Cluster, Host, Link, RateStep, Server, Worker
+from gradlane.core.network import CostSegment, Network, Sharing
+from gradlane.sim.bounds import lower_bound_ns
+from gradlane.sim.fluid import FluidFabric
+from gradlane.sim.heterogeneous import _CollectiveFabric
+from gradlane.sim.packets import PacketFabric
+from gradlane.testing.fabrics import check_fabric
+
+GIGABIT = 10**9 // 8
+CHANGING = Link(GIGABIT, (RateStep(20_000, 10**6), RateStep(2_000_000, 10**9)))
+LIKE = Cluster.homogeneous(3, 3, GIGABIT, colocated=True, startup_ns=30_000)
+APART = Cluster.homogeneous(4, 2, GIGABIT)
+UNLIKE = Cluster(
+    (Host(CHANGING, Link(10**9)), Host(Link(10**8), CHANGING), Host(Link(10**9), Link(10**9))),
+    (Worker(0), Worker(1), Worker(1)),
+    (Server(0), Server(1, 3), Server(1)),
+    startup_ns=20_000,
+    sum_bytes_per_second=10**10,
+    network_classes=2,
+    packet_bytes=64,
+)
+SHARED = Network(3, (CostSegment(20_000, 10**8, latency_ns=5_000),), sharing=Sharing(2, 4, 20))
+
+
+@pytest.mark.parametrize("cluster", [LIKE, msgspec.structs.replace(LIKE, sum_bytes_per_second=10**8, network_classes=2), APART])
+def test_the_flow_of_alike_workers(cluster):
+    bound = partial(lower_bound_ns, where=cluster)
+    check_fabric(lambda job: FluidFabric((job,), cluster), least_ns=bound)
+
+
+@pytest.mark.parametrize("cluster", [LIKE, APART, UNLIKE])
+def test_packets_in_step(cluster):
+    ranks, bound = len(cluster.workers), partial(lower_bound_ns, where=cluster)
+    check_fabric(
+        lambda job: PacketFabric((job,), cluster, [(0, worker) for worker in range(ranks)], 0), ranks=ranks, least_ns=bound
+    )
+
+
+@pytest.mark.parametrize("cluster", [LIKE, UNLIKE])
+def test_packets_where_each_worker_is_answered_alone(cluster):
+    ranks = len(cluster.workers)
+    check_fabric(
+        lambda job: PacketFabric((job,), cluster, [(0, worker) for worker in range(ranks)], None),
+        ranks=ranks,
+        synchronous=False,
+    )
+
+
+@pytest.mark.parametrize("network", [Network.line(3, 30_000, GIGABIT), SHARED])
+@pytest.mark.parametrize("steps", [(), CHANGING.steps])
+def test_collectives(network, steps):
+    bound = {} if steps else {"least_ns": partial(lower_bound_ns, where=network)}
+    check_fabric(
+        lambda job: _CollectiveFabric(job.plan, network, steps),
+        ranks=network.workers,
+        wires=("fifo",),
+        one_order=True,
+        **bound,
+    )
