@@ -259,7 +259,6 @@ class _Run:
         self._told[message].append("done")
         told, expected = self._told[message], self._expected[message]
         assert told == expected[: len(told)], f"message {message}: told {told}, expected {expected}"
+        self._missing -= told == expected  # before others are started: one may end meanwhile, on this thread
         if not self._backend.tells_sends or self._plan.messages[message].two_phase:
             self._start(self._dispatcher.finished(message))
-        if told == expected:
-            self._missing -= 1
