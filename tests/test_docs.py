@@ -32,8 +32,8 @@ from tests.unit.test_trace import kineto
 DOCUMENTS = [
     "README.md", "docs/asynchronous.md", "docs/auto.md", "docs/c10d.md", "docs/faults.md", "docs/fidelity.md",
     "docs/formats.md", "docs/lab.md", "docs/overhead.md", "docs/papers.md", "docs/planning.md", "docs/plugins.md",
-    "docs/policies.md", "docs/priority.md", "docs/sharing.md", "docs/traces.md", "docs/training-loops.md", "docs/training.md", "docs/tuning.md",
-    "docs/wire.md",
+    "docs/policies.md", "docs/priority.md", "docs/sharing.md", "docs/traces.md", "docs/training-loops.md",
+    "docs/training.md", "docs/tuning.md", "docs/wire.md",
 ]  # fmt: skip
 SECONDS = 60
 """What a command that is run may take."""
