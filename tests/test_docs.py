@@ -196,8 +196,7 @@ def faults_of(code: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id not in bound:
             yield node.lineno, f"{node.id} is defined nowhere"
-        place = dotted_name(node) if isinstance(node, ast.Attribute) else None
-        if place is not None and (root := place.partition(".")[0]) in known:
+        if isinstance(node, ast.Attribute) and (place := dotted_name(node)) and (root := place.partition(".")[0]) in known:
             try:
                 resolve(place.replace(root, known[root], 1))
             except (ImportError, AttributeError) as error:
