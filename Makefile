@@ -20,6 +20,7 @@ check: $(STAMP)        ## style, types and layers
 	$(VENV)/bin/ruff format --check src tests bench examples experiments
 	$(VENV)/bin/ruff check src tests bench examples experiments
 	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy --config-file tests/mypy.ini
 	$(VENV)/bin/lint-imports
 
 bench: $(STAMP)        ## what scheduling costs, beside torch DDP

@@ -6,6 +6,7 @@ import itertools
 import sys
 import time
 from statistics import median
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ _SECONDS = 130  # from the start on, with both changes and some time after the s
 _DIFFERENT = 1.2  # times as long, or as short, as the steps before
 
 
-def main(name: str, stretch: str, backend: str) -> None:
+def main(name: str, stretch: str, backend: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = emulated(zoo.profile(name).stretched(float(stretch)))

@@ -11,7 +11,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -78,7 +78,7 @@ def ddp(group: Any) -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
     return model, torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(32, 1024)
 
 
-def compare(what: str, arms: dict[str, Callable[[int], list[float]]], count: int, talks: bool, size_bytes: int) -> None:
+def compare(what: str, arms: Mapping[str, Callable[[int], list[float]]], count: int, talks: bool, size_bytes: int) -> None:
     """Both arms in turns; rank 0 prints. size_bytes: of one call, for the CPU's share; 0: unknown."""
     times: dict[str, list[float]] = {arm: [] for arm in ARMS}
     cpu = dict.fromkeys(ARMS, 0.0)

@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,7 @@ def run(rank: int, address: str, link: str) -> None:
     for packet_bytes in PACKETS:
         for checksum in (False, True):
             name = f"{packet_bytes >> 10} KiB packets{', checksums' if checksum else ''}"
-            arms[name] = lambda *where, b=packet_bytes, c=checksum: ours(*where, b, c)
+            arms[name] = partial(ours, packet_bytes=packet_bytes, checksum=checksum)
     got: dict[str, list[tuple[float, float, float]]] = {arm: [] for arm in arms}
     port = PORT
     for turn in range(TURNS):

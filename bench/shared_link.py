@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Any
 
 from gradlane import lab
 from gradlane.core.network import CostSegment, Network, Sharing
@@ -42,7 +43,7 @@ def rank() -> None:
     dist.destroy_process_group()
 
 
-def run(group: object, sizes: tuple[int, ...]) -> list[int]:
+def run(group: Any, sizes: tuple[int, ...]) -> list[int]:
     import torch
     import torch.distributed as dist
 

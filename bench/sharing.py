@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from gradlane.lab import JobSpec, LabSpec
 from gradlane.lab.files import write_spec
@@ -37,7 +38,7 @@ def train(backend: str, weight: str, seconds: str, out: str) -> None:
     model = emulated(zoo.profile("alexnet"), scale=0.02, compute_percent=5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     network = Network.line(2, startup_ns=100_000, bytes_per_second=12_500_000)
-    options = {"backend": backend, "weight": int(weight), "network": network, "profile": model.profile}
+    options: dict[str, Any] = {"backend": backend, "weight": int(weight), "network": network, "profile": model.profile}
     # so much under way that every connection has something to send
     slices = gradlane.policies.get("bytescheduler", partition_bytes=128 * 1024, credit_bytes=2**30)
     ends: list[float] = []

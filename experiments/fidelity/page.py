@@ -64,12 +64,12 @@ costs on Gloo's threads is in the startup. Where a stream costs more than its me
 what a message costs: a plan pays for those too. `gradlane.sim.shared_link` simulates it.
 
 A small message costs the processor more than the link, and on a slow link its bytes pass meanwhile: no message takes less than
-that, and a larger one no more for it (`Network.least_ns`). As a startup beside the bytes, fitted by a line, it came out
+that, and a larger one no more for it (`Network.min_message_ns`). As a startup beside the bytes, fitted by a line, it came out
 anywhere between 0.1 and 1.7 ms on one link. Alone it takes longer than in a stream, where one's threads are woken while
-another's work; what the stream saves is latency (`least_latency_ns`), and what is left of it is handling. Its times have two
-peaks, and what a plan pays is their mean. In these trials it took 1.4 to 2.3 ms among two hosts, 0.1 to 1.1 of it latency, 2.8
-to 4.0 and 0.2 to 2.0 among three, 5.3 to 7.1 and 1.6 to 3.0 among four. In none of them was a part of the startup that large
-messages have found to be latency: handling that passes behind bytes explains what their streams save.
+another's work; what the stream saves is latency (`min_message_latency_ns`), and what is left of it is handling. Its times have
+two peaks, and what a plan pays is their mean. In these trials it took 1.4 to 2.3 ms among two hosts, 0.1 to 1.1 of it latency,
+2.8 to 4.0 and 0.2 to 2.0 among three, 5.3 to 7.1 and 1.6 to 3.0 among four. In none of them was a part of the startup that
+large messages have found to be latency: handling that passes behind bytes explains what their streams save.
 
 Networks are measured while a thread beside computes, since messages share the processors with computing when a model trains.
 Each lane has a process group over Gloo, with two sums under way of its own.

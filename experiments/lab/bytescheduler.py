@@ -9,6 +9,7 @@ from experiments.lab.operating import GBIT, Point, arm, cells, faster, of_best
 from experiments.lab.results import Measured
 from gradlane import zoo
 from gradlane.compare.arms import ArmSpec
+from gradlane.core.backends import BackendName
 
 KB, MB = 10**3, 10**6
 FIRST_COME = "experiments.lab.first_come:FirstCome"
@@ -48,7 +49,8 @@ def frameworks(out: Path) -> list[Measured]:
     names = (("vgg16", "VGG-16", 10), ("resnet50", "ResNet-50", 11), ("transformer-base", "Transformer", 12))
     for model, title, figure in names:
         there = cells(_fast(model), out)
-        for place, (backend, published) in enumerate(zip(("server", "all-reduce"), GAINS[model], strict=True)):
+        backends: tuple[BackendName, ...] = ("server", "all-reduce")
+        for place, (backend, published) in enumerate(zip(backends, GAINS[model], strict=True)):
             what = f"{title}, 100 Gbit/s, over {('servers', 'all-reduce')[place]}: ByteScheduler faster than the default"
             ours, other = (there[arm(policy, backend).name] for policy in ("bytescheduler", "wfbp"))
             found.append(faster(f"ByteScheduler Fig. {figure}", what, published, ours, other))

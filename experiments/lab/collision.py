@@ -14,7 +14,7 @@ import time
 import numpy as np
 import torch.distributed as dist
 
-from gradlane.transport import NodeOptions, WireLane
+from gradlane.transport import Node, NodeOptions, WireLane
 from gradlane.transport.formation import form
 
 LIMIT_S = 60.0
@@ -27,7 +27,7 @@ def main(size_bytes: int, times: int) -> None:
     store = dist.distributed_c10d._get_default_store()
     address = f"10.77.0.{rank + 1}"
 
-    def join(server: int, lane: WireLane) -> object:
+    def join(server: int, lane: WireLane) -> Node:
         options = NodeOptions(
             world=1, servers=1, rank=0 if rank == 0 else None, server=None if rank == 0 else 0, tell_tables=True, lanes=(lane,)
         )

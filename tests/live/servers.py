@@ -82,7 +82,7 @@ def soak(rank: int, world: int, warm_up: int, iterations: int) -> dict[str, Any]
             _step(model, optimizer, generator)
         session.flush()
         session._driver.failures.collective(lambda: torch.distributed.barrier())  # the other rank has its sums too
-        backend = session._driver._backend
+        backend: Any = session._driver._backend
         stats = backend._node.stats()
         return {
             "before": before,

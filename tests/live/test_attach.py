@@ -45,7 +45,7 @@ def _trained(model: nn.Module, steps: int, **options: object) -> tuple[list[torc
         optimizer.step()
     if session is not None:
         session.close()
-    return [param.detach().clone() for param in model.parameters()], session and session.plan
+    return [param.detach().clone() for param in model.parameters()], None if session is None else session.plan
 
 
 def _model() -> Mlp:

@@ -13,9 +13,9 @@ from gradlane.emulation.device import Device, ThreadClock
 from gradlane.emulation.model import coefficient
 from gradlane.errors import InputError
 from gradlane.lab import emulated
+from gradlane.testing.generators import profile_of
 from tests.live import emulation
 from tests.live.ranks import Ranks
-from gradlane.testing.generators import profile_of
 
 
 class TurnedClock:

@@ -19,8 +19,8 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import InputError, PeerFailed, PlanError
 from gradlane.plugin import Core, NodeSums
-from gradlane.transport import Node, NodeOptions
 from gradlane.testing.generators import profile_of
+from gradlane.transport import Node, NodeOptions
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "numpy_training.py"
 JAX_EXAMPLE = EXAMPLE.with_name("jax_training.py")

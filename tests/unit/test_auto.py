@@ -94,9 +94,9 @@ def test_everything_that_a_backend_carries_is_predicted_and_the_order_is_that_of
     assert A in [each.choice for each in answer.worth_trying]
     assert SAFE not in [each.choice for each in answer.worth_trying]
     assert len({likeness(each.plan) for each in answer.worth_trying}) == len(answer.worth_trying) == 4
-    for each in answer.worth_trying:
-        check_plan(each.plan, PROFILE.specs)
-        assert each.plan.sequence is not None
+    for tried in answer.worth_trying:
+        check_plan(tried.plan, PROFILE.specs)
+        assert tried.plan.sequence is not None
 
 
 @pytest.mark.slow

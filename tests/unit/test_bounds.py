@@ -14,8 +14,8 @@ from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.planning.plans import make_plan
 from gradlane.sim import iteration_ns, simulate_servers
 from gradlane.sim.bounds import _all_arrive_ns, efficiency, lower_bound_ns, oracle_ns
-from gradlane.testing.oracles import mercury_optimum
 from gradlane.testing.generators import LAYERS, carried, chain, clusters, networks, planned, profiles
+from gradlane.testing.oracles import mercury_optimum
 
 BYTE_A_NS = Network.line(2, startup_ns=0, bytes_per_second=10**9)
 

@@ -11,8 +11,8 @@ from gradlane.core.checks import check_plan
 from gradlane.core.network import Network
 from gradlane.errors import InputError
 from gradlane.planning import catalog
-from tests.commands import ROOT, invoke
 from gradlane.testing.generators import networks, profiles
+from tests.commands import ROOT, invoke
 
 EXAMPLE = f"{ROOT / 'examples' / 'own_policy.py'}:EqualParts"
 

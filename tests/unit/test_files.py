@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,7 +24,7 @@ from gradlane.testing.generators import networks, plans, profiles
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
-NOUNS = {
+NOUNS: dict[str, Any] = {
     "profile": Profile(
         "mlp",
         "cpu",

@@ -11,6 +11,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.testing.generators import networks, profile_of, profiles
+from gradlane.policies.blocks import Blocks
 
 MIB = 2**20
 
@@ -219,13 +220,13 @@ def test_bytescheduler_has_partitions_and_credit_as_given():
     ],
 )
 def test_blocks_are_so_large_that_the_two_under_way_take_as_long_as_all_startups(startup_ns, rate, expected):
-    assert policies.get("blocks").block_bytes(100_000_000, Network.line(2, startup_ns, rate)) == expected
+    assert Blocks().block_bytes(100_000_000, Network.line(2, startup_ns, rate)) == expected
 
 
 @given(startup_ns=st.integers(10**5, 10**7), rate=st.integers(10**7, 10**10), size_mb=st.integers(20, 2_000))
 def test_no_other_size_of_block_costs_less_of_startups_and_waiting(startup_ns, rate, size_mb):
     model_bytes = size_mb * 10**6
-    found = policies.get("blocks", least_bytes=8, most_bytes=2**40).block_bytes(model_bytes, Network.line(2, startup_ns, rate))
+    found = Blocks(least_bytes=8, most_bytes=2**40).block_bytes(model_bytes, Network.line(2, startup_ns, rate))
 
     def cost_s(block_bytes):
         return startup_ns / 1e9 * model_bytes / block_bytes + 2 * block_bytes / rate
@@ -251,7 +252,7 @@ def test_blocks_merge_what_is_small_and_cut_what_is_large_into_even_parts():
 @settings(max_examples=60, deadline=None)
 @given(profile=profiles(dtypes=("float32",), max_elements=2_000), network=networks())
 def test_no_block_is_larger_than_the_target_and_no_two_neighbours_would_fit_one(profile, network):
-    blocks = policies.get("blocks", least_bytes=64, most_bytes=4096)
+    blocks = Blocks(least_bytes=64, most_bytes=4096)
     target = blocks.block_bytes(profile.size_bytes, network)
     plan = blocks.plan(profile, network)
     assert all(message.size_bytes <= target for message in plan.messages)

@@ -16,8 +16,8 @@ from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError
 from gradlane.sim import Job, simulate_jobs, simulate_servers
 from gradlane.sim.servers import simulation
-from gradlane.testing.oracles import mercury_algorithm_1, mercury_iteration
 from gradlane.testing.generators import LAYERS, carried, chain, clusters, planned, profiles
+from gradlane.testing.oracles import mercury_algorithm_1, mercury_iteration
 
 GB = 10**9  # a byte a nanosecond
 

@@ -195,6 +195,8 @@ def planned(name: str, profile: Profile, where: Network | Cluster, **knobs: int)
     if isinstance(where, Cluster):
         return policy.plan(profile, where.as_network())
     return planned_ahead(policy.plan(profile, where), profile, where)
+
+
 @st.composite
 def jobs(draw: st.DrawFn, wires: Sequence[Wire] = WIRES, two_phase: bool = True, sequenced: bool | None = None) -> Job:
     """Any small training run: a plan as `plans` draws them, and a profile of its tensors.

@@ -159,6 +159,8 @@ def a_buffer_changed_between_forward_and_backward(job: Job) -> None:
 class Averaging(Scaled):
     """Its buffers follow its inputs: assigned anew, in place, and counted."""
 
+    shift: torch.Tensor
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
             self.shift = self.shift * 0.9 - x.detach().mean(dim=0) * 0.1

@@ -47,6 +47,11 @@ def _save_in_half(job: Job) -> None:
     job.wrap_again()
 
 
+def _wrapped_again(job: Job, converted: nn.Module) -> None:
+    """What is done once a model, or a part of it, is `converted`."""
+    job.wrap_again()
+
+
 @loop(defers=None)
 def half_and_back_for_a_save(job: Job) -> None:
     _after_steps(job, lambda: _save_in_half(job))
@@ -59,7 +64,7 @@ def half_and_back_for_a_save_after_zero_grad(job: Job) -> None:
 
 @loop(defers=None, says=READ)
 def half_and_back_between_backward_and_step(job: Job) -> None:
-    _before_steps(job, lambda: (job.model.half().float(), job.wrap_again()))
+    _before_steps(job, lambda: _wrapped_again(job, job.model.half().float()))
 
 
 @loop(optimizer=adam, defers=None)
@@ -76,7 +81,7 @@ def double_and_back_for_an_export(job: Job) -> None:
 
 @loop(optimizer=adam, defers=None)
 def double_and_back_for_an_export_after_zero_grad(job: Job) -> None:
-    _after_steps(job, lambda: (job.model.double().float(), job.wrap_again()), zero_grad=True)
+    _after_steps(job, lambda: _wrapped_again(job, job.model.double().float()), zero_grad=True)
 
 
 @loop(model=Convolutions, defers=None)
@@ -94,12 +99,12 @@ def bfloat16_and_back_for_an_evaluation(job: Job) -> None:
 
 @loop(model=Convolutions, defers=None, says=READ)
 def bfloat16_and_back_between_backward_and_step(job: Job) -> None:
-    _before_steps(job, lambda: (job.model.bfloat16().float(), job.wrap_again()))
+    _before_steps(job, lambda: _wrapped_again(job, job.model.bfloat16().float()))
 
 
 @loop()
 def one_layer_in_half_and_back(job: Job) -> None:
-    _after_steps(job, lambda: (job.model.layers[1].half().float(), job.wrap_again()))
+    _after_steps(job, lambda: _wrapped_again(job, job.model.layers[1].half().float()))
 
 
 # -- layouts and places --------------------------------------------------------------------------------------

@@ -266,7 +266,7 @@ def hooks_of_all_optimizers(job: Job) -> None:
 
 
 def _scheduled(model: nn.Module) -> Any:
-    optimizer = adam(model)
+    optimizer: Any = adam(model)
     optimizer.scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=STEPS)
     return optimizer
 
