@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from gradlane.core.fields import need, need_int
 from gradlane.core.timeline import Timeline
 from gradlane.sim.fabric import FOREVER, Fabric, Job
-from gradlane.sim.worker import PPM, SimulatedWorker
+from gradlane.sim.passes import PPM
+from gradlane.sim.worker import SimulatedWorker
 
 BEGIN_BACKWARD, READY = 0, 1
 
@@ -30,6 +31,7 @@ class Simulation:
         jitter: float = 0.0,
         seed: int = 0,
         updates_here: bool = True,
+        receives: bool = True,
     ) -> None:
         """ranks: for each rank its job and its compute times in hundredths of the profile's. updates_here: whether
         ranks update parameters themselves. The rest as in `simulate_jobs`.
@@ -44,7 +46,7 @@ class Simulation:
         self._heap: list[tuple[int, int, int, int, int]] = []  # (time, number, what, rank, tensor)
         self._numbers = 0
         self._ranks = [
-            SimulatedWorker(number, job, jobs[job].plan, jobs[job].profile, iterations, updates_here)
+            SimulatedWorker(number, job, jobs[job].plan, jobs[job].profile, iterations, updates_here, receives)
             for number, (job, _) in enumerate(ranks)
         ]
         self._percent = [percent for _, percent in ranks]
