@@ -1,4 +1,4 @@
-"""Virtual-time drivers of the Dispatcher: all-reduce, and parameter servers."""
+"""Virtual-time drivers of the Dispatcher: all-reduce and parameter servers."""
 
 from gradlane.sim.allreduce import simulate, simulate_heterogeneous
 from gradlane.sim.fabric import Job

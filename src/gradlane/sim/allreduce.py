@@ -1,9 +1,11 @@
-"""All-reduce in virtual time: workers driven by the Dispatcher that runs live, and a network that carries collectives.
+"""All-reduce in virtual time: workers driven by the Dispatcher that runs live, and a network that
+carries collectives.
 
-A collective begins when the last worker has issued it, and all workers have its sum at once. Messages share the network as
-`shared_link.py` says. Workers that are all alike do the same at the same times, so that `simulate` has one of them stand for
-all, and 2048 cost no more than 2. `simulate_heterogeneous` simulates each worker: their speeds may differ, their times
-may vary, and the network's rate may change.
+A collective begins when the last worker has issued it, and all workers have its sum at once.
+Messages share the network as `shared_link.py` says. Workers that are all alike do the same at the
+same times, so that `simulate` has one of them stand for all, and 2048 cost no more than 2.
+`simulate_heterogeneous` simulates each worker: their speeds may differ, their times may vary, and
+the network's rate may change.
 """
 
 from __future__ import annotations
@@ -34,13 +36,14 @@ def simulate(plan: Plan, profile: Profile, network: Network, iterations: int = 3
         iterations: 1 to 10^6.
 
     Returns:
-        What happened, as any rank sees it. An iteration's "step" span runs from the start of its forward pass to the start
-        of the next one, so that the last step span is the steady-state iteration time. The forward pass after the last
-        iteration is in the timeline too.
+        What happened, as any rank sees it. An iteration's "step" span runs from the start of its
+        forward pass to the start of the next one, so that the last step span is the steady-state
+        iteration time. The forward pass after the last iteration is in the timeline too.
 
     Raises:
         PlanError: all-reduce cannot carry out the plan.
-        InputError: the plan is for other tensors than the profile's, or an argument is out of its range.
+        InputError: the plan is for other tensors than the profile's, or an argument is out of its
+            range.
     """
     refuse_what_cannot_be_done(plan, "all-reduce")
     return _run(plan, profile, CollectiveFabric(plan, network, 1), [100], iterations)[0]
@@ -60,16 +63,17 @@ def simulate_heterogeneous(
     """Run iterations of a plan among workers that differ, on a network that may change.
 
     Args:
-        plan: what to carry out. Where it leaves the order of messages open, `planned_ahead` fixes it, because workers that
-            differ must issue collectives in one order.
+        plan: what to carry out. Where it leaves the order of messages open, `planned_ahead` fixes
+            it, because workers that differ must issue collectives in one order.
         profile: one iteration's computation; has the tensors of the plan.
         network: what messages cost, and how many workers there are.
         iterations: 1 to 10^6.
-        compute_percent: each worker's compute times in hundredths of the profile's, 1 to 10^6; None: 100 each.
-        steps: from each `at_ns` on, large messages pass at its rate instead of `network.bytes_per_second`, and others at a
-            rate changed in proportion; startups stay.
-        jitter: each worker's compute times in each iteration are drawn evenly from 1 - jitter to 1 + jitter times their
-            length; 0 to below 1.
+        compute_percent: each worker's compute times in hundredths of the profile's, 1 to 10^6;
+            None: 100 each.
+        steps: from each `at_ns` on, large messages pass at its rate instead of
+            `network.bytes_per_second`, and others at a rate changed in proportion; startups stay.
+        jitter: each worker's compute times in each iteration are drawn evenly from 1 - jitter to 1
+            + jitter times their length; 0 to below 1.
         seed: of these draws. The result is the same for the same seed.
 
     Returns:
@@ -77,7 +81,8 @@ def simulate_heterogeneous(
 
     Raises:
         PlanError: all-reduce cannot carry out the plan.
-        InputError: the plan is for other tensors than the profile's, or an argument is out of its range.
+        InputError: the plan is for other tensors than the profile's, or an argument is out of its
+            range.
     """
     refuse_what_cannot_be_done(plan, "all-reduce")
     percent = [100] * network.workers if compute_percent is None else list(compute_percent)
@@ -107,10 +112,11 @@ def _run(
 
 
 class CollectiveFabric:
-    """Collectives of one job, which begin when every rank has issued them. A `gradlane.sim.fabric.Fabric`.
+    """Collectives of one job, which begin when every rank has issued them. A
+    `gradlane.sim.fabric.Fabric`.
 
-    A message that is not two-phase is pushed and pulled at once, when its all-reduce ends; of a two-phase message the
-    reduce-scatter is the push, and the all-gather the pull.
+    A message that is not two-phase is pushed and pulled at once, when its all-reduce ends; of a
+    two-phase message the reduce-scatter is the push, and the all-gather the pull.
     """
 
     def __init__(self, plan: Plan, network: Network, ranks: int, steps: Sequence[RateStep] = ()) -> None:

@@ -1,8 +1,10 @@
-"""Fabric: what carries messages to parameter servers and back, in virtual time.
+"""Fabric: what carries messages in virtual time, and the words that all fabrics share.
 
-A job is one training run; a rank is one simulated worker of one job. The owner hands messages over and lets
-time pass; the fabric says when a message has been pushed (it has left for the servers) and pulled (the rank has the sum).
-Two fabrics: `fluid`, for workers that are all alike, of which one stands for all, and `packets`, for any.
+A job is one training run; a rank is one simulated worker of one job. A `Simulation` hands messages
+over to a fabric and lets time pass. The fabric tells it when a message has been pushed (it has left
+the rank for the servers) and pulled (the rank has the sum). There are three fabrics:
+`allreduce.CollectiveFabric` for collectives; `fluid` for parameter servers and workers that are all
+alike, of which one stands for all; and `packets` for parameter servers and any workers.
 """
 
 from __future__ import annotations
@@ -19,10 +21,18 @@ FOREVER = 2**62
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A training run on a cluster.
+    """A training run.
 
-    placement: the server of each tensor, as an index; None deals packets over all servers by their weights.
-    workers: which of the cluster's workers it uses; None: all.
+    Args:
+        plan: what its Dispatchers carry out.
+        profile: one iteration's computation; has the tensors of the plan.
+        placement: the index of each tensor's server; None shards packets over all servers by their
+            weights.
+        workers: indices of the cluster's workers that the job uses; None: all.
+
+    Raises:
+        InputError: the plan is for other tensors, or the placement is not one server for each
+            tensor.
     """
 
     plan: Plan
@@ -38,7 +48,9 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Notice(NamedTuple):
-    """At `now_ns` the message of a rank has been pushed, or with `pulled` it has arrived back."""
+    """What a fabric tells: at `now_ns` a message of a rank has been pushed, or with `pulled` its
+    sum has arrived.
+    """
 
     now_ns: int
     rank: int
@@ -47,23 +59,35 @@ class Notice(NamedTuple):
 
 
 class Fabric(Protocol):
-    """Owned by one simulation. Times never go back."""
+    """What a `Simulation` asks of a fabric.
+
+    One simulation owns a fabric; the times that it passes never go back.
+    """
 
     events: int
-    """How many steps of its own the fabric has taken."""
+    """How many steps of its own the fabric has taken, as a measure of cost."""
 
     def hand_over(self, now_ns: int, rank: int, message: int) -> None:
-        """A rank starts a message."""
+        """A rank starts a message at `now_ns`; of a two-phase message, its first half."""
         ...
 
     def ask(self, now_ns: int, rank: int, message: int) -> None:
-        """A rank starts the second half of a two-phase message, whose sum is returned when every rank has."""
+        """A rank starts the second half of a two-phase message.
+
+        The sum is returned when every rank has done so.
+        """
         ...
 
     def next_ns(self) -> int:
-        """When something happens next if nothing is handed over before; `FOREVER` if nothing does."""
+        """The time in ns of the fabric's next event if nothing is handed over before; `FOREVER` if
+        there is none.
+        """
         ...
 
     def run(self, until_ns: int) -> list[Notice]:
-        """Let time pass to `until_ns`, or to the first notice; returns the notices of that time."""
+        """Let time pass until the first notice, but not beyond `until_ns`.
+
+        Returns:
+            The notices of that time; none if there is no notice by `until_ns`.
+        """
         ...

@@ -1,7 +1,8 @@
 """The forward pass after communication: when each layer may run, and when the pass ends.
 
-`ForwardPass` is the only walk over the layers. A `SimulatedWorker` runs it part by part as sums arrive. `forward_ends` runs it
-at once with all arrival times known, which is how an iteration time is found without a timeline.
+`ForwardPass` is the only walk over the layers. A `SimulatedWorker` runs it part by part as sums
+arrive. `forward_ends` runs it at once with all arrival times known, which is how an iteration time
+is found without a timeline.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Observer(Protocol):
     """What a `ForwardPass` tells of its layers, in order of time. All times are in ns."""
 
     def waited(self, layer: int, start_ns: int, end_ns: int) -> None:
-        """The compute thread was blocked until the tensors of `layer` arrived; -1: until all tensors did."""
+        """The compute thread was blocked until the tensors of `layer` arrived; -1: until all
+        tensors did.
+        """
         ...
 
     def updated(self, layer: int, start_ns: int, end_ns: int) -> None:
@@ -45,13 +48,14 @@ class Observer(Protocol):
 class ForwardPass:
     """The forward pass of one profile, in virtual time.
 
-    A plan that crosses the barrier makes each layer wait for its own tensors alone (Mercury Eq. 4): a layer begins when the
-    layer before it has ended and its tensors have arrived, updates them, and runs. Behind the barrier the pass waits for all
-    tensors, then updates all of them, then runs all layers.
+    A plan that crosses the barrier makes each layer wait for its own tensors alone (Mercury Eq. 4):
+    a layer begins when the layer before it has ended and its tensors have arrived, updates them,
+    and runs. Behind the barrier the pass waits for all tensors, then updates all of them, then runs
+    all layers.
 
-    The owner runs the pass in parts: `begin` once, then `run` for consecutive layers. `arrived_ns` of these methods has, for
-    each layer, when the last of its tensors arrived, or a time before the pass for a layer without tensors. Times are in ns
-    on the owner's clock.
+    The owner runs the pass in parts: `begin` once, then `run` for consecutive layers. `arrived_ns`
+    of these methods has, for each layer, when the last of its tensors arrived, or a time before the
+    pass for a layer without tensors. Times are in ns on the owner's clock.
     """
 
     def __init__(self, profile: Profile, crosses_barrier: bool, observer: Observer | None = None) -> None:
@@ -67,12 +71,14 @@ class ForwardPass:
         self._observer = observer
 
     def begin(self, now_ns: int, arrived_ns: Sequence[int], update_ppm: int = PPM) -> int:
-        """Do what comes before the first layer: behind the barrier the wait and all updates, across it nothing.
+        """Do what comes before the first layer: behind the barrier the wait and all updates, across
+        it nothing.
 
         Args:
             now_ns: when the compute thread is free.
             arrived_ns: see the class.
-            update_ppm: millionths of the profile's time that an update takes; 0 where servers update.
+            update_ppm: millionths of the profile's time that an update takes; 0 where servers
+                update.
 
         Returns:
             When the first layer may begin, as far as this says.
@@ -99,7 +105,8 @@ class ForwardPass:
             now_ns: when the layer before them has ended.
             arrived_ns: see the class.
             forward_ppm: millionths of the profile's time that a layer takes.
-            update_ppm: the same of an update, where the plan crosses the barrier; 0 where servers update.
+            update_ppm: the same of an update, where the plan crosses the barrier; 0 where servers
+                update.
 
         Returns:
             When the last of `layers` has ended.
@@ -121,7 +128,10 @@ class ForwardPass:
         return now_ns
 
     def run_freely(self, layers: range, now_ns: int, forward_ppm: int = PPM) -> int:
-        """Run consecutive layers that wait for nothing, as in the first iteration. Arguments and result are those of `run`."""
+        """Run consecutive layers that wait for nothing, as in the first iteration.
+
+        Arguments and result are those of `run`.
+        """
         observer = self._observer
         for index in layers:
             begun_ns, now_ns = now_ns, now_ns + self._layers[index].forward_ns * forward_ppm // PPM

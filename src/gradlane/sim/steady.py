@@ -1,8 +1,9 @@
 """The fast path of all-reduce in virtual time: one iteration, without a timeline.
 
-Searches ask thousands of times how long an iteration takes, and nothing of an iteration's communication is left when the next
-backward pass begins, so that one iteration says what all take. `iteration_ns` and `planned_ahead` run the Dispatcher over the
-messages of one iteration and leave out the simulation's workers and spans. `tests/unit/test_steady.py` holds both to
+Searches ask thousands of times how long an iteration takes, and nothing of an iteration's
+communication is left when the next backward pass begins, so that one iteration says what all take.
+`iteration_ns` and `planned_ahead` run the Dispatcher over the messages of one iteration and leave
+out the simulation's workers and spans. `tests/unit/test_steady.py` holds both to
 `gradlane.sim.allreduce`.
 """
 
@@ -20,7 +21,9 @@ from gradlane.sim.shared_link import SharedLink
 
 
 class Sent(NamedTuple):
-    """A message's (or its first or second half's) hand-over and arrival, in ns after the start of backward."""
+    """When a message, or half of a two-phase message, is handed over and arrives, in ns after the
+    start of backward.
+    """
 
     message: int
     start_ns: int
@@ -29,16 +32,42 @@ class Sent(NamedTuple):
 
 
 def iteration_ns(plan: Plan, profile: Profile, network: Network) -> int:
-    """The steady-state iteration time: what the last step of `simulate` takes, without its timeline."""
+    """The steady-state iteration time of a plan over all-reduce: what the last step of
+    `allreduce.simulate` takes.
+
+    Args:
+        plan: what to carry out; with its order of messages fixed or not.
+        profile: one iteration's computation; has the tensors of the plan.
+        network: what messages cost.
+
+    Returns:
+        Nanoseconds.
+
+    Raises:
+        PlanError: all-reduce cannot carry out the plan.
+    """
     sends = _communicate(Dispatcher(plan), plan, profile, network)
     return forward_ends(profile, _arrivals(plan, sends), plan.crosses_barrier)
 
 
 def planned_ahead(plan: Plan, profile: Profile, network: Network) -> Plan:
-    """`plan` with the order fixed in which its messages start by this profile and network.
+    """Fix the order in which the messages of a plan start.
 
-    Collectives must be issued in one order by every rank (each rank's own readiness would differ), so
-    the order is decided once, here, by the Dispatcher in virtual time, and becomes part of the plan.
+    Every rank must issue collectives in one order, and gradients become ready in slightly different
+    order on each. So the Dispatcher decides the order once, in virtual time, and the order becomes
+    part of the plan.
+
+    Args:
+        plan: what to carry out.
+        profile: one iteration's computation, which says when gradients are ready; has the tensors
+            of the plan.
+        network: what messages cost.
+
+    Returns:
+        The plan with its `sequence`.
+
+    Raises:
+        PlanError: all-reduce cannot carry out the plan.
     """
     sends = _communicate(Dispatcher(plan), plan, profile, network)
     first_halves = sorted((sent for sent in sends if not sent.second_half), key=lambda sent: sent.start_ns)
@@ -55,7 +84,10 @@ def _arrivals(plan: Plan, sends: list[Sent]) -> list[int]:
 
 
 def _communicate(dispatcher: Dispatcher, plan: Plan, profile: Profile, network: Network) -> list[Sent]:
-    """One iteration's messages in the order of hand-over. Raises `PlanError` for a plan that all-reduce cannot carry."""
+    """Carry one iteration's messages.
+
+    Returns them in order of hand-over; raises `PlanError` as `iteration_ns` does.
+    """
     refuse_what_cannot_be_done(plan, "all-reduce")
     dispatcher.begin()
     classes = [lane.network_priority for lane in plan.lanes]

@@ -1,7 +1,8 @@
-"""Rank: what one worker of one job computes, in virtual time.
+"""SimulatedWorker: what one worker of one job computes, in virtual time.
 
-It knows when its gradients are ready, starts messages through its Dispatcher, and runs each layer's forward pass
-when the tensors that it first uses have arrived and were updated. It draws no conclusion about the network.
+A worker knows when its gradients are ready, starts messages through its Dispatcher, and runs each
+layer's forward pass when the tensors that the layer is the first to use have arrived and were
+updated. It knows nothing of the network.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from gradlane.sim.passes import PPM, ForwardPass, tensors_by_layer
 
 
 class SimulatedWorker:
-    """One worker. Its owner tells it of gradients, pushes and pulls, and asks when the next backward pass begins.
+    """One worker. Its owner tells it of gradients, pushes and pulls, and asks when the next
+    backward pass begins.
 
     All times are in ns on the simulation's clock. A worker raises nothing for a legal history.
     """
@@ -31,7 +33,8 @@ class SimulatedWorker:
             profile: the job's computation.
             iterations: how many backward passes to run, 1 or more.
             updates_here: whether the worker updates parameters; else servers do.
-            receives: whether the timeline has a "receive" span for each message, because sums come back apart from sending.
+            receives: whether the timeline has a "receive" span for each message, because sums come
+                back apart from sending.
         """
         self.number, self.job, self.plan, self.profile = number, job, plan, profile
         self.iteration = -1  # the backward pass under way or last run
@@ -61,7 +64,7 @@ class SimulatedWorker:
         self._scale_ppm = PPM
 
     def scaled(self, time_ns: int) -> int:
-        """A time of the profile as this rank takes it in this iteration."""
+        """A time of the profile, in ns, as this worker takes it in the present iteration."""
         return time_ns * self._scale_ppm // PPM
 
     # -- backward ------------------------------------------------------------------------------------------
@@ -94,12 +97,13 @@ class SimulatedWorker:
         return self._started(self._dispatcher.finished(message), now_ns)
 
     def asks_for(self, message: int) -> bool:
-        """Whether a start of `message` is of its second half: it is with the servers."""
+        """Whether the next start of `message` is its second half: the servers have the message."""
         return self._dispatcher.in_second_phase(message)
 
     def pulled(self, message: int, now_ns: int) -> list[int]:
         """The sum of `message` is here. Returns the messages to start."""
-        # packets come back while others are still sent, but of a two-phase message, whose sum was asked for
+        # packets come back while others are still sent, except those of a two-phase message, whose
+        # sum was asked for
         two_phase = self.plan.messages[message].two_phase
         if self._receives:
             begun = self._pushed[message] if self.plan.wire == "fifo" or two_phase else self._sent[message][0]
@@ -126,24 +130,36 @@ class SimulatedWorker:
     # -- forward -------------------------------------------------------------------------------------------
 
     def begin_first_forward(self, scale_ppm: int) -> None:
-        """The forward pass before the first backward pass: nothing to wait for."""
+        """Run the forward pass before the first backward pass, which waits for nothing.
+
+        Args:
+            scale_ppm: the compute times of the first iteration, in millionths of the profile's.
+        """
         self._scale_ppm = scale_ppm
         self._free_ns = self._forward.run_freely(range(len(self.profile.layers)), self._free_ns, scale_ppm)
 
     def hold_until(self, now_ns: int) -> None:
-        """The next forward pass may not begin before `now_ns`: this worker is too far ahead of the others."""
+        """The next forward pass may not begin before `now_ns`: this worker is too far ahead of the
+        others.
+        """
         if now_ns > self._free_ns:
             self.waited(-1, self._free_ns, now_ns)
             self._free_ns = now_ns
 
     @property
     def waits_to_begin_forward(self) -> bool:
+        """Whether the next forward pass has run no layer yet."""
         return self._layer == 0 and self.iteration >= 0
 
     def forward(self, next_scale_ppm: int) -> int | None:
-        """Run what can be run of the forward pass; when it ends, or None while tensors are missing.
+        """Run those layers of the forward pass whose tensors have arrived.
 
-        next_scale_ppm: the scale of the iteration that begins with this forward pass.
+        Args:
+            next_scale_ppm: the compute times of the iteration that begins with this forward pass,
+                in millionths of the profile's.
+
+        Returns:
+            When the forward pass ends, in ns; None while tensors are missing.
         """
         if self._layer == 0:
             if self._missing_of_layer[0] if self.plan.crosses_barrier else self._missing_at_all:
@@ -168,7 +184,10 @@ class SimulatedWorker:
     # -- what the forward pass tells -----------------------------------------------------------------------
 
     def waited(self, layer: int, start_ns: int, end_ns: int) -> None:
-        """`Observer.waited`. The span names the tensor that came last, and the iteration whose sums were waited for."""
+        """`Observer.waited`.
+
+        The span names the tensor that came last, and the iteration whose sums were waited for.
+        """
         tensor = max(self._tensors_of[layer], key=self._arrived.__getitem__) if layer >= 0 else -1
         self._span("wait", max(self.iteration, 0), tensor, start_ns, end_ns)
 
@@ -190,7 +209,7 @@ class SimulatedWorker:
 
     @property
     def is_last(self) -> bool:
-        """Whether the backward passes asked for have all been run."""
+        """Whether all backward passes have begun."""
         return self.iteration + 1 >= self._iterations
 
     # -- what is left --------------------------------------------------------------------------------------
@@ -199,5 +218,6 @@ class SimulatedWorker:
         self._spans.append(Span(kind, iteration, subject, start_ns, end_ns))
 
     def timeline(self) -> Timeline:
+        """What has happened so far, in order of start."""
         self._spans.sort(key=lambda span: span.start_ns)
         return Timeline(self.plan.fingerprint, self.number, tuple(self._spans))
