@@ -1,5 +1,6 @@
-// CRC32C (Castagnoli, as in iSCSI: RFC 3720): finds what the network or a memory error changed, not what an
-// adversary did. Reads the given bytes and nothing else; never fails or allocates. Any thread.
+// CRC32C (Castagnoli, as in iSCSI: RFC 3720). It finds bytes that the network or a memory error
+// changed, not those that an adversary did. It reads the given bytes and nothing else, and never
+// fails or allocates. Any thread may call.
 
 #pragma once
 

@@ -1,6 +1,6 @@
-// SHA-256 (FIPS 180-4) and HMAC-SHA-256 (RFC 2104): a peer proves with it that it knows the job's secret.
-// For short messages at the greeting, so plain code; nothing here keeps a byte after it returns, fails or
-// allocates. Any thread.
+// SHA-256 (FIPS 180-4) and HMAC-SHA-256 (RFC 2104), with which a peer proves that it knows the
+// job's secret. They digest the short messages of the greeting, so the code is plain rather than
+// fast. Nothing here fails, allocates, or keeps a byte after it returns. Any thread may call.
 
 #pragma once
 

@@ -1,7 +1,8 @@
 // What the fuzz targets share: reading an input piece by piece, and a check that ends the program.
 //
-// A target is a file NAME_fuzz.cc with LLVMFuzzerTestOneInput(). Built with GRADLANE_FUZZ (clang), libFuzzer drives
-// it; else replay.cc does, which runs corpus/NAME and then mutations of it, everywhere and for seconds.
+// A target is a file NAME_fuzz.cc with LLVMFuzzerTestOneInput(). Built with GRADLANE_FUZZ (clang),
+// libFuzzer drives it; else replay.cc does, which runs corpus/NAME and then mutations of it,
+// everywhere and for seconds.
 
 #pragma once
 

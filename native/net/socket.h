@@ -1,5 +1,6 @@
-// Sockets: file descriptors that close themselves, and the few calls on TCP that gradlane makes. Nothing blocks;
-// failures come back as a text that names the call and what the kernel said. Any thread.
+// Sockets: file descriptors that close themselves, and the few calls on TCP that gradlane makes. No
+// call blocks. A call that fails returns a text that names the call and the kernel's reason. Any
+// thread may call.
 
 #pragma once
 

@@ -1,15 +1,18 @@
-// Aggregator: the sums of one server. It adds each packet when it arrives and hands the sum on when the last
-// contribution has come. It knows no socket, thread or clock: packets in, sums out.
+// Aggregator: the sums of one server. It adds each packet when it arrives and hands the sum to the
+// Outbox when the last contribution has come. Packets come in, sums go out; there is no socket,
+// thread or clock here.
 //
-// A worker in the same process contributes in place: its packet is not copied on hand-over but read once, when
-// everybody else's has come, and the sum is written into its memory in the same pass.
+// A worker in the same process contributes in place. The aggregator does not copy its packet on
+// hand-over; it reads the packet once, when all other contributions have come, and writes the sum
+// into the worker's memory in the same pass.
 //
-// Memory is bounded by what is in flight: a packet has a buffer from its first contribution until its sum has
-// left, and a worker sends the next iteration's only after it has received this one's sum.
+// Memory is bounded by what is in flight: a packet has a buffer from its first contribution until
+// its sum has left, and a worker sends the packet of the next iteration only after it has received
+// the sum of this one.
 //
-// A tensor that is updated rather than summed is passed on to `Updates`, which the sums know nothing of.
+// Tensors that are updated rather than summed are passed on to `Updates`.
 //
-// Owned by one node, called under its lock.
+// An Aggregator is owned by one node and called under the node's lock.
 
 #pragma once
 
@@ -61,15 +64,16 @@ class Aggregator {
     // An admitted push has been received and its checksum holds. flags: of a tensor that is updated.
     void Arrive(uint32_t tensor, uint32_t place, uint32_t sender, BufferRef payload, uint16_t flags = 0);
 
-    // The worker in this process hands over its part of `iteration`. from: its contribution, the whole tensor.
-    // into: where the sum shall go (may be `from`). Both must stay until everything is Delivered.
+    // The worker in this process hands over its part of `iteration`. from: its contribution, of the
+    // whole tensor. into: where the sum goes; it may be `from`. Both must stay until everything is
+    // Delivered.
     void ArriveLocally(uint32_t tensor, uint32_t iteration, const uint8_t* from, uint8_t* into, uint16_t flags = 0);
 
     // Whether a sum, or an answer, that somebody has contributed to lacks somebody else's part.
     bool IsWaiting() const;
 
-    // Works off about `bytes` of what was handed over locally, sums before updates, each in the order of a connection
-    // (node/packet_queue.h). Returns false when nothing is left.
+    // Works off about `bytes` of what was handed over locally, sums before updates, each in the order
+    // of a connection (node/packet_queue.h). Returns false when nothing is left.
     bool Work(uint64_t bytes);
 
     // Bytes of packet buffers in use now, and the most there ever were.

@@ -1,8 +1,10 @@
-// Buffer: the memory of one packet on its way through a server: received into, summed in, sent from. Counted
-// references, because the same sum leaves on several connections. A pool keeps what is free, last in first out,
-// so that the buffer used next is the one still in the cache.
+// Buffer: the memory of one packet on its way through a server, which receives into it, sums in it
+// and sends from it. References are counted, because the same sum leaves on several connections. A
+// pool hands out the buffer that came back last, because that one is most likely still in the
+// cache.
 //
-// A pool and its buffers belong to one node and are touched under its lock alone: the count is not atomic.
+// A pool and its buffers belong to one node and are used under its lock alone, so that the count
+// need not be atomic.
 
 #pragma once
 

@@ -1,7 +1,9 @@
-// Connection: frames over one TCP connection. Reading puts each payload where its owner says, straight from the
-// kernel; writing asks the queue for the next packet only when the socket can take one.
+// Connection: frames over one TCP connection. When it reads, it puts each payload where its owner
+// says, straight from the kernel. When it writes, it asks its PacketQueue for the next packets only
+// when the socket can take them.
 //
-// It knows frames, not what they mean. Owned by one node and used under its lock.
+// A connection knows frames, not what they mean. It is owned by one node and used under the node's
+// lock.
 
 #pragma once
 

@@ -1,5 +1,6 @@
-// Greeting: how a worker and a server make sure of one another before a byte of gradient moves. Two state machines,
-// frames in, frames out; no socket, clock or thread. The order of events is that of docs/wire.md:
+// Greeting: how a worker and a server authenticate one another before a byte of gradient moves.
+// There are two state machines, one a side, which take frames and give frames, without sockets,
+// clocks or threads. The order of events is that of docs/wire.md:
 //
 //     worker                          server
 //     HELLO (who, what, nonce)  --->
@@ -7,8 +8,9 @@
 //     PROOF                     --->                                the worker knows it
 //                               <---  WELCOME, or REJECT (why)
 //
-// What must agree is compared only after the worker has proved itself, so that a stranger learns nothing. A job
-// without a secret (loopback only) goes through the same steps with an empty one.
+// The server compares what must agree only after the worker has proved that it knows the secret, so
+// that a stranger learns nothing. A job without a secret (on loopback only) goes through the same
+// steps with an empty one.
 
 #pragma once
 

@@ -1,6 +1,6 @@
-// Layout: which packets a tensor is cut into, and which server gets each. Worker and server compute it from the
-// same few numbers, so that a packet's place is known to both before it is sent and nothing on the wire
-// is taken at its word. Immutable once made; any thread.
+// Layout: which packets a tensor is cut into, and which server gets each. Worker and server compute
+// it from the same few numbers, so that both know every packet's place before it is sent, and check
+// what a frame says against it. A Layout is immutable once made; any thread may read it.
 
 #pragma once
 

@@ -136,12 +136,11 @@ void Node::Wake() {
 }
 
 void Node::Dial(uint32_t server, const std::string& address, uint16_t port) {
-    Command command{Command::Kind::kDial, server, {}, nullptr, nullptr, false, port, address};
-    Submit(std::move(command));
+    Submit(DialCommand{server, address, port});
 }
 
 void Node::Define(uint32_t tensor, const Spec& spec, const void* from, void* into) {
-    Submit({Command::Kind::kDefine, tensor, spec, static_cast<const uint8_t*>(from), static_cast<uint8_t*>(into), false, 0, {}});
+    Submit(DefineCommand{tensor, spec, static_cast<const uint8_t*>(from), static_cast<uint8_t*>(into)});
 }
 
 void Node::Push(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags, bool held) {
@@ -149,26 +148,25 @@ void Node::Push(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags, 
         std::lock_guard guard(done_mutex_);
         open_.insert(tensor);
     }
-    Submit({Command::Kind::kPush, tensor, {}, nullptr, nullptr, notify, 0, {}, notify_sent, flags, {}, held});
+    Submit(PushCommand{tensor, notify, notify_sent, flags, held});
 }
 
-void Node::Release(uint32_t tensor) { Submit({Command::Kind::kRelease, tensor, {}, nullptr, nullptr, false, 0, {}}); }
+void Node::Release(uint32_t tensor) { Submit(ReleaseCommand{tensor}); }
 
-void Node::SetRule(uint32_t group, const Rule& rule) {
-    Submit({Command::Kind::kRule, group, {}, nullptr, nullptr, false, 0, {}, false, 0, rule});
-}
+void Node::SetRule(uint32_t group, const Rule& rule) { Submit(SetRuleCommand{group, rule}); }
 
 void Node::Start(uint32_t tensor, const Spec& spec, const void* from, void* into, bool notify) {
     {
         std::lock_guard guard(done_mutex_);
         open_.insert(tensor);
     }
-    Submit({Command::Kind::kStart, tensor, spec, static_cast<const uint8_t*>(from), static_cast<uint8_t*>(into), notify, 0, {}});
+    DefineCommand define{tensor, spec, static_cast<const uint8_t*>(from), static_cast<uint8_t*>(into)};
+    Submit(StartCommand{std::move(define), PushCommand{tensor, notify, false, 0, false}});
 }
 
-void Node::ForgetBelow(uint32_t tensor) { Submit({Command::Kind::kForget, tensor, {}, nullptr, nullptr, false, 0, {}}); }
+void Node::ForgetBelow(uint32_t tensor) { Submit(ForgetCommand{tensor}); }
 
-void Node::Abort(const std::string& text) { Submit({Command::Kind::kAbort, 0, {}, nullptr, nullptr, false, 0, text}); }
+void Node::Abort(const std::string& text) { Submit(AbortCommand{text}); }
 
 bool Node::Join(int64_t timeout_ms, std::string* missing) {
     std::unique_lock lock(done_mutex_);

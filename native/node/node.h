@@ -1,17 +1,22 @@
-// Node: one process's part in the data plane: a worker, a server, or both, with one thread that does all I/O.
+// Node: one process's part in the data plane: a worker, a server, or both, with one thread that
+// does all I/O.
 //
-// A worker registers tensors (Define) and hands them over, iteration after iteration (Push); the node sends their
-// packets to the servers, most urgent first, and tells when the sums are in the tensor's memory (Wait). A server
-// adds what arrives and returns it. Where both are in one process, what they exchange passes no socket.
+// A worker registers tensors (Define) and hands them over, iteration after iteration (Push). The
+// node sends their packets to the servers, in the order of packet_queue.h, and Wait returns when
+// the sums are in the tensor's memory. A server sums the packets that arrive and returns the sums.
+// A worker and a server in one process exchange packets without a socket.
 //
-// Threads: the methods below may be called by any thread. State is guarded by one lock, which the I/O thread holds
-// while it works and not while it sleeps. A call takes the lock if it is free and does its work, and a small
-// message's first write, at once, which saves a wake-up; otherwise it leaves a command for the I/O thread.
+// Threads: any thread may call the methods below. One lock guards the state; the I/O thread holds
+// it while it works and not while it sleeps. Every call becomes a Command. If the lock is free, the
+// calling thread takes it, runs the commands and makes a small message's first write at once, which
+// saves a wake-up; otherwise the I/O thread runs them.
 //
-// Its code is in node.cc (life, calls and waits), node_tensors.cc (what the calls ask for), node_peers.cc (meeting
-// and losing peers), node_frames.cc (what comes from them) and node_io.cc (the I/O thread).
+// The code is in node.cc (life, calls and waits), node_tensors.cc (what the commands do),
+// node_peers.cc (meeting and losing peers), node_frames.cc (frames from peers) and node_io.cc (the
+// I/O thread).
 //
-// Errors: the first failure stands (failure()); every wait ends with it, and every other process is told.
+// Errors: the first failure stands (failure()); every wait ends with it, and the node tells every
+// other process.
 
 #pragma once
 
@@ -29,6 +34,7 @@
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
+#include <variant>
 #include <vector>
 
 #include "net/socket.h"
@@ -76,59 +82,70 @@ struct NodeStats {
 
 class Node : private Connection::Owner, private Outbox {
   public:
-    // Starts listening (where there is a server) and the I/O thread. Null, and why, if the options or the system
-    // do not allow it.
+    // Starts the I/O thread and, if there is a server in this process, begins to listen. Returns null
+    // if the options or the system do not allow it; `why` then has the reason.
     static std::unique_ptr<Node> Start(NodeOptions options, Failure* why);
     ~Node() override;
 
+    // The port that the server listens on; 0 without a server.
     uint16_t port() const { return port_; }
 
-    // Connects the worker to a server in another process, one connection a lane. A failure is the node's.
+    // Connects the worker to a server in another process, with one connection a lane. If that fails,
+    // the node fails.
     void Dial(uint32_t server, const std::string& address, uint16_t port);
 
-    // True once every connection of this node is open; false after timeout_ms (with what is missing) or a failure.
+    // Waits until every connection of this node is open. Returns false after timeout_ms, with what is
+    // missing in `missing`, or after a failure.
     bool Join(int64_t timeout_ms, std::string* missing);
 
-    // Registers a tensor; ids grow by one. from, into: the worker's memory, `spec.bytes` each (may be the same;
-    // null where the spec makes no use of it), to stay until Forget or, for `once`, until it is done.
+    // Registers a tensor. Ids grow by one from 0.
+    //   from, into: the worker's memory that is sent and that the sum goes to, `spec.bytes` each. They
+    //     may be the same; either is null if the spec makes no use of it. The memory must stay until
+    //     ForgetBelow or, of a tensor that is defined once, until the tensor is done.
     void Define(uint32_t tensor, const Spec& spec, const void* from, void* into);
-    // The worker's part of the next iteration of `tensor` is in memory. notify: let Take() tell its end; notify_sent:
-    // and, before that, that all of it has been handed to the kernel. flags: of a tensor that is updated: kFlagQuiet or
-    // kFlagPlace with FlagsOf(a part), where there is no gradient in this iteration.
-    // held: the server in this process keeps its sums of the tensor until Release, and no end is told before that.
+    // Hands over the worker's part of the next iteration of `tensor`, which is in memory.
+    //   notify: Take() tells when the tensor is done.
+    //   notify_sent: Take() tells, before that, when the kernel has all of the worker's part.
+    //   flags: 0, or, of a tensor with an update and where this iteration has no gradient, kFlagQuiet
+    //     or kFlagPlace with FlagsOf(a part).
+    //   held: the server in this process keeps its sums of the tensor until Release, and nothing tells
+    //     that the tensor is done before that.
     void Push(uint32_t tensor, bool notify, bool notify_sent = false, uint16_t flags = 0, bool held = false);
-    // The second half of a push that was held.
+    // Lets go of what a Push held.
     void Release(uint32_t tensor);
-    // How this worker's gradients of a group's tensors shall update them, from the next push on. The first push of such a
-    // tensor needs none: it brings the parameters' first values, of which rank 0's count. None of the group may be under way.
+    // Sets how this worker's gradients update the tensors of a group, from the next push on. None of
+    // the group's tensors may be in flight. The first push of such a tensor needs no rule: it brings the
+    // parameters' first values, of which the servers take rank 0's.
     void SetRule(uint32_t group, const Rule& rule);
-    // Both at once, for a tensor that is defined once.
+    // Define and Push in one call, for a tensor that is defined once.
     void Start(uint32_t tensor, const Spec& spec, const void* from, void* into, bool notify);
-    // Everything below this id is over; none of it may be under way.
+    // Ends every tensor whose id is below `tensor`. None of them may be in flight.
     void ForgetBelow(uint32_t tensor);
 
-    // True once the pushed `tensor` is done: its memory holds the sum and is not read any more. False after
-    // timeout_ms or a failure.
+    // Waits until the pushed `tensor` is done: the sum is in its memory, and the node does not read the
+    // memory any more. Returns false after timeout_ms or a failure.
     bool Wait(uint32_t tensor, int64_t timeout_ms);
     bool IsDone(uint32_t tensor);
-    // Those that are done since the last call, and as ~tensor those that have been sent, in the order of events; waits
-    // for the first. Empty after timeout_ms, a failure or Close.
+    // Waits for the first event, and returns all events since the last call, in order: the id of each
+    // tensor that is done, and ~id of each whose part has been sent. Returns nothing after timeout_ms, a
+    // failure or Close.
     std::vector<int64_t> Take(int64_t timeout_ms);
 
-    // True once every worker that is connected to this server has left in order. False after timeout_ms, a failure or
-    // Close.
+    // Waits until every worker that is connected to this server has said goodbye. Returns false after
+    // timeout_ms, a failure or Close.
     bool AwaitGoodbyes(int64_t timeout_ms);
 
-    // This process cannot go on: fails this node and every other.
+    // Says that this process cannot go on: fails this node and every other one of the job.
     void Abort(const std::string& text);
+    // The first failure; its code is kNone while there is none.
     Failure failure();
     NodeStats stats();
 
-    // Sends what is queued, says goodbye and ends the thread; bounded by linger_ms.
+    // Sends what is queued, says goodbye and ends the thread, within about linger_ms.
     void Close();
 
   private:
-    friend class NodeSeam;  // fuzz/dispatcher_fuzz.cc: a node without its thread
+    friend class NodeSeam;  // fuzz/node_fuzz.cc: a node without its thread
 
     static constexpr size_t kInlineBytes = 64 << 10;  // what a calling thread writes before it leaves the rest to the I/O thread
     static constexpr size_t kWriteBudget = 1 << 20;   // of one connection before the next has its turn
@@ -147,20 +164,43 @@ class Node : private Connection::Owner, private Outbox {
         uint32_t unsent = 0, unreceived = 0;  // packets
         std::vector<uint64_t> received;       // a bit a packet, in the order of Layout::first
     };
-    struct Command {
-        enum class Kind : uint8_t { kDial, kDefine, kPush, kStart, kForget, kAbort, kRule, kRelease } kind;
+    // A call of one of the methods above, with its arguments, until a thread that has the lock runs it.
+    struct DialCommand {
+        uint32_t server = 0;
+        std::string address;
+        uint16_t port = 0;
+    };
+    struct DefineCommand {
         uint32_t tensor = 0;
         Spec spec;
         const uint8_t* from = nullptr;
         uint8_t* into = nullptr;
-        bool notify = false;
-        uint16_t port = 0;
-        std::string text;
-        bool notify_sent = false;
+    };
+    struct PushCommand {
+        uint32_t tensor = 0;
+        bool notify = false, notify_sent = false;
         uint16_t flags = 0;
-        Rule rule{};
         bool held = false;
     };
+    struct StartCommand {
+        DefineCommand define;
+        PushCommand push;
+    };
+    struct ReleaseCommand {
+        uint32_t tensor = 0;
+    };
+    struct SetRuleCommand {
+        uint32_t group = 0;
+        Rule rule{};
+    };
+    struct ForgetCommand {
+        uint32_t below = 0;
+    };
+    struct AbortCommand {
+        std::string text;
+    };
+    using Command = std::variant<DialCommand, DefineCommand, PushCommand, StartCommand, ReleaseCommand, SetRuleCommand,
+                                 ForgetCommand, AbortCommand>;
 
     // A frame that was ahead of this process.
     struct Early {
@@ -187,12 +227,14 @@ class Node : private Connection::Owner, private Outbox {
 
     void Submit(Command command);
     void RunCommands(bool inline_call);
-    void Execute(Command& command);
-    void DoDial(uint32_t server, const std::string& address, uint16_t port);
-    bool DoDefine(uint32_t tensor, const Spec& spec, const uint8_t* from, uint8_t* into);
-    void DoPush(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags, bool held = false);
-    void DoRelease(uint32_t tensor);
-    void DoSetRule(uint32_t group, const Rule& rule);
+    void Do(const DialCommand& command);
+    bool Do(const DefineCommand& command);  // false: the node has failed
+    void Do(const PushCommand& command);
+    void Do(const StartCommand& command);
+    void Do(const ReleaseCommand& command);
+    void Do(const SetRuleCommand& command);
+    void Do(const ForgetCommand& command);
+    void Do(const AbortCommand& command);
     void QueueResult(uint32_t rank, uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout,
                      uint32_t place, uint32_t iteration, BufferRef result);
     std::shared_ptr<const Layout> Cut(uint32_t tensor, const Spec& spec);

@@ -235,7 +235,7 @@ bool Node::OnDefineFrame(Connection& connection, const Header& header) {
         Fail({Code::kMismatch, static_cast<int32_t>(connection.peer), -1, difference});
         return false;
     }
-    if (!DoDefine(header.tensor, AsSpec(define), nullptr, nullptr)) return false;
+    if (!Do(DefineCommand{header.tensor, AsSpec(define), nullptr, nullptr})) return false;
     told_.emplace(header.tensor, define);
     return true;
 }

@@ -26,7 +26,8 @@ Nonce FreshNonce() {
 
 // -- meeting ----------------------------------------------------------------------------------------------
 
-void Node::DoDial(uint32_t server, const std::string& address, uint16_t port) {
+void Node::Do(const DialCommand& command) {
+    const auto& [server, address, port] = command;
     const Membership& job = options_.membership;
     for (uint16_t lane = 0; lane < job.lanes && !failed_; ++lane) {
         std::string why;

@@ -24,7 +24,7 @@ void Node::RunCommands(bool inline_call) {
             command = std::move(commands_.front());
             commands_.pop_front();
         }
-        Execute(command);
+        std::visit([this](const auto& asked) { Do(asked); }, command);
     }
     if (inline_call && aggregator_ && aggregator_->Work(kInlineBytes)) Wake();
     SweepOver();
@@ -32,38 +32,30 @@ void Node::RunCommands(bool inline_call) {
     if (inline_call && !resumed_.empty()) Wake();
 }
 
-void Node::Execute(Command& command) {
-    switch (command.kind) {
-        case Command::Kind::kDial: DoDial(command.tensor, command.text, command.port); break;
-        case Command::Kind::kDefine: DoDefine(command.tensor, command.spec, command.from, command.into); break;
-        case Command::Kind::kPush: DoPush(command.tensor, command.notify, command.notify_sent, command.flags, command.held); break;
-        case Command::Kind::kStart:
-            if (DoDefine(command.tensor, command.spec, command.from, command.into)) DoPush(command.tensor, command.notify, false, 0);
-            break;
-        case Command::Kind::kForget: {
-            for (auto each = tensors_.begin(); each != tensors_.end();) {
-                if (each->first < command.tensor) {
-                    defined_bytes_ -= Footprint(each->second.spec, aggregator_ != nullptr);
-                    if (aggregator_) aggregator_->Forget(each->first);
-                    each = tensors_.erase(each);
-                } else {
-                    ++each;
-                }
-            }
-            dealer_ = Dealer(options_.membership.servers);
-            if (!options_.tell_tables) break;
-            for (const auto& lanes : to_server_) {
-                if (lanes[0] == nullptr) continue;
-                lanes[0]->QueueControl(ControlFrame(FrameType::kForget, lanes[0]->sender, command.tensor, nullptr, 0));
-                Touch(*lanes[0]);
-            }
-            break;
+void Node::Do(const StartCommand& command) {
+    if (Do(command.define)) Do(command.push);
+}
+
+void Node::Do(const ForgetCommand& command) {
+    for (auto each = tensors_.begin(); each != tensors_.end();) {
+        if (each->first < command.below) {
+            defined_bytes_ -= Footprint(each->second.spec, aggregator_ != nullptr);
+            if (aggregator_) aggregator_->Forget(each->first);
+            each = tensors_.erase(each);
+        } else {
+            ++each;
         }
-        case Command::Kind::kRule: DoSetRule(command.tensor, command.rule); break;
-        case Command::Kind::kRelease: DoRelease(command.tensor); break;
-        case Command::Kind::kAbort: Fail({Code::kAborted, options_.rank, options_.server, command.text}); break;
+    }
+    dealer_ = Dealer(options_.membership.servers);
+    if (!options_.tell_tables) return;
+    for (const auto& lanes : to_server_) {
+        if (lanes[0] == nullptr) continue;
+        lanes[0]->QueueControl(ControlFrame(FrameType::kForget, lanes[0]->sender, command.below, nullptr, 0));
+        Touch(*lanes[0]);
     }
 }
+
+void Node::Do(const AbortCommand& command) { Fail({Code::kAborted, options_.rank, options_.server, command.text}); }
 
 // -- tensors ----------------------------------------------------------------------------------------------
 
@@ -78,7 +70,8 @@ std::shared_ptr<const Layout> Node::Cut(uint32_t tensor, const Spec& spec) {
     return alone.Cut(spec.bytes, packet);
 }
 
-bool Node::DoDefine(uint32_t tensor, const Spec& spec, const uint8_t* from, uint8_t* into) {
+bool Node::Do(const DefineCommand& command) {
+    const auto& [tensor, spec, from, into] = command;
     if (failed_) return false;
     if (const char* why = WhyNot(spec)) {
         Fail({Code::kProtocol, options_.rank, options_.server, "tensor " + std::to_string(tensor) + ": " + why});
@@ -134,7 +127,8 @@ bool Node::DoDefine(uint32_t tensor, const Spec& spec, const uint8_t* from, uint
     return true;
 }
 
-void Node::DoSetRule(uint32_t group, const Rule& rule) {
+void Node::Do(const SetRuleCommand& command) {
+    const auto& [group, rule] = command;
     if (failed_) return;
     uint8_t payload[kRuleBytes];
     EncodeRule(rule, payload);
@@ -157,7 +151,8 @@ void Node::DoSetRule(uint32_t group, const Rule& rule) {
     }
 }
 
-void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags, bool held) {
+void Node::Do(const PushCommand& command) {
+    const auto& [tensor, notify, notify_sent, flags, held] = command;
     if (failed_) return;
     const auto found = tensors_.find(tensor);
     if (found == tensors_.end() || found->second.under_way) {
@@ -232,7 +227,8 @@ void Node::DoPush(uint32_t tensor, bool notify, bool notify_sent, uint16_t flags
     if (state.receives && !state.contributes) ResumeParked(tensor);  // the others need not wait for this one to send
 }
 
-void Node::DoRelease(uint32_t tensor) {
+void Node::Do(const ReleaseCommand& command) {
+    const uint32_t tensor = command.tensor;
     if (failed_) return;
     const auto found = tensors_.find(tensor);
     if (found == tensors_.end() || !found->second.held) {

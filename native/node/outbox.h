@@ -1,4 +1,5 @@
-// Outbox: where a server's sums and parameters go. Called from within Aggregator and Updates, under the node's lock.
+// Outbox: where a server's sums and parameters go. Aggregator and Updates call it under the node's
+// lock.
 
 #pragma once
 

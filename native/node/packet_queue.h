@@ -1,11 +1,13 @@
-// PacketQueue: what one connection still has to send. A run of packets is queued as one item and cut packet by packet
-// when the socket can take one, so that a more urgent run that is queued later can still go first.
+// PacketQueue: what one connection still has to send. A run of packets is queued as one item and
+// cut packet by packet when the socket can take one, so that a more urgent run that is queued later
+// can still go first.
 //
-// The order is that of src/gradlane/schedule/wire_order.py, which is its specification: the queue's key is (priority,
-// order of Put). tests/packet_queue_test.cc runs the specification's vectors on it.
+// The order is that of src/gradlane/schedule/wire_order.py, which is its specification: the queue's
+// key is (priority, order of Put). tests/packet_queue_test.cc runs the specification's vectors on
+// it.
 //
-// A queue orders packets and hands them out; it never touches a socket. It is owned by one connection and used under the
-// node's lock.
+// A queue orders packets and hands them out; it never touches a socket. It is owned by one
+// connection and used under the node's lock.
 
 #pragma once
 
@@ -21,8 +23,8 @@
 
 namespace gradlane {
 
-// Packets of one tensor still to be sent. A push reads from the tensor's own memory at the moment of sending; a
-// result from the packet's buffer.
+// Packets of one tensor still to be sent. A push reads from the tensor's own memory at the moment of
+// sending; a result reads from the packet's buffer.
 struct Run {
     FrameType type = FrameType::kPush;
     uint16_t flags = 0;
@@ -42,13 +44,14 @@ struct Packet {
 
 class PacketQueue {
   public:
-    // Queues a run of at least one packet. The smallest priority goes first, equal ones in order of Put: QueuePriority of
-    // the tensor's Spec, not the priority that its headers show.
+    // Queues a run of at least one packet. The run with the smallest priority goes first, and equal
+    // ones go in order of Put. priority: QueuePriority of the tensor's Spec, which may differ from the
+    // priority in the packets' headers.
     void Put(uint32_t priority, Run run) { by_priority_[priority].push_back(std::move(run)); }
 
     bool empty() const { return by_priority_.empty(); }
 
-    // The packet to send now. Not for an empty queue.
+    // Takes the packet to send now. The queue must not be empty.
     Packet Next() {
         const auto first = by_priority_.begin();
         Run& run = first->second.front();

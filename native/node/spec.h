@@ -1,4 +1,5 @@
-// Spec: what a tensor is to everybody, the same on all workers and servers. A value; any thread.
+// Spec: what all processes of a job know of a tensor, the same on all workers and servers. A Spec
+// is a value; any thread may use its own.
 
 #pragma once
 
@@ -33,14 +34,14 @@ struct Spec {
     bool operator==(const Spec&) const = default;
 };
 
-// The priority that orders packets of this tensor among others: wherever packets queue, to leave or to be summed.
+// The priority by which packets of this tensor queue among others, to be sent or to be summed.
 inline uint32_t QueuePriority(const Spec& spec) { return spec.urgent_first ? spec.priority : 0; }
 
 Definition AsDefinition(const Spec& spec);
 Spec AsSpec(const Definition& define);
 
-// The iteration of a tensor that is defined once: a digest of its definition, so that processes which mean different
-// things by one id find out with the first packet.
+// The iteration of a tensor that is defined once: a digest of its definition, so that processes which
+// mean different things by one id find out with the first packet.
 uint32_t OnlyIteration(const Spec& spec);
 
 // Bytes that a process commits to with this tensor: a server that updates it, whatever its share, counts the parameters

@@ -1,16 +1,22 @@
-// Updates: the parameters that one server keeps, and what gradients do to them: gradients in, parameters out. It knows
-// no socket, thread or clock.
+// Updates: the parameters that one server keeps. Gradients come in, parameters go out; there is no
+// socket, thread or clock here.
 //
-// Each packet is by itself. What a worker pushes first is the parameters' first values: rank 0's are taken, and nobody
-// is answered before they are there. A push after that is a gradient, or quiet, or places or fetches a part of what is
-// kept; it is answered with that part, else with parameters, and a worker pushes again only after it has been answered. With staleness k a worker that has pushed iteration i is answered when
-// every worker has pushed i - k; so no worker ever computes with parameters that lack a gradient of another from more
-// than k iterations before. With k = 0 an iteration's gradients are summed and make one update; otherwise each makes
-// one when it comes.
+// Each packet is handled by itself:
+// - A worker's first push has the parameters' first values. The server takes rank 0's, and answers
+//   nobody before they have come.
+// - A later push has a gradient; or it is quiet and has none; or it places or fetches a part of
+//   what the server keeps.
+// - The server answers each push with the part that the push names, which is the parameters unless
+//   it says otherwise. A worker pushes a packet again only after it has been answered.
 //
-// Memory: parameters and states from Define() on, and packets that are in flight.
+// With staleness k the server answers a worker's push of iteration i when every worker has pushed
+// iteration i - k. No worker ever computes with parameters that lack another worker's gradient of
+// more than k iterations before. With k = 0 the server sums an iteration's gradients and makes one
+// update; otherwise each gradient makes an update when it comes.
 //
-// Owned by one aggregator, called under the node's lock.
+// Memory: the parameters and the optimizer's states from Define() on, and packets in flight.
+//
+// An Updates is owned by one Aggregator and called under the node's lock.
 
 #pragma once
 
@@ -52,8 +58,8 @@ class Updates {
     // The worker in this process hands over a gradient of the whole tensor; parameters go to `into` (may be `from`).
     // Both must stay until everything is Delivered.
     void ArriveLocally(uint32_t tensor, const uint8_t* from, uint8_t* into, uint16_t flags);
-    // Works off about `bytes` of what was handed over locally, in the order of a connection (node/packet_queue.h). Returns
-    // false when nothing is left.
+    // Works off about `bytes` of what was handed over locally, in the order of a connection
+    // (node/packet_queue.h). Returns false when nothing is left.
     bool Work(uint64_t bytes);
     bool has_work() const { return !work_.empty(); }
 

@@ -1,8 +1,9 @@
-// f16 and bf16 to f32 and back, one element at a time and without branches, so that compilers vectorise it.
+// f16 and bf16 to f32 and back, one element at a time and without branches, so that compilers
+// vectorise it.
 //
-// Nothing here depends on the thread's rounding of subnormals (flush-to-zero): no step has a subnormal f32
-// as operand or result that matters. `static`, and nothing of std called, because each instruction set
-// compiles its own copy, which the linker must not merge with another's.
+// Nothing here depends on the thread's rounding of subnormals (flush-to-zero): no step has a
+// subnormal f32 as operand or result that matters. `static`, and nothing of std called, because
+// each instruction set compiles its own copy, which the linker must not merge with another's.
 
 #pragma once
 

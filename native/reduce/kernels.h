@@ -1,5 +1,6 @@
-// The reduction compiled for one instruction set each; reduce.cc chooses among them, tests compare them all.
-// Not for callers: they include reduce.h. Immutable after start-up; any thread.
+// The reductions, compiled once for each instruction set. reduce.cc chooses one of them, and tests
+// compare them all. Callers include reduce.h instead. What is declared here never changes; any
+// thread may use it.
 
 #pragma once
 

@@ -1,7 +1,9 @@
-// The loops. Each kernels_*.cc includes this once, is compiled for its own instruction set, and sets
+// The loops. Each kernels_*.cc includes this once, is compiled for its own instruction set, and
+// sets
 //     GRADLANE_F16C       where the CPU converts f16 itself.
-// Plain loops: compilers vectorise them, given -O3. Everything has internal linkage: a function compiled for
-// AVX2 must never be the copy that the linker keeps for a CPU without it; so nothing inline of std is called.
+// Plain loops: compilers vectorise them, given -O3. Everything has internal linkage: a function
+// compiled for AVX2 must never be the copy that the linker keeps for a CPU without it; so nothing
+// inline of std is called.
 
 #pragma once
 

@@ -1,13 +1,16 @@
 // Element-wise reduction of gradients: what a server does to every packet that arrives.
 //
-// Nothing here allocates, fails, keeps or owns memory: the caller's buffers are read and written during the
-// call and no longer. Any thread; two calls may run at once unless one writes what the other touches.
+// Nothing here allocates, fails, keeps or owns memory: the caller's buffers are read and written
+// during the call and no longer. Any thread; two calls may run at once unless one writes what the
+// other touches.
 //
-// Buffers hold n elements at any alignment. `into` and `from` (`a` and `b`) do not overlap, unless they are
-// the same pointer. The instruction set is chosen once, by what the CPU has, and does not change a result:
+// Buffers hold n elements at any alignment. `into` and `from` (`a` and `b`) do not overlap, unless
+// they are the same pointer. The instruction set is chosen once, by what the CPU has, and does not
+// change a result:
 // - floating point is computed in the order written, one rounding an operation, never contracted;
 // - halves (f16, bf16) are computed in f32 and rounded once, to nearest even, overflow to infinity;
-// - kMin and kMax give NaN where either side is NaN, as torch does; which NaN (its payload) is not defined;
+// - kMin and kMax give NaN where either side is NaN, as torch does; which NaN (its payload) is not
+//   defined;
 // - integers wrap.
 
 #pragma once

@@ -3,9 +3,10 @@
 //     TEST(SumsWrap) { CHECK_EQ(Sum(127, 1), -128); }
 //     int main(int argc, char** argv) { return RunTests(argc, argv); }
 //
-// A failed check prints both sides and where it stands, and the test goes on; a REQUIRE ends its test. The
-// program runs every test whose name contains its argument (all without one) and exits 1 if a check failed.
-// Checks may be made by several threads at once; REQUIRE only by the one that runs the test.
+// A failed check prints both sides and where it stands, and the test goes on; a REQUIRE ends its
+// test. The program runs every test whose name contains its argument (all without one) and exits 1
+// if a check failed. Checks may be made by several threads at once; REQUIRE only by the one that
+// runs the test.
 
 #pragma once
 

@@ -1,5 +1,5 @@
-// The loops. Each kernels_*.cc includes this once and is compiled for its own instruction set; everything has internal
-// linkage, as in reduce/kernels_body.h.
+// The loops of the updates. Each kernels_*.cc includes this file once and is compiled for its own
+// instruction set. Everything has internal linkage, for the reason given in reduce/kernels_body.h.
 
 #pragma once
 

@@ -1,5 +1,6 @@
-// Rule: how a gradient becomes a change of parameters. One of those that are listed here, with numbers; never code.
-// It travels from the workers, so it is checked before it is used. A value; any thread.
+// Rule: how a gradient changes parameters. A rule is one of the kinds listed here and its numbers;
+// it is never code. Rules come from workers over the network, so a server checks a rule before it
+// uses it. A Rule is a value; any thread may use its own.
 
 #pragma once
 

@@ -1,10 +1,13 @@
-// One step of an optimizer on some parameters: the operations of torch.optim's plain loops on a CPU, in their order, in
-// f32, each a + b * c fused as torch's vector loops fuse it. So, where torch has FMA:
+// One step of an optimizer on some parameters: the operations of torch.optim's plain loops on a
+// CPU, in their order, in f32, each a + b * c fused as torch's vector loops fuse it. So, where
+// torch has FMA:
 // - SGD gives torch's bits, with every option;
-// - so do both moments of Adam and AdamW. Their parameters may differ by the rounding of one square root a step: here it
-//   is rounded as IEEE 754 says, torch takes it from a library that may be off by one place.
+// - so do both moments of Adam and AdamW. Their parameters may differ by the rounding of one square
+//   root a step: here it is rounded as IEEE 754 says, torch takes it from a library that may be off
+//   by one place.
 //
-// Nothing here allocates, fails or keeps memory. The instruction set is chosen once and does not change a result.
+// Nothing here allocates, fails or keeps memory. The instruction set is chosen once and does not
+// change a result.
 
 #pragma once
 

@@ -1,8 +1,10 @@
-// A frame on the wire: 40 bytes of header, then `length` bytes of payload. The format is described in
-// docs/wire.md; this file is that page as code, and golden bytes in tests/golden/wire.json hold both to it.
+// A frame on the wire: 40 bytes of header, then `length` bytes of payload. The format is described
+// in docs/wire.md; this file is that page as code, and golden bytes in tests/golden/wire.json hold
+// both to it.
 //
-// Nothing here reads or writes a socket, allocates, or trusts a byte: Decode() says whether a header is one
-// of ours, and the receiver checks every field of it against what it has registered itself. Any thread.
+// Nothing here reads or writes a socket or allocates. Decode() says whether a header is
+// well-formed; the receiver checks every field of it against what it has registered itself. Any
+// thread may call.
 
 #pragma once
 

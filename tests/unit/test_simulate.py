@@ -52,18 +52,19 @@ def test_two_layers_first_in_first_out_by_hand():
 
 def test_two_layers_across_the_barrier_by_hand():
     # stop-and-wait by priority: b goes 50..95, then a 95..112; the first layer waits until 112, updates
-    # until 113 and runs until 123; the second updates until 125 and runs until 145
+    # until 113 and runs until 123; the second updates until 125 and runs until 145. A wait is of the iteration whose sum
+    # is waited for
     timeline = simulate(policies.get("tictac").plan(TWO_LAYERS, BYTE_A_NS), TWO_LAYERS, BYTE_A_NS, iterations=2)
     assert [span for span in timeline.spans if span.kind in ("forward", "wait", "update", "backward") and span.start_ns >= 80][
         :7
     ] == [
-        Span("wait", 1, 1, 80, 112),
+        Span("wait", 0, 1, 80, 112),
         Span("update", 0, 1, 112, 113),
         Span("forward", 1, 0, 113, 123),
         Span("update", 0, 0, 123, 125),
         Span("forward", 1, 1, 125, 145),
         Span("backward", 1, -1, 145, 195),
-        Span("wait", 2, 1, 195, 227),
+        Span("wait", 1, 1, 195, 227),
     ]
     assert timeline.iteration_ns() == [80, 115]
 

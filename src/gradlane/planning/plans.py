@@ -12,7 +12,7 @@ from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile
-from gradlane.sim.allreduce import planned_ahead
+from gradlane.sim.steady import planned_ahead
 
 
 def make_plan(policy: Policy, profile: Profile, place: Place) -> Plan:

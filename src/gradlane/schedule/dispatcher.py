@@ -1,19 +1,22 @@
 """Dispatcher: facts in, starts out.
 
-It turns "this tensor is ready" and "this message is done" into "start these messages now", under one Plan.
-It has no clock, no thread and no I/O, never blocks and never raises for a legal history of facts; whoever
-drives it (the simulator in virtual time, the live session under its lock) owns it alone.
+A Dispatcher turns "this tensor is ready" and "this message is done" into "start these messages
+now", under one Plan. It has no clock, no thread and no I/O. It never blocks, and never raises for a
+legal history of facts. Its driver owns it alone: the simulator in virtual time, or the live session
+under its lock.
 
-The rules, per lane:
-  1. A message is eligible when all its tensors, and the one it is held for, are ready.
-  2. Eligible messages start by priority; ties go to the one that became eligible first.
-  3. The most urgent one starts if the lane's window has room for it, or if nothing is under way (a lone
-     message larger than the window may go). If it does not fit, nothing behind it may pass: skipping the
-     head would invert priorities.
-  4. With a sequence (planned ahead, or told by a coordinator), the next message is the sequence's next,
-     whatever is eligible behind it. The window still holds.
-  5. A two-phase message finishes twice. Its second half is eligible once every message of the plan has finished
-     for the first time, and starts by priority, with a sequence too.
+The rules, for each lane:
+  1. A message is eligible when all its tensors are ready, and also the tensor that it is held for,
+     if there is one.
+  2. Eligible messages start by priority, the smallest first. Ties go to the message that became
+     eligible first.
+  3. The most urgent eligible message starts if the lane's window has room for it, or if nothing is
+     in flight on the lane, so that a message larger than the window can go. If it does not fit, no
+     other message may pass it, because that would invert priorities.
+  4. With a sequence (planned ahead, or told by a coordinator), the next message to start is the
+     next of the sequence, whichever others are eligible. The window holds as well.
+  5. A two-phase message finishes twice. Its second half is eligible once every message of the plan
+     has finished for the first time. Second halves start by priority, with a sequence too.
 """
 
 from __future__ import annotations
@@ -24,12 +27,16 @@ from gradlane.core.plan import Plan
 
 
 class Dispatcher:
-    """Scheduling of one plan, iteration after iteration.
-
-    With `follow=True` the order is not the plan's but arrives by `allow()` from a coordinator.
-    """
+    """Scheduling of one plan, iteration after iteration."""
 
     def __init__(self, plan: Plan, *, follow: bool = False) -> None:
+        """Prepare for the first `begin`.
+
+        Args:
+            plan: what to carry out.
+            follow: take the order of messages from a coordinator, by `allow`, instead of from the
+                plan.
+        """
         self.plan = plan
         self._sizes = [message.size_bytes for message in plan.messages]
         self._lane_of = [message.lane for message in plan.messages]
@@ -68,12 +75,15 @@ class Dispatcher:
     # -- facts ---------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A new iteration begins; the one before must have finished."""
+        """Begin a new iteration; the one before must have finished."""
         assert self.done or not any(self._is_ready), f"an iteration is still under way: {self.describe_state()}"
         self._reset()
 
     def ready(self, tensor: int) -> list[int]:
-        """The gradient of `tensor` is ready. Returns the messages to start now, in order."""
+        """Take the fact that the gradient of `tensor` is ready.
+
+        Returns the messages to start now, in order.
+        """
         assert not self._is_ready[tensor], f"tensor {tensor} became ready twice in one iteration"
         self._is_ready[tensor] = True
         touched = set()
@@ -88,7 +98,10 @@ class Dispatcher:
         return [message for lane in sorted(touched) for message in self._start(lane)]
 
     def finished(self, message: int) -> list[int]:
-        """`message` has arrived. Returns the messages to start now, in order."""
+        """Take the fact that `message`, or half of it, has finished.
+
+        Returns the messages to start now, in order.
+        """
         self._in_flight.remove(message)
         lane = self._lane_of[message]
         self._in_flight_bytes[lane] -= self._sizes[message]
@@ -115,7 +128,10 @@ class Dispatcher:
                 self._arrivals += 1
 
     def allow(self, message: int) -> list[int]:
-        """The coordinator put `message` next (follow mode). Returns the messages to start now, in order."""
+        """Take the fact that the coordinator put `message` next (`follow`).
+
+        Returns the messages to start now, in order.
+        """
         lane = self._lane_of[message]
         self._orders[lane].append(message)
         return self._start(lane)
@@ -128,15 +144,16 @@ class Dispatcher:
         return self._unfinished == 0
 
     def in_second_phase(self, message: int) -> bool:
-        """Whether `message` is split and its first half has finished."""
+        """Whether `message` is two-phase and its first half has finished."""
         return message in self._reduced
 
     @property
     def in_flight(self) -> frozenset[int]:
+        """The messages that were started and have not finished."""
         return frozenset(self._in_flight)
 
     def describe_state(self) -> str:
-        """What is under way and what is waited for, for error messages."""
+        """The messages in flight and the gradients that are missing, as text for error messages."""
         missing = [self.plan.tensors[t].name for t, ready in enumerate(self._is_ready) if not ready]
         text = f"{self._unfinished} of {len(self._sizes)} messages unfinished, under way: {sorted(self._in_flight)}"
         if missing:

@@ -1,7 +1,9 @@
-"""Log: what a Dispatcher was told and what it answered, and the proof that a fresh one answers the same.
+"""Log: what a Dispatcher was told and what it answered, and a check that a fresh one answers the
+same.
 
-A Dispatcher has no clock, thread or I/O, so that its answers follow from its plan and the facts alone. The log of a live run
-shows that: replayed, it gives the starts of the run.
+A Dispatcher has no clock, thread or I/O, so that its answers follow from its plan and the facts
+alone. Replaying the log of a live run shows it: a fresh Dispatcher, told the same facts, starts the
+same messages.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from gradlane.schedule.dispatcher import Dispatcher
 
 
 class LoggedDispatcher(Dispatcher):
-    """A Dispatcher that keeps a log of its last `iterations` iterations; earlier ones have no effect on those.
+    """A Dispatcher that keeps a log of its last `iterations` iterations. Earlier iterations have no
+    effect on those.
 
-    Owned by one driver, as any Dispatcher is; who takes the `log` does so between two facts.
+    Its driver owns it alone, as any Dispatcher, and takes the `log` between two facts.
     """
 
     def __init__(self, plan: Plan, *, follow: bool = False, iterations: int = 20) -> None:
@@ -27,7 +30,7 @@ class LoggedDispatcher(Dispatcher):
 
     @property
     def log(self) -> Log:
-        """Everything so far, as far back as it is kept."""
+        """The log of the iterations that are kept."""
         return Log(self.plan, tuple(chain.from_iterable(self._facts)), self._follow)
 
     def begin(self) -> None:
@@ -49,7 +52,14 @@ class LoggedDispatcher(Dispatcher):
 
 
 def replay(log: Log) -> None:
-    """Tell a fresh Dispatcher all that is in `log`. Raises `AssertionError` at the first answer that is not the log's."""
+    """Tell a fresh Dispatcher all facts of a log, and check its answers.
+
+    Args:
+        log: what to replay.
+
+    Raises:
+        AssertionError: an answer differs from the log's; the text names the fact and both answers.
+    """
     dispatcher = Dispatcher(log.plan, follow=log.follow)
     iteration = -1
     for place, fact in enumerate(log.facts):

@@ -1,33 +1,38 @@
-"""Which packet a connection sends next: the specification, and a reference that the tests hold every sender to.
+"""Which packet a connection sends next: the specification, and a reference that the tests hold
+every sender to.
 
-A connection here is one direction of one lane between two processes. Three senders follow this page: the data plane
-(`native/node/packet_queue.h`) and the two simulated fabrics of parameter servers (`gradlane.sim.packets` packet by packet,
-`gradlane.sim.fluid` with infinitely small packets). `docs/wire.md` states the same rule in the same words.
+A connection here is one direction of one lane between two processes. Three senders follow this
+page: the data plane (`native/node/packet_queue.h`) and the two simulated fabrics of parameter
+servers (`gradlane.sim.packets` packet by packet, `gradlane.sim.fluid` with infinitely small
+packets). `docs/wire.md` states the same rule in the same words.
 
-**Runs.** A sender hands packets over to a connection in runs. A run holds the packets of one message that travel on this
-connection, in order of their offsets; on the way back from a server it holds the packets of one sum that leave together.
-A run has a priority; 0 is the most urgent.
+**Runs.** A sender hands packets over to a connection in runs. A run holds the packets of one
+message that travel on this connection, in order of their offsets; on the way back from a server it
+holds the packets of one sum that leave together. A run has a priority; 0 is the most urgent.
 
-**Key.** Runs are ordered by the pair (urgency, number), the smallest first. The urgency is the run's priority where the
-connection is ordered by priority (a plan with the wire "packet-priority"; a tensor that is "urgent first"), and otherwise 0.
-The number counts the runs of a connection in order of hand-over.
+**Key.** Runs are ordered by the pair (urgency, number), the smallest first. The urgency is the
+run's priority where the connection is ordered by priority (a plan with the wire "packet-priority";
+a tensor that is "urgent first"), and otherwise 0. The number counts the runs of a connection in
+order of hand-over.
 
-**Choice.** When the link or the socket can take a packet, the sender takes the next packet of the run with the smallest
-key. It chooses anew for each packet.
+**Choice.** When the link or the socket can take a packet, the sender takes the next packet of the
+run with the smallest key. It chooses anew for each packet.
 
-**Ties.** Among runs of equal urgency the one that was handed over first sends all of its packets first; packets of equal
-runs never alternate. Without priorities all runs are equal, and the connection is first in, first out.
+**Ties.** Among runs of equal urgency the one that was handed over first sends all of its packets
+first; packets of equal runs never alternate. Without priorities all runs are equal, and the
+connection is first in, first out.
 
-**Preemption.** A more urgent run that is handed over between two packets of another run goes first, from the next packet
-on. A packet that was taken is sent to its end. The preempted run keeps its key, so it continues where it stopped, before
-every run of equal urgency that was handed over later.
+**Preemption.** A more urgent run that is handed over between two packets of another run goes first,
+from the next packet on. A packet that was taken is sent to its end. The preempted run keeps its
+key, so it continues where it stopped, before every run of equal urgency that was handed over later.
 
-This page does not say which of several connections has the link (lanes of a more urgent network class first, lanes of one
-class in equal shares), when a message is handed over (the `Dispatcher`), or how many packets a sender takes ahead: the data
-plane takes up to 16 packets, and stops after the first one at which they come to 24 KiB or more, for one call to the kernel.
+This page does not say which of several connections has the link (lanes of a more urgent network
+class first, lanes of one class in equal shares), when a message is handed over (the `Dispatcher`),
+or how many packets a sender takes ahead: the data plane takes up to 16 packets, and stops after the
+first one at which they come to 24 KiB or more, for one call to the kernel.
 
-`tests/golden/wire_order.txt` has examples as inputs and expected packets; `python -m tests.unit.wire_vectors` makes it from
-`WireOrder`.
+`tests/golden/wire_order.txt` has examples as inputs and expected packets. The command
+`python -m tests.unit.wire_vectors` makes the file from `WireOrder`.
 """
 
 from __future__ import annotations
@@ -48,7 +53,8 @@ def run_key(wire: Wire, priority: int, number: int) -> Key:
     Args:
         wire: `Plan.wire` of the plan that the run belongs to.
         priority: the message's priority, 0 or more; 0 is the most urgent.
-        number: how many runs were handed over before this one. Any number that rises with each hand-over will do.
+        number: how many runs were handed over before this one. Any number that rises with each
+            hand-over will do.
 
     Returns:
         A pair that sorts runs in the order in which they are sent.
@@ -57,7 +63,9 @@ def run_key(wire: Wire, priority: int, number: int) -> Key:
 
 
 class WireOrder:
-    """One connection's order, by the specification above: runs in, packets out, without sockets or clocks."""
+    """One connection's order, by the specification above: runs in, packets out, without sockets or
+    clocks.
+    """
 
     def __init__(self, wire: Wire) -> None:
         """Start with nothing to send.

@@ -1,9 +1,9 @@
-"""Virtual-time drivers of the Dispatcher: all-reduce, and parameter servers."""
+"""Virtual-time drivers of the Dispatcher: all-reduce and parameter servers."""
 
-from gradlane.sim.allreduce import iteration_ns, planned_ahead, simulate
+from gradlane.sim.allreduce import simulate, simulate_heterogeneous
 from gradlane.sim.fabric import Job
-from gradlane.sim.heterogeneous import simulate_heterogeneous
 from gradlane.sim.servers import simulate_jobs, simulate_servers
+from gradlane.sim.steady import iteration_ns, planned_ahead
 
 __all__ = [
     "Job",

@@ -1,7 +1,8 @@
 """Bounds: what no schedule can beat, to stand beside every simulated time.
 
-The oracle has no communication at all; linear scaling is that of `workers` times its speed. The lower bound knows
-the network too: when gradients are ready, which layer first needs which, startup and bandwidth.
+The oracle has no communication at all; linear scaling is that of `workers` times its speed. The
+lower bound knows the network too: when gradients are ready, which layer first needs which, startup
+and bandwidth.
 """
 
 from __future__ import annotations
@@ -23,33 +24,51 @@ MERGED_LAYERS_AT_MOST = 24
 
 
 def oracle_ns(profile: Profile) -> int:
-    """An iteration of one worker alone (Mercury Eq. 9)."""
+    """The time of an iteration of one worker alone, in ns (Mercury Eq. 9)."""
     return profile.compute_ns
 
 
 def efficiency(profile: Profile, iteration_ns: int) -> float:
-    """The part of linear scaling that an iteration time reaches, from 0 to 1."""
+    """The part of linear scaling that an iteration time reaches.
+
+    Args:
+        profile: the iteration's computation.
+        iteration_ns: the time that it takes with communication.
+
+    Returns:
+        0 to 1; 1 where the iteration takes no time.
+    """
     return profile.compute_ns / iteration_ns if iteration_ns else 1.0
 
 
 def lower_bound_ns(profile: Profile, where: Network | Cluster) -> int:
-    """No plan has a shorter steady, synchronous iteration of `profile` on `where`, whatever it merges, cuts or reorders.
+    """A time that no plan's steady, synchronous iteration goes below, whatever the plan merges,
+    cuts or reorders.
 
-    Argument. Let R be a time after the start of backward and k a layer. The gradients that are ready at R or later
-    and whose parameters are first used by layer k or one before it can be sent only from R on. Together they are
-    S bytes, in at least one message, and the network needs at least c(S) for them, its cheapest way to carry S
-    bytes. One of these gradients therefore arrives at R + c(S) or later; its layer is k or one before it; so layer k
-    and all behind it, each with its update, run after that. The forward pass ends no sooner than the greatest
-    R + c(S) + (updates and layers from k on) over all R and k, nor sooner than backward and forward take alone.
+    Args:
+        profile: one iteration's computation.
+        where: a network for all-reduce, or a cluster with parameter servers.
 
-    For all-reduce c(S) is the least startup and S at the highest rate, or S at the least time per byte that any
-    message has with its startup spread over the largest size its piece allows, whichever is more; no startup where
-    messages overlap, since it may pass behind other messages' bytes, but never less than one whole startup. That S bytes are
-    ready at different times, and a message takes only what is, tells more: `_all_arrive_ns` in place of R + c(S), for
-    some of the layers k. On a cluster of
-    workers that are alike it is the startup and S at the rate of `as_network`, each link at its fastest. Where they
-    are not, each worker's bytes pass its own links, unless a server on its host may have them; the bound is the
-    greatest over the workers.
+    Returns:
+        Nanoseconds.
+
+    Argument. Let R be a time after the start of backward and k a layer. The gradients that are
+    ready at R or later and whose parameters are first used by layer k or one before it can be sent
+    only from R on. Together they are S bytes, in at least one message, and the network needs at
+    least c(S) for them, its cheapest way to carry S bytes. One of these gradients therefore arrives
+    at R + c(S) or later; its layer is k or one before it; so layer k and all behind it, each with
+    its update, run after that. The forward pass ends no sooner than the greatest R + c(S) +
+    (updates and layers from k on) over all R and k, nor sooner than backward and forward take
+    alone.
+
+    For all-reduce c(S) is the least startup and S at the highest rate, or S at the least time per
+    byte that any message has with its startup spread over the largest size its piece allows,
+    whichever is more; no startup where messages overlap, since it may pass behind other messages'
+    bytes, but never less than one whole startup. That S bytes are ready at different times, and a
+    message takes only what is, tells more: `_all_arrive_ns` in place of R + c(S), for some of the
+    layers k. On a cluster of workers that are alike it is the startup and S at the rate of
+    `as_network`, each link at its fastest. Where they are not, each worker's bytes pass its own
+    links, unless a server on its host may have them; the bound is the greatest over the workers.
     """
     if isinstance(where, Network):
         return max(_bound(profile, _all_reduce_cost(where), 100, True), _bound_by_merges(profile, where))
@@ -92,8 +111,8 @@ def _all_reduce_cost(network: Network) -> Callable[[int], int]:
 
 
 def _bound_by_merges(profile: Profile, network: Network) -> int:
-    """The greatest, over some layers k, of when all gradients that k and the layers before it use may have arrived,
-    and what runs after that.
+    """The greatest, over some layers k, of the earliest time when all gradients of layers up to k
+    have arrived, and the time of the layers from k on.
     """
     startup_ns = min(network.occupied_ns(piece) for piece in network.segments)
     rate = max(piece.bytes_per_second for piece in network.segments)
@@ -111,14 +130,16 @@ def _bound_by_merges(profile: Profile, network: Network) -> int:
 
 
 def _all_arrive_ns(gradients: list[tuple[int, int]], startup_ns: int, bytes_per_second: int) -> int:
-    """No schedule has all of `gradients`, (ready_ns, size_bytes) in order of readiness, sent before this time.
+    """No schedule has all of `gradients`, (ready_ns, size_bytes) in order of readiness, sent before
+    this time.
 
-    Messages cost a startup and their bytes, one after another, and start when all they carry is ready. Let any
-    schedule be given. Its messages in order of their latest gradient end no later than they did, interrupted
-    or not; filled with the bytes in order of readiness, they still carry only what is ready; and a gradient that
-    two of them share can go with the first. What is left are merges of neighbours, whose best is
-    f(j) = min over i < j of max(f(i), ready(j)) + startup + bytes(i+1 .. j). As f never falls, among the i with
-    f(i) <= ready(j) the last is the best, and the others pass through a window that only moves on: O(n).
+    Messages cost a startup and their bytes, one after another, and start when all they carry is
+    ready. Let any schedule be given. Its messages in order of their latest gradient end no later
+    than they did, interrupted or not; filled with the bytes in order of readiness, they still carry
+    only what is ready; and a gradient that two of them share can go with the first. What is left
+    are merges of neighbours, whose best is f(j) = min over i < j of max(f(i), ready(j)) + startup +
+    bytes(i+1 .. j). As f never falls, among the i with f(i) <= ready(j) the last is the best, and
+    the others pass through a window that only moves on: O(n).
     """
     # in units of 1 ns / bytes_per_second, so that all are integers
     startup = startup_ns * bytes_per_second

@@ -1,11 +1,10 @@
-"""Fabric: what carries messages between the ranks of simulated jobs, in virtual time.
+"""Fabric: what carries messages in virtual time, and the words that all fabrics share.
 
-A job is one training run; a rank is one simulated worker of one job. `Simulation` hands messages
-over and lets time pass; the fabric says when a message has been pushed (it has left the rank, whose
-window has room again) and pulled (the rank has the sum).
-
-There are three: `fluid`, for parameter servers and workers that are all alike, of which one stands
-for all; `packets`, for any; and the collectives of `heterogeneous`.
+A job is one training run; a rank is one simulated worker of one job. A `Simulation` hands messages
+over to a fabric and lets time pass. The fabric tells it when a message has been pushed (it has left
+the rank for the servers) and pulled (the rank has the sum). There are three fabrics:
+`allreduce.CollectiveFabric` for collectives; `fluid` for parameter servers and workers that are all
+alike, of which one stands for all; and `packets` for parameter servers and any workers.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ FOREVER = 2**62
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A training run on a cluster.
+    """A training run.
 
     Args:
         plan: the plan that every rank of it carries out; its tensors are those of `profile`.

@@ -1,13 +1,15 @@
-"""Fluid: parameter servers and workers that are all alike, one worker standing for all.
+"""Fluid: parameter servers with workers that are all alike, of which one stands for all.
 
-Bytes flow like water, so that a more urgent message takes over at once: packets are infinitely small, as in the
-models of Mercury and ByteScheduler. There are two stages, push and pull. A stage's rate is what the narrowest link
-leaves to each worker: its own, or the servers' over all workers; on shared hosts both stages share the links.
-Within a stage the most urgent network class goes first, the lanes of a class share evenly, and a lane serves in
-the order of hand-over, or on a packet-priority wire by priority.
+Packets are infinitely small, as in the models of Mercury and ByteScheduler, so that a more urgent
+message takes over at once. There are two stages, push and pull. A stage's rate is the least that a
+link leaves to each worker: the worker's own rate, or the servers' rate divided among all workers.
+On shared hosts both stages share the links. Within a stage the most urgent network class goes
+first, and the lanes of one class get equal shares. A lane is a connection, and follows the order of
+`gradlane.schedule.wire_order`; what comes back of a message that is returned packet by packet keeps
+the key of its push.
 
-Work is counted in bytes times 10^9, so that a rate times nanoseconds is work without rounding; an end that falls
-within a nanosecond is put at its end.
+Work is counted in bytes times 10^9, so that a rate times nanoseconds is work without rounding. An
+event that falls within a nanosecond happens at the end of that nanosecond.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from gradlane.units import NS_PER_SECOND
 
 
 class _Flow:
-    """One message: work left to push, and work that the servers have and the worker has not."""
+    """A message: its work left to push, and the work that the servers have and the worker lacks."""
 
     __slots__ = (
         "backlog",
@@ -49,9 +51,11 @@ class _Flow:
 
 
 class _Connection:
-    """The messages of one lane of one job, by key: those being pushed, and those with something to pull.
+    """One lane of one job: heaps by key of the messages to push, and of those that have work to
+    pull.
 
-    Only the first of each moves, and what is pushed and comes back at once: what thousands of others do is wait.
+    Only the first message of each heap moves, so that thousands of others cost nothing while they
+    wait. A message that is pushed may be pulled at the same time.
     """
 
     __slots__ = ("network_class", "pulling", "pushing")
@@ -63,18 +67,22 @@ class _Connection:
 
     @property
     def fed(self) -> _Flow | None:
-        """What is being pushed and comes back at once, with nothing waiting."""
+        """The message that is being pushed and comes back as fast as it is pushed; None if there is
+        none.
+        """
         flow = self.pushing[0][1] if self.pushing else None
         return flow if flow is not None and flow.by_packet and flow.feed and not flow.backlog else None
 
     def moving(self) -> list[_Flow]:
-        """What can be pulled now, in order: at most two."""
+        """The messages that can be pulled now, at most two, in order of their keys."""
         first, fed = self.pulling[0][1] if self.pulling else None, self.fed
         return sorted((flow for flow in (first, fed) if flow is not None), key=lambda flow: flow.key)
 
 
 class FluidFabric:
-    """Rank r is job r."""
+    """A `gradlane.sim.fabric.Fabric` with one rank a job: rank r is the worker that stands for all
+    workers of job r.
+    """
 
     def __init__(self, jobs: Sequence[Job], cluster: Cluster) -> None:
         assert cluster.is_homogeneous
@@ -193,7 +201,9 @@ class FluidFabric:
         return notices + [Notice(to_ns, flow.rank, flow.message, True) for flow in ended]
 
     def _return(self, stream: _Connection, flow: _Flow) -> None:
-        """All of `flow`, a whole message, has been pushed: it is summed, and then returned."""
+        """The servers have all of `flow`, which is returned whole: they sum it, update parameters,
+        and return it.
+        """
         cluster = self._cluster
         delay_ns = cluster.startup_ns
         # each server has its share; those of the other workers were summed as they came
@@ -203,7 +213,7 @@ class FluidFabric:
         self._numbers += 1
 
     def _share_out(self) -> None:
-        """Rates of all flows from now on, and until when they hold."""
+        """Set the rates of all flows from now on, and the time until which they hold."""
         push_rate, pull_rate, shared, changes_ns = self._fixed or self._capacities()
         for flow in self._moving:
             flow.feed = flow.pull_rate = 0
@@ -244,7 +254,9 @@ class FluidFabric:
         self._rates_until = min(until_ns, changes_ns) if pushing or wants else FOREVER
 
     def _capacities(self) -> tuple[int, int, int | None, int]:
-        """Rates of push and pull for each worker, of both together on shared hosts, and when they change."""
+        """Rates of push and of pull for each worker, the rate of both together on shared hosts, and
+        when these change.
+        """
         workers, servers = len(self._cluster.workers), len(self._cluster.servers)
         (up, down, server_up, server_down), changes_ns = self._link_rates()
         push, pull, shared = MAX_RATE, MAX_RATE, None
@@ -272,7 +284,9 @@ def _constant(link: Link) -> tuple[int, None] | None:
 
 
 def _allot(wants: list[tuple[_Connection, int]], capacity: int) -> list[tuple[_Connection, int]]:
-    """What each stream is given of `capacity`: classes in order, evenly within one, and none more than it wants."""
+    """Share `capacity` among streams: by class, equally within a class, to none more than the rate
+    that it wants.
+    """
     if len(wants) == 1:
         return [(wants[0][0], min(wants[0][1], capacity))]
     given: list[tuple[_Connection, int]] = []

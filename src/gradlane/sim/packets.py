@@ -1,13 +1,19 @@
-"""Packets: parameter servers and workers of any kind, every packet on every link.
+"""Packets: parameter servers with any workers, every packet on every link.
 
-A host's uplink takes one packet at a time: of the most urgent lane first, among lanes of a class (and push and pull,
-and jobs, where a host has both) in turn by bytes, within a lane in the order of hand-over or, on a packet-priority
-wire, by priority. The switch has a queue for each class before each downlink. A lane has a connection each way to each
-host, with as many bytes under way as two packets have, as flow control would have it: what is not yet sent can still be
-overtaken, flows into one downlink get even shares, and what one worker pushes does not keep another from its sums. A
-packet is sent on when it has come whole; a message has room in its window for the next when the last of it has left. A
-server adds what arrives, one packet after another, and returns a unit (see `deal`) to all workers when it has it from
-all, or at once to the one when not synchronous. What a worker sends to a server on its own host passes no link.
+**Links.** A host's uplink takes one packet at a time. Lanes of a more urgent network class go
+first; lanes of one class take turns by bytes, as do pushes and pulls, and jobs, where a host has
+several. The switch has a queue for each class before each downlink, and sends a packet on when all
+of it has come.
+
+**Connections.** Each lane has a connection each way to each host. Its packets leave in the order of
+`gradlane.schedule.wire_order`. At most two packets' bytes of a connection are in flight, as flow
+control would have it. Packets that are not in flight can still be overtaken, connections into one
+downlink get equal shares, and one worker's pushes do not delay another worker's sums.
+
+**Servers.** A server adds packets in order of arrival, one after another. It returns a unit (see
+`sharding`) to all workers when it has the unit from all of them; where training is not synchronous,
+it returns a worker's unit to that worker at once. A message leaves its window when its last packet
+has left the worker. Packets between a worker and a server on one host pass no link.
 """
 
 from __future__ import annotations
@@ -29,8 +35,15 @@ _Item = tuple[Key, int, int, bool]  # (key of its run, packet, rank, is a pull):
 
 
 class _Connection:
-    """What one job, lane and direction has to send from one host. under_way, held: by host to which it goes, the bytes under
-    way and the packets that wait for some of them to arrive.
+    """The packets that one job has to send from one host, on one lane and in one direction, to all
+    other hosts.
+
+    Attributes:
+        items: packets that may be sent, a heap.
+        under_way: by receiving host, the bytes in flight.
+        held: by receiving host, packets that wait until some of the bytes in flight have arrived, a
+            heap.
+        served: bytes sent, on the clock that lets connections of one class take turns.
     """
 
     __slots__ = ("classed", "held", "items", "job", "queued", "served", "under_way")
@@ -45,7 +58,7 @@ class _Connection:
 
 
 class PacketFabric:
-    """Rank r is (job, worker of the cluster) `ranks[r]`."""
+    """A `gradlane.sim.fabric.Fabric`. Rank r is (job, worker of the cluster) `ranks[r]`."""
 
     def __init__(self, jobs: Sequence[Job], cluster: Cluster, ranks: Sequence[tuple[int, int]], staleness: int | None) -> None:
         self.events = 0
@@ -69,7 +82,8 @@ class PacketFabric:
         self._numbers = 0
         self._sender_free = [0] * len(ranks)
         self._server_free = [0] * len(cluster.servers)
-        # for each job what each unit still misses, and for each rank's message the packets not yet pushed and pulled
+        # for each job the events that each unit still waits for; for each rank's message the packets
+        # not yet pushed, and those not yet pulled
         self._missing = [[self._wants(j, unit) for unit in range(len(deal.units))] for j, deal in enumerate(self._deals)]
         self._missing_alone = [list(self._missing[job]) if not self._together else [] for job, _ in ranks]
         self._unpushed = [[0] * len(jobs[job].plan.messages) for job, _ in ranks]
@@ -88,7 +102,9 @@ class PacketFabric:
         self._at(now_ns, ASKED, (rank, message, 0))
 
     def _wants(self, job: int, unit: int) -> int:
-        """What a unit waits for: its packets and, of a two-phase message, to be asked for; from each rank, or from one."""
+        """How many events a unit waits for, from each rank or from one: its packets, and the
+        request of a two-phase message.
+        """
         deal = self._deals[job]
         split = self._jobs[job].plan.messages[deal.message[deal.units[unit][0]]].two_phase
         return (len(deal.units[unit]) + split) * (len(self._ranks_of[job]) if self._together else 1)
@@ -125,7 +141,7 @@ class PacketFabric:
     # -- in the order in which a packet passes -----------------------------------------------------------------
 
     def _enter(self, now_ns: int, rank: int, message: int) -> None:
-        """A message is on its host's queue: cut it into packets."""
+        """A message joins its host's queue, cut into packets."""
         job = self._ranks[rank][0]
         deal, host = self._deals[job], self._host_of[rank]
         stream = self._stream(host, job, message, False)
@@ -238,13 +254,16 @@ class PacketFabric:
             self._at_server(now_ns, rank, packet)
 
     def _left(self, now_ns: int, rank: int, message: int) -> None:
-        """A packet has left its worker, or passes no link. The window has room again when all of a message have."""
+        """A packet has left its worker, or passes no link.
+
+        With the last packet the message leaves its window.
+        """
         self._unpushed[rank][message] -= 1
         if not self._unpushed[rank][message]:
             self._notices.append(Notice(now_ns, rank, message, False))
 
     def _at_server(self, now_ns: int, rank: int, packet: int) -> None:
-        """A server has a packet: it adds it, one after another."""
+        """A server has received a packet, and adds it after those that came before it."""
         deal = self._deals[self._ranks[rank][0]]
         rate = self._cluster.sum_bytes_per_second
         if rate is None:
@@ -262,7 +281,7 @@ class PacketFabric:
             self._one_less(now_ns, rank, unit)
 
     def _one_less(self, now_ns: int, rank: int, unit: int) -> None:
-        """A unit has one more of the things that it waits for."""
+        """One of the events that a unit waits for has happened."""
         job = self._ranks[rank][0]
         deal = self._deals[job]
         missing = self._missing[job] if self._together else self._missing_alone[rank]
@@ -285,7 +304,7 @@ class PacketFabric:
             self._at(ready_ns, RETURNED, (job, unit, to))
 
     def _return(self, now_ns: int, job: int, unit: int, to: int) -> None:
-        """A server sends a unit to all workers of the job, or to one."""
+        """A server returns a unit to all workers of the job (`to` is -1), or to the rank `to`."""
         deal = self._deals[job]
         packets = deal.units[unit]
         host, message = self._server_host[deal.server[packets[0]]], deal.message[packets[0]]

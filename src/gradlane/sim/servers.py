@@ -1,9 +1,11 @@
-"""Parameter servers in virtual time: jobs on a cluster, each rank driven by the same Dispatcher that runs live.
+"""Parameter servers in virtual time: jobs on a cluster, each rank driven by the same Dispatcher
+that runs live.
 
-Workers that are all alike are simulated as one, so that 2048 cost no more than 2; others each on their own, packet
-by packet. Synchronous: a server returns a sum when it has every worker's part. Asynchronous: it returns the
-parameters to a worker as soon as that worker's part is in. Bounded staleness: so too, but no worker begins an
-iteration more than `staleness` ahead of the slowest one's pushes.
+Where workers are all alike, one is simulated and stands for all, so that 2048 cost no more than 2.
+Otherwise each worker is simulated, and every packet. There are three kinds of training.
+Synchronous: a server returns a sum when it has every worker's part. Asynchronous: a server returns
+parameters to a worker as soon as it has that worker's part. Bounded staleness: as asynchronous, but
+no worker begins an iteration more than `staleness` iterations ahead of the slowest worker's pushes.
 """
 
 from __future__ import annotations
@@ -33,9 +35,19 @@ def simulate_servers(
     jitter: float = 0.0,
     seed: int = 0,
 ) -> tuple[Timeline, ...]:
-    """One job on the whole cluster: a timeline for each simulated worker, one alone where they are alike.
+    """Run iterations of one job on the whole cluster.
 
-    As `simulate_jobs`, which has the arguments.
+    Args:
+        plan: what to carry out.
+        profile: one iteration's computation; has the tensors of the plan.
+        cluster: workers, servers, and the hosts that they are on.
+        iterations: as in `simulate_jobs`, like the arguments after it.
+
+    Returns:
+        A timeline for each worker; a single one where the workers are all alike.
+
+    Raises:
+        PlanError, InputError: as `simulate_jobs` does.
     """
     return simulate_jobs((Job(plan, profile),), cluster, iterations, staleness=staleness, jitter=jitter, seed=seed)[0]
 
@@ -49,12 +61,27 @@ def simulate_jobs(
     jitter: float = 0.0,
     seed: int = 0,
 ) -> list[tuple[Timeline, ...]]:
-    """Run `iterations` iterations of each job and return its workers' timelines. The same for the same `seed`.
+    """Run iterations of several jobs that share a cluster.
 
-    staleness: 0 synchronous, n bounded staleness, None asynchronous. jitter: the compute times of each worker and
-    iteration are drawn evenly from 1 - jitter to 1 + jitter times their length. The sum of a split
-    message is returned when every worker has asked for it (one alone, where not synchronous), which passes no link.
-    Raises `InputError` for arguments of no use, `PlanError` for a plan that the cluster's servers cannot carry out.
+    The sum of a two-phase message is returned when every worker has asked for it; where training is
+    not synchronous, when the worker itself has. Asking passes no link.
+
+    Args:
+        jobs: 1 or more.
+        cluster: workers, servers, and the hosts that they are on.
+        iterations: of each job, 1 to 10^6.
+        staleness: 0 is synchronous training, a greater number bounded staleness, None asynchronous
+            training.
+        jitter: the compute times of each worker in each iteration are drawn evenly from 1 - jitter
+            to 1 + jitter times their length; 0 to below 1.
+        seed: of these draws. The result is the same for the same seed.
+
+    Returns:
+        For each job a timeline for each of its workers; a single one where all workers are alike.
+
+    Raises:
+        PlanError: the cluster's servers cannot carry out a plan.
+        InputError: an argument is out of its range.
     """
     return simulation(jobs, cluster, iterations, staleness=staleness, jitter=jitter, seed=seed).run()
 
@@ -69,7 +96,11 @@ def simulation(
     seed: int = 0,
     whole: bool = False,
 ) -> Simulation:
-    """The run of `simulate_jobs`, not yet begun. whole: simulate every worker, though they are alike."""
+    """The run of `simulate_jobs`, which has the other arguments, before it begins.
+
+    Args:
+        whole: simulate every worker and packet, though the workers are all alike.
+    """
     need(len(jobs) > 0, "jobs", len(jobs), "1 or more")
     place = Place.of(cluster)
     for job in jobs:

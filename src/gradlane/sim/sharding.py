@@ -1,4 +1,4 @@
-"""Deal: which packets a job's messages are cut into, and which server gets each."""
+"""Sharding: which packets a job's messages are cut into, and which server gets each."""
 
 from __future__ import annotations
 
@@ -10,12 +10,23 @@ from gradlane.sim.fabric import Job
 
 
 class Sharding:
-    """The packets of one job, the same for all its workers; packets of a message are neighbours.
+    """The packets of one job, the same for all its workers. Packets of a message follow one
+    another.
 
-    A unit is what a server returns at once: on a "fifo" wire what it has of a message, else one packet.
+    A unit is what a server returns at once: with the wire "fifo" all that it has of a message,
+    otherwise one packet.
+
+    Attributes:
+        size, server, message, unit: of each packet its bytes and the index of its server, message
+            and unit.
+        first: of each message its first packet, and after the last message the number of packets.
+        units: of each unit its packets, in ascending order.
     """
 
     def __init__(self, job: Job, cluster: Cluster) -> None:
+        """Cut the messages of `job` into packets of `cluster.packet_bytes`, and give each to a
+        server of `cluster`.
+        """
         plan = job.plan
         by_packet = plan.wire != "fifo"
         self.size: list[int] = []
@@ -29,7 +40,7 @@ class Sharding:
             self.first.append(len(self.size))
             units: dict[int, int] = {}
             if job.placement is None:
-                # a message is one run of bytes, whatever slices it has
+                # a message is cut as a whole, whatever slices it has
                 runs: Sequence[tuple[int, int | None]] = [(message.size_bytes, None)]
             else:
                 runs = [(piece.size_bytes, job.placement[piece.tensor]) for piece in message.slices]
@@ -49,13 +60,16 @@ class Sharding:
 
 
 class _Dealer:
-    """Deals packets so that each server's bytes stay near its share by weight; ties go to the lower index."""
+    """Gives each packet to the server whose bytes are fewest for its weight; ties go to the lower
+    index.
+    """
 
     def __init__(self, weights: list[int]) -> None:
         self._weights = weights
         self._heap = [(0.0, index) for index in range(len(weights))]
 
     def deal(self, size_bytes: int) -> int:
+        """The server of the next packet, which has `size_bytes` bytes."""
         dealt, server = self._heap[0]
         heapq.heapreplace(self._heap, (dealt + size_bytes / self._weights[server], server))
         return server

@@ -1,11 +1,12 @@
 """SharedLink: all-reduces that share a network, in virtual time.
 
-Of each lane the `Sharing.max_in_flight` messages that were added first are in flight, the most urgent first. A message
-passes in chunks, and each chunk has three stages: latency, which delays no other message; per-message overhead, which
-the processor spends on one message at a time while the link carries another's bytes; and the chunk's bytes, which have
-the link to themselves. Overhead and link are each given to the message that came first; a more urgent message
-preempts at once, and the message that it interrupts continues where it stopped. On a network whose messages do not
-overlap, the overhead of one message also keeps the link from the messages of other lanes.
+Of each lane the `Sharing.max_in_flight` messages that were added first are in flight, the most
+urgent first. A message passes in chunks, and each chunk has three stages: latency, which delays no
+other message; per-message overhead, which the processor spends on one message at a time while the
+link carries another's bytes; and the chunk's bytes, which have the link to themselves. Overhead and
+link are each given to the message that came first; a more urgent message preempts at once, and the
+message that it interrupts continues where it stopped. On a network whose messages do not overlap,
+the overhead of one message also keeps the link from the messages of other lanes.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ from gradlane.units import NS_PER_SECOND
 
 
 class _Passing:
-    """A message: what is left of its present turn, and of how much the turns are made."""
+    """A message in flight, or waiting to be: its chunks, and what is left of the present one."""
 
     __slots__ = ("_parts", "_turn", "_turns", "handling_ns", "key", "lane", "message", "since_ns", "transfer_ns")
 
     def __init__(self, key: tuple[int, int], lane: int, message: int, turns: int, parts: tuple[int, int, int]) -> None:
         self.key, self.lane, self.message = key, lane, message
         self._turns, self._turn, self._parts = turns, -1, parts
-        # when it comes to be handled, or since when it waits for the link; not under way yet
+        # when the present chunk can be handled, or since when it waits for the link; FOREVER: not in
+        # flight yet
         self.since_ns = FOREVER
         self.handling_ns = self.transfer_ns = 0
 
     def next_turn(self, now_ns: int) -> bool:
-        """Begin the next turn; False if there is none."""
+        """Begin the next chunk. Returns False if there is none."""
         self._turn += 1
         if self._turn == self._turns:
             return False
@@ -50,11 +52,16 @@ class _Passing:
 
 
 class SharedLink:
-    """Messages under way on `network`; `pace`, where given, is how many bytes pass in a second where at the network's own
-    rate 10^9 would. Times never go back.
-    """
+    """The messages in flight on one network. The times that its owner passes never go back."""
 
     def __init__(self, network: Network, pace: Link | None = None) -> None:
+        """Begin at time 0 with nothing in flight.
+
+        Args:
+            network: what messages cost, and how they share the link.
+            pace: how the network's rate changes over time: a link that carries 10^9 bytes per
+                second while the network has its own rate. None: the rate never changes.
+        """
         self._network, self._pace = network, pace
         self._at_once, self._overlaps = network.sharing.max_in_flight, network.overlaps
         self._lanes: dict[int, list[tuple[tuple[int, int], _Passing]]] = {}
@@ -72,8 +79,16 @@ class SharedLink:
         half: int | None = None,
         lane: int = 0,
     ) -> None:
-        """Start a message of `size_bytes`; class 0 is the most urgent. half: 0 or 1 for the first or second operation of a
-        split one.
+        """Start a message.
+
+        Args:
+            now_ns: the time, in ns.
+            message: what `run` returns when the message has ended; not in flight now.
+            size_bytes: the message's bytes, 1 or more.
+            network_class: the class of its lane; 0 is the most urgent.
+            half: 0 for the reduce-scatter and 1 for the all-gather of a two-phase message; None for
+                a whole all-reduce.
+            lane: its lane. Each lane has `Sharing.max_in_flight` messages in flight at a time.
         """
         parts = self._network.parts_ns(size_bytes)
         turns = self._network.sharing.chunks_of(size_bytes) if self._overlaps else 1
@@ -86,7 +101,7 @@ class SharedLink:
         self._settle()
 
     def next_ns(self) -> int:
-        """When something happens next if nothing is added before; `FOREVER` if nothing does."""
+        """The time in ns of the next event if nothing is added before; `FOREVER` if none."""
         after = min(self._handling_ends_ns(), self._turn_ends_ns())
         for passing in self._under_way():
             if self._now_ns < passing.since_ns < after:
@@ -94,7 +109,11 @@ class SharedLink:
         return after
 
     def run(self) -> int | None:
-        """Let time pass to `next_ns`; the message that has ended then, if one has."""
+        """Let time pass to `next_ns`.
+
+        Returns:
+            The message that has ended then; None if none has.
+        """
         next_ns = self.next_ns()
         passing = self._on_link if self._turn_ends_ns() == next_ns else None
         self._carry(next_ns)
@@ -121,7 +140,9 @@ class SharedLink:
         return self._pace.finish_ns(self._now_ns, passing.transfer_ns)
 
     def _settle(self) -> None:
-        """Whoever is among the first is under way; handled and on the link are who wait longest among the most urgent."""
+        """Choose which message is handled and which has the link: of the most urgent class, the one
+        that waits longest.
+        """
         self._handled = self._on_link = None
         for passing in self._under_way():
             if passing.since_ns == FOREVER:
@@ -140,7 +161,10 @@ class SharedLink:
                 self._handled = None
 
     def _carry(self, now_ns: int) -> None:
-        """Let time pass to `now_ns`, by which neither handling nor the turn on the link has ended before."""
+        """Let time pass to `now_ns`.
+
+        Neither the handling nor the chunk on the link ends before that.
+        """
         begun_ns, self._now_ns = self._now_ns, now_ns
         if self._handled is not None:
             self._handled.handling_ns -= now_ns - begun_ns
@@ -159,6 +183,8 @@ class SharedLink:
 
 
 def _half(parts: tuple[int, int, int], half: int) -> tuple[int, int, int]:
-    """Half of each part, in whole nanoseconds of their sum, so that two halves take what one operation does."""
+    """Half of each part, in whole nanoseconds of their sum, so that two halves take what one
+    operation does.
+    """
     first, second, third = (end - end // 2 if half else end // 2 for end in accumulate(parts))
     return first, second - first, third - second

@@ -1,5 +1,7 @@
-"""Simulation: ranks that compute and a fabric that carries, in virtual time. Knows neither what ranks are like nor
-what carries their messages: `servers` and `unlike` put the parts together.
+"""Simulation: the loop in virtual time that lets workers compute and a fabric carry their messages.
+
+It decides neither what workers compute (`worker`) nor what carries messages (a `fabric.Fabric`);
+`servers` and `allreduce` put the parts together.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ from collections.abc import Sequence
 from gradlane.core.fields import need, need_int
 from gradlane.core.timeline import Timeline
 from gradlane.sim.fabric import FOREVER, Fabric, Job
-from gradlane.sim.worker import PPM, SimulatedWorker
+from gradlane.sim.passes import PPM
+from gradlane.sim.worker import SimulatedWorker
 
 BEGIN_BACKWARD, READY = 0, 1
 
 
 class Simulation:
-    """One run. `events` says afterwards how many steps it took."""
+    """One run of one or more jobs."""
 
     def __init__(
         self,
@@ -30,9 +33,22 @@ class Simulation:
         jitter: float = 0.0,
         seed: int = 0,
         updates_here: bool = True,
+        receives: bool = True,
     ) -> None:
-        """ranks: for each rank its job and its compute times in hundredths of the profile's. updates_here: whether
-        ranks update parameters themselves. The rest as in `simulate_jobs`.
+        """Prepare a run.
+
+        Args:
+            jobs: the training runs, 1 or more.
+            ranks: for each simulated worker the index of its job, and its compute times in
+                hundredths of the profile's.
+            fabric: what carries messages. The simulation owns it from now on.
+            iterations: as in `servers.simulate_jobs`, like `staleness`, `jitter` and `seed`.
+            updates_here: whether workers update parameters themselves; else servers do.
+            receives: whether timelines have a "receive" span for each message, because sums come
+                back apart from sending.
+
+        Raises:
+            InputError: an argument is out of its range.
         """
         need_int("iterations", iterations, 1, 10**6)
         need(0 <= jitter < 1, "jitter", jitter, "a part from 0 to below 1")
@@ -44,7 +60,7 @@ class Simulation:
         self._heap: list[tuple[int, int, int, int, int]] = []  # (time, number, what, rank, tensor)
         self._numbers = 0
         self._ranks = [
-            SimulatedWorker(number, job, jobs[job].plan, jobs[job].profile, iterations, updates_here)
+            SimulatedWorker(number, job, jobs[job].plan, jobs[job].profile, iterations, updates_here, receives)
             for number, (job, _) in enumerate(ranks)
         ]
         self._percent = [percent for _, percent in ranks]
@@ -52,11 +68,15 @@ class Simulation:
 
     @property
     def events(self) -> int:
-        """Steps taken so far, those of the network included."""
+        """How many steps the run has taken so far, those of the fabric included."""
         return self._events + self._fabric.events
 
     def run(self) -> list[tuple[Timeline, ...]]:
-        """For each job the timelines of its ranks."""
+        """Run to the end.
+
+        Returns:
+            For each job the timelines of its workers.
+        """
         for rank in self._ranks:
             rank.begin_first_forward(self._scale(rank))
             self._at(rank.free_ns, BEGIN_BACKWARD, rank.number, -1)
@@ -116,10 +136,12 @@ class Simulation:
                 self._forward(rank)
 
     def _scale(self, rank: SimulatedWorker) -> int:
-        """How long the iteration that `rank` begins next takes it, in millionths of the profile."""
+        """The compute times of `rank` in the iteration that it begins next, in millionths of the
+        profile's.
+        """
         factor = 1.0
         if self._jitter:
-            # drawn by place, not in turn, so that one rank's delay changes no other's jitter
+            # each draw has a seed of its own, so that one rank's delay changes no other's jitter
             draw = random.Random(f"{self._seed} {rank.number} {rank.iteration + 1}")
             factor = draw.uniform(1 - self._jitter, 1 + self._jitter)
         return max(1, round(self._percent[rank.number] * factor * PPM / 100))

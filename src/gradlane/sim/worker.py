@@ -1,7 +1,8 @@
-"""Rank: what one worker of one job computes, in virtual time.
+"""SimulatedWorker: what one worker of one job computes, in virtual time.
 
-It knows when its gradients are ready, starts messages through its Dispatcher, and runs each layer's forward pass
-when the tensors that it first uses have arrived and were updated. It draws no conclusion about the network.
+A worker knows when its gradients are ready, starts messages through its Dispatcher, and runs each
+layer's forward pass when the tensors that the layer is the first to use have arrived and were
+updated. It knows nothing of the network.
 """
 
 from __future__ import annotations
@@ -10,21 +11,39 @@ from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Kind, Span, Timeline
 from gradlane.schedule import Dispatcher
-from gradlane.sim.passes import tensors_by_layer
-
-PPM = 1_000_000
+from gradlane.sim.passes import PPM, ForwardPass, tensors_by_layer
 
 
 class SimulatedWorker:
-    """One worker. Its owner tells it of gradients, pushes and pulls, and asks when the next backward pass begins."""
+    """One worker. Its owner tells it of gradients, pushes and pulls, and asks when the next
+    backward pass begins.
 
-    def __init__(self, number: int, job: int, plan: Plan, profile: Profile, iterations: int, updates_here: bool) -> None:
+    All times are in ns on the simulation's clock. A worker raises nothing for a legal history.
+    """
+
+    def __init__(
+        self, number: int, job: int, plan: Plan, profile: Profile, iterations: int, updates_here: bool, receives: bool = True
+    ) -> None:
+        """Prepare a worker whose first forward pass has not begun.
+
+        Args:
+            number: the worker's rank among all workers of the simulation.
+            job: the index of its job.
+            plan: what the job's Dispatchers carry out.
+            profile: the job's computation.
+            iterations: how many backward passes to run, 1 or more.
+            updates_here: whether the worker updates parameters; else servers do.
+            receives: whether the timeline has a "receive" span for each message, because sums come
+                back apart from sending.
+        """
         self.number, self.job, self.plan, self.profile = number, job, plan, profile
         self.iteration = -1  # the backward pass under way or last run
         self.pushed_iterations = 0
         self._iterations = iterations
         self._updates_here = updates_here
+        self._receives = receives
         self._tensors_of = tensors_by_layer(profile)
+        self._forward = ForwardPass(profile, plan.crosses_barrier, self)
         self._dispatcher = Dispatcher(plan)
         self._messages_of = [0] * len(plan.tensors)
         for message in plan.messages:
@@ -36,6 +55,7 @@ class SimulatedWorker:
         self._missing = [0] * len(plan.tensors)
         self._missing_of_layer = [0] * len(profile.layers)
         self._arrived = [0] * len(plan.tensors)
+        self._latest = [0] * len(profile.layers)  # of the arrivals of a layer's tensors
         self._missing_at_all = 0
         self._unpushed = 0
         self._free_ns = 0  # the compute thread is busy until then
@@ -44,7 +64,7 @@ class SimulatedWorker:
         self._scale_ppm = PPM
 
     def scaled(self, time_ns: int) -> int:
-        """A time of the profile as this rank takes it in this iteration."""
+        """A time of the profile, in ns, as this worker takes it in the present iteration."""
         return time_ns * self._scale_ppm // PPM
 
     # -- backward ------------------------------------------------------------------------------------------
@@ -77,20 +97,23 @@ class SimulatedWorker:
         return self._started(self._dispatcher.finished(message), now_ns)
 
     def asks_for(self, message: int) -> bool:
-        """Whether a start of `message` is of its second half: it is with the servers."""
+        """Whether the next start of `message` is its second half: the servers have the message."""
         return self._dispatcher.in_second_phase(message)
 
     def pulled(self, message: int, now_ns: int) -> list[int]:
         """The sum of `message` is here. Returns the messages to start."""
-        # packets come back while others are still sent, but of a two-phase message, whose sum was asked for
+        # packets come back while others are still sent, except those of a two-phase message, whose
+        # sum was asked for
         two_phase = self.plan.messages[message].two_phase
-        begun = self._pushed[message] if self.plan.wire == "fifo" or two_phase else self._sent[message][0]
-        self._span("receive", self.iteration, message, begun, now_ns)
+        if self._receives:
+            begun = self._pushed[message] if self.plan.wire == "fifo" or two_phase else self._sent[message][0]
+            self._span("receive", self.iteration, message, begun, now_ns)
         for tensor in {piece.tensor for piece in self.plan.messages[message].slices}:
             self._missing[tensor] -= 1
             if not self._missing[tensor]:
-                self._arrived[tensor] = now_ns
-                self._missing_of_layer[self.profile.tensors[tensor].layer] -= 1
+                layer = self.profile.tensors[tensor].layer
+                self._arrived[tensor] = self._latest[layer] = now_ns
+                self._missing_of_layer[layer] -= 1
                 self._missing_at_all -= 1
         return self._started(self._dispatcher.finished(message), now_ns) if two_phase else []
 
@@ -107,69 +130,77 @@ class SimulatedWorker:
     # -- forward -------------------------------------------------------------------------------------------
 
     def begin_first_forward(self, scale_ppm: int) -> None:
-        """The forward pass before the first backward pass: nothing to wait for."""
+        """Run the forward pass before the first backward pass, which waits for nothing.
+
+        Args:
+            scale_ppm: the compute times of the first iteration, in millionths of the profile's.
+        """
         self._scale_ppm = scale_ppm
-        self._missing_of_layer = [0] * len(self.profile.layers)
-        for layer in range(len(self.profile.layers)):
-            self._run(layer)
+        self._free_ns = self._forward.run_freely(range(len(self.profile.layers)), self._free_ns, scale_ppm)
 
     def hold_until(self, now_ns: int) -> None:
-        """The next forward pass may not begin before `now_ns`: too far ahead of the others."""
-        self._wait(now_ns, -1)
+        """The next forward pass may not begin before `now_ns`: this worker is too far ahead of the
+        others.
+        """
+        if now_ns > self._free_ns:
+            self.waited(-1, self._free_ns, now_ns)
+            self._free_ns = now_ns
 
     @property
     def waits_to_begin_forward(self) -> bool:
+        """Whether the next forward pass has run no layer yet."""
         return self._layer == 0 and self.iteration >= 0
 
     def forward(self, next_scale_ppm: int) -> int | None:
-        """Run what can be run of the forward pass; when it ends, or None while tensors are missing.
+        """Run those layers of the forward pass whose tensors have arrived.
 
-        next_scale_ppm: the scale of the iteration that begins with this forward pass.
+        Args:
+            next_scale_ppm: the compute times of the iteration that begins with this forward pass,
+                in millionths of the profile's.
+
+        Returns:
+            When the forward pass ends, in ns; None while tensors are missing.
         """
-        profile = self.profile
         if self._layer == 0:
-            if self.plan.crosses_barrier:
-                if self._missing_of_layer[0]:
-                    return None
-            elif self._missing_at_all:
+            if self._missing_of_layer[0] if self.plan.crosses_barrier else self._missing_at_all:
                 return None
-            else:
-                self._wait(max(self._arrived), -1)
-                for layer in range(len(profile.layers)):
-                    self._update(layer)
+            self._free_ns = self._forward.begin(self._free_ns, self._latest, self._update_ppm)
             self._span("step", self.iteration, -1, self._step_start, self._free_ns)
             self._step_start = self._free_ns
             self._scale_ppm = next_scale_ppm
-        while self._layer < len(profile.layers):
-            layer = self._layer
-            if self._missing_of_layer[layer]:
-                return None
-            if self.plan.crosses_barrier:
-                if self._tensors_of[layer]:
-                    latest = max(self._tensors_of[layer], key=self._arrived.__getitem__)
-                    self._wait(self._arrived[latest], latest)
-                self._update(layer)
-            self._run(layer)
-            self._layer += 1
-        return self._free_ns
+        layers = len(self.profile.layers)
+        stop = self._layer
+        while stop < layers and not self._missing_of_layer[stop]:
+            stop += 1
+        now_ns, here = self._free_ns, range(self._layer, stop)
+        self._free_ns = self._forward.run(here, now_ns, self._latest, self._scale_ppm, self._update_ppm)
+        self._layer = stop
+        return self._free_ns if stop == layers else None
 
-    def _wait(self, until_ns: int, tensor: int) -> None:
-        if until_ns > self._free_ns:
-            self._span("wait", max(self.iteration, 0), tensor, self._free_ns, until_ns)
-            self._free_ns = until_ns
+    @property
+    def _update_ppm(self) -> int:
+        return self._scale_ppm if self._updates_here else 0
 
-    def _update(self, layer: int) -> None:
-        took = self.scaled(self.profile.layers[layer].update_ns) if self._updates_here else 0
+    # -- what the forward pass tells -----------------------------------------------------------------------
+
+    def waited(self, layer: int, start_ns: int, end_ns: int) -> None:
+        """`Observer.waited`.
+
+        The span names the tensor that came last, and the iteration whose sums were waited for.
+        """
+        tensor = max(self._tensors_of[layer], key=self._arrived.__getitem__) if layer >= 0 else -1
+        self._span("wait", max(self.iteration, 0), tensor, start_ns, end_ns)
+
+    def updated(self, layer: int, start_ns: int, end_ns: int) -> None:
+        """`Observer.updated`."""
         for tensor in self._tensors_of[layer]:
-            self._span("update", self.iteration, tensor, self._free_ns, self._free_ns + took)
-        self._free_ns += took
+            self._span("update", self.iteration, tensor, start_ns, end_ns)
 
-    def _run(self, layer: int) -> None:
-        took = self.scaled(self.profile.layers[layer].forward_ns)
+    def ran(self, layer: int, start_ns: int, end_ns: int) -> None:
+        """`Observer.ran`."""
         for tensor in self._tensors_of[layer]:
-            self._span("use", self.iteration + 1, tensor, self._free_ns, self._free_ns)
-        self._span("forward", self.iteration + 1, layer, self._free_ns, self._free_ns + took)
-        self._free_ns += took
+            self._span("use", self.iteration + 1, tensor, start_ns, start_ns)
+        self._span("forward", self.iteration + 1, layer, start_ns, end_ns)
 
     @property
     def free_ns(self) -> int:
@@ -178,7 +209,7 @@ class SimulatedWorker:
 
     @property
     def is_last(self) -> bool:
-        """Whether the backward passes asked for have all been run."""
+        """Whether all backward passes have begun."""
         return self.iteration + 1 >= self._iterations
 
     # -- what is left --------------------------------------------------------------------------------------
@@ -187,5 +218,6 @@ class SimulatedWorker:
         self._spans.append(Span(kind, iteration, subject, start_ns, end_ns))
 
     def timeline(self) -> Timeline:
+        """What has happened so far, in order of start."""
         self._spans.sort(key=lambda span: span.start_ns)
         return Timeline(self.plan.fingerprint, self.number, tuple(self._spans))

@@ -1,9 +1,10 @@
-// A node whose peers say anything: workers that are let in, servers that it dialled, and one stranger. No thread and
-// no clock; sockets are pairs in this process. An input is a list of deeds: frames whole, cut in two or raw, on any
-// connection; what the process itself does; peers that hang up or begin to read.
+// A node whose peers send anything: workers that it has let in, servers that it dialled, and one
+// stranger. The node runs without its thread and without a clock; its sockets are pairs in this
+// process. An input is a list of actions: a peer sends a frame whole, cut in two or raw, hangs up,
+// or begins to read; or the node's owner calls a method.
 //
-// Whatever they do: no memory is touched that is not theirs, what is held stays bounded, and a stranger alone makes
-// nothing fail.
+// Whatever they do, the node uses no memory but its own, what it holds stays bounded, and the
+// stranger alone makes nothing fail.
 
 #include <sys/epoll.h>
 #include <sys/socket.h>

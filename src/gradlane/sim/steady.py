@@ -1,0 +1,118 @@
+"""The fast path of all-reduce in virtual time: one iteration, without a timeline.
+
+Searches ask thousands of times how long an iteration takes, and nothing of an iteration's
+communication is left when the next backward pass begins, so that one iteration says what all take.
+`iteration_ns` and `planned_ahead` run the Dispatcher over the messages of one iteration and leave
+out the simulation's workers and spans. `tests/unit/test_steady.py` holds both to
+`gradlane.sim.allreduce`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gradlane.core.backends import refuse_what_cannot_be_done
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
+from gradlane.schedule import Dispatcher
+from gradlane.sim.passes import forward_ends
+from gradlane.sim.shared_link import SharedLink
+
+
+class Sent(NamedTuple):
+    """When a message, or half of a two-phase message, is handed over and arrives, in ns after the
+    start of backward.
+    """
+
+    message: int
+    start_ns: int
+    end_ns: int
+    second_half: bool
+
+
+def iteration_ns(plan: Plan, profile: Profile, network: Network) -> int:
+    """The steady-state iteration time of a plan over all-reduce: what the last step of
+    `allreduce.simulate` takes.
+
+    Args:
+        plan: what to carry out; with its order of messages fixed or not.
+        profile: one iteration's computation; has the tensors of the plan.
+        network: what messages cost.
+
+    Returns:
+        Nanoseconds.
+
+    Raises:
+        PlanError: all-reduce cannot carry out the plan.
+    """
+    sends = _communicate(Dispatcher(plan), plan, profile, network)
+    return forward_ends(profile, _arrivals(plan, sends), plan.crosses_barrier)
+
+
+def planned_ahead(plan: Plan, profile: Profile, network: Network) -> Plan:
+    """Fix the order in which the messages of a plan start.
+
+    Every rank must issue collectives in one order, and gradients become ready in slightly different
+    order on each. So the Dispatcher decides the order once, in virtual time, and the order becomes
+    part of the plan.
+
+    Args:
+        plan: what to carry out.
+        profile: one iteration's computation, which says when gradients are ready; has the tensors
+            of the plan.
+        network: what messages cost.
+
+    Returns:
+        The plan with its `sequence`.
+
+    Raises:
+        PlanError: all-reduce cannot carry out the plan.
+    """
+    sends = _communicate(Dispatcher(plan), plan, profile, network)
+    first_halves = sorted((sent for sent in sends if not sent.second_half), key=lambda sent: sent.start_ns)
+    return plan.with_sequence(tuple(sent.message for sent in first_halves))
+
+
+def _arrivals(plan: Plan, sends: list[Sent]) -> list[int]:
+    arrived = [0] * len(plan.tensors)
+    for sent in sends:
+        for piece in plan.messages[sent.message].slices:
+            if arrived[piece.tensor] < sent.end_ns:
+                arrived[piece.tensor] = sent.end_ns
+    return arrived
+
+
+def _communicate(dispatcher: Dispatcher, plan: Plan, profile: Profile, network: Network) -> list[Sent]:
+    """Carry one iteration's messages.
+
+    Returns them in order of hand-over; raises `PlanError` as `iteration_ns` does.
+    """
+    refuse_what_cannot_be_done(plan, "all-reduce")
+    dispatcher.begin()
+    classes = [lane.network_priority for lane in plan.lanes]
+    turns = SharedLink(network)
+    handed_over: dict[int, tuple[int, int]] = {}  # a message under way: its number, and since when
+    sent: list[Sent | None] = []
+    gradient, gradients = 0, len(profile.tensors)
+    while gradient < gradients or handed_over:
+        now = turns.next_ns()
+        if handed_over and (gradient == gradients or now <= profile.tensors[gradient].ready_ns):
+            message = turns.run()
+            if message is None:
+                continue
+            number, start_ns = handed_over.pop(message)
+            sent[number] = Sent(message, start_ns, now, dispatcher.in_second_phase(message))
+            starts = dispatcher.finished(message)
+        else:
+            now = profile.tensors[gradient].ready_ns
+            starts = dispatcher.ready(gradient)
+            gradient += 1
+        for message in starts:
+            details = plan.messages[message]
+            half = int(dispatcher.in_second_phase(message)) if details.two_phase else None
+            turns.add(now, message, details.size_bytes, classes[details.lane], half, details.lane)
+            handed_over[message] = len(sent), now
+            sent.append(None)
+    assert dispatcher.done, dispatcher.describe_state()
+    return [one for one in sent if one is not None]
