@@ -1,7 +1,7 @@
 """The command line. Each command is a file of this package and is imported when it is called.
 
-Only this layer prints and turns errors into exit codes: 0 done, 1 the work failed, 2 the input was not usable; where
-processes that it started failed, theirs.
+Only this layer prints and turns errors into exit codes: 0 done, 1 the work failed, 2 the input was
+not usable; where processes that it started failed, theirs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import click
 
 from gradlane.errors import GradlaneError, InputError, RunError
 
-# command -> what `gradlane --help` says of it; the module of the same name holds a click command `command`
+# command -> what `gradlane --help` says of it; the module of the same name holds a click command
+# `command`
 _COMMANDS = {
     "compare": "Train a real network under every policy, beside torch DDP, and print a table.",
     "convert": "Make a profile of a trace that another tool recorded.",

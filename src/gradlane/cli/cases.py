@@ -23,7 +23,7 @@ from gradlane.units import format_bytes, format_ns, format_rate, parse_ns, parse
 
 PROFILE_HELP = "PROFILE is a file or a name of `gradlane zoo`."
 AS_MANY = "same"
-RATES, WORKERS = "10gbit", "8"  # where none are given
+RATES, WORKERS = "10gbit", "8"  # defaults
 
 
 def read_profile(text: str, device: str | None = None, batch: int | None = None) -> Profile:
@@ -54,9 +54,11 @@ def profile_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def place_options(command: Callable[..., Any], *, rates: str = RATES, workers: str = WORKERS) -> Callable[..., Any]:
-    """Options that describe networks; the command takes them as **place and gives them to `read_place`.
+    """Options that describe networks; the command takes them as **place and gives them to
+    `read_place`.
 
-    rates, workers: what the help says is taken where none is given. Without `rates` the help does not speak of --rate.
+    rates, workers: what the help says is taken where none is given. Without `rates` the help does
+    not speak of --rate.
     """
     for option in (
         click.option(

@@ -1,4 +1,6 @@
-"""`gradlane compare`: the main job. A real network on real images, or emulated devices, under torch DDP and every policy."""
+"""`gradlane compare`: the main job. A real network on real images, or emulated devices, under torch
+DDP and every policy.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,8 @@ def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out:
 def _arms(backends: list[str], chosen: list[str] | None, servers: int) -> list[ArmSpec]:
     """`auto` and each policy, or those that were chosen, over each backend that carries them.
 
-    A user's own goes by its class's name; whether its plans can be carried is found when they are there.
+    A user's own goes by its class's name; whether its plans can be carried is found when they are
+    there.
     """
     for name in chosen or ():
         if name != AUTO:
@@ -176,7 +179,8 @@ def _comparison(first: dict[str, Any], hosts: int, link_bits: int | None) -> Com
                 step_ns=tuple(arm["step_ns"]),
                 hidden=max(0.0, 1 - exposed / communicate_ns),
                 final_loss=arm["final_loss"],
-                # beyond two ranks a sum's last bits depend on how it is cut, between two runs of DDP too
+                # beyond two ranks a sum's last bits depend on how it is cut, between two runs of
+                # DDP too
                 equal_to_ddp=arm["equal_to_ddp"] if hosts == 2 else arm["equal_to_ddp"] or None,
                 note="default" if name in defaults else "",
             )

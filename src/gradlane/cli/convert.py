@@ -32,7 +32,9 @@ from gradlane.units import format_bytes, format_ns, parse_ns
 def command(
     path: Path, out: Path | None, format_: str | None, names_from: Path | None, compute: str | None, as_json: bool
 ) -> None:
-    """Make a profile of TRACE: a PyTorch profiler or Chakra trace, a PipeDream graph or an MG-WFBP log, gzipped or not."""
+    """Make a profile of TRACE: a PyTorch profiler or Chakra trace, a PipeDream graph or an MG-WFBP
+    log, gzipped or not.
+    """
     profile = trace.read(
         path,
         format=format_,

@@ -24,7 +24,9 @@ def parse_knobs(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(text: str) -> float | int | str:
-    """A float such as 0.1 is a share, a word one of several; everything else that policies take is a size or a number."""
+    """A float such as 0.1 is a share, a word one of several; everything else that policies take is
+    a size or a number.
+    """
     if re.fullmatch(r"\d*\.\d+", text):
         return float(text)
     return text if re.fullmatch(r"[a-z][a-z-]*", text) else parse_bytes(text)

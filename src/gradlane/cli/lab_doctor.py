@@ -14,7 +14,9 @@ from gradlane.lab import doctor
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Try, in namespaces that go away again, all that a lab asks of the kernel. Exit code 0: a lab works here."""
+    """Try, in namespaces that go away again, all that a lab asks of the kernel. Exit code 0: a lab
+    works here.
+    """
     findings = doctor.examine()
     works = doctor.works(findings)
     if as_json:

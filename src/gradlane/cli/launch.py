@@ -1,7 +1,8 @@
 """`gradlane launch`: torchrun, with gradlane's options, for any training script.
 
-The options travel to the ranks in one environment variable; in each rank `gradlane.live.startup.boot` reads them and then runs
-the script. This process itself trains nothing. torch is imported only when something is launched.
+The options travel to the ranks in one environment variable; in each rank `gradlane.live.startup.boot`
+reads them and then runs the script. This process itself trains nothing. torch is imported only when
+something is launched.
 """
 
 from __future__ import annotations
@@ -53,12 +54,14 @@ examples:
 """
 
 
-# torchrun's: of --rdzv-endpoint where it names a host alone, of --master-port where it is not given
+# torchrun's defaults: for an --rdzv-endpoint without a port, and for --master-port
 _DEFAULT_PORT, _MASTER_PORT = 29400, 29500
 
 
 class _Parser(argparse.ArgumentParser):
-    """torchrun's parser with our options in it: ours are what --help shows, and a mistake is an `InputError`."""
+    """torchrun's parser with our options in it: ours are what --help shows, and a mistake is an
+    `InputError`.
+    """
 
     def format_help(self) -> str:
         return help_text()
@@ -69,7 +72,8 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"launch: {message}; see gradlane launch --help")
 
 
-# everything after the name is taken as it stands, since only torchrun's parser knows which options have values
+# everything after the name is taken as it stands, since only torchrun's parser knows which options
+# have values
 @click.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -89,9 +93,11 @@ def help_text() -> str:
 
 
 def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-    """Run what `gradlane launch ARGUMENTS` runs, with more variables for the ranks; returns the exit code.
+    """Run what `gradlane launch ARGUMENTS` runs, with more variables for the ranks; returns the
+    exit code.
 
-    Raises `InputError` before anything is started where an option cannot be used, and `JobError` where a rank failed.
+    Raises `InputError` before anything is started where an option cannot be used, and `JobError`
+    where a rank failed.
     """
     try:
         from gradlane.live.startup import torchrun
@@ -130,7 +136,9 @@ def _servers_beside(count: int, store: str | None) -> Iterator[None]:
 
 
 def _servers_store(given: argparse.Namespace) -> str:
-    """Where servers and job meet: the rendezvous. torchrun is told the port where it would choose one by itself."""
+    """Where servers and job meet: the rendezvous. torchrun is told the port where it would choose
+    one by itself.
+    """
     names_none = given.rdzv_backend == "static" and not given.rdzv_endpoint and given.master_port is None
     is_alone = str(given.nnodes).rpartition(":")[2] == "1"
     if given.standalone or (names_none and is_alone) or str(given.rdzv_endpoint).endswith(":0"):

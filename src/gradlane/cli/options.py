@@ -1,4 +1,6 @@
-"""Types of options that several commands have: a file to write, whose folder is checked before the work; the rate of a link."""
+"""Types of options that several commands have: a file to write, whose folder is checked before the
+work; the rate of a link.
+"""
 
 from __future__ import annotations
 

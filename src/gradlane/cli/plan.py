@@ -69,9 +69,10 @@ def command(
 ) -> None:
     """Simulate every policy on PROFILE and a network, rank them, and print the best plan.
 
-    The network is a file (`gradlane probe` writes one) or described by --rate, --workers and so on. The time of an
-    iteration is that of the steady state: from one forward pass to the next. With --emit ddp-kwargs and no --policy, the
-    best among the plans that stock DDP can carry out is chosen.
+    The network is a file (`gradlane probe` writes one) or described by --rate, --workers and so on.
+    The time of an iteration is that of the steady state: from one forward pass to the next. With
+    --emit ddp-kwargs and no --policy, the best among the plans that stock DDP can carry out is
+    chosen.
     """
     if knobs and policy is None:
         raise InputError("--knob: got knobs and no policy, expected --policy NAME to give them to")
@@ -92,7 +93,7 @@ def command(
         task = progress.add_task("searching" if isinstance(chosen, Searched) else "simulating", total=len(candidates))
         outcomes = []
         for candidate in candidates:
-            # searched stands alone, so that its part is the whole's
+            # with searched alone, its progress is the whole command's
             outcomes.append(_judge(candidate, case, bound_ns, lambda part: progress.update(task, completed=part)))
             progress.update(task, completed=len(outcomes))
     if emit is not None and chosen is None:
@@ -223,7 +224,8 @@ def _part(part_ns: int, whole_ns: int) -> str:
 def why_not_ddp(plan: Plan) -> str | None:
     """Why stock DDP cannot carry `plan` out, or None where it can.
 
-    DDP can: whole tensors, each message a run of neighbours in readiness order, one dtype, no crossing.
+    DDP can: whole tensors, each message a run of neighbours in readiness order, one dtype, no
+    crossing.
     """
     if plan.crosses_barrier:
         return "it crosses the barrier, and DDP waits for all gradients before the optimizer's step"
@@ -249,8 +251,9 @@ def why_not_ddp(plan: Plan) -> str | None:
 def ddp_kwargs(plan: Plan) -> str:
     """Keyword arguments that make torch's DistributedDataParallel carry `plan` out, as Python.
 
-    A bucket closes when its size reaches its cap, so that each cap is the group's size less half of its last
-    tensor: reached with that tensor, not before. Raises `InputError` saying why where DDP cannot.
+    A bucket closes when its size reaches its cap, so that each cap is the group's size less half of
+    its last tensor: reached with that tensor, not before. Raises `InputError` saying why where DDP
+    cannot.
     """
     reason = why_not_ddp(plan)
     if reason is not None:

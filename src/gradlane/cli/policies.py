@@ -18,7 +18,9 @@ from gradlane.planning import catalog
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(as_json: bool) -> None:
-    """List the policies: the paper of each, how it differs from it, its knobs with their defaults, and what carries it live."""
+    """List the policies: the paper of each, how it differs from it, its knobs with their defaults,
+    and what carries it live.
+    """
     rows = [_row(name) for name in catalog.names()]
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2))

@@ -1,4 +1,6 @@
-"""`gradlane probe --priority`: whether marks survive the path, and whether the network serves by them."""
+"""`gradlane probe --priority`: whether marks survive the path, and whether the network serves by
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One emulated host of `gradlane probe --priority`: `python -m gradlane.cli.priority_host SENDERS SECONDS [--json]`.
+"""One emulated host of `gradlane probe --priority`: `python -m gradlane.cli.priority_host SENDERS
+SECONDS [--json]`.
 
 Rank 0 listens, the others send.
 """

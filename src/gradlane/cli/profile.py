@@ -35,7 +35,8 @@ from gradlane.units import format_bytes, format_ns
 def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[str, ...]) -> None:
     """Run SCRIPT, which calls gradlane.attach, and keep the profile of its first iterations.
 
-    It needs six iterations or more; let the script end early. The files are what gradlane plan reads.
+    It needs six iterations or more; let the script end early. The files are what gradlane plan
+    reads.
     """
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
         environment = {**os.environ, LAUNCH_VARIABLE: LaunchOptions(profile=scratch).to_text()}

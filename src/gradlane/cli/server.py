@@ -1,4 +1,6 @@
-"""`gradlane server`: a server of a running job, in a process and, if one likes, on a host of its own."""
+"""`gradlane server`: a server of a running job, in a process and, if one likes, on a host of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def command(ctx: click.Context, store: str, listen: str | None, memory: str | No
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InputError(f"server: got {store!r}, expected HOST:PORT of the job's store, as in node0:29400")
     max_bytes = None if memory is None else parse_bytes(memory)
-    # torch's own lines about a store that is gone say less than ours
+    # our error says more about a missing store than torch's log lines
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
         from gradlane.live.backends.external_servers import serve

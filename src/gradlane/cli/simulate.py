@@ -163,7 +163,9 @@ def _by_case(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
 
 
 def _draw(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Scaling against the rate where there are several and one number of workers, else against workers."""
+    """Scaling against the rate where there are several and one number of workers, else against
+    workers.
+    """
     counts = {outcome.case.workers for outcome in outcomes}
     against_rate = len(counts) == 1 and len({outcome.case.labels["bits_per_second"] for outcome in outcomes}) > 1
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}

@@ -139,7 +139,7 @@ def _varied(text: str) -> tuple[int, Link]:
         raise InputError(f"--vary: got {text!r}, expected HOST=LOW..HIGH/EVERY[/SEED], as in {example}")
     low, high, every, seed = match.groups()
     bounds = parse_rate(low) // 8, parse_rate(high) // 8
-    # hosts with one seed would all vary alike
+    # hosts with one seed would all have the same rates
     steps = random_steps(int(seed or 0) * 1_000_003 + host, *bounds, parse_ns(every), _VARIED_STEPS)
     return host, Link(steps[0].bytes_per_second, steps)
 

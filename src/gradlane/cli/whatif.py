@@ -56,7 +56,9 @@ def command() -> None:
 
 @dataclass(frozen=True)
 class _Question:
-    """What every one of them is asked about, and how it is to be answered. rates: in bits per second."""
+    """What every one of them is asked about, and how it is to be answered. rates: in bits per
+    second.
+    """
 
     profile: Profile
     there: Place
@@ -123,7 +125,8 @@ def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callabl
 @_policies
 @_question(rates="")
 def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[str, ...]) -> None:
-    """The least rate of the links at which each policy reaches 90 % and 99 % of linear scaling (Mercury Fig. 12).
+    """The least rate of the links at which each policy reaches 90 % and 99 % of linear scaling
+    (Mercury Fig. 12).
 
     From it on, every higher rate up to 400 Gbit/s that was tried reaches it too.
     """

@@ -25,7 +25,8 @@ LARGEST = 8
 @click.option("--out", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write the profile as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the list, or the profile.")
 def command(name: str | None, device: str | None, batch: int | None, out: Path | None, as_json: bool) -> None:
-    """List the networks, or show NAME's profile: exact tensors, times counted and calibrated where they can be.
+    """List the networks, or show NAME's profile: exact tensors, times counted and calibrated where
+    they can be.
 
     `gradlane plan`, `simulate` and `whatif` take NAME in place of a profile's file.
     """

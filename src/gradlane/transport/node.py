@@ -75,7 +75,7 @@ class NodeOptions:
         ping_s, dead_s: a peer that sends nothing for `dead_s` seconds is stalled; pings go every
             `ping_s`.
         linger_s: how long `close` waits for queued bytes.
-        max_bytes: the most tensor bytes that a server accepts.
+        max_bytes: the most bytes of all tensors that this process registers or is told of.
     """
 
     world: int
