@@ -289,7 +289,7 @@ def under_gradlane(
     ):
         warnings.simplefilter("ignore")
         if hops:
-            session._turns = Hopping(rank)
+            session._controller = Hopping(rank)
         generator = torch.Generator().manual_seed(1000 + rank)
         job = Job(rank, model, model, optimizer, session.no_sync, generator, session)
         case.run(job)

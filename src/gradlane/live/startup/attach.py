@@ -27,7 +27,7 @@ from gradlane.errors import JobError
 from gradlane.live.adapt.auto import Auto
 from gradlane.live.adapt.controller import PlanController
 from gradlane.live.adapt.profiling import Planner, check_fits
-from gradlane.live.adapt.reassembly import Reassembly
+from gradlane.live.adapt.replanning import Replanning
 from gradlane.live.adapt.tuner import digest, prepare
 from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.base import Backend
@@ -163,7 +163,7 @@ def _start_of(job: Job, options: AttachOptions) -> _Start:
         about = Tuned(chosen.name, {}, job.model_name, digest(job.specs), job.world, backend)
         first, controller, fault = prepare(chosen, job.specs, about, job.rank, options.adapting.tune, options.adapting.knobs)
     if controller is None and not isinstance(chosen, Plan) and repeats and job.world > 1:
-        controller = Reassembly(job.rank, chosen, stream_ordered)
+        controller = Replanning(job.rank, chosen, stream_ordered)
     if options.is_auto and job.world > 1:
         search_log = SearchLog(job.model_name, job.world, backend, SAFE)
         controller = Auto(job.rank, search_log, backend, servers, stream_ordered)
