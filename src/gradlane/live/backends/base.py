@@ -1,7 +1,8 @@
-"""Backend: what carries the messages of a session. Two of them: `AllReduce` over torch.distributed, and `Servers`
-over gradlane's own transport.
+"""Backend: carries the messages of a session. `AllReduceBackend` uses torch.distributed,
+`ParameterServerBackend` gradlane's own transport.
 
-A backend starts sums in the order that it is given and reports each one's end; it decides nothing.
+A backend starts sums in the order in which the session hands them over and reports the end of each.
+It decides nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +19,28 @@ from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.streams import Event
 
 OnDone = Callable[[int, BaseException | None], None]
-"""Called once for each message (or half, where sends are not told) with None, or with what went wrong; on any thread."""
+"""A backend calls it when a message's sum is there, with its index and None, or with the error; on
+any thread, once. Without `tells_sends` a backend also calls it at the end of a two-phase message's
+first phase.
+"""
 OnSent = Callable[[int], None]
-"""Called once for each message, before its end, if the backend `tells_sends`; on any thread."""
+"""A backend that `tells_sends` calls it, before `OnDone`, when this rank's part has been sent; on
+any thread, once.
+"""
 
 
 class Backend(Protocol):
-    """What a session asks of whatever carries its messages.
+    """What a session needs from whatever carries its messages.
 
-    has_streams: what is reported done may still be queued on a device, see `join`. needs_one_order: every rank must start
-    messages in one order, since what meets on the network is told apart by that alone. tells_sends: a message leaves
-    its window when this rank's part has been sent; otherwise when its sum is there.
+    "Collective" methods are called by every rank, in the same order.
+
+    Attributes:
+        has_streams: a sum is reported done when it is queued on a device's stream; `join` orders
+            later work after it.
+        needs_one_order: every rank must start messages in the same order, as collectives are
+            matched by order alone.
+        tells_sends: a message leaves its lane's window when this rank's part has been sent;
+            otherwise when its sum is there.
     """
 
     has_streams: bool
@@ -37,44 +49,71 @@ class Backend(Protocol):
 
     @property
     def control_group(self) -> Any:
-        """A process group for what is exchanged between iterations, in tensors on `control_device`."""
+        """The process group for collectives between iterations; their tensors are on
+        `control_device`.
+        """
 
     @property
     def control_device(self) -> torch.device: ...
 
     def measure(self) -> Network:
-        """What messages cost, the same on every rank (collective: all call it alike)."""
+        """Measure what messages cost (collective). Every rank gets the same network."""
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
-        """Take up a plan, whose message i is in `buffers[i]` (collective). Nothing may be under way."""
+        """Take up a plan (collective). No message may be in flight.
+
+        Args:
+            plan: the plan.
+            buffers: the memory of message i is `buffers[i]`.
+
+        Raises:
+            UnsupportedError, PlanError: the backend cannot carry `plan`.
+        """
 
     def begin(self, expected: list[list[int]]) -> None:
-        """A new iteration: the agreed order of each lane, where one is needed."""
+        """An iteration begins. `expected` has the order of messages for each lane; ignored unless
+        `needs_one_order`.
+        """
 
     def expect(self, message: int) -> None:
-        """`message` is the next of the agreed order."""
+        """Append `message` to its lane's order, for a coordinator that decides as it goes."""
 
     def so_far(self) -> Event | None:
-        """On a device: the end of what has been queued so far; None on the CPU."""
+        """An event at the end of the work queued on the script's stream so far; None on the CPU."""
 
     def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
-        """Begin the sum of `buffer` over all ranks, in place; of a two-phase message, its first half. True if it has ended for
-        the host already.
+        """Begin the sum of a message over all ranks, in place; of a two-phase message, its first
+        phase.
 
-        ready: what `so_far` gave when the bytes were there.
+        Args:
+            message: index in the plan.
+            buffer: its memory.
+            ready: events from `so_far`, after which the gradients are in place.
+            on_done, on_sent: see `OnDone` and `OnSent`.
+
+        Returns:
+            True if the sum is queued on a device: the host need not wait, and `on_done` is not
+            called.
         """
 
     def start_second_phase(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
-        """Of a two-phase message: `start` began its first half, which has ended or, where sends are told, been sent.
+        """Begin the second phase of a two-phase message.
 
-        True if it has ended for the host.
+        The first phase must have ended or, if the backend `tells_sends`, been sent. Returns as
+        `start` does.
         """
 
     def join(self, message: int) -> None:
-        """On a device: the script's own stream goes on when the sum of `message` is there. It has ended for the host."""
+        """Make the script's stream wait for the sum of `message`, which was reported done; nothing
+        to do on the CPU.
+        """
 
     def has_ended(self, message: int) -> bool:
-        """Whether the sum of `message`, which has ended for the host, is there: on a device it may still be queued."""
+        """Whether the sum of `message`, which was reported done, is there; on a device it may still
+        be queued.
+        """
 
     def close(self, failure: JobError | None) -> None:
-        """Give back what it holds; `failure`: what ended the job before its end."""
+        """Release threads, groups and connections. `failure` is what ended the job early, None if
+        nothing did.
+        """
