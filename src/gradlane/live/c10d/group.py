@@ -1,8 +1,9 @@
-"""Group: a process group of torch.distributed whose collectives run over the transport.
+"""Group: a process group of torch.distributed whose collectives run over gradlane's transport.
 
-Every collective is one or more tensors of the node, defined once, with ids that all ranks count alike because c10d
-demands the same calls in the same order. What is summed is dealt over the servers in all ranks; what only
-moves goes straight from the rank that has it.
+Each collective consists of tensors of the node (`gradlane.transport.Node`), which are used once.
+Their ids count up and are equal on all ranks, since torch.distributed requires the same calls in
+the same order on all ranks. Data to reduce is dealt over the servers in all ranks; other data goes
+straight from the rank that has it to those that need it.
 """
 
 from __future__ import annotations
@@ -28,42 +29,62 @@ from gradlane.transport import NodeOptions
 from gradlane.transport.formation import form
 
 _OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "sum", ReduceOp.MIN: "min", ReduceOp.MAX: "max", ReduceOp.PRODUCT: "product"}
-# on bytes that are 0 or 1; a sum is true where any is
+# bools are bytes of 0 or 1, and a sum of bools is true if any is: the maximum
 _BOOL_OPS = {ReduceOp.SUM: "max", ReduceOp.MIN: "min", ReduceOp.MAX: "max", ReduceOp.PRODUCT: "min"}
 
-_LAST = (1 << 32) - 1  # of priorities
+_LAST = (1 << 32) - 1  # the least urgent priority
 _POINT_TO_POINT = (
     "gradlane has no send and receive between two ranks: its order is the same on all. Use a group of these two and a "
     "broadcast, or a gloo group beside it"
 )
-# on loopback a packet's price is the processor's, not the wire's
+# on loopback a packet costs processor time, not link time, so that large packets are faster
 _LOCAL_PACKET_BYTES = 512 << 10
 _PACKET_BYTES = 128 << 10
 
-_said = threading.local()
+_thread = threading.local()
 
 
 @contextmanager
 def priority(level: int) -> Iterator[None]:
-    """Collectives that this thread starts within go by `level`, 0 first, before all that have none. Alike on all ranks."""
+    """Give a priority to the collectives that this thread starts in the block; all ranks must give
+    the same.
+
+    Args:
+        level: 0 (most urgent) to 65535. Collectives with a level are sent before those without.
+
+    Raises:
+        InputError: `level` is out of range.
+    """
     if not 0 <= level < 1 << 16:
         raise InputError(f"priority: got {level}, expected 0 to 65535")
-    before = getattr(_said, "level", None)
-    _said.level = level
+    before = getattr(_thread, "level", None)
+    _thread.level = level
     try:
         yield
     finally:
-        _said.level = before
+        _thread.level = before
 
 
 _Base: Any = dist.ProcessGroup  # its stub has overloads, of which torch.distributed calls one
 
 
 class Group(_Base):  # type: ignore[misc]
-    """Made by torch.distributed. Raises what `form` raises; its methods take torch.distributed's arguments.
+    """A process group, made by torch.distributed, whose methods take torch.distributed's arguments.
 
-    They raise `InputError` for tensors that are not dense CPU tensors, `UnsupportedError` for what is not built; the
-    works they return raise `JobError`s: `PeerDied`, `PeerFailed`, `MismatchError` and the like.
+    Methods raise `InputError` for tensors that are not dense CPU tensors, `UnsupportedError` for an
+    operation or dtype that gradlane does not have, and `CommunicationError` once the group is
+    closed. The works that they return raise `JobError`s, such as `PeerDied`, `PeerFailed` and
+    `MismatchError`.
+
+    Args:
+        store: for this group alone.
+        rank: of this process in the group.
+        world: number of ranks.
+        timeout_s: seconds to connect, and for each collective without a timeout of its own.
+        options: the same on all ranks.
+
+    Raises:
+        JobError: as `transport.formation.form`.
     """
 
     def __init__(self, store: Any, rank: int, world: int, timeout_s: float, options: Options) -> None:
@@ -87,10 +108,10 @@ class Group(_Base):  # type: ignore[misc]
         self._under_way: deque[tuple[range, list[torch.Tensor]]] = deque()
         self._next_id = 0
         self._lock = threading.Lock()
-        # also at the end of the interpreter, for those who never destroy their group
+        # also closes the node at exit, if the script never destroys the group
         self._close_node = weakref.finalize(self, self._node.close)
 
-    # -- what reduces --------------------------------------------------------------------------------
+    # -- collectives that reduce --------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
         tensors = listed(tensors)
@@ -146,7 +167,7 @@ class Group(_Base):  # type: ignore[misc]
         part.add(token, token)
         return self._work(part, [token], opts)
 
-    # -- what only moves -----------------------------------------------------------------------------
+    # -- collectives that only move data -----------------------------------------------------------------------------
 
     def broadcast(self, tensors: Any, opts: Any) -> Work:
         tensors = listed(tensors)
@@ -254,20 +275,21 @@ class Group(_Base):  # type: ignore[misc]
     # -- life ----------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Send what is queued, say goodbye, end the threads. May be called twice."""
+        """Send what is queued, leave the group and end the threads. May be called twice."""
         self._close_node()
         self._futures.close()
         self._under_way.clear()
 
     def abort(self) -> None:
-        """Fail this group on all its ranks, and close it here."""
+        """Fail the group on all its ranks, and close it here."""
         self._node.abort(f"rank {self._rank} aborted the process group")
         self.shutdown()
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout_s = timeout.total_seconds()
 
-    # torch's C++ asks by these names, and by itself would ask a backend inside of the group
+    # torch's C++ calls these by name; without them it would ask for a backend within the group, and
+    # there is none
 
     def getBackendName(self) -> str:
         return "gradlane"
@@ -304,7 +326,10 @@ class Group(_Base):  # type: ignore[misc]
         return Work(self._node, self._futures, self._start(parts), tensors, parts.held, timeout_s, parts.conclude)
 
     def _reduction(self, tensors: list[torch.Tensor], opts: Any) -> tuple[str, Callable[[torch.Tensor], Any] | None]:
-        """The node's operation, and what remains to be done on a result. All tensors are of one type."""
+        """The node's operation for a reduction, and what to call on the result (None for nothing).
+
+        Raises `UnsupportedError` if gradlane does not have it. All tensors must be of one dtype.
+        """
         asked = ReduceOp.SUM if opts is None else opts.reduceOp.op
         dtype = tensors[0].dtype
         if dtype not in NUMBERS and dtype is not torch.bool:
@@ -324,11 +349,12 @@ class Group(_Base):  # type: ignore[misc]
             raise InputError(f"{what}: got {len(parts)} tensors, expected one for each of the {self._world} ranks")
 
     def _start(self, parts: Parts) -> range:
-        """Hand all of `parts` over, under ids that follow one another.
+        """Hand `parts` to the node. Returns their ids.
 
-        The node uses their memory until it is done with it, whether anybody waits for them or not.
+        Their memory is held here until the node no longer uses it, even if the script drops the
+        work.
         """
-        level = getattr(_said, "level", None)
+        level = getattr(_thread, "level", None)
         node, lifo = self._node, self._options.order == "lifo"
         urgent = lifo or level is not None
         with self._lock:
