@@ -134,6 +134,7 @@ def change_at_random(rank: int, world: int, names: tuple[str, ...], changes: int
 
 
 def _put(session: Session, turns: AtRandom) -> None:
+    assert session._controller is None  # raises if a session no longer calls it so
     session._controller = turns
 
 

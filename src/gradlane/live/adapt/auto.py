@@ -41,8 +41,8 @@ _MOST_PLANS, _MOST_PLANS_AGAIN = 6, 2  # tried in the first search and in each l
 _SLOW_NS = 500_000_000
 _MOST_SWITCHES = 1000  # on record
 _LEAST_PAUSE_NS, _MOST_PAUSE_NS = 2 * 10**9, 600 * 10**9  # from the end of a search to the next
-# ranking takes the time of 8 iterations, but at least 0.5 s, and at most 3 s in the first search and
-# 0.5 s in later ones
+# limit of a ranking: the time of 8 iterations, but at least 0.5 s, and at most 3 s in the first
+# search and 0.5 s in later ones
 _RANKING_ITERATIONS, _LEAST_RANKING_NS, _MOST_RANKING_NS = 8, 500_000_000, (3_000_000_000, 500_000_000)
 
 
@@ -58,7 +58,7 @@ class Auto:
         stream_ordered: see `Watch`.
     """
 
-    over = False  # it watches until the session ends
+    over = False  # auto watches until the session ends
 
     def __init__(self, rank: int, about: SearchLog, backend: BackendName, servers: int, stream_ordered: bool) -> None:
         self._rank, self._about, self._backend, self._servers = rank, about, backend, servers
@@ -133,8 +133,8 @@ class Auto:
             if answer is not None:
                 self._try(answer, driver.plan)
             return ControlDecision.STAY
-        # policies were ranked for updates that cross the barrier, and this script has since turned
-        # out to allow none
+        # the policies were ranked for updates that cross the barrier, and by now it is known that
+        # this script allows none
         has_barrier = self._crosses and not planner.crosses
         if (moved is not None or has_barrier) and self._may_search():
             self._why = str(moved) if moved is not None else "updates are needed before the next forward pass"
@@ -185,7 +185,7 @@ class Auto:
         return policy_of(self._in_force)
 
     def _conclude(self, iteration: int) -> None:
-        """End the search: log and record its result, and set the time before which no other begins."""
+        """End the search: log and record its result, and set when the next may begin."""
         choosing = self._choosing
         assert choosing is not None
         predicted = {each.choice: each.iteration_ns for each in self._answer.predicted}

@@ -13,7 +13,7 @@ import msgspec
 
 from gradlane.planning.ranking import Answer, Question
 
-_NICE = 10  # at 19, the lowest priority, it would not get to start on a busy machine
+_NICE = 10  # at 19, the lowest priority, the process would not get to start on a busy machine
 _LATE_S = 15.0  # on top of the question's budget, for starting the interpreter
 
 

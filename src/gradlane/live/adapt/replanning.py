@@ -33,7 +33,7 @@ class Replanning:
         stream_ordered: see `Watch`.
     """
 
-    over = False  # it observes until the session ends
+    over = False  # the watch goes on until the session ends
     settled = True
 
     def __init__(self, rank: int, policy: Policy, stream_ordered: bool) -> None:

@@ -57,7 +57,7 @@ class Tuner:
         self._since_ns = 0
 
     def start(self, planner: Planner, recorder: Recorder) -> None:
-        """Start the search. For the default search rank 0 simulates some knobs first, as its prior."""
+        """Start the search. For the default one, rank 0 simulates some knobs first, as its prior."""
         if self._rank == 0:
             options, prior = self._options, None
             if options.search == search.DEFAULT:

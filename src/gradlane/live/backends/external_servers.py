@@ -29,8 +29,7 @@ _CONNECT_S = 60.0  # for the job's store to appear: servers may be started befor
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rank 0's call to the servers: the options of `NodeOptions` that they share with the workers.
-    """
+    """Rank 0's call to the servers: those of `NodeOptions` that they share with the workers."""
 
     world: int
     servers: int

@@ -75,8 +75,7 @@ class GradientBuffers:
         return flat.as_strided(param.shape, param.stride(), flat.storage_offset()).detach()
 
     def mark_all_present(self) -> None:
-        """Set every presence element to 1, in place of the sums that the last iteration left there.
-        """
+        """Set every presence element to 1, in place of the last iteration's sums."""
         for buffer, index in zip(self._buffers, self._presence_index, strict=True):
             buffer.index_fill_(0, index, 1)
 

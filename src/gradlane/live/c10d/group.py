@@ -120,7 +120,7 @@ class Group(_Base):  # type: ignore[misc]
         for tensor in tensors:
             plain = contiguous(tensor)
             part.add(plain, plain, op=op)
-            part.brings(plain, tensor, finish_op)
+            part.deliver(plain, tensor, finish_op)
         return self._work(part, tensors, opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
@@ -134,7 +134,7 @@ class Group(_Base):  # type: ignore[misc]
             plain = contiguous(tensor)
             part.add(plain, plain, op=op, receiver=opts.rootRank)
             if opts.rootRank == self._rank:
-                part.brings(plain, tensor, finish_op)
+                part.deliver(plain, tensor, finish_op)
         return self._work(part, tensors, opts)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -149,7 +149,7 @@ class Group(_Base):  # type: ignore[misc]
                 if rank == self._rank:
                     check_alike(chunk, output)
                 part.add(contiguous(chunk), plain if rank == self._rank else None, op=op, receiver=rank, at=rank)
-            part.brings(plain, output, finish_op)
+            part.deliver(plain, output, finish_op)
         return self._work(part, outputs, opts)
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
@@ -177,7 +177,7 @@ class Group(_Base):  # type: ignore[misc]
             mine = opts.rootRank == self._rank
             part.add(plain if mine else None, None if mine else plain, sender=opts.rootRank)
             if not mine:
-                part.brings(plain, tensor)
+                part.deliver(plain, tensor)
         return self._work(part, tensors, opts)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -193,7 +193,7 @@ class Group(_Base):  # type: ignore[misc]
                 else:
                     plain = contiguous(chunk)
                     part.add(None, plain, sender=rank, at=rank)
-                    part.brings(plain, chunk)
+                    part.deliver(plain, chunk)
         return self._work(part, [chunk for chunks in outputs for chunk in chunks], opts)
 
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Work:
@@ -222,7 +222,7 @@ class Group(_Base):  # type: ignore[misc]
             plain = contiguous(chunks[rank]) if root == self._rank else None
             part.add(contiguous(given) if rank == self._rank else None, plain, sender=rank, receiver=root, at=root)
             if plain is not None:
-                part.brings(plain, chunks[rank])
+                part.deliver(plain, chunks[rank])
         return self._work(part, list(chunks), opts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Work:
@@ -239,7 +239,7 @@ class Group(_Base):  # type: ignore[misc]
             plain = contiguous(output) if rank == self._rank else None
             part.add(contiguous(chunks[rank]) if root == self._rank else None, plain, sender=root, receiver=rank, at=rank)
             if plain is not None:
-                part.brings(plain, output)
+                part.deliver(plain, output)
         return self._work(part, [output], opts)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -255,7 +255,7 @@ class Group(_Base):  # type: ignore[misc]
                 plain = contiguous(outputs[sender]) if receiver == self._rank else None
                 part.add(given, plain, sender=sender, receiver=receiver, at=receiver)
                 if plain is not None:
-                    part.brings(plain, outputs[sender])
+                    part.deliver(plain, outputs[sender])
         return self._work(part, list(outputs), opts)
 
     def all_to_all_single(self, output: Any, given: Any, output_sizes: Any, input_sizes: Any, opts: Any = None) -> Work:

@@ -72,7 +72,7 @@ class Parts:
         size = known.numel() * known.element_size()
         self.starts.append((from_address, into_address, size, NUMBERS.get(known.dtype, "uint8"), op, sender, receiver, at))
 
-    def brings(self, plain: torch.Tensor, tensor: torch.Tensor, then: Callable[[torch.Tensor], Any] | None = None) -> None:
+    def deliver(self, plain: torch.Tensor, tensor: torch.Tensor, then: Callable[[torch.Tensor], Any] | None = None) -> None:
         """Once the collective has ended, call `then` on the result in `plain` and copy it to
         `tensor`.
         """
@@ -80,7 +80,7 @@ class Parts:
             self._finish.append((plain, tensor, then))
 
     def conclude(self) -> None:
-        """The collective has ended: do what `brings` has asked for."""
+        """The collective has ended: do what `deliver` has asked for."""
         if not self._finish:
             return
         with torch.no_grad():

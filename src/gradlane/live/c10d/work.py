@@ -144,7 +144,7 @@ class Futures:
         self._closed = False
 
     def add(self, work: Work) -> None:
-        """Complete the future of `work` when it has ended. Raises `CommunicationError` once closed."""
+        """Complete the future of `work` when it has ended. Raises `CommunicationError` if closed."""
         with self._lock:
             if self._closed:
                 raise CommunicationError("the process group is closed")
@@ -154,7 +154,7 @@ class Futures:
         self._asked.put(work)
 
     def close(self) -> None:
-        """End the thread once all futures are complete. Close the node first, which ends all works."""
+        """End the thread once all futures are complete. Close the node first: that ends all works."""
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None

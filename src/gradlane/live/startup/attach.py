@@ -121,8 +121,8 @@ def attach(
         knobs: a file of tuned knobs on rank 0's host. With `tune` the search begins with that file,
             if there is one, and writes its result there; without, the file's knobs are used.
         verify: compare the first steps, and some later ones, with what DDP would have done;
-            `VerifyOptions` says which. Each costs a copy of parameters, optimizer state and
-            gradients, and an all-reduce. A difference raises `VerificationError`.
+            `VerifyOptions` says which. Comparing a step costs a copy of parameters, optimizer state
+            and gradients, and an all-reduce. A difference raises `VerificationError`.
         keep_log: keep the Dispatcher's inputs and answers of the last iterations, for
             `Session.dispatch_log()`.
         process_group: a group of all ranks; None for the default group.
@@ -202,7 +202,7 @@ def _start_of(job: Job, options: AttachOptions) -> _Start:
 
 
 def _refuse_what_does_not_fit(chosen: Policy | Plan, job: Job, options: AttachOptions) -> None:
-    """Raise `PlanError` if the backend cannot carry `chosen`, or if it is a plan of another model."""
+    """Raise `PlanError` if the backend cannot carry `chosen`, or it is a plan of another model."""
     backend, servers = options.carrier.backend, options.carrier.servers
     if isinstance(chosen, Plan):
         refuse_what_cannot_be_done(chosen, backend, external=servers > 0)

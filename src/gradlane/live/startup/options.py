@@ -231,7 +231,7 @@ def _keywords(launched: LaunchOptions) -> dict[str, Any]:
 
 
 def _struct(kind: Any, given: Mapping[str, Any], **fields: Any) -> Any:
-    """Make a struct of `kind` from `fields` and from those items of `given` that are fields of it."""
+    """Make a struct of `kind` from `fields` and those items of `given` that are fields of it."""
     return kind(**{**{name: value for name, value in given.items() if name in kind.__struct_fields__}, **fields})
 
 
