@@ -26,7 +26,7 @@ from gradlane.errors import JobError, PeerFailed, UnsupportedError
 from gradlane.live.remote_update.broadcasts import Broadcasts
 from gradlane.live.remote_update.parameter_groups import ParameterGroups
 from gradlane.live.remote_update.states import fetched_states
-from gradlane.live.remote_update.values import Sent, Values
+from gradlane.live.remote_update.values import SentGradient, Values
 from gradlane.live.session import guards
 from gradlane.live.session.base import SessionBase
 from gradlane.live.session.hooks import Hook, inside_a_backward_pass, is_compiled, parameters_of_scripts
@@ -76,7 +76,7 @@ class ServedSession(SessionBase):
         self._failure: JobError | None = None
         self._fired = [0] * len(params)
         self._expected = [1] * len(params)
-        self._sent: list[Sent | None] = [None] * len(params)
+        self._sent: list[SentGradient | None] = [None] * len(params)
         self._is_sent = [False] * len(params)
         self._rules = groups.rules()
         self._unstepped: set[int] = set()  # sent, and `step()` has not been called for them
@@ -140,7 +140,7 @@ class ServedSession(SessionBase):
         self.flush()
         self._wait_for_unstepped()
         self._rules = self._groups.rules()
-        self._values.govern(self._rules)
+        self._values.set_rules(self._rules)
         self._iteration += 1
         self._in_backward = True
         if self._has_states:
@@ -167,7 +167,7 @@ class ServedSession(SessionBase):
         gradient = param.grad
         assert gradient is not None
         torch.mul(gradient.detach(), self._scale, out=self._values.slots[tensor])
-        self._sent[tensor] = Sent(gradient)
+        self._sent[tensor] = SentGradient(gradient)
         self._is_sent[tensor] = True
         self._unstepped.add(tensor)
         self._values.send(tensor)
@@ -228,7 +228,7 @@ class ServedSession(SessionBase):
                 UnsupportedError,
             )
         sent = self._sent[tensor]
-        if sent is not None and not sent.stands_in(param):
+        if sent is not None and not sent.is_unchanged_in(param):
             self._fail(
                 f"the gradient of {self._names[tensor]} was changed between backward() and step() (clip_grad_norm_, "
                 "GradScaler, zero_grad?), when it had left for the servers; update on the workers (gradlane.attach) to do that",

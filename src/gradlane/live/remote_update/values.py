@@ -20,7 +20,7 @@ from gradlane.transport import Node, Part, Rule
 _FOR_EVER_S = 10**6.0
 
 
-class Sent:
+class SentGradient:
     """A gradient that was sent, to find out whether the script changes it afterwards.
 
     It holds a reference, which keeps autograd from reusing the gradient's memory.
@@ -29,7 +29,7 @@ class Sent:
     def __init__(self, gradient: torch.Tensor) -> None:
         self._gradient, self._version = gradient, gradient._version
 
-    def stands_in(self, param: torch.nn.Parameter) -> bool:
+    def is_unchanged_in(self, param: torch.nn.Parameter) -> bool:
         """Whether `param.grad` is the gradient that was sent, unchanged."""
         return param.grad is self._gradient and self._gradient._version == self._version
 
@@ -91,7 +91,7 @@ class Values:
         for tensor in range(len(self.slots)):
             self._node.wait(tensor, self._timeout_s)
 
-    def _having(self, part: Part) -> list[int]:
+    def _tensors_with(self, part: Part) -> list[int]:
         return [tensor for tensor, parts in enumerate(self._parts) if part == "parameters" or part in parts]
 
     def place(self, part: Part, values: Sequence[torch.Tensor]) -> None:
@@ -102,9 +102,9 @@ class Values:
                 it are left out.
             values: for each tensor.
         """
-        having = self._having(part)
+        tensors = self._tensors_with(part)
         with torch.no_grad():
-            for tensor in having:
+            for tensor in tensors:
                 self.slots[tensor].copy_(values[tensor])
                 self._node.place(tensor, part)
         self._wait_for_all()
@@ -113,13 +113,13 @@ class Values:
         """Read a part from the servers, by tensor; tensors whose rule does not keep it are left
         out. No tensor may be in flight.
         """
-        having = self._having(part)
-        for tensor in having:
+        tensors = self._tensors_with(part)
+        for tensor in tensors:
             self._node.fetch(tensor, part)
         self._wait_for_all()
-        return {tensor: self.slots[tensor].clone() for tensor in having}
+        return {tensor: self.slots[tensor].clone() for tensor in tensors}
 
-    def govern(self, rules: Sequence[Rule]) -> None:
+    def set_rules(self, rules: Sequence[Rule]) -> None:
         """Use `rules`, one for each parameter group, for every later gradient. No tensor may be in
         flight.
 
