@@ -72,30 +72,30 @@ def killed_while_looking(rank: int, world: int, victim: int, backend: Any) -> tu
 
 
 class AtRandom:
-    """Another plan at random boundaries: rank 0 draws, over the words that `auto` uses."""
+    """Another plan at random boundaries: rank 0 draws, and announces it as `auto` does."""
 
     over = settled = False
 
     def __init__(self, rank: int, names: tuple[str, ...], wanted: int) -> None:
         self._rank, self._names, self._wanted = rank, names, wanted
         self._draw = random.Random(5)
-        self._words = ControlDecisions()
+        self._decisions = ControlDecisions()
         self.changes = 0
 
     def start(self, planner: Planner, recorder: Recorder) -> None:
         pass
 
-    def turn(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
-        if not self._words.is_due(driver):
+    def decide(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
+        if not self._decisions.is_due(driver):
             return None
-        word = policy = None
+        decision = policy = None
         if self._rank == 0:
-            word = ControlDecision.SETTLED if self.changes >= self._wanted else ControlDecision.CHANGE
+            decision = ControlDecision.SETTLED if self.changes >= self._wanted else ControlDecision.CHANGE
             policy = catalog.get(self._draw.choice(self._names))
             policy = type(policy)(**{name: 64 * self._draw.randint(16, 200) for name in getattr(policy, "tunable", {})})
-        word = self._words.say(driver, word, self._draw.choice((1, 1, 1, 2, 3)))
-        self.settled = ControlDecision.SETTLED in word
-        if ControlDecision.CHANGE not in word:
+        decision = self._decisions.announce(driver, decision, self._draw.choice((1, 1, 1, 2, 3)))
+        self.settled = ControlDecision.SETTLED in decision
+        if ControlDecision.CHANGE not in decision:
             return None
         self.changes += 1
         return planner.change(policy, backend, driver.failures.collective)
@@ -134,7 +134,8 @@ def change_at_random(rank: int, world: int, names: tuple[str, ...], changes: int
 
 
 def _put(session: Session, turns: AtRandom) -> None:
-    session._turns = turns
+    assert session._controller is None  # raises if a session no longer calls it so
+    session._controller = turns
 
 
 def until(done: Callable[[], bool]) -> Iterator[None]:

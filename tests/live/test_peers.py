@@ -17,7 +17,7 @@ def nothing(*_: object) -> None:
 
 def test_a_rank_that_leaves_before_the_last_one_comes_has_come():
     store, left = dist.HashStore(), []
-    peers = partial(ControlChannel, store, world=3, timeout_s=30.0, on_failure=nothing, on_choice=nothing, on_turn=nothing)
+    peers = partial(ControlChannel, store, world=3, timeout_s=30.0, on_failure=nothing, on_choice=nothing, on_decision=nothing)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(peers, rank=0, on_left=left.append)
         peers(rank=1, on_left=nothing).close()

@@ -139,7 +139,9 @@ class Emulated(nn.Module):
         gradient.fill_(float(weight) * coefficient(self._own_rank(), self._iteration, tensor))
         before_ns = self.profile.tensors[tensor - 1].ready_ns if tensor else 0
         self._device.run(self._took(self.profile.tensors[tensor].ready_ns) - self._took(before_ns))
-        return gradient
+        # a tensor that nobody has written yet, as autograd's own are: a gradient that was written to
+        # in memory that somebody holds is taken for the script's
+        return gradient.data
 
     def _end_backward(self) -> None:
         self._device.run(self._took(self.profile.backward_ns) - self._took(self.profile.tensors[-1].ready_ns))

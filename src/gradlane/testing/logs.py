@@ -12,7 +12,7 @@ import msgspec
 
 from gradlane.core.plan import Plan
 from gradlane.schedule import Log, LoggedDispatcher, replay
-from gradlane.sim import allreduce, worker
+from gradlane.sim import worker
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def logged_dispatchers() -> Iterator[list[LoggedDispatcher]]:
         made.append(LoggedDispatcher(plan))
         return made[-1]
 
-    with mock.patch.object(allreduce, "Dispatcher", make), mock.patch.object(worker, "Dispatcher", make):
+    with mock.patch.object(worker, "Dispatcher", make):
         yield made
 
 

@@ -1,4 +1,4 @@
-"""Another plan in every second iteration, where `auto` would think for longer than a loop here takes."""
+"""Another plan in every second iteration, where `auto` would simulate for longer than a loop here takes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _EVERY = 2  # iterations
 
 
 class Hopping:
-    """Rank 0 goes through plans that cross the barrier, and says so over the words that `auto` uses."""
+    """Rank 0 goes through plans that cross the barrier, and says so in decisions as `auto` announces them."""
 
     over, settled = False, True
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._words = ControlDecisions()
+        self._decisions = ControlDecisions()
         self._policies = itertools.cycle(
             [
                 policies.get("blocks", least_bytes=4000, most_bytes=8000),
@@ -34,10 +34,10 @@ class Hopping:
     def start(self, planner: Planner, recorder: Recorder) -> None:
         pass
 
-    def turn(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
-        if not self._words.is_due(driver):
+    def decide(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
+        if not self._decisions.is_due(driver):
             return None
-        self._words.say(driver, ControlDecision.CHANGE if self._rank == 0 else None, _EVERY)
+        self._decisions.announce(driver, ControlDecision.CHANGE if self._rank == 0 else None, _EVERY)
         return planner.change(next(self._policies) if self._rank == 0 else None, backend, driver.failures.collective)
 
     def record(self) -> None:

@@ -284,7 +284,8 @@ def under_gradlane(
     ):
         warnings.simplefilter("ignore")
         if hops:
-            session._turns = Hopping(rank)
+            assert session._controller is None  # raises if a session no longer calls it so
+            session._controller = Hopping(rank)
         generator = torch.Generator().manual_seed(1000 + rank)
         job = Job(rank, model, model, optimizer, session.no_sync, generator, session)
         case.run(job)

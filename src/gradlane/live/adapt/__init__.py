@@ -1,1 +1,3 @@
-"""What changes the plan of a running session: `auto`, the tuner of knobs, and policies that plan again."""
+"""Changes the plan of a running session: `auto` finds a policy, the tuner its knobs, replanning
+follows the network.
+"""

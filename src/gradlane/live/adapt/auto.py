@@ -1,7 +1,14 @@
-"""Auto: a session whose policy is found while it trains, and found again when network or worker have changed.
+"""Auto: finds a session's policy while it trains, and searches again when network, worker or model
+have changed.
 
-Rank 0 thinks (`thinking`), tries (`tune.choosing`) and watches (`tune.monitor`), in this order and round again; all that
-the other ranks see are plans. What was measured decides, what was predicted only says what is worth measuring.
+Rank 0 goes through three phases, again and again; other ranks only receive plans:
+
+    rank    simulate all policies in a process of its own (`RankingProcess`)
+    try     train some iterations under each of the best predicted; the times measured decide
+            (`planning.choosing`)
+    watch   compare iterations with those measured (`planning.monitor`) until something has changed
+
+One search, ranking and trying, is a "look" in the `SearchLog`.
 """
 
 from __future__ import annotations
@@ -16,7 +23,7 @@ from gradlane.core.backends import BackendName
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.search_log import Choice, SearchLog, SearchRound, Switch
-from gradlane.live.adapt.controller import ControlDecision, ControlDecisions, silence_of
+from gradlane.live.adapt.controller import ControlDecision, ControlDecisions, quiet_iterations
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.adapt.ranking_process import RankingProcess
 from gradlane.live.adapt.watch import Watch
@@ -29,75 +36,86 @@ from gradlane.planning.ranking import Answer, Question, likeness, often_good, po
 
 log = logging.getLogger("gradlane")
 
-_MOST, _AGAIN = 6, 2  # plans tried in the first look, and in later ones, ...
-_SLOW_NS = 500_000_000  # ... of which one alone where iterations take so long: it is to be over in ten seconds
-_KEEP = 1000  # switches on record
-_LEAST_QUIET_NS, _MOST_QUIET_NS = 2 * 10**9, 600 * 10**9  # from one look to the next
-_THINK_ITERATIONS, _LEAST_THINK_NS, _MOST_THINK_NS = 8, 500_000_000, (3_000_000_000, 500_000_000)
+_MOST_PLANS, _MOST_PLANS_AGAIN = 6, 2  # tried in the first search and in each later one
+# iterations from this length on: a later search tries one plan, so that it ends within ten seconds
+_SLOW_NS = 500_000_000
+_MOST_SWITCHES = 1000  # on record
+_LEAST_PAUSE_NS, _MOST_PAUSE_NS = 2 * 10**9, 600 * 10**9  # from the end of a search to the next
+# limit of a ranking: the time of 8 iterations, but at least 0.5 s, and at most 3 s in the first
+# search and 0.5 s in later ones
+_RANKING_ITERATIONS, _LEAST_RANKING_NS, _MOST_RANKING_NS = 8, 500_000_000, (3_000_000_000, 500_000_000)
 
 
 class Auto:
-    """Owned by a session; used on the training thread between iterations only.
+    """A `PlanController` that searches for the fastest policy.
 
-    about: the record, as yet without looks. servers: in processes of their own.
+    Args:
+        rank: of this process.
+        about: the record to complete, without searches so far; its `safe` choice is in force at the
+            start.
+        backend: of the session.
+        servers: how many there are in processes of their own.
+        stream_ordered: see `Watch`.
     """
 
-    over = False  # it goes on watching
+    over = False  # auto watches until the session ends
 
     def __init__(self, rank: int, about: SearchLog, backend: BackendName, servers: int, stream_ordered: bool) -> None:
         self._rank, self._about, self._backend, self._servers = rank, about, backend, servers
         self._stream_ordered = stream_ordered
-        self._words, self._silence = ControlDecisions(), 1
+        self._decisions, self._quiet_iterations = ControlDecisions(), 1
         self.settled = False
-        """Whether something was chosen, and nothing has made it look again since; on all ranks alike."""
+        """Whether no search is going on. The same on all ranks."""
         self._in_force = about.safe
-        self._thinking: RankingProcess | None = None
+        self._ranking: RankingProcess | None = None
         self._choosing: Choosing | None = None
         self._answer = Answer((), ())
         self._plans: dict[Choice, Plan] = {}
         self._why, self._began = "the job has begun", 0
-        self._crosses = True  # what was asked for last
+        self._crosses = True  # `planner.crosses` when the last ranking began
         self._recent: deque[int] = deque(maxlen=PATIENCE)
         self._since_ns = self._changing_ns = 0
         self._not_before_ns = self._settled_ns = 0
-        self._spent_ns, self._quiet_ns = 0, _LEAST_QUIET_NS
+        self._spent_ns, self._pause_ns = 0, _LEAST_PAUSE_NS
 
-    # -- all ranks ---------------------------------------------------------------------------------------------
+    # -- all ranks ---------------------------------------------------------------------------------
 
     def start(self, planner: Planner, recorder: Recorder) -> None:
         if self._rank == 0:
             self._watch = Watch(recorder, planner.network, self._stream_ordered)
-            self._think(planner)
+            self._start_ranking(planner)
         self._since_ns = now_ns()
 
-    def turn(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
-        is_due = self._words.is_due(driver)
-        word = None
+    def decide(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
+        is_due = self._decisions.is_due(driver)
+        decision = None
         if self._rank == 0:
-            word = self._decide(planner, driver, now_ns() - self._since_ns, is_due)
+            decision = self._observe(planner, driver, now_ns() - self._since_ns, is_due)
         plan = None
         if is_due:
-            word = self._words.say(driver, word, self._silence)
-            self.settled = ControlDecision.SETTLED in word
-            if ControlDecision.CHANGE in word:
+            decision = self._decisions.announce(driver, decision, self._quiet_iterations)
+            self.settled = ControlDecision.SETTLED in decision
+            if ControlDecision.CHANGE in decision:
                 began_ns = now_ns()
-                plan = planner.change(self._planned(planner), backend, driver.failures.collective)
+                plan = planner.change(self._plan_of_choice(planner), backend, driver.failures.collective)
                 self._changing_ns += now_ns() - began_ns
         self._since_ns = now_ns()
         return plan
 
     def close(self) -> None:
-        if self._thinking is not None:
-            self._thinking.close()
+        if self._ranking is not None:
+            self._ranking.close()
 
     def record(self) -> SearchLog | None:
-        """All looks so far; None on other ranks than 0."""
+        """Rank 0's searches so far; None on other ranks."""
         return self._about if self._rank == 0 else None
 
-    # -- rank 0 ------------------------------------------------------------------------------------------------
+    # -- rank 0 ------------------------------------------------------------------------------------
 
-    def _decide(self, planner: Planner, driver: Driver, took_ns: int, is_due: bool) -> ControlDecision:
-        """Take note of the iteration that has ended; the word, where one is due."""
+    def _observe(self, planner: Planner, driver: Driver, took_ns: int, is_due: bool) -> ControlDecision:
+        """Take note of the iteration that has ended, which took `took_ns`. Returns what to announce
+        if a decision is due.
+        """
         self._recent.append(took_ns)
         assert planner.profile is not None
         moved = self._watch.observe(driver.plan, planner.profile, took_ns, watching=self.settled)
@@ -105,56 +123,61 @@ class Auto:
             changed = self._choosing.observe(took_ns)
             if changed:
                 self._in_force = self._choosing.choice
-                self._note(driver.iteration + 1)
+                self._record_switch(driver.iteration + 1)
             if self._choosing.over:
                 self._conclude(driver.iteration + 1)
                 return ControlDecision.SETTLED | (ControlDecision.CHANGE if changed else ControlDecision.STAY)
             return ControlDecision.CHANGE if changed else ControlDecision.STAY
-        if self._thinking is not None:
-            answer = self._thinking.answer() if is_due else None
+        if self._ranking is not None:
+            answer = self._ranking.answer() if is_due else None
             if answer is not None:
                 self._try(answer, driver.plan)
             return ControlDecision.STAY
-        # what was ranked for updates that cross the barrier may be wrong for a script that lets none do so
-        kept = self._crosses and not planner.crosses
-        if (moved is not None or kept) and self._may_look():
+        # the policies were ranked for updates that cross the barrier, and by now it is known that
+        # this script allows none
+        has_barrier = self._crosses and not planner.crosses
+        if (moved is not None or has_barrier) and self._may_search():
             self._why = str(moved) if moved is not None else "updates are needed before the next forward pass"
             self._began = driver.iteration + 1
             if moved is not None:
                 planner.network = self._watch.network
                 planner.profile = self._watch.profile(planner.profile, moved)
-            self._silence = 1
-            self._think(planner)
+            self._quiet_iterations = 1
+            self._start_ranking(planner)
             return ControlDecision.STAY
         return ControlDecision.SETTLED
 
-    def _may_look(self) -> bool:
-        """Whether enough time has passed since the last look, and not too much of all time was spent on looking."""
+    def _may_search(self) -> bool:
+        """Whether the pause after the last search is over, and searching has cost a small enough
+        part of all time.
+        """
         now = now_ns()
         return now >= self._not_before_ns and self._spent_ns <= ALLOWANCE_NS + PART_OF_TIME * (now - self._settled_ns)
 
-    def _think(self, planner: Planner) -> None:
+    def _start_ranking(self, planner: Planner) -> None:
         assert planner.profile is not None
         iteration_ns = round(median(self._recent)) if self._recent else planner.profile.compute_ns
         look = len(self._about.looks)
-        most = _MOST if not look else _AGAIN if iteration_ns < _SLOW_NS else 1
-        budget_ns = min(max(_LEAST_THINK_NS, _THINK_ITERATIONS * iteration_ns), _MOST_THINK_NS[bool(look)])
+        most = _MOST_PLANS if not look else _MOST_PLANS_AGAIN if iteration_ns < _SLOW_NS else 1
+        budget_ns = min(max(_LEAST_RANKING_NS, _RANKING_ITERATIONS * iteration_ns), _MOST_RANKING_NS[bool(look)])
         self._assumed, self._crosses = planner.network, planner.crosses
-        self._thinking = RankingProcess(
+        self._ranking = RankingProcess(
             Question(planner.profile, planner.network, self._backend, self._servers, look, most, budget_ns, planner.crosses)
         )
 
     def _try(self, answer: Answer, in_force: Plan) -> None:
-        self._thinking, self._answer, self._changing_ns = None, answer, 0
+        self._ranking, self._answer, self._changing_ns = None, answer, 0
         self._plans = {each.choice: each.plan for each in answer.worth_trying} | {self._in_force: in_force}
         others = [each.choice for each in answer.worth_trying if likeness(each.plan) != likeness(in_force)]
-        if not answer.worth_trying:  # it could not be predicted
-            untold = often_good(self._backend, external=self._servers > 0)[1:4]
-            others = [msgspec.structs.replace(choice, look=len(self._about.looks)) for choice in untold]
+        if not answer.worth_trying:  # the ranking has failed
+            unranked = often_good(self._backend, external=self._servers > 0)[1:4]
+            others = [msgspec.structs.replace(choice, look=len(self._about.looks)) for choice in unranked]
         self._choosing = Choosing(self._in_force, self._about.safe, others, again=bool(self._about.looks))
 
-    def _planned(self, planner: Planner) -> Policy | Plan | None:
-        """What is to be in force: the plan that was simulated, or that was before; else one for the network as it is."""
+    def _plan_of_choice(self, planner: Planner) -> Policy | Plan | None:
+        """Rank 0's plan for the choice in force: the one that was simulated or in force before;
+        else its policy, to plan for the present network. None on other ranks.
+        """
         if self._rank:
             return None
         if self._in_force in self._plans:
@@ -162,14 +185,14 @@ class Auto:
         return policy_of(self._in_force)
 
     def _conclude(self, iteration: int) -> None:
-        """The look is over: say what is kept, and when the next may begin at the earliest."""
+        """End the search: log and record its result, and set when the next may begin."""
         choosing = self._choosing
         assert choosing is not None
         predicted = {each.choice: each.iteration_ns for each in self._answer.predicted}
         verdict = choosing.verdict(predicted.get(choosing.choice))
         if self._about.looks:
             verdict += f"; looked again since {self._why}"
-        # a warning, since Python shows nothing less where the script sets up no logging
+        # a warning: without logging set up, Python prints nothing below that level
         log.warning("gradlane: %s", verdict)
         look = SearchRound(
             self._why, self._began, iteration, self._assumed.bytes_per_second, self._answer.predicted, choosing.tried,
@@ -180,17 +203,18 @@ class Auto:
         assert kept_ns is not None
         now = now_ns()
         if len(self._about.looks) == 1:
-            self._settled_ns = now  # the first look is the price of choosing at all
+            self._settled_ns = now  # the cost of the first search counts against nothing
         else:
             self._spent_ns += round(choosing.lost * kept_ns) + self._changing_ns
-        # a look that found nothing better puts off the next one twice as long, so that nothing makes it flap
+        # a search that found nothing better doubles the pause before the next, so that noise cannot
+        # keep it searching
         fruitless = len(self._about.looks) > 1 and choosing.choice == choosing.start
-        self._quiet_ns = min(self._quiet_ns * 2, _MOST_QUIET_NS) if fruitless else _LEAST_QUIET_NS
-        self._not_before_ns = now + self._quiet_ns
+        self._pause_ns = min(self._pause_ns * 2, _MOST_PAUSE_NS) if fruitless else _LEAST_PAUSE_NS
+        self._not_before_ns = now + self._pause_ns
         self._watch.settle(kept_ns)
-        self._silence = silence_of(kept_ns)
+        self._quiet_iterations = quiet_iterations(kept_ns)
         self._choosing = None
 
-    def _note(self, iteration: int) -> None:
+    def _record_switch(self, iteration: int) -> None:
         switch = Switch(iteration, now_ns(), self._in_force)
-        self._about = msgspec.structs.replace(self._about, switches=(*self._about.switches, switch)[-_KEEP:])
+        self._about = msgspec.structs.replace(self._about, switches=(*self._about.switches, switch)[-_MOST_SWITCHES:])

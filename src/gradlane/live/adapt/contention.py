@@ -1,4 +1,6 @@
-"""Pressure: for how long this process's threads could have run and had no processor, as the kernel counts it."""
+"""CPU contention: how long this process's threads were runnable and had to wait for a processor
+(Linux schedstat).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,13 @@ import weakref
 from pathlib import Path
 
 _THREADS = Path("/proc/self/task")
-_LOOK_AGAIN = 64  # readings after which threads that have come since are found
+_FIND_EVERY = 64  # readings between two searches for new threads
 
 
 class Pressure:
-    """Counts from when it is made. A reading takes some 3 us a thread."""
+    """Measures this process's waiting for processors since the last reading; a reading takes about
+    3 us per thread.
+    """
 
     def __init__(self) -> None:
         self._files: dict[str, int] = {}
@@ -22,17 +26,26 @@ class Pressure:
         self.part_of(1)
 
     def part_of(self, since_last_ns: int) -> float | None:
-        """Of the time since it was last asked, all threads together; None where the kernel does not count."""
-        if self._readings % _LOOK_AGAIN == 0:
+        """Time that threads waited for a processor since the last call, as a part of the time that
+        has passed.
+
+        Args:
+            since_last_ns: nanoseconds since the last call.
+
+        Returns:
+            The waiting time of all threads over `since_last_ns`, so that it can exceed 1; None
+            where the kernel has no schedstat.
+        """
+        if self._readings % _FIND_EVERY == 0:
             self._find()
         self._readings += 1
         waited_ns = 0
         for thread, file in list(self._files.items()):
             try:
-                # time on a processor, time waiting for one, turns
+                # of three numbers: ns on a processor, ns waiting for one, time slices
                 now_ns = int(os.pread(file, 100, 0).split()[1])
             except (OSError, ValueError, IndexError):
-                self._drop(thread)  # it has ended
+                self._drop(thread)  # the thread has ended
                 continue
             waited_ns += now_ns - self._waited_ns.get(thread, now_ns)
             self._waited_ns[thread] = now_ns

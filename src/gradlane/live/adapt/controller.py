@@ -1,8 +1,10 @@
-"""Turns: what may put another plan in force while a session trains, on all ranks at one iteration boundary.
+"""Plan controllers: what may replace the plan while a session trains, on all ranks at the same
+iteration boundary.
 
-At the start of a backward pass rank 0 says over the control channel what is to be done, and every other rank waits for
-that word (which costs it nothing that it would not wait for rank 0's gradients in any case). Where nothing is being
-tried, rank 0 also says for how many iterations it will say nothing.
+At the start of a backward pass rank 0 sends its decision over the control channel and every other
+rank blocks until it arrives. A rank that waits loses nothing: its sums need rank 0's gradients in
+any case. While nothing is tried, rank 0 also sends the number of iterations after which the next
+decision comes, so that most iterations have no wait.
 """
 
 from __future__ import annotations
@@ -20,58 +22,85 @@ from gradlane.live.comm.recorder import Recorder
 
 
 class PlanController(Protocol):
-    """Owned by a session; used on the training thread between iterations only."""
+    """Decides between two iterations whether the plan changes.
+
+    Owned by a session, which calls it on the training thread.
+    """
 
     @property
     def over(self) -> bool:
-        """Whether the plan stays from now on, on all ranks alike."""
+        """Whether the plan is final. The same on all ranks."""
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is being tried, on all ranks alike."""
+        """Whether no plan is being tried. The same on all ranks."""
 
     def start(self, planner: Planner, recorder: Recorder) -> None:
-        """The first plan is in force from now on."""
+        """The session calls this once, when its first plan has come into force."""
 
-    def turn(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
-        """All ranks, between two iterations: the plan to take up, if it is another."""
+    def decide(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
+        """Agree with the other ranks on the plan of the next iteration. Every rank calls it between
+        two iterations.
+
+        Returns:
+            The plan to take up, or None to keep the one in force.
+        """
 
     def record(self) -> Tuned | SearchLog | None:
-        """What was tried and found so far; None on other ranks than 0."""
+        """What rank 0 has tried and found so far; None on other ranks."""
 
     def close(self) -> None:
         """The session ends."""
 
 
 class ControlDecision(IntFlag):
-    """What rank 0 says."""
+    """What rank 0 decides for the next iteration."""
 
     STAY = 0
     CHANGE = 1
+    """A new plan follows, broadcast by rank 0."""
     SETTLED = 2
+    """No plan is being tried from now on."""
 
 
-_SILENCE_SHIFT = 8
-_WORD_EVERY_NS, _MOST_SILENCE = 250_000_000, 64  # while nothing is tried
+# a decision on the wire: its flags in the low byte, above them the iterations until the next one
+_QUIET_SHIFT = 8
+_DECISION_EVERY_NS, _MOST_QUIET_ITERATIONS = 250_000_000, 64  # while nothing is tried
 
 
-def silence_of(iteration_ns: int) -> int:
-    """For how many iterations of that length nothing need be said where nothing is tried."""
-    return min(_MOST_SILENCE, max(1, _WORD_EVERY_NS // max(1, iteration_ns)))
+def quiet_iterations(iteration_ns: int) -> int:
+    """Iterations of `iteration_ns` until the next decision while nothing is tried: about 250 ms, 1
+    to 64 iterations.
+    """
+    return min(_MOST_QUIET_ITERATIONS, max(1, _DECISION_EVERY_NS // max(1, iteration_ns)))
 
 
 class ControlDecisions:
-    """Rank 0's words to one session, and when the next is due."""
+    """Carries rank 0's decisions to the other ranks of one session and keeps track of when the next
+    one is due.
+    """
 
     def __init__(self) -> None:
         self._next = 0
 
     def is_due(self, driver: Driver) -> bool:
-        """Whether a word is said before the next iteration, on all ranks alike."""
+        """Whether rank 0 sends a decision before the next iteration. The same on all ranks."""
         return driver.iteration + 1 >= self._next
 
-    def say(self, driver: Driver, word: ControlDecision | None, silence: int = 1) -> ControlDecision:
-        """Rank 0's `word` (None on other ranks); the next comes after `silence` iterations."""
-        said = driver.decide(None if word is None else word | silence << _SILENCE_SHIFT)
-        self._next = driver.iteration + 1 + (said >> _SILENCE_SHIFT)
-        return ControlDecision(said & ((1 << _SILENCE_SHIFT) - 1))
+    def announce(self, driver: Driver, decision: ControlDecision | None, quiet: int = 1) -> ControlDecision:
+        """Send rank 0's decision, or receive it. Every rank calls it when `is_due`.
+
+        Args:
+            decision: rank 0's; None on other ranks, which block until it arrives.
+            quiet: rank 0's number of iterations until the next decision, 1 or more; ignored on
+                other ranks.
+
+        Returns:
+            Rank 0's decision, on every rank.
+
+        Raises:
+            JobError: the job failed while this rank waited.
+        """
+        sent = driver.decide(None if decision is None else decision | quiet << _QUIET_SHIFT)
+        self._next = driver.iteration + 1 + (sent >> _QUIET_SHIFT)
+        return ControlDecision(sent & ((1 << _QUIET_SHIFT) - 1))

@@ -1,8 +1,10 @@
-"""Planning: the iterations before the policy's plan is in force, and the agreement on it.
+"""Profiling: the iterations before the policy's plan comes into force, and the ranks' agreement on
+that plan.
 
-Iteration 0 counts how often each gradient hook fires in one backward pass; the next few are measured. All
-under DDP's buckets and behind the barrier, which is safe whatever the model does. Then rank 0 plans from
-the readiness of all ranks, and every rank proves that it holds the same plan.
+Iteration 0 counts how often each gradient hook fires in one backward pass; the next few are
+measured. All of them use DDP's buckets and wait for every update before the next forward pass,
+which is safe whatever the model does. Then rank 0 plans from the times at which gradients became
+ready, averaged over ranks, and all ranks compare the plan's fingerprint.
 """
 
 from __future__ import annotations
@@ -29,11 +31,22 @@ from gradlane.planning.plans import accepted, make_plan
 from gradlane.planning.ranking import simulated_ns
 
 Collective = Callable[[Callable[[], Any]], None]
-"""Runs a blocking collective and turns its failure into a typed error."""
+"""Runs a blocking collective and raises its failure as a typed error."""
 
 
 class Planner:
-    """Owned by a session; used on the training thread between iterations only."""
+    """Makes a session's plans. Owned by the session; used on the training thread, between
+    iterations only.
+
+    Args:
+        policy: what to plan with, or a plan made before.
+        place: the network and what carries messages.
+        profile: to plan from; None to measure one.
+        specs: the model's tensors.
+        iterations: how many to measure before there is a plan.
+        until_stable: end measuring sooner if gradients become ready at the same times again and
+            again.
+    """
 
     def __init__(
         self,
@@ -44,11 +57,13 @@ class Planner:
         iterations: int,
         until_stable: bool = False,
     ) -> None:
-        """iterations: measured before the plan. until_stable: fewer, where the times of gradients repeat themselves before."""
         self.place = place
         self.profile = profile
         self.crosses = True
-        """Whether the next forward pass can begin before all sums have come, as far as the first iterations have shown."""
+        """Whether the next forward pass may begin before all sums have arrived. The first
+        iterations tell: it may not if the script reads all gradients before `step()`, as
+        `clip_grad_norm_` does.
+        """
         self.builder = ProfileBuilder(specs)
         self._policy = policy
         has_order = isinstance(policy, Plan) and (policy.sequence is not None or not place.needs_sequence)
@@ -58,7 +73,7 @@ class Planner:
 
     @property
     def network(self) -> Network:
-        """The network that is planned for; whoever sees it change sets it anew."""
+        """The network to plan for. A controller that sees it change assigns the new one."""
         return self.place.network
 
     @network.setter
@@ -66,11 +81,13 @@ class Planner:
         self.place = msgspec.structs.replace(self.place, network=network)
 
     def measures(self, iteration: int) -> bool:
-        """Whether this iteration goes into the profile."""
+        """Whether `iteration` is measured for the profile."""
         return self._measures and 0 < iteration <= self._iterations
 
     def is_due(self, driver: Driver) -> bool:
-        """Whether the plan can be made, the iteration before being over: on all ranks alike."""
+        """Whether enough iterations were measured to plan. Called between two iterations; the same
+        on all ranks.
+        """
         if driver.iteration >= self._iterations:
             return True
         if not self._until_stable or driver.iteration < LEAST_STABLE:
@@ -78,7 +95,21 @@ class Planner:
         return bool(driver.decide(int(self.builder.is_stable()) if driver.rank == 0 else None))
 
     def decide(self, model: str, device: torch.device, backend: Backend, collective: Collective) -> Plan:
-        """The plan of rank 0, agreed upon by all. Raises `MismatchError`, and `PlanError` for a bad policy."""
+        """Make the session's first plan (collective).
+
+        Args:
+            model: the model's name, for the profile.
+            device: that the model is on.
+            backend: its control group carries the agreement.
+            collective: see `Collective`.
+
+        Returns:
+            Rank 0's plan, on every rank.
+
+        Raises:
+            MismatchError: a rank holds another plan than rank 0.
+            PlanError: the policy made a plan that does not fit the model.
+        """
         group = backend.control_group
         if self._measures:
             ready = torch.tensor(self.builder.ready_medians(), dtype=torch.int64, device=backend.control_device)
@@ -90,12 +121,23 @@ class Planner:
         return plan
 
     def change(self, policy: Policy | Plan | None, backend: Backend, collective: Collective) -> Plan:
-        """Another plan for the profile that there is: of rank 0's `policy` (None elsewhere), agreed upon by all."""
+        """Make another plan for the present profile and network (collective).
+
+        Args:
+            policy: rank 0's policy or plan; None on other ranks.
+            backend, collective: as for `decide`.
+
+        Returns:
+            Rank 0's plan, on every rank.
+
+        Raises:
+            MismatchError: a rank holds another plan than rank 0.
+        """
         plan = None if policy is None else self._plan(policy)
         return self._share(plan, backend, collective)
 
     def simulated_ns(self, policy: Policy) -> int:
-        """How long an iteration is expected to take under `policy`, at the place that is planned for."""
+        """Simulated iteration time under `policy`, in ns, for the present profile and place."""
         assert self.profile is not None, "there is a profile once the first plan is decided"
         return simulated_ns(make_plan(policy, self.profile, self.place), self.profile, self.place)
 
@@ -110,7 +152,9 @@ class Planner:
 
     @staticmethod
     def _share(own: Plan | None, backend: Backend, collective: Collective) -> Plan:
-        """Rank 0's plan (the others' own do not count) on every rank; its fingerprint compared over all of them."""
+        """Broadcast rank 0's plan and compare its fingerprint over all ranks; other ranks' `own` is
+        ignored.
+        """
         group, device = backend.control_group, backend.control_device
         data = files.dumps(own) if own is not None else b""
         size = torch.tensor([len(data)], dtype=torch.int64, device=device)
@@ -132,7 +176,9 @@ class Planner:
 
 
 def check_fits(plan: Plan, specs: Sequence[TensorSpec]) -> None:
-    """Raise `PlanError` unless `plan` moves exactly the tensors of a model with `specs`, in whatever order."""
+    """Raise `PlanError` unless `plan` moves exactly the tensors of a model with `specs`, in
+    whatever order.
+    """
     by_name = {spec.name: spec for spec in specs}
     in_order = [by_name.pop(spec.name) for spec in plan.tensors if spec.name in by_name]
     check_plan(plan, (*in_order, *by_name.values()))

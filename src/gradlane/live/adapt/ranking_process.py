@@ -1,4 +1,4 @@
-"""Thinking: the simulator's answer, from a process of its own, while this one trains."""
+"""Simulates all policies (`planning.ranking`) in a process of its own while this one trains."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ import msgspec
 
 from gradlane.planning.ranking import Answer, Question
 
-_NICE = 10  # at the lowest, 19, a busy machine would not let it begin
-_LATE_S = 15.0  # beyond the time that was granted: the interpreter has to start first
+_NICE = 10  # at 19, the lowest priority, the process would not get to start on a busy machine
+_LATE_S = 15.0  # on top of the question's budget, for starting the interpreter
 
 
 class RankingProcess:
-    """Begun when made. Runs at a low priority, so that ranks beside it come first."""
+    """One simulation, started by the constructor. It runs at a low priority, so that training comes
+    first.
+
+    Args:
+        question: what to rank; its `budget_ns` limits the simulating.
+    """
 
     def __init__(self, question: Question) -> None:
-        self._answer = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as this
+        self._answer = tempfile.TemporaryFile()  # noqa: SIM115  # open for as long as this object
         self._process: subprocess.Popen[bytes] | None = None
         self._deadline = time.monotonic() + question.budget_ns / 1e9 + _LATE_S
         with contextlib.suppress(OSError), tempfile.TemporaryFile() as asked:
@@ -32,7 +37,11 @@ class RankingProcess:
             os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICE)
 
     def answer(self) -> Answer | None:
-        """What was found; None for as long as it thinks; an empty answer where it could not."""
+        """The ranking, without waiting.
+
+        Returns:
+            None while the process runs. An empty answer if it failed or ran 15 s over its budget.
+        """
         if self._process is not None:
             if self._process.poll() is None:
                 if time.monotonic() < self._deadline:
@@ -44,7 +53,7 @@ class RankingProcess:
         return Answer((), ())
 
     def close(self) -> None:
-        """End it, where it has not ended."""
+        """End the process if it still runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()

@@ -1,7 +1,9 @@
-"""Tuner: a session's knobs, changed while it trains (`turns`).
+"""Tuner: tries other values of a policy's knobs while the session trains (ByteScheduler, SOSP '19,
+section 4.3).
 
-Where the plan changes, it is rank 0's, shared and proven equal as the first one was. Rank 0 takes the times: ranks
-that wait for one another's gradients have iterations of one length.
+Rank 0 decides and broadcasts each new plan, whose fingerprint all ranks compare. Only rank 0's
+iteration times count: ranks wait for one another's gradients, so that their iterations take equally
+long.
 """
 
 from __future__ import annotations
@@ -32,13 +34,19 @@ from gradlane.planning.tuning import TuneOptions, Tuning
 
 log = logging.getLogger("gradlane")
 
-_PRIOR_STEPS = 5  # sizes of each knob that are simulated: seconds at most, while the other ranks wait
+# values of each knob that rank 0 simulates at the start, while the others wait: seconds at most
+_PRIOR_STEPS = 5
 
 
 class Tuner:
-    """Owned by a session; used on the training thread between iterations only.
+    """A `PlanController` that searches a policy's knobs, and ends when the search does.
 
-    about: the record, without knobs and trials. file: where rank 0 leaves it.
+    Args:
+        space: the policy and the ranges of its knobs.
+        options: how to search and for how long.
+        rank: of this process.
+        about: the record to complete: policy, model and workers, without knobs and trials.
+        file: where rank 0 writes the record when the search has ended; None for nowhere.
     """
 
     def __init__(self, space: Space, options: TuneOptions, rank: int, about: Tuned, file: Path | None) -> None:
@@ -49,7 +57,7 @@ class Tuner:
         self._since_ns = 0
 
     def start(self, planner: Planner, recorder: Recorder) -> None:
-        """The policy's first plan is in force from now on. On rank 0: predict, so that the search has a beginning."""
+        """Start the search. For the default one, rank 0 simulates some knobs first, as its prior."""
         if self._rank == 0:
             options, prior = self._options, None
             if options.search == search.DEFAULT:
@@ -58,19 +66,19 @@ class Tuner:
             self._tuning = Tuning(self._space, searching, options)
         self._since_ns = now_ns()
 
-    def turn(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
-        """All ranks, between two iterations: what rank 0 decides. Returns the plan to take up, if it is another."""
-        turn = ControlDecision(driver.decide(self._decide()))
+    def decide(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
+        decision = ControlDecision(driver.decide(self._observed()))
         plan = None
-        if turn & ControlDecision.CHANGE:
+        if decision & ControlDecision.CHANGE:
             policy = None if self._tuning is None else with_knobs(self._space.policy, self._tuning.knobs)
             plan = planner.change(policy, backend, driver.failures.collective)
-        if turn & ControlDecision.SETTLED:
+        if decision & ControlDecision.SETTLED:
             self._end()
         self._since_ns = now_ns()
         return plan
 
-    def _decide(self) -> int | None:
+    def _observed(self) -> int | None:
+        """Rank 0's decision after the iteration that has ended; None on other ranks."""
         if self._tuning is None:
             return None
         changed = self._tuning.observe(now_ns() - self._since_ns)
@@ -82,7 +90,7 @@ class Tuner:
         self.over = True
         if self._tuning is None:
             return
-        # a warning, since Python shows nothing less where the script sets up no logging
+        # a warning: without logging set up, Python prints nothing below that level
         log.warning("gradlane: %s", self._tuning.describe())
         if self._file is not None:
             found = self.record()
@@ -94,10 +102,10 @@ class Tuner:
         return self.over
 
     def close(self) -> None:
-        """Nothing of it runs by itself."""
+        """It has no thread and no process to end."""
 
     def record(self) -> Tuned | None:
-        """What is in force and the trials so far; None on other ranks than 0, and before the first trial."""
+        """Rank 0's knobs in force and its trials so far; None on other ranks and before `start`."""
         if self._tuning is None:
             return None
         return msgspec.structs.replace(self._about, knobs=self._tuning.knobs, trials=tuple(self._tuning.trials))
@@ -106,10 +114,24 @@ class Tuner:
 def prepare(
     policy: Policy, specs: tuple[TensorSpec, ...], about: Tuned, rank: int, options: TuneOptions | None, file: Path | None
 ) -> tuple[Policy, Tuner | None, str]:
-    """The policy to begin with, a tuner where `options` ask for one, and what is wrong with `file` ("" for nothing).
+    """Read the knobs that a session begins with and make its tuner.
 
-    Rank 0 alone reads the file, so that the others have to be told of its faults. Raises on all ranks alike `InputError`
-    where the policy has nothing to tune and `UnsupportedError` where the search lacks its library.
+    Args:
+        policy: the one that was asked for.
+        specs: the model's tensors, which bound the sizes to try.
+        about: the record that the tuner completes, and that a file must be of.
+        rank: of this process. Rank 0 alone reads the file.
+        options: how to tune; None to use the knobs in `file` as they are.
+        file: tuned knobs; it may be missing if `options` are given.
+
+    Returns:
+        The policy to begin with; a tuner, None without `options`; and rank 0's reason why `file`
+        cannot be used, which the handshake passes on to the other ranks ("" for none).
+
+    Raises:
+        InputError: the policy has nothing to tune.
+        UnsupportedError: the search needs scikit-learn, which is not installed. Both on all ranks
+            alike.
     """
     fault, space = "", None
     if options is not None:
@@ -145,6 +167,6 @@ def _with_knobs_of(file: Path, policy: Policy, about: Tuned, needed: bool) -> Po
 
 
 def digest(specs: tuple[TensorSpec, ...]) -> str:
-    """What tells one model's tensors from another's, whatever their order."""
+    """16 hexadecimal digits over names, dtypes and sizes of `specs`, whatever their order."""
     described = sorted(f"{spec.name} {spec.dtype} {spec.size_bytes}" for spec in specs)
     return sha256("\n".join(described).encode()).hexdigest()[:16]

@@ -1,6 +1,7 @@
-"""Watch: what one rank's own iterations say about network, worker and model; `tune.monitor` on what the recorder saw.
+"""Watch: detects changes of network, worker and model from rank 0's own iterations, with
+`planning.monitor`.
 
-Rank 0 alone watches: what slows another rank down reaches it as sums that come later.
+Rank 0 alone watches. It sees a slowdown of another rank as sums that arrive later.
 """
 
 from __future__ import annotations
@@ -19,27 +20,45 @@ from gradlane.planning.pattern import shift_of, with_pattern
 
 
 class Watch:
-    """Owned by whoever plans anew. network: what was planned for at first.
+    """Observes one session's iterations, for the controller that owns it.
 
-    stream_ordered: sums end, for the host, when they are queued on a device, and say nothing about the network.
+    Args:
+        recorder: of the session; it has the spans of the last iteration.
+        network: the one that the first plan was made for.
+        stream_ordered: sums are reported done when they are queued on a device's stream. Their
+            times then say nothing about the network, and only computing and iteration times are
+            watched.
     """
 
     def __init__(self, recorder: Recorder, network: Network, stream_ordered: bool) -> None:
         self._recorder, self._network, self._stream_ordered = recorder, network, stream_ordered
         self._pressure = Pressure()
         self._ready: deque[Mapping[str, float]] = deque(maxlen=PATIENCE)
-        self._first: list[float] = []  # slowness, when `network` had just been measured
+        # slowness of the first `LEARN` iterations, when `network` had just been measured
+        self._first: list[float] = []
         self._last: deque[float] = deque(maxlen=PATIENCE)
         self._monitor, self._crowd = Monitor(), Crowd()
 
     def settle(self, iteration_ns: int | None = None) -> None:
-        """Another plan is in force for good; what is normal is learnt anew. iteration_ns: where that is known already."""
+        """Another plan is in force for good: learn anew what is normal.
+
+        Args:
+            iteration_ns: the normal iteration time in ns, if it is known already.
+        """
         self._monitor, self._crowd = Monitor(iteration_ns), Crowd()
 
     def observe(self, plan: Plan, profile: Profile, iteration_ns: int, watching: bool = True) -> Moved | None:
-        """An iteration under `plan` took so long: what has moved since `settle`, and from `profile`, which was planned for.
+        """Take note of the iteration that has just ended.
 
-        watching: False while plans are tried.
+        Args:
+            plan: the one that the iteration ran under.
+            profile: the one that `plan` was made for.
+            iteration_ns: how long the iteration took.
+            watching: False while plans are tried: the iteration is recorded and not judged.
+
+        Returns:
+            What has changed since `settle`; None for nothing, and while the machine is crowded
+            (`monitor.Crowd`).
         """
         waiting = self._pressure.part_of(iteration_ns)
         if watching and self._crowd.observe(waiting):
@@ -57,7 +76,9 @@ class Watch:
         return self._monitor.observe(seen, None if self._stream_ordered else shift_of(profile, seen.ready))
 
     def profile(self, planned_for: Profile, moved: Moved) -> Profile:
-        """The profile as it is now, from the one that was planned for, and what has moved since."""
+        """`planned_for` with what has `moved` since: the times at which gradients become ready, and
+        the computing time.
+        """
         if moved.pattern:
             names = set.intersection(*(set(ready) for ready in self._ready))
             planned_for = with_pattern(planned_for, {name: median(ready[name] for ready in self._ready) for name in names})
@@ -65,7 +86,9 @@ class Watch:
 
     @property
     def network(self) -> Network:
-        """The network as it is now: what was measured at first, slowed down by as much as messages take longer now."""
+        """The network as it is now: the first one, slowed down by the factor by which messages take
+        longer now.
+        """
         if not self._last or len(self._first) < LEARN:
             return self._network
         return slowed(self._network, median(self._last) / median(self._first))

@@ -1,1 +1,3 @@
-"""What carries the messages of a session: torch.distributed's all-reduce, or gradlane's parameter servers."""
+"""Carries the messages of a session: torch.distributed's all-reduce, or gradlane's parameter
+servers.
+"""

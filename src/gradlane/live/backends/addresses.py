@@ -1,4 +1,4 @@
-"""The address under which the other hosts of a job reach this one."""
+"""Finds the address at which the other hosts of a job reach this one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from gradlane.errors import CommunicationError
 
 
 def own_address() -> str:
-    """The address of this host on the way to the job's master, which the other ranks can reach too."""
+    """This host's address on the route to MASTER_ADDR, at which other ranks reach it too. Raises as
+    `address_towards`.
+    """
     return address_towards(os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "29500")))
 
 
 def address_towards(host: str, port: int) -> str:
-    """The address of this host on the way to `host`. Raises `CommunicationError` where there is no way."""
+    """This host's source address for packets to `host`.
+
+    Raises:
+        CommunicationError: `host` does not resolve, or no route leads to it.
+    """
     with contextlib.suppress(socket.gaierror):
         for family, _, _, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
             with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""AllReduce: the backend over torch.distributed, one process group a lane, marked where lanes have classes in the network.
+"""AllReduceBackend: sums over torch.distributed, with a process group for each lane.
 
-It starts sums in the order that it is given and reports each one's end; it decides nothing. The order in
-which a rank issues collectives is the order in which they meet on the network, so the last line before
-torch.distributed compares each with the agreed order: what would be a wrong sum is an error here.
+torch.distributed matches the ranks' collectives by the order in which each rank issues them. So the
+last line before it compares each message with the agreed order and raises an error instead of
+letting ranks add different messages.
 """
 
 from __future__ import annotations
@@ -22,17 +22,25 @@ from gradlane.live.backends.base import OnDone, OnSent
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.probe import measure
 from gradlane.live.backends.process_groups import ProcessGroups
-from gradlane.live.backends.sockets import mark_group
+from gradlane.live.backends.sockets import set_traffic_class
 from gradlane.live.backends.streams import Event, Streams
 from gradlane.live.backends.two_phase import TwoPhase
 
 
 class AllReduceBackend:
-    """Sums of message buffers on `device`, which has `streams` unless it is the CPU.
+    """A `Backend` over torch.distributed; its methods are documented there.
 
-    On the CPU a sum ends when its bytes have arrived, told by a thread of torch.distributed. On a device with
-    streams it ends, for the host, as soon as it is queued: the device runs queued sums one after another
-    (so no lane ever has more than one message on the wire), and `join` makes a stream wait for a sum.
+    On the CPU a thread of torch.distributed reports a sum done when its bytes have arrived. On a
+    device with streams a sum is reported done as soon as it is queued: the device runs queued sums
+    one after another, so that a lane never has more than one message on the wire, and `join` makes
+    a stream wait for a sum.
+
+    Args:
+        device: that the message buffers are on.
+        streams: of `device`; None for the CPU.
+        group: the ranks of the job; None for the default group.
+        timeout_s: seconds after which torch.distributed fails a sum.
+        weight: process groups per lane, 1 or more; the lane's messages are dealt over them.
     """
 
     needs_one_order = True
@@ -46,10 +54,9 @@ class AllReduceBackend:
         timeout_s: float,
         weight: int = 1,
     ) -> None:
-        """weight: process groups a lane, over which its messages are dealt."""
         self.control_device, self._weight = device, weight
         self._groups = ProcessGroups(group, timeout_s)
-        self._marks: list[TrafficClass] = []
+        self._traffic_classes: list[TrafficClass] = []
         self._open(1)
         self._streams, self.has_streams = streams, streams is not None
         self._stream = None if streams is None else streams.open()
@@ -60,43 +67,47 @@ class AllReduceBackend:
     def _open(self, groups: int) -> None:
         while len(self._groups) < groups:
             self._groups.open()
-            self._marks.append(TrafficClass())
+            self._traffic_classes.append(TrafficClass())
 
     def measure(self) -> Network:
         return measure(self.control_group, self.control_device, "measured at attach, all-reduce")
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
-        """Take up a plan: a process group a lane (collective: every rank calls it alike).
+        """Take up a plan, with `weight` process groups for each lane (collective).
 
-        Raises `UnsupportedError`, on all ranks, where lanes have classes and a group's connections cannot be marked.
+        Raises:
+            UnsupportedError: lanes have traffic classes, which a group's connections cannot be
+                given; on all ranks.
         """
         refuse_what_cannot_be_done(plan, "all-reduce")
         self._open(len(plan.lanes) * self._weight)
-        for group, mark in enumerate(traffic_classes(plan) * self._weight):
-            if mark != self._marks[group]:
-                self._mark(group, mark)
+        for group, traffic_class in enumerate(traffic_classes(plan) * self._weight):
+            if traffic_class != self._traffic_classes[group]:
+                self._set_traffic_class(group, traffic_class)
         world = dist.get_world_size(self._groups[0])
-        self._halves = {index: TwoPhase(buffers[index].tensor, world) for index in plan.second_phases}
+        self._two_phase = {index: TwoPhase(buffers[index].tensor, world) for index in plan.second_phases}
         self._lanes = [message.lane for message in plan.messages]
         self._plan = plan
         self.begin([[] for _ in plan.lanes])
 
-    def _mark(self, group: int, mark: TrafficClass) -> None:
+    def _set_traffic_class(self, group: int, traffic_class: TrafficClass) -> None:
         if self._streams is not None:
             raise UnsupportedError(
                 "the plan's lanes ask for classes in the network, which sums of tensors on a device do not have; expected "
                 "tensors in CPU memory, or backend='server'"
             )
-        mark_group(self._groups[group], self._groups.sockets(group), mark)
-        self._marks[group] = mark
+        set_traffic_class(self._groups[group], self._groups.sockets(group), traffic_class)
+        self._traffic_classes[group] = traffic_class
 
     @property
     def control_group(self) -> Any:
-        """The first lane's group, for what is exchanged between iterations."""
+        """The first lane's group, which is idle between iterations."""
         return self._groups[0]
 
     def begin(self, expected: list[list[int]]) -> None:
-        """A new iteration: the agreed order of each lane. A coordinator's order grows by `expect`."""
+        """An iteration begins, with the agreed order of each lane; a coordinator appends to it with
+        `expect`.
+        """
         self._expected = expected
         self._issued = [0] * len(expected)
 
@@ -107,59 +118,61 @@ class AllReduceBackend:
         return None if self._streams is None else self._streams.so_far()
 
     def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
-        """Begin the sum of `buffer` over all ranks, in place; of a two-phase message, its reduce-scatter. True if it has ended
-        for the host.
+        """Begin the all-reduce of `buffer`, in place; of a two-phase message, its reduce-scatter.
+        See `Backend.start`.
 
-        ready: what `so_far` gave when the bytes were there. Raises `OrderError` if `message` is
-        not the next of the agreed order.
+        Raises:
+            OrderError: `message` is not the next in its lane's agreed order; nothing was sent.
         """
         group = self._next_in_order(message)
-        halves = self._halves.get(message)
+        two_phase = self._two_phase.get(message)
         if self._stream is None:
             buffer.gather()
-            if halves is None:
-                self._tell_end(message, [dist.all_reduce(buffer.tensor, group=group, async_op=True)], buffer.scatter, on_done)
+            if two_phase is None:
+                self._report_end(message, [dist.all_reduce(buffer.tensor, group=group, async_op=True)], buffer.scatter, on_done)
             else:
-                self._tell_end(message, halves.scatter(group), halves.add, on_done)
+                self._report_end(message, two_phase.scatter(group), two_phase.add, on_done)
             return False
 
         def queue() -> None:
             buffer.gather()
-            if halves is not None:
-                for work in halves.scatter(group):
+            if two_phase is not None:
+                for work in two_phase.scatter(group):
                     work.wait()
-                halves.add()
+                two_phase.add()
                 return
             work = dist.all_reduce(buffer.tensor, group=group, async_op=True)
             assert work is not None
-            work.wait()  # this stream waits for the sum, the host does not
+            work.wait()  # blocks this stream until the sum is there, not the host
             buffer.scatter()
 
         self._ends[message] = self._stream.run(queue, after=ready)
         return True
 
     def start_second_phase(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
-        """Begin the all-gather of a two-phase message. True if it has ended for the host. Raises as `start` does."""
-        group, halves = self._next_in_order(message), self._halves[message]
+        """Begin the all-gather of a two-phase message. Returns and raises as `start` does."""
+        group, two_phase = self._next_in_order(message), self._two_phase[message]
 
-        def take_over() -> None:
-            halves.put_back()
+        def finish() -> None:
+            two_phase.copy_out()
             buffer.scatter()
 
         if self._stream is None:
-            self._tell_end(message, halves.gather(group), take_over, on_done)
+            self._report_end(message, two_phase.gather(group), finish, on_done)
             return False
 
         def queue() -> None:
-            for work in halves.gather(group):
+            for work in two_phase.gather(group):
                 work.wait()
-            take_over()
+            finish()
 
         self._ends[message] = self._stream.run(queue)
         return True
 
     def _next_in_order(self, message: int) -> Any:
-        """The group of `message`, which has to be the next that its lane issues."""
+        """The process group for `message`. Raises `OrderError` unless it is the next in its lane's
+        agreed order.
+        """
         lane = self._lanes[message]
         place, expected = self._issued[lane], self._expected[lane]
         if place >= len(expected) or expected[place] != message:
@@ -169,10 +182,10 @@ class AllReduceBackend:
                 f"where the agreed order has {wanted}; nothing was sent"
             )
         self._issued[lane] = place + 1
-        # what a group gets of the lane's order, it gets in that order on every rank
+        # each group gets the same part of the lane's order, in the same order, on every rank
         return self._groups[lane + len(self._plan.lanes) * (message % self._weight)]
 
-    def _tell_end(self, message: int, works: list[Any], then: Callable[[], None], on_done: OnDone) -> None:
+    def _report_end(self, message: int, works: list[Any], then: Callable[[], None], on_done: OnDone) -> None:
         def ended(error: BaseException | None) -> None:
             if error is None:
                 then()
@@ -181,15 +194,17 @@ class AllReduceBackend:
         self._groups.when_ended(works, ended)
 
     def join(self, message: int) -> None:
-        """On a device: the script's own stream goes on when the sum of `message` is there."""
+        """Make the script's stream wait for the sum of `message`; nothing to do on the CPU."""
         if self._streams is not None:
             self._streams.join(self._ends[message])
 
     def has_ended(self, message: int) -> bool:
-        """Whether the sum of `message`, which has ended for the host, is there."""
+        """Whether the sum of `message`, which was reported done, is there."""
         return self._streams is None or self._ends[message].query()
 
     def close(self, failure: JobError | None) -> None:
-        """Give the process groups back, unless sums are stuck in them."""
+        """Destroy the process groups, unless the job failed: then sums are stuck in them
+        (`process_groups`).
+        """
         if failure is None:
             self._groups.close()

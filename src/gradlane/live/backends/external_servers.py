@@ -1,8 +1,10 @@
-"""Serving: servers in processes of their own, and how a session calls them.
+"""External servers: parameter servers in processes of their own (`gradlane server`), and how a
+session calls them.
 
-A server process comes to the job's store and takes the next number. Whenever a session of the job needs servers (at
-attach, and for a plan with other lanes) rank 0 leaves a call there, one number higher than the last, and all whom it
-concerns meet under that number. A server serves one call after another until the store is gone, and the job with it.
+A server process connects to the job's store and takes the next server number. Whenever a session
+needs servers, at attach and for a plan with other lanes, rank 0 writes a call with the next call
+number to the store; workers and servers then connect under that number. A server answers one call
+after another until the store is gone, which is when the job has ended.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from gradlane.units import format_bytes
 
 _PREFIX = "gradlane/servers"
 _FOR_EVER_S = 10**6.0
-_PATIENCE_S = 60.0  # servers may be started before the job
+_CONNECT_S = 60.0  # for the job's store to appear: servers may be started before the job
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What rank 0 says to the servers: the options of `NodeOptions` that they share with the workers."""
+    """Rank 0's call to the servers: those of `NodeOptions` that they share with the workers."""
 
     world: int
     servers: int
@@ -61,11 +63,22 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def meet_servers(store: Any, options: NodeOptions, address: str, timeout_s: float, at: str | None = None) -> Node:
-    """The joined node of worker `options.rank`, with `options.servers` servers apart. All ranks call it alike.
+    """Connect this worker with the other workers and with external servers (collective).
 
-    store: of this formation alone, a prefix of the job's. at: "host:port" of the store to which the servers have come;
-    the job's own where not given. Raises `UnsupportedError` if that is none that other processes can reach,
-    `CommunicationError` if it cannot be reached, and what `form` raises.
+    Args:
+        store: for this call alone, a prefix of the job's.
+        options: of this worker.
+        address: of this host.
+        timeout_s: seconds to connect.
+        at: "host:port" of the store that the servers connect to; None for the job's own.
+
+    Returns:
+        The connected node.
+
+    Raises:
+        UnsupportedError: the job's store is not a TCPStore, which servers could reach.
+        CommunicationError: no store at `at`, or rank 0 called no servers in time.
+        JobError: as `transport.formation.form`.
     """
     place = _connect(at, timeout_s) if at else _job_store(store)
     if options.rank == 0:
@@ -101,12 +114,22 @@ def _connect(at: str, timeout_s: float) -> Any:
 
 
 def serve(at: str, say: Callable[[str], None], *, address: str | None = None, max_bytes: int | None = None) -> bool:
-    """Be a server of the job whose store is at "host:port" until that is gone; whether all it served ended well.
+    """Run a parameter server until the job's store is gone.
 
-    address: to listen on; the one that leads to the store where not given. max_bytes: of all tensors of a job, beyond which
-    it is refused; this host's memory where not given. Raises `CommunicationError` if there is no store within a minute.
+    Args:
+        at: "host:port" of the job's store.
+        say: called with each line of the server's report.
+        address: to listen on; by default this host's address on the route to the store.
+        max_bytes: of all tensors of a job together, beyond which the server refuses it; by default
+            this host's memory.
+
+    Returns:
+        Whether every call it served ended without a failure.
+
+    Raises:
+        CommunicationError: no store at `at` within a minute.
     """
-    store = _connect(at, _PATIENCE_S)
+    store = _connect(at, _CONNECT_S)
     address = address or address_towards(store.host, store.port)
     max_bytes = max_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     server, number, well = store.add(f"{_PREFIX}/arrived", 1) - 1, 0, True

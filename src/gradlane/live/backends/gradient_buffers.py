@@ -1,12 +1,13 @@
-"""Arena: the flat buffers that gradients are summed in, and where each message lies in them.
+"""GradientBuffers: the flat buffers in which gradients are summed, and the place of each message in
+them.
 
-Each tensor has a slot: its elements in the parameter's own memory order, then one element of presence, then
-padding to a cache line. Presence is 1 on a rank that produced the gradient and 0 on one that did not; it is
-summed along with the data, so that after the sum a rank knows whether anybody used the parameter without a
-message of its own. Slots follow one another in the order of the plan, so that a merge of neighbours is one
-range and needs no copy.
+Each tensor has a slot: its elements in the parameter's memory order, one presence element, and
+padding to a cache line. A rank sets the presence element to 1 if it produced the gradient and to 0
+if not. It is summed with the data, so that every rank sees whether any rank used the parameter,
+without a message for that. Slots lie in the order of the plan's tensors, so that a message that
+merges neighbours is one range and needs no copy.
 
-Owned by one session; nothing here waits, locks or talks to another rank.
+Owned by one session. Nothing here blocks, locks or communicates.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 
 from gradlane.core.plan import Message, Plan
 
-_ALIGN = 16  # elements: a cache line of float32, so that no two slots share one
+_ALIGN = 16  # elements; in float32 a cache line of 64 bytes, so that no two slots share one
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,15 @@ class _Place:
 
 
 class GradientBuffers:
-    """Slots for `params` (index = the plan's tensor index) laid out in that order, a buffer a (dtype, device)."""
+    """Slots for parameters, in one flat buffer for each dtype and device.
+
+    Args:
+        params: in the order of the plan's tensors.
+
+    Attributes:
+        slots: for each parameter a tensor of its shape and strides in the buffer's memory.
+        presence: for each parameter its presence element, of shape (1,).
+    """
 
     def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
         lengths: list[int] = []
@@ -58,19 +67,20 @@ class GradientBuffers:
 
     def _slot(self, place: _Place, param: torch.nn.Parameter) -> torch.Tensor:
         flat = self._buffers[place.buffer][place.start : place.start + place.numel]
-        # not as views: compilers look for what a gradient is a view of
-        # channels-last parameters keep their strides, so that updates stay on the optimizer's fast path
+        # detached, so that the slot is not a view: compilers inspect what a gradient is a view of.
+        # Channels-last parameters keep their strides, so that the optimizer's update stays on its
+        # fast path
         if param.is_contiguous() or not torch.ops.aten.is_non_overlapping_and_dense(param.detach()):
             return flat.view(param.shape).detach()
         return flat.as_strided(param.shape, param.stride(), flat.storage_offset()).detach()
 
     def mark_all_present(self) -> None:
-        """Set every presence element to 1: sums of the iteration before are still in them."""
+        """Set every presence element to 1, in place of the last iteration's sums."""
         for buffer, index in zip(self._buffers, self._presence_index, strict=True):
             buffer.index_fill_(0, index, 1)
 
     def message_buffers(self, plan: Plan) -> list[MessageBuffer]:
-        """Where each message of `plan` lies. Its tensor indices must be this arena's."""
+        """The memory of each message of `plan`, whose tensors must be `params`, in that order."""
         return [self._message_buffer(message) for message in plan.messages]
 
     def _message_buffer(self, message: Message) -> MessageBuffer:
@@ -81,7 +91,7 @@ class GradientBuffers:
             start = place.start + piece.offset_bytes // element
             end = start + piece.size_bytes // element
             if end == place.start + place.numel:
-                end = place.end  # the last slice takes presence and padding along
+                end = place.end  # the last slice of a tensor includes presence and padding
             if ranges and ranges[-1][0] == place.buffer and ranges[-1][2] == start:
                 ranges[-1] = (place.buffer, ranges[-1][1], end)
             else:
@@ -90,7 +100,15 @@ class GradientBuffers:
 
 
 class MessageBuffer:
-    """The memory that one message is summed in: a range of the arena, or a staging copy of several."""
+    """The memory in which one message is summed: one range of a flat buffer, or a copy of several
+    ranges.
+
+    Args:
+        ranges: the message's parts of the flat buffers, in its order.
+
+    Attributes:
+        tensor: the memory to sum.
+    """
 
     def __init__(self, ranges: list[torch.Tensor]) -> None:
         self._ranges = ranges
@@ -98,12 +116,12 @@ class MessageBuffer:
         self.tensor = torch.cat(ranges) if self._staged else ranges[0]
 
     def gather(self) -> None:
-        """Before the sum: bring scattered ranges together."""
+        """Before the sum: copy the ranges into `tensor`, if there are several."""
         if self._staged:
             torch.cat(self._ranges, out=self.tensor)
 
     def scatter(self) -> None:
-        """After the sum: put scattered ranges back."""
+        """After the sum: copy `tensor` back into the ranges, if there are several."""
         if self._staged:
             parts = torch.split(self.tensor, [part.numel() for part in self._ranges])
             torch._foreach_copy_(self._ranges, list(parts))

@@ -1,15 +1,19 @@
-"""Servers: the backend over gradlane's own transport, with a server in each rank's process or with servers of their own.
+"""ParameterServerBackend: sums over gradlane's own transport, on servers in the ranks' processes or
+in their own.
 
-Each message of a plan is one tensor of the node. What arrives carries its tensor, offset and iteration, so that ranks
-may hand messages over in any order, and none has to be planned ahead: windows and priorities alone decide. A message
-leaves its window when it has been sent, as in the simulator. Its sum needs every other rank's part: ranks whose
-windows were full of different messages until the sums came would wait for one another for ever.
+Each message of a plan is one tensor of the node (`gradlane.transport.Node`). Every packet names its
+tensor, offset and iteration, so ranks may start messages in any order and no order is planned
+ahead: windows and priorities decide. A message leaves its lane's window when this rank has sent it,
+as in the simulator. If it stayed until its sum is there, ranks whose windows hold different
+messages would wait for one another for ever, as a sum needs every rank's part.
 
-A message with the wire "fifo" is a unit, returned by a server once all that the server has of it is summed;
-otherwise packet by packet. With "packet-priority" the most urgent packet goes first, whenever it came.
+If the plan's wire is "fifo", a server returns a message once it has summed all its packets of it;
+otherwise it returns each packet as soon as that is summed. With "packet-priority" the most urgent
+packet is sent first, however late it was queued.
 
-Owns one thread, which sleeps in the node until messages have ended and reports them. A failure of the node is
-reported as that of every message under way: who is to blame, the control channel says better.
+Owns one thread, which blocks in the node until messages have ended and reports them. When the node
+fails, the thread reports the failure for every message in flight; the control channel names the
+rank that is to blame.
 """
 
 from __future__ import annotations
@@ -49,19 +53,32 @@ from gradlane.units import format_bytes
 log = logging.getLogger("gradlane")
 
 _FOR_EVER_S = 10**6.0
-# messages of a stream in which the network is measured, and how many of them are under way at once
-_STREAM, _UNDER_WAY = 16, 4
-_NEXT_TO_NOTHING = 64  # bytes: in a stream of larger messages, what one costs by itself is hidden behind their bytes
+# `measure` sends streams of 16 messages, 4 of them in flight at once
+_STREAM, _IN_FLIGHT = 16, 4
+# measures the cost of a message as such, which larger ones hide behind their bytes
+_SMALLEST_BYTES = 64
 
 
 class ParameterServerBackend:
-    """Sums of message buffers, over the ranks of `group`, which all construct it alike.
+    """A `Backend` over parameter servers; its methods are documented there. All ranks construct it
+    with the same arguments.
 
-    streams: of the device that the buffers are on; None where that is the CPU. What is on a device goes through CPU memory,
-    see `Staging`. store: of this session alone. fingerprint: 32 bytes, a digest of what the ranks agreed on. apart: how many
-    servers there are in processes of their own; 0: one in each rank's. servers_store: "host:port" of the store to which
-    those come, if it is not the job's. weight: connections a lane and peer, over which its messages are dealt. Raises what
-    `form` raises.
+    Args:
+        streams: of the device that the message buffers are on, which are then copied through CPU
+            memory (`Staging`); None for the CPU.
+        group: the ranks of the job; None for the default group.
+        store: for this session alone.
+        timeout_s: seconds to connect, and for each wait of `measure`.
+        fingerprint: 32 bytes, a digest of what the ranks have agreed on.
+        packet_bytes: a multiple of 64 up to 512 KiB.
+        rank_order: add the ranks' parts in rank order, for the same bits in every run.
+        external: number of servers in processes of their own; 0 for one in each rank's process.
+        servers_store: "host:port" of the store at which external servers meet the job; None for the
+            job's own.
+        weight: TCP connections per lane and peer; the lane's messages are dealt over them.
+
+    Raises:
+        JobError, UnsupportedError: as `transport.formation.form` and `meet_servers`.
     """
 
     control_device = torch.device("cpu")
@@ -83,8 +100,9 @@ class ParameterServerBackend:
         weight: int = 1,
     ) -> None:
         ranks = None if group is None else dist.get_process_group_ranks(group)
-        only_of_devices = None if streams is None else "gloo"  # the job's own may be NCCL, which has no CPU tensors
-        self._control: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), backend=only_of_devices)
+        # the job's own may be NCCL, which does not take CPU tensors
+        control_backend = None if streams is None else "gloo"
+        self._control: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), backend=control_backend)
         self._streams, self.has_streams = streams, streams is not None
         self._staging = None if streams is None else Staging(streams)
         self._store, self._timeout_s, self._servers_store = store, timeout_s, servers_store
@@ -117,7 +135,8 @@ class ParameterServerBackend:
             self._node = meet_servers(prefix, options, own_address(), self._timeout_s, self._servers_store)
         else:
             self._node = form(prefix, options, own_address(), self._timeout_s)
-        self._first = self._next = 0  # tensors of the node: the first of this plan's, and the next to be defined
+        # ids of the node's tensors: the first of this plan, and the next to define
+        self._first = self._next = 0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(self._node, self._ending), name="gradlane-servers", daemon=True)
         self._thread.start()
@@ -147,7 +166,8 @@ class ParameterServerBackend:
     def _report_failure(self, error: JobError) -> None:
         for message in list(self._under_way):
             taken = self._under_way.pop(message, None)
-            if taken is not None:  # or the other thread that is here has reported it
+            # otherwise another thread, here at the same time, has reported it
+            if taken is not None:
                 taken[1](message, error)
 
     def _shut(self) -> None:
@@ -159,29 +179,29 @@ class ParameterServerBackend:
 
     @property
     def control_group(self) -> Any:
-        """A group of torch.distributed: it is not used while messages are under way."""
+        """A process group of torch.distributed, used only between iterations."""
         return self._control
 
     def measure(self) -> Network:
-        """As `Backend.measure`, of messages in a stream: what comes back of one passes what goes of the next.
+        """Measure what messages cost, in streams, where one message returns while the next is sent
+        (collective).
 
-        A message alone cannot hide its way back, and where a stream ends one link waits for another: either would make the
-        links look slower than they are. Startup is at least what a message of no bytes costs.
+        A message alone would make the links look slower than they are: nothing overlaps with its
+        way back. The startup time of a message is at least that of a message of 64 bytes.
         """
         beside: dict[int, list[torch.Tensor]] = {}
 
         def sum_a_stream(data: torch.Tensor) -> None:
-            if data.numel() not in beside:  # for the first, which is not counted
-                beside[data.numel()] = [torch.zeros_like(data) for _ in range(_UNDER_WAY - 1)]
-            self._sum_in_turn([data, *beside[data.numel()]])
+            # allocated during the first sweep of a size, which is not counted
+            if data.numel() not in beside:
+                beside[data.numel()] = [torch.zeros_like(data) for _ in range(_IN_FLIGHT - 1)]
+            self._sum_stream([data, *beside[data.numel()]])
 
-        samples = sweep(
-            self._control, self.control_device, (_NEXT_TO_NOTHING, *QUICK_SIZES), repeats=3, all_reduce=sum_a_stream
-        )
+        samples = sweep(self._control, self.control_device, (_SMALLEST_BYTES, *QUICK_SIZES), repeats=3, all_reduce=sum_a_stream)
         each = [(size_bytes, duration_ns // _STREAM) for size_bytes, duration_ns in samples]
-        min_message_ns = round(median(duration_ns for size_bytes, duration_ns in each if size_bytes == _NEXT_TO_NOTHING))
+        min_message_ns = round(median(duration_ns for size_bytes, duration_ns in each if size_bytes == _SMALLEST_BYTES))
         network = fit_network(
-            [sample for sample in each if sample[0] > _NEXT_TO_NOTHING],
+            [sample for sample in each if sample[0] > _SMALLEST_BYTES],
             workers=dist.get_world_size(self._control),
             source="measured at attach, server",
         )
@@ -189,8 +209,10 @@ class ParameterServerBackend:
         pieces = tuple(structs.replace(piece, startup_ns=max(piece.startup_ns, min_message_ns)) for piece in network.segments)
         return structs.replace(network, segments=pieces, min_message_ns=0)
 
-    def _sum_in_turn(self, parts: Sequence[torch.Tensor]) -> None:
-        """A stream of sums, each of which takes the place of the first that was begun."""
+    def _sum_stream(self, parts: Sequence[torch.Tensor]) -> None:
+        """Sum 16 messages of which `len(parts)` are in flight: each begins when the oldest in
+        flight has ended.
+        """
         first = self._next
         self._next += _STREAM
         for place in range(_STREAM):
@@ -203,7 +225,9 @@ class ParameterServerBackend:
             self._node.wait(tensor, self._timeout_s)
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
-        """Make each message of `plan` a tensor of the node; a plan with other lanes has new connections made."""
+        """Define each message of `plan` as a tensor of the node; if the lanes differ, connect anew
+        (collective).
+        """
         refuse_what_cannot_be_done(plan, "server", external=self._options.tell_tables)
         self._plan = plan
         lanes = wire_lanes(plan) * self._weight
@@ -229,10 +253,12 @@ class ParameterServerBackend:
             self._next += 1
 
     def most_held_bytes(self, buffers: Sequence[MessageBuffer]) -> int:
-        """What a server may hold at once of messages in `buffers`: a packet of every place that it has, in order of arrival;
-        one of every worker, in rank order; twice that where halves of more than two workers are added in float32.
+        """Most memory, in bytes, that one server holds for the sums of messages in `buffers`.
 
-        Beside that at most 64 MiB of what came before its time.
+        With sums in order of arrival it holds one packet for each place of its share; in rank
+        order, one for each place and worker. Both double for 16-bit floats of more than two
+        workers, which are added in float32. On top come at most 64 MiB of packets for tensors that
+        a process has not registered yet.
         """
         options = self._options
         packets = 0
@@ -252,7 +278,7 @@ class ParameterServerBackend:
         return None if self._streams is None else self._streams.so_far()
 
     def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
-        """Hand `buffer` to the node; always False, since the end is told by the thread."""
+        """Hand `buffer` to the node. Returns False: the thread reports the end."""
         self._under_way[message] = buffer, on_done, on_sent
         if self._staging is None:
             buffer.gather()
@@ -263,7 +289,8 @@ class ParameterServerBackend:
 
     def _push(self, message: int) -> None:
         self._node.push(self._first + message, notify_sent=True, held=self._plan.messages[message].two_phase)
-        if self._failure is not None:  # before this message was one of those under way, perhaps
+        # the thread may have reported it before this message was in flight
+        if self._failure is not None:
             self._report_failure(self._failure)
 
     def _brought_down(self, message: int, error: BaseException | None) -> None:
@@ -277,21 +304,27 @@ class ParameterServerBackend:
                 taken[1](message, failure)
 
     def start_second_phase(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
-        """Let this rank's server return its part of the sum, as in an all-gather; the thread tells the end, as of `start`."""
+        """Let this rank's server return its part of the sum, as in an all-gather. Returns False, as
+        `start` does.
+        """
         self._node.release(self._first + message)
         return False
 
     def join(self, message: int) -> None:
-        """On a device: the script's own stream goes on when the sum of `message` is back there."""
+        """Make the script's stream wait until the sum of `message` is back on the device; nothing
+        to do on the CPU.
+        """
         if self._staging is not None:
             self._staging.join(message)
 
     def has_ended(self, message: int) -> bool:
-        """Whether the sum of `message`, which has ended for the host, is there."""
+        """Whether the sum of `message`, which was reported done, is there."""
         return self._staging is None or self._staging.has_ended(message)
 
     def close(self, failure: JobError | None) -> None:
-        """End the node and its thread: after what is queued has left, or at once where the job has failed."""
+        """End the node and its thread: after everything queued is sent, or at once if the job has
+        failed.
+        """
         self._ending.set()
         if self._staging is not None:
             self._staging.close()
@@ -299,13 +332,16 @@ class ParameterServerBackend:
             self._node.abort(str(failure))
         self._shut()
         if failure is None:
-            with contextlib.suppress(ValueError, AssertionError):  # at exit the script may have destroyed all groups
+            # at exit the script may already have destroyed all groups
+            with contextlib.suppress(ValueError, AssertionError):
                 dist.destroy_process_group(self._control)
-        self._control = None  # its threads go with the last reference
+        self._control = None  # the last reference: this ends its threads
 
 
 def wire_lanes(plan: Plan) -> tuple[WireLane, ...]:
-    """How each lane of `plan` is marked: not at all where no lane asks for another class than the first."""
+    """The traffic class of each lane of `plan`; all are the default if every lane has network
+    priority 0.
+    """
     return tuple(WireLane(*each) for each in traffic_class.traffic_classes(plan))
 
 

@@ -1,4 +1,6 @@
-"""Measures what an all-reduce costs between the ranks of a job: a sweep of sizes, each several times, alone and in streams."""
+"""Probe: measures what an all-reduce costs between the ranks of a job, for several sizes, alone and
+in streams.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ from gradlane.planning.fit import fit_network
 from gradlane.units import NS_PER_SECOND
 
 QUICK_SIZES = tuple(256 * 4**power for power in range(8))  # 256 B .. 4 MiB
-STREAM = 8  # messages
-# a stream of messages that take longer alone has too little startup in it to tell anything
+STREAM = 8  # messages started together
+# a message that takes longer alone is mostly bytes: a stream of such messages says too little about
+# startup
 LONGEST_IN_STREAM_NS = 30_000_000
 FULL_SIZES = tuple(1024 * 2**power for power in range(16))  # 1 KiB .. 32 MiB
 
@@ -31,13 +34,24 @@ def sweep(
     budget_s: float = 1.0,
     all_reduce: Callable[[torch.Tensor], Any] | None = None,
 ) -> list[tuple[int, int]]:
-    """(size_bytes, duration_ns) of single all-reduces, each rank at once; the same list on every rank.
+    """Time single all-reduces of growing sizes (collective).
 
-    all_reduce: what is measured, where it is not torch.distributed's in `group`.
-    A first one of each size is not counted. Sizes grow until all of one's would take half of the budget, but there are never
-    fewer than three; that is agreed upon, so that ranks stop alike. Then they are repeated in turns, so
-    that what disturbs the machine for a while disturbs no size alone; short ones up to four times a turn. Durations are
-    the largest over ranks, since a sum ends when its last rank has it.
+    The first all-reduce of a size is not counted. Then all sizes are repeated in rounds, the fast
+    ones up to four times a round, so that a disturbance of the machine does not fall on one size
+    alone.
+
+    Args:
+        group: the ranks.
+        device: that the tensors are on.
+        sizes: in bytes, growing, multiples of 4.
+        repeats: rounds.
+        budget_s: sizes grow until the rounds of one would take half of it, but at least three sizes
+            are measured.
+        all_reduce: sums a tensor and waits; None for torch.distributed's all-reduce in `group`.
+
+    Returns:
+        (size_bytes, duration_ns) of each all-reduce, where the duration is the longest of all
+        ranks; the same on every rank.
     """
     all_reduce = all_reduce or (lambda data: _sum(group, device, [data]))
 
@@ -61,14 +75,22 @@ def sweep(
 def sweep_streams(
     group: Any, device: torch.device, alone: list[tuple[int, int]], repeats: int = 5
 ) -> list[tuple[int, int, int]]:
-    """(size_bytes, messages, duration_ns) of all-reduces started together, of the sizes that `alone`, from `sweep`, has
-    and that do not take long; the same list on every rank.
+    """Time streams of 8 all-reduces that are started together (collective).
+
+    Args:
+        group, device, repeats: as for `sweep`.
+        alone: the result of `sweep`. Its sizes are measured, but for those that take longer than 30
+            ms alone.
+
+    Returns:
+        (size_bytes, messages, duration_ns) of each stream; the same on every rank.
     """
     sizes = [
         size_bytes for size_bytes in dict.fromkeys(size for size, _ in alone)
         if min(taken for size, taken in alone if size == size_bytes) <= LONGEST_IN_STREAM_NS
     ]  # fmt: skip
-    # as in `sweep`: short ones weigh little, and what stalls for some milliseconds weighs on them most
+    # fast sizes are measured twice a round: they cost little, and a stall of milliseconds distorts
+    # them most
     longest_ns = max((taken for size, taken in alone if size in sizes), default=0)
     typical_ns = {size: median(taken for each, taken in alone if each == size) for size in sizes}
     sizes = [size for size in sizes for _ in range(2 if 4 * typical_ns[size] < longest_ns else 1)]
@@ -85,11 +107,12 @@ def sweep_streams(
 
 
 def sharing(group: Any, device: torch.device) -> Sharing:
-    """How torch.distributed's all-reduces share the network.
+    """How concurrent all-reduces of torch.distributed share the network.
 
-    Gloo has two threads a group, and its ring (gloo/allreduce.cc) moves a part of 1 / workers of the message in each of
-    2 (workers - 1) steps, no more than two segments of 1 MiB at once; the other's segments pass between. On a device
-    with streams sums follow one another, the next one's launch hidden behind the one before.
+    Gloo has two threads per group. Its ring (gloo/allreduce.cc) moves 1 / workers of a message in
+    each of 2 (workers - 1) steps, at most two segments of 1 MiB at once; segments of another
+    message go in between. On a device with streams, sums run one after another, and the launch of
+    the next overlaps with the one before.
     """
     workers = dist.get_world_size(group)
     if device.type != "cpu" or workers == 1:
@@ -98,7 +121,12 @@ def sharing(group: Any, device: torch.device) -> Sharing:
 
 
 def measure(group: Any, device: torch.device, source: str, **options: Any) -> Network:
-    """The network of torch.distributed's all-reduces in `group` (collective). options: of `sweep`."""
+    """Measure the network of torch.distributed's all-reduces in `group` (collective).
+
+    Args:
+        source: how the network was measured, for its record.
+        options: for `sweep`.
+    """
     samples = sweep(group, device, **options)
     return fit(group, device, samples, sweep_streams(group, device, samples), source)
 
@@ -106,14 +134,15 @@ def measure(group: Any, device: torch.device, source: str, **options: Any) -> Ne
 def fit(
     group: Any, device: torch.device, samples: list[tuple[int, int]], streams: list[tuple[int, int, int]], source: str
 ) -> Network:
-    """The network that `sweep` and `sweep_streams` have found."""
+    """Fit a network to the results of `sweep` and `sweep_streams`."""
     workers = dist.get_world_size(group)
     return fit_network(samples, workers, streams=streams, sharing=sharing(group, device), source=source)
 
 
 def _sum(group: Any, device: torch.device, data: list[torch.Tensor]) -> None:
-    """Start all sums and wait for them, on the CPU as a session does: Gloo's thread tells of an end before it takes up the
-    next sum, so that what Python costs there is a part of every message.
+    """Start all sums and wait for them. On the CPU by callback, as a session does: Gloo's thread
+    runs the callback before it begins the next sum, so that Python's time there is part of what a
+    message costs.
     """
     ended = threading.Semaphore(0)
     works = []
@@ -139,7 +168,7 @@ def _timed(device: torch.device, work: Callable[[Any], Any], data: Any) -> int:
 
 
 def _slowest(group: Any, device: torch.device, durations: list[int]) -> list[int]:
-    """Of each, the longest over ranks (collective)."""
+    """The longest over ranks of each duration (collective)."""
     shared = torch.tensor(durations, dtype=torch.int64, device=device)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
     return [int(duration) for duration in shared.tolist()]

@@ -1,6 +1,6 @@
-"""The worker of `gradlane probe`: `python -m gradlane.live.backends.probe_job OUT BUDGET_S`, a process a rank.
+"""One rank of `gradlane probe`: `python -m gradlane.live.backends.probe_job OUT BUDGET_S`.
 
-Rank 0 leaves the samples and the fitted network in OUT.
+Rank 0 writes the samples and the fitted network to the folder OUT.
 """
 
 from __future__ import annotations

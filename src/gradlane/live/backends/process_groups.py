@@ -1,8 +1,10 @@
-"""Groups: process groups of torch.distributed that a session makes for itself, and how they end.
+"""ProcessGroups: the process groups of torch.distributed that a session makes for itself, and how
+they end.
 
-After a failure sums are stuck in them: they wait for ranks that will not come. torch.distributed tells of their end on threads
-of its own, and a process whose interpreter is finalised just when such a thread calls Python is aborted (SIGABRT, in place of
-the script's exit code). So whatever is stuck when the process ends is ended before: its connections are shut down.
+After a failure some sums never end, because they wait for ranks that are gone. torch.distributed
+calls their callbacks on its own threads, and if such a thread calls Python while the interpreter is
+being finalised, the process aborts: it dies by SIGABRT and not with the script's exit code. So at
+exit the connections of unfinished sums are shut down first, which ends those sums.
 """
 
 from __future__ import annotations
@@ -22,11 +24,16 @@ import torch.distributed as dist
 
 from gradlane.live.backends.sockets import Sockets, ends_of, open_sockets
 
-_END_S = 5.0  # how long what was cut off may take to end: longer means that something else keeps it
+_END_S = 5.0  # for sums to end once their connections are shut down
 
 
 class ProcessGroups:
-    """Groups over the ranks of `group`, in the order in which they were opened."""
+    """A list of process groups over the same ranks, in the order in which they were opened.
+
+    Args:
+        group: whose ranks; None for the default group.
+        timeout_s: seconds after which torch.distributed fails a collective in them.
+    """
 
     def __init__(self, group: Any, timeout_s: float) -> None:
         self._ranks = None if group is None else dist.get_process_group_ranks(group)
@@ -43,7 +50,7 @@ class ProcessGroups:
         return self._all[index]
 
     def open(self) -> None:
-        """One more; every rank calls it."""
+        """Open one more group (collective)."""
         if not self._all:
             atexit.register(self._end)
         before = open_sockets()
@@ -51,20 +58,27 @@ class ProcessGroups:
         self._sockets.append(open_sockets() - before)
 
     def sockets(self, index: int) -> Sockets:
-        """Those among which the connections of a group are: opened while it was made."""
+        """The sockets that this process gained while group `index` was made: its connections are
+        among them.
+        """
         return self._sockets[index]
 
-    def when_ended(self, works: Sequence[Any], tell: Callable[[BaseException | None], None]) -> None:
-        """Have `tell` called, on a thread of torch.distributed, once all `works` on the CPU have ended, with what failed."""
+    def when_ended(self, works: Sequence[Any], callback: Callable[[BaseException | None], None]) -> None:
+        """Call `callback` once all `works` have ended, on a thread of torch.distributed.
+
+        Args:
+            works: of collectives on CPU tensors in these groups.
+            callback: called with None, or with the error of a work that failed.
+        """
 
         def ended(future: Any) -> None:
             try:
                 try:
                     future.wait()
                 except Exception as error:
-                    tell(error)
+                    callback(error)
                 else:
-                    tell(None)
+                    callback(None)
             finally:
                 with self._changed:
                     self._under_way -= 1
@@ -76,20 +90,21 @@ class ProcessGroups:
         (futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)).add_done_callback(ended)
 
     def close(self) -> None:
-        """Give the groups back; nothing may be under way."""
+        """Destroy the groups; no collective may be in flight."""
         atexit.unregister(self._end)
         for group in self._all:
-            # at exit the script may have destroyed them all already
+            # at exit the script may already have destroyed all groups
             with contextlib.suppress(ValueError, AssertionError):
                 dist.destroy_process_group(group)
         self._all.clear()
 
     def _end(self) -> None:
-        """At exit, if nobody has closed them."""
+        """At exit, unless `close` was called: end the sums that are stuck, then close."""
         if not self._under_way:
             return
         for fd, _ in set().union(*self._sockets) & open_sockets():
-            if ends_of(fd) is not None:  # Gloo aborts the process where its listener is shut
+            # connections only: Gloo aborts the process if its listening socket is shut down
+            if ends_of(fd) is not None:
                 with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
                     one.shutdown(socket.SHUT_RDWR)
         deadline = time.monotonic() + _END_S
@@ -97,4 +112,4 @@ class ProcessGroups:
             while self._under_way and time.monotonic() < deadline:
                 self._changed.wait(deadline - time.monotonic())
         if not self._under_way:
-            self.close()  # and with it the threads that told
+            self.close()  # this also ends the threads that run the callbacks

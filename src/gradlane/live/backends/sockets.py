@@ -1,9 +1,9 @@
-"""Marking: the TCP connections of a process group of torch.distributed over Gloo, found and marked.
+"""Sockets: finds the TCP connections of a Gloo process group and gives them a traffic class.
 
-torch.distributed hands out no sockets. Those of a group are opened while it is made, so that they are among this
-process's new file descriptors; and each has its other end among another rank's, so that nothing else is taken for one.
-What cannot be had this way: connections that a group opens later (Gloo can be told to be lazy), and carriers that are no
-sockets of this process (RDMA, NCCL).
+torch.distributed does not hand out its sockets. A group opens them while it is made, so they are
+among the file descriptors that this process has gained; and each has its other end in another rank,
+which tells it from every other socket. This cannot find connections that a group opens later
+(Gloo's lazy mode), nor links that are not sockets of this process (RDMA, NCCL).
 """
 
 from __future__ import annotations
@@ -22,24 +22,36 @@ from gradlane.errors import UnsupportedError
 from gradlane.transport.path import put_mark
 
 Sockets = frozenset[tuple[int, str]]
-"""File descriptors, each with the identity of the socket behind it."""
+"""File descriptors, each with the kernel's name of its socket, such as "socket:[1234]"; a number
+may be used again.
+"""
 
 
 def open_sockets() -> Sockets:
-    """The sockets of this process."""
+    """The sockets of this process; none where there is no /proc."""
     found = []
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
-        with contextlib.suppress(OSError):  # the listing's own descriptor, or one that was closed since
+        # the listing's own descriptor, or one that was closed since
+        with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{name}")
             if target.startswith("socket:"):
                 found.append((int(name), target))
     return frozenset(found)
 
 
-def mark_group(group: Any, candidates: Sockets, mark: TrafficClass) -> None:
-    """Mark the connections of `group` that are among `candidates` (collective: every rank of the group calls it).
+def set_traffic_class(group: Any, candidates: Sockets, traffic_class: TrafficClass) -> None:
+    """Give the connections of `group` a traffic class (collective).
 
-    Raises `UnsupportedError`, on all ranks alike, where one of them does not find a connection to each of the others.
+    Ranks exchange digests of their candidates' addresses; a connection of the group is one that two
+    ranks name.
+
+    Args:
+        group: a process group over Gloo.
+        candidates: the sockets that this process has gained while `group` was made.
+        traffic_class: DSCP and SO_PRIORITY of what the group sends from now on.
+
+    Raises:
+        UnsupportedError: a rank does not find a connection to each other rank; raised on all ranks.
     """
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     still_open = candidates & open_sockets()
@@ -61,11 +73,11 @@ def mark_group(group: Any, candidates: Sockets, mark: TrafficClass) -> None:
         )
     for fd in found:
         with socket.socket(fileno=os.dup(fd)) as one:
-            put_mark(one, mark)
+            put_mark(one, traffic_class)
 
 
 def ends_of(fd: int) -> tuple[str, str] | None:
-    """The (local, remote) addresses of a connection over TCP; None for any other socket."""
+    """The (local, remote) addresses of a TCP connection, as text; None for any other socket."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
         if one.type == socket.SOCK_STREAM and one.family in (socket.AF_INET, socket.AF_INET6):
             return str(one.getsockname()[:2]), str(one.getpeername()[:2])

@@ -1,10 +1,13 @@
-"""Staging: messages of a device on their way through CPU memory, where the own transport sends from and receives into.
+"""Staging: copies a device's messages to CPU memory and back, since gradlane's transport sends and
+receives there.
 
-One stream brings gradients down and another brings sums up, so that both ways of the bus are in use at once and neither
-waits for the script's own stream longer than what it needs from it. A message goes down as a whole: at the speeds of a bus
-that is a small part of its time on a network.
+One stream copies gradients down to the CPU and another copies sums up to the device: both
+directions of the bus are used at once, and each stream waits only for what it copies, not for the
+script's stream. A message is copied down as a whole, because the bus is much faster than the
+network.
 
-Owns one thread, which sleeps until the next copy down is over and says so; copies up are for the device alone to wait for.
+Owns one thread, which blocks until the next copy down has ended and then calls back. Nothing on the
+host waits for copies up.
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.streams import Event, Streams
 
 Then = Callable[[BaseException | None], None]
-"""Called once, on the thread of the staging, with None or with why the copy failed."""
-_LEFT_S = 5.0  # how long a copy that is under way may keep `close`
+"""Called once, on the thread of `Staging`, with None or with the error of the copy."""
+_LEFT_S = 5.0  # for which `close` waits for a copy in flight
 
 
 class Staging:
-    """CPU memory for each message of a plan, and the copies between it and the device."""
+    """CPU memory for each message of a plan, and the copies between it and the device that has
+    `streams`.
+    """
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -36,13 +41,17 @@ class Staging:
         self._thread.start()
 
     def prepare(self, buffers: Sequence[MessageBuffer]) -> list[torch.Tensor]:
-        """CPU memory for messages in `buffers`, in their order. Nothing may be under way."""
+        """Allocate and return CPU memory for each of `buffers`, in their order. No copy may be in
+        flight.
+        """
         self._host = [self._streams.host_memory(buffer.tensor) for buffer in buffers]
         self._ends.clear()
         return self._host
 
     def bring_down(self, message: int, buffer: MessageBuffer, ready: Sequence[Event], then: Then) -> None:
-        """Copy `buffer` into the memory of `message` once `ready` are over; then call `then`."""
+        """Copy `buffer` to the CPU memory of `message` once the events `ready` are over; then call
+        `then`.
+        """
 
         def work() -> None:
             buffer.gather()
@@ -51,7 +60,7 @@ class Staging:
         self._leaving.put((self._down.run(work, ready), then))
 
     def bring_up(self, message: int, buffer: MessageBuffer) -> None:
-        """Copy the memory of `message` back; who uses it has to `join` first."""
+        """Copy the CPU memory of `message` back to `buffer`. Call `join` before using it."""
 
         def work() -> None:
             buffer.tensor.copy_(self._host[message], non_blocking=True)
@@ -60,14 +69,15 @@ class Staging:
         self._ends[message] = self._up.run(work)
 
     def join(self, message: int) -> None:
-        """The script's own stream goes on when `message` is back."""
+        """Make the script's stream wait until `message` is back on the device."""
         self._streams.join(self._ends[message])
 
     def has_ended(self, message: int) -> bool:
-        """Whether `message` is back, without waiting."""
+        """Whether `message` is back on the device, without waiting."""
         return message in self._ends and self._ends[message].query()
 
     def close(self) -> None:
+        """End the thread, after at most 5 s."""
         self._leaving.put(None)
         self._thread.join(_LEFT_S)
 

@@ -1,7 +1,8 @@
-"""Streams: a device's queues of work, beside the one that the training script fills. The host waits for none of them.
+"""Streams: a device's queues of work, beside the stream that the training script fills. The host
+never waits for them.
 
-Everything that a session does with a device's streams and events goes through here, so that backends can be run with
-streams of another kind (tests have threads).
+Sessions use a device's streams and events only through these interfaces, so that tests can run
+backends with threads in place of streams.
 """
 
 from __future__ import annotations
@@ -13,40 +14,50 @@ import torch
 
 
 class Event(Protocol):
-    """A place in a stream: over once all that was queued before it is done."""
+    """A point in a stream; over once the work queued before it is done."""
 
     def query(self) -> bool:
         """Whether it is over, without waiting."""
 
     def synchronize(self) -> object:
-        """Return when it is over, asleep until then. Raises `RuntimeError` if the device has failed."""
+        """Block, asleep, until it is over. Raises `RuntimeError` if the device has failed."""
 
 
 class Stream(Protocol):
-    """Runs what is queued on it, in order."""
+    """A queue of work that a device runs in order."""
 
     def run(self, work: Callable[[], object], after: Iterable[Event] = ()) -> Event:
-        """Queue what `work` queues, to begin when `after` are over. Returns the event of its end."""
+        """Call `work` with this stream as the current one, so that its kernels are queued here.
+
+        Args:
+            work: queues kernels and copies.
+            after: events that must be over before these begin.
+
+        Returns:
+            The event at their end.
+        """
 
 
 class Streams(Protocol):
     """The streams of one device."""
 
     def open(self) -> Stream:
-        """A stream of its own."""
+        """A new stream."""
 
     def so_far(self) -> Event:
-        """The end of what the script's own stream has been given so far."""
+        """An event at the end of the work queued on the script's stream so far."""
 
     def join(self, event: Event) -> None:
-        """The script's own stream goes on when `event` is over."""
+        """Make the script's stream wait for `event`."""
 
     def host_memory(self, like: torch.Tensor) -> torch.Tensor:
-        """As many elements in CPU memory, such that copies to and from the device need no wait on the host."""
+        """Pinned CPU memory of the shape and dtype of `like`; copies between it and the device do
+        not block the host.
+        """
 
 
 class DeviceStreams:
-    """Those of an accelerator that torch knows."""
+    """The streams of an accelerator that torch supports."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -75,11 +86,12 @@ class _DeviceStream:
                 assert isinstance(event, torch.Event)
                 self._stream.wait_event(event)
             work()
-            end = torch.Event(self._device, blocking=True)  # whoever waits for it sleeps
+            # blocking: a host thread that waits for it sleeps
+            end = torch.Event(self._device, blocking=True)
             self._stream.record_event(end)
             return end
 
 
 def streams_of(device: torch.device) -> Streams | None:
-    """The streams of `device`; None for the CPU, which does at once what it is told."""
+    """The streams of `device`; None for the CPU, which runs work at once."""
     return None if device.type == "cpu" else DeviceStreams(device)

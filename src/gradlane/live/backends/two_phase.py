@@ -1,9 +1,14 @@
-"""Halves: the sum of one message as a reduce-scatter and an all-gather, of which each rank owns an even share.
+"""TwoPhase: the sum of one message as a reduce-scatter and an all-gather (policy `dear`).
 
-Gloo's reduce-scatter tells nobody its end, so that on the CPU ranks exchange their shares and add them here, in rank
-order: the same bytes on the wire, and at two ranks the bits of its all-reduce. They do so segment by segment, as Gloo's
-all-reduce does by itself: exchanged at once, megabytes both ways keep each other from being acknowledged
-(two hosts on 200 Mbit/s: 8 MiB took 177 or 330 ms to exchange, in segments 176 to 187).
+With P ranks and a message of S bytes, each rank owns one share of S / P bytes: the first phase
+gives it the sum of its share, the second gives every rank all shares.
+
+On the CPU the first phase is an all-to-all, after which each rank adds the P copies of its share,
+in rank order: Gloo's reduce-scatter has no future that reports its end. As many bytes travel, and
+at two ranks the sum has the same bits as Gloo's all-reduce. Both phases go in segments of at most
+512 KiB, as Gloo's all-reduce does by itself. Sent at once, megabytes in both directions delay each
+other's acknowledgements: between two hosts at 200 Mbit/s, 8 MiB took 177 or 330 ms, in segments 176
+to 187 ms.
 """
 
 from __future__ import annotations
@@ -17,25 +22,32 @@ _SEGMENT_BYTES = 512 << 10
 
 
 class TwoPhase:
-    """One message's. `scatter`, its works done, then `add`, then `gather`, its works done, then `put_back`."""
+    """One message, call by call: `scatter`, wait for its works, `add`, `gather`, wait for its
+    works, `copy_out`.
+
+    Args:
+        tensor: the message's memory, summed in place.
+        world: number of ranks.
+    """
 
     def __init__(self, tensor: torch.Tensor, world: int) -> None:
         share = -(-tensor.numel() // world)
         self._tensor = tensor
-        # shares are even: what does not divide travels in a longer copy
+        # every share has the same length: a tensor that does not divide by `world` is sent from a
+        # padded copy
         self._whole = tensor if share * world == tensor.numel() else tensor.new_zeros(share * world)
         self._on_cpu = tensor.device.type == "cpu"
         in_segment = share
         if self._on_cpu:
             in_segment = min(share, max(1, _SEGMENT_BYTES // (world * tensor.element_size())))
         self._segments = torch.split(self._whole, in_segment * world)
-        """Of each segment a rank owns the part of its place."""
+        """Rank r owns the r-th of `world` equal parts of each segment."""
         self._shares = [
             part.new_empty((world if self._on_cpu else 1, part.numel() // world)) for part in self._segments
-        ]  # what ranks have of this one's part
+        ]  # on the CPU, row r is what rank r contributes to this rank's part of the segment
 
     def scatter(self, group: Any) -> list[Any]:
-        """Begin the reduce-scatter. Returns torch.distributed's works."""
+        """Begin the reduce-scatter. Returns the works of torch.distributed to wait for."""
         if self._whole is not self._tensor:
             self._whole[: self._tensor.numel()] = self._tensor
         if not self._on_cpu:
@@ -46,19 +58,19 @@ class TwoPhase:
         ]
 
     def add(self) -> None:
-        """The shares have come: make this rank's of the sum."""
+        """Add the ranks' contributions to this rank's share, in rank order."""
         for shares in self._shares:
             for share in shares[1:]:
                 shares[0].add_(share)
 
     def gather(self, group: Any) -> list[Any]:
-        """Begin the all-gather. Returns torch.distributed's works."""
+        """Begin the all-gather. Returns the works of torch.distributed to wait for."""
         return [
             dist.all_gather_single(segment, shares[0], group=group, async_op=True)
             for segment, shares in zip(self._segments, self._shares, strict=True)
         ]
 
-    def put_back(self) -> None:
-        """The shares of the sum have come: the message's memory has it."""
+    def copy_out(self) -> None:
+        """Copy the sum from the padded copy, if there is one, to the message's memory."""
         if self._whole is not self._tensor:
             self._tensor.copy_(self._whole[: self._tensor.numel()])

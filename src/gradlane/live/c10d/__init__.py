@@ -3,7 +3,8 @@
     import gradlane.live.c10d
     torch.distributed.init_process_group("gradlane")
 
-Importing this module makes the name known; nothing else is started before a group is made. See docs/c10d.md.
+Importing this module registers the backend "gradlane" and starts nothing: threads and connections
+come with the first process group. See docs/c10d.md.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ NAME = "gradlane"
 
 
 def register() -> None:
-    """Make `init_process_group("gradlane")` known to torch.distributed. May be called again."""
+    """Register the backend "gradlane" with torch.distributed, unless it is registered already."""
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 

@@ -1,8 +1,9 @@
-"""Group: a process group of torch.distributed whose collectives run over the transport.
+"""Group: a process group of torch.distributed whose collectives run over gradlane's transport.
 
-Every collective is one or more tensors of the node, defined once, with ids that all ranks count alike because c10d
-demands the same calls in the same order. What is summed is dealt over the servers in all ranks; what only
-moves goes straight from the rank that has it.
+Each collective consists of tensors of the node (`gradlane.transport.Node`), which are used once.
+Their ids count up and are equal on all ranks, since torch.distributed requires the same calls in
+the same order on all ranks. Data to reduce is dealt over the servers in all ranks; other data goes
+straight from the rank that has it to those that need it.
 """
 
 from __future__ import annotations
@@ -28,22 +29,27 @@ from gradlane.transport import NodeOptions
 from gradlane.transport.formation import form
 
 _OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "sum", ReduceOp.MIN: "min", ReduceOp.MAX: "max", ReduceOp.PRODUCT: "product"}
-# on bytes that are 0 or 1; a sum is true where any is
+# bools are bytes of 0 or 1, and a sum of bools is true if any is: the maximum
 _BOOL_OPS = {ReduceOp.SUM: "max", ReduceOp.MIN: "min", ReduceOp.MAX: "max", ReduceOp.PRODUCT: "min"}
 
+<<<<<<< HEAD
+=======
+_LAST = (1 << 32) - 1  # the least urgent priority
+>>>>>>> wip-live
 _POINT_TO_POINT = (
     "gradlane has no send and receive between two ranks: its order is the same on all. Use a group of these two and a "
     "broadcast, or a gloo group beside it"
 )
-# on loopback a packet's price is the processor's, not the wire's
+# on loopback a packet costs processor time, not link time, so that large packets are faster
 _LOCAL_PACKET_BYTES = 512 << 10
 _PACKET_BYTES = 128 << 10
 
-_said = threading.local()
+_thread = threading.local()
 
 
 @contextmanager
 def priority(level: int) -> Iterator[None]:
+<<<<<<< HEAD
     """Collectives that this thread starts within the block go by `level`, 0 first, before all that have none.
 
     All ranks must give a call the same level. The level is the priority of the order on a connection
@@ -55,25 +61,47 @@ def priority(level: int) -> Iterator[None]:
 
     Raises:
         InputError: another level.
+=======
+    """Give a priority to the collectives that this thread starts in the block; all ranks must give
+    the same.
+
+    Args:
+        level: 0 (most urgent) to 65535. Collectives with a level are sent before those without.
+
+    Raises:
+        InputError: `level` is out of range.
+>>>>>>> wip-live
     """
     if not 0 <= level < 1 << 16:
         raise InputError(f"priority: got {level}, expected 0 to 65535")
-    before = getattr(_said, "level", None)
-    _said.level = level
+    before = getattr(_thread, "level", None)
+    _thread.level = level
     try:
         yield
     finally:
-        _said.level = before
+        _thread.level = before
 
 
 _Base: Any = dist.ProcessGroup  # its stub has overloads, of which torch.distributed calls one
 
 
 class Group(_Base):  # type: ignore[misc]
-    """Made by torch.distributed. Raises what `form` raises; its methods take torch.distributed's arguments.
+    """A process group, made by torch.distributed, whose methods take torch.distributed's arguments.
 
-    They raise `InputError` for tensors that are not dense CPU tensors, `UnsupportedError` for what is not built; the
-    works they return raise `JobError`s: `PeerDied`, `PeerFailed`, `MismatchError` and the like.
+    Methods raise `InputError` for tensors that are not dense CPU tensors, `UnsupportedError` for an
+    operation or dtype that gradlane does not have, and `CommunicationError` once the group is
+    closed. The works that they return raise `JobError`s, such as `PeerDied`, `PeerFailed` and
+    `MismatchError`.
+
+    Args:
+        store: for this group alone.
+        rank: of this process in the group.
+        world: number of ranks.
+        timeout_s: seconds to connect, and for each collective without a timeout of its own.
+        options: the same on all ranks.
+
+    Raises:
+        JobError: as `transport.formation.form`.
     """
 
     def __init__(self, store: Any, rank: int, world: int, timeout_s: float, options: Options) -> None:
@@ -97,10 +125,10 @@ class Group(_Base):  # type: ignore[misc]
         self._under_way: deque[tuple[range, list[torch.Tensor]]] = deque()
         self._next_id = 0
         self._lock = threading.Lock()
-        # also at the end of the interpreter, for those who never destroy their group
+        # also closes the node at exit, if the script never destroys the group
         self._close_node = weakref.finalize(self, self._node.close)
 
-    # -- what reduces --------------------------------------------------------------------------------
+    # -- collectives that reduce --------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
         tensors = listed(tensors)
@@ -109,7 +137,7 @@ class Group(_Base):  # type: ignore[misc]
         for tensor in tensors:
             plain = contiguous(tensor)
             part.add(plain, plain, op=op)
-            part.brings(plain, tensor, finish_op)
+            part.deliver(plain, tensor, finish_op)
         return self._work(part, tensors, opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
@@ -123,7 +151,7 @@ class Group(_Base):  # type: ignore[misc]
             plain = contiguous(tensor)
             part.add(plain, plain, op=op, receiver=opts.rootRank)
             if opts.rootRank == self._rank:
-                part.brings(plain, tensor, finish_op)
+                part.deliver(plain, tensor, finish_op)
         return self._work(part, tensors, opts)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -138,7 +166,7 @@ class Group(_Base):  # type: ignore[misc]
                 if rank == self._rank:
                     check_alike(chunk, output)
                 part.add(contiguous(chunk), plain if rank == self._rank else None, op=op, receiver=rank, at=rank)
-            part.brings(plain, output, finish_op)
+            part.deliver(plain, output, finish_op)
         return self._work(part, outputs, opts)
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
@@ -156,7 +184,7 @@ class Group(_Base):  # type: ignore[misc]
         part.add(token, token)
         return self._work(part, [token], opts)
 
-    # -- what only moves -----------------------------------------------------------------------------
+    # -- collectives that only move data -----------------------------------------------------------------------------
 
     def broadcast(self, tensors: Any, opts: Any) -> Work:
         tensors = listed(tensors)
@@ -166,7 +194,7 @@ class Group(_Base):  # type: ignore[misc]
             mine = opts.rootRank == self._rank
             part.add(plain if mine else None, None if mine else plain, sender=opts.rootRank)
             if not mine:
-                part.brings(plain, tensor)
+                part.deliver(plain, tensor)
         return self._work(part, tensors, opts)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -182,7 +210,7 @@ class Group(_Base):  # type: ignore[misc]
                 else:
                     plain = contiguous(chunk)
                     part.add(None, plain, sender=rank, at=rank)
-                    part.brings(plain, chunk)
+                    part.deliver(plain, chunk)
         return self._work(part, [chunk for chunks in outputs for chunk in chunks], opts)
 
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Work:
@@ -211,7 +239,7 @@ class Group(_Base):  # type: ignore[misc]
             plain = contiguous(chunks[rank]) if root == self._rank else None
             part.add(contiguous(given) if rank == self._rank else None, plain, sender=rank, receiver=root, at=root)
             if plain is not None:
-                part.brings(plain, chunks[rank])
+                part.deliver(plain, chunks[rank])
         return self._work(part, list(chunks), opts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Work:
@@ -228,7 +256,7 @@ class Group(_Base):  # type: ignore[misc]
             plain = contiguous(output) if rank == self._rank else None
             part.add(contiguous(chunks[rank]) if root == self._rank else None, plain, sender=root, receiver=rank, at=rank)
             if plain is not None:
-                part.brings(plain, output)
+                part.deliver(plain, output)
         return self._work(part, [output], opts)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -244,7 +272,7 @@ class Group(_Base):  # type: ignore[misc]
                 plain = contiguous(outputs[sender]) if receiver == self._rank else None
                 part.add(given, plain, sender=sender, receiver=receiver, at=receiver)
                 if plain is not None:
-                    part.brings(plain, outputs[sender])
+                    part.deliver(plain, outputs[sender])
         return self._work(part, list(outputs), opts)
 
     def all_to_all_single(self, output: Any, given: Any, output_sizes: Any, input_sizes: Any, opts: Any = None) -> Work:
@@ -264,20 +292,21 @@ class Group(_Base):  # type: ignore[misc]
     # -- life ----------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Send what is queued, say goodbye, end the threads. May be called twice."""
+        """Send what is queued, leave the group and end the threads. May be called twice."""
         self._close_node()
         self._futures.close()
         self._under_way.clear()
 
     def abort(self) -> None:
-        """Fail this group on all its ranks, and close it here."""
+        """Fail the group on all its ranks, and close it here."""
         self._node.abort(f"rank {self._rank} aborted the process group")
         self.shutdown()
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout_s = timeout.total_seconds()
 
-    # torch's C++ asks by these names, and by itself would ask a backend inside of the group
+    # torch's C++ calls these by name; without them it would ask for a backend within the group, and
+    # there is none
 
     def getBackendName(self) -> str:
         return "gradlane"
@@ -314,7 +343,10 @@ class Group(_Base):  # type: ignore[misc]
         return Work(self._node, self._futures, self._start(parts), tensors, parts.held, timeout_s, parts.conclude)
 
     def _reduction(self, tensors: list[torch.Tensor], opts: Any) -> tuple[str, Callable[[torch.Tensor], Any] | None]:
-        """The node's operation, and what remains to be done on a result. All tensors are of one type."""
+        """The node's operation for a reduction, and what to call on the result (None for nothing).
+
+        Raises `UnsupportedError` if gradlane does not have it. All tensors must be of one dtype.
+        """
         asked = ReduceOp.SUM if opts is None else opts.reduceOp.op
         dtype = tensors[0].dtype
         if dtype not in NUMBERS and dtype is not torch.bool:
@@ -334,12 +366,19 @@ class Group(_Base):  # type: ignore[misc]
             raise InputError(f"{what}: got {len(parts)} tensors, expected one for each of the {self._world} ranks")
 
     def _start(self, parts: Parts) -> range:
-        """Hand all of `parts` over, under ids that follow one another.
+        """Hand `parts` to the node. Returns their ids.
 
-        The node uses their memory until it is done with it, whether anybody waits for them or not.
+        Their memory is held here until the node no longer uses it, even if the script drops the
+        work.
         """
+<<<<<<< HEAD
         level = getattr(_said, "level", None)
         node = self._node
+=======
+        level = getattr(_thread, "level", None)
+        node, lifo = self._node, self._options.order == "lifo"
+        urgent = lifo or level is not None
+>>>>>>> wip-live
         with self._lock:
             first = self._next_id
             self._next_id = first + len(parts.starts)

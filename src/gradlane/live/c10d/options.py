@@ -1,4 +1,4 @@
-"""Options of a process group over gradlane's transport; the same on all its ranks."""
+"""Options of a process group over gradlane's transport."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ _LAST = (1 << 32) - 1  # of the priorities on the wire
 
 @dataclass(frozen=True)
 class Options:
-    """What `init_process_group(..., pg_options=)` and `new_group(..., pg_options=)` take.
+    """The `pg_options` of `init_process_group` and `new_group`, the same on all ranks of the group.
 
-    order: which of several collectives under way has the wire. "fifo": in the order of the calls. "lifo": the latest
-    call first; DDP hands the layers next to the input over last, and the next step needs them first. A
-    `priority(...)` around a call goes before either. rank_order: add contributions in rank order, for the same bits in
-    every run with three ranks or more. checksum: of payloads that leave this host.
-    packet_bytes: a multiple of 64 up to 512 KiB; the smaller, the sooner an urgent call gets the wire. None: the
-    largest where all ranks are on this host and 128 KiB elsewhere.
+    Args:
+        order: which of several collectives in flight is sent first. "fifo" sends them in the order
+            of the calls, "lifo" the latest call first: DDP sums the layers next to the input last,
+            and the next step needs them first. A call within `priority(...)` goes before all
+            others.
+        rank_order: add the ranks' contributions in rank order. With three ranks or more this gives
+            the same bits in every run.
+        checksum: send a checksum with payloads that leave this host.
+        packet_bytes: a multiple of 64 up to 512 KiB. With smaller packets an urgent call is sent
+            sooner. None for 512 KiB if all ranks are on one host, else 128 KiB.
+
+    Raises:
+        InputError: `order` is neither "fifo" nor "lifo".
     """
 
     order: Literal["fifo", "lifo"] = "fifo"
@@ -34,7 +41,9 @@ class Options:
 
     @staticmethod
     def of(given: Any) -> Options:
-        """`given` as it came through torch.distributed; None: the defaults. Raises `InputError` for another's."""
+        """The `pg_options` as torch.distributed passes them; None for the defaults. Raises
+        `InputError` for another type.
+        """
         if given is None:
             return Options()
         if not isinstance(given, Options):
@@ -59,5 +68,5 @@ class Options:
         return _LAST if self.order == "fifo" else _LAST - 1 - number
 
     def fingerprint(self) -> bytes:
-        """32 bytes that are equal where the options are."""
+        """A digest of 32 bytes; equal options have equal ones."""
         return sha256(repr(astuple(self)).encode()).digest()

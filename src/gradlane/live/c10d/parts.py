@@ -1,4 +1,6 @@
-"""Parts: the tensors of the node that make up one collective, and the memory that they read and write."""
+"""Parts: the tensors of the node that one collective consists of, and the memory that they read and
+write.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ NUMBERS = {
 
 
 class Parts:
-    """The tensors of one collective, gathered before any of them is started: a refusal must start none."""
+    """The tensors of one collective, collected before any is started, so that an error in one
+    starts none.
+
+    Attributes:
+        starts: for each tensor the arguments of `Node.start`: addresses to read and to write (0 for
+            none), bytes, dtype, operation, sender, receiver and server (-1 for none).
+        held: keeps the memory alive until the collective has ended.
+    """
 
     def __init__(self) -> None:
         self.starts: list[tuple[int, int, int, str, str, int, int, int]] = []
@@ -39,8 +48,18 @@ class Parts:
         receiver: int = -1,
         at: int = -1,
     ) -> None:
+        """Add one tensor of the node.
+
+        Args:
+            source: this rank's contribution, contiguous; None if it has none.
+            into: where the result is written, contiguous; None if this rank gets none.
+            op: "sum", "min", "max" or "product".
+            sender: the only rank that contributes; -1 for all.
+            receiver: the only rank that gets the result; -1 for all.
+            at: rank whose server handles the tensor; -1 to deal it over all servers.
+        """
         known = source if source is not None else into
-        if known is None:  # two others' affair, whose size is not known here and not needed
+        if known is None:  # between two other ranks: this one neither knows nor needs its size
             self.starts.append((0, 0, 0, "uint8", op, sender, receiver, at))
             return
         from_address = into_address = 0
@@ -53,13 +72,15 @@ class Parts:
         size = known.numel() * known.element_size()
         self.starts.append((from_address, into_address, size, NUMBERS.get(known.dtype, "uint8"), op, sender, receiver, at))
 
-    def brings(self, plain: torch.Tensor, tensor: torch.Tensor, then: Callable[[torch.Tensor], Any] | None = None) -> None:
-        """What arrives in `plain` is for `tensor`, and `then` is to be done on it."""
+    def deliver(self, plain: torch.Tensor, tensor: torch.Tensor, then: Callable[[torch.Tensor], Any] | None = None) -> None:
+        """Once the collective has ended, call `then` on the result in `plain` and copy it to
+        `tensor`.
+        """
         if plain is not tensor or then is not None:
             self._finish.append((plain, tensor, then))
 
     def conclude(self) -> None:
-        """All of them are there."""
+        """The collective has ended: do what `deliver` has asked for."""
         if not self._finish:
             return
         with torch.no_grad():
@@ -71,17 +92,19 @@ class Parts:
 
 
 def listed(tensors: Any) -> list[torch.Tensor]:
+    """`tensors` as a list; torch.distributed passes one tensor or several."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, or a copy whose memory is one piece."""
+    """`tensor`, or a contiguous copy. Raises `InputError` unless it is a dense CPU tensor."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise InputError(f"gradlane: got a {tensor.layout} tensor on {tensor.device}, expected a dense one on the CPU")
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def check_alike(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Raise `InputError` unless both have the same number of elements and dtype."""
     if one.numel() != other.numel() or one.dtype != other.dtype:
         raise InputError(
             f"gradlane: got {one.numel()} elements of {one.dtype} beside {other.numel()} of {other.dtype}, expected the same"
@@ -89,7 +112,9 @@ def check_alike(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def copied(given: torch.Tensor, into: torch.Tensor) -> None:
-    """What a rank sends to itself; unless it is there already."""
+    """Copy what a rank sends to itself, unless both are the same memory. Raises `InputError` if
+    they differ in size or dtype.
+    """
     check_alike(given, into)
     if given.data_ptr() != into.data_ptr():
         with torch.no_grad():
@@ -97,7 +122,9 @@ def copied(given: torch.Tensor, into: torch.Tensor) -> None:
 
 
 def chunks_of(whole: torch.Tensor, world: int, part: torch.Tensor) -> list[torch.Tensor]:
-    """`whole` as one flat piece a rank, each of the size of `part`. Raises `InputError`."""
+    """Views of `whole` as one flat piece for each rank, of the size of `part`. Raises `InputError`
+    if they do not fit.
+    """
     if whole.numel() != world * part.numel() or whole.dtype != part.dtype:
         raise InputError(
             f"gradlane: got {whole.numel()} elements of {whole.dtype} for {world} ranks, "
@@ -110,7 +137,9 @@ def chunks_of(whole: torch.Tensor, world: int, part: torch.Tensor) -> list[torch
 
 
 def split(whole: torch.Tensor, sizes: Sequence[int], world: int) -> list[torch.Tensor]:
-    """`whole` cut along its first dimension, by `sizes` or, where there are none, evenly. Raises `InputError`."""
+    """Views of `whole`, cut along its first dimension into `sizes`, or evenly if that is empty.
+    Raises `InputError`.
+    """
     if not whole.is_contiguous():
         raise InputError("gradlane: all_to_all_single needs contiguous tensors")
     if not sizes and whole.shape[0] % world:

@@ -1,4 +1,6 @@
-"""Work: one collective under way, and the thread that resolves futures for those who asked for one."""
+"""Work: a collective in flight, and the thread that completes the futures of works that were asked
+for one.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,19 @@ from gradlane.transport import Node
 
 
 class Work(dist.Work):
-    """What a collective returns. Its memory is in use until `wait()` has returned or `is_completed()` said so.
+    """What a collective returns, as torch.distributed's own works.
 
-    tensors: the result. ids: of the node's tensors, all of which must be done. held: keeps their memory alive.
-    finish: what remains to be done on the result, once, by whoever waits first.
+    The collective's memory is in use until `wait()` returns or `is_completed()` is true.
+
+    Args:
+        node: that carries the collective.
+        futures: completes the future, if one is asked for.
+        ids: of the node's tensors that the collective consists of.
+        tensors: the result.
+        held: keeps the memory of the node's tensors alive.
+        timeout_s: seconds after which `wait()` fails the group.
+        finish: called once, by whoever finds the collective ended first, to bring the result into
+            `tensors`.
     """
 
     def __init__(
@@ -41,7 +52,17 @@ class Work(dist.Work):
         self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """True when the result is there. Raises a `JobError`; after one, the whole group is of no more use."""
+        """Wait for the result.
+
+        Args:
+            timeout: replaces the collective's own, if it is more than 0.
+
+        Returns:
+            True.
+
+        Raises:
+            JobError: the group has failed, or the time is up. The group cannot be used any more.
+        """
         if self._over:
             return True
         given_s = timeout.total_seconds() if timeout is not None else 0.0
@@ -51,20 +72,21 @@ class Work(dist.Work):
                 self._node.wait(each, timeout_s)
         except JobError as error:
             self._error = error
-            if self._node.failure() is None:  # nobody's, but the time is up: what arrives later must harm nobody
+            # a timeout: abort, so that nothing is written to this memory later
+            if self._node.failure() is None:
                 self._node.abort(str(error))
             raise
         self._conclude()
         return True
 
     def is_completed(self) -> bool:
-        """Whether the result is there or never will be."""
+        """Whether the collective has ended, with its result or by a failure of the group."""
         if not self._over and self.is_sent():
             self._conclude()
         return self._over or self._node.failure() is not None
 
     def is_sent(self) -> bool:
-        """Whether the node is done with the memory."""
+        """Whether the node no longer uses the collective's memory."""
         return all(self._node.is_done(each) for each in self._ids)
 
     def is_success(self) -> bool:
@@ -83,7 +105,7 @@ class Work(dist.Work):
         self.wait()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Resolves to the list of result tensors, or to the error."""
+        """A future of the list of result tensors; a failure is its exception."""
         with self._lock:
             if self._future is None:
                 self._future = torch.futures.Future()
@@ -91,7 +113,7 @@ class Work(dist.Work):
             return self._future
 
     def resolve(self) -> None:
-        """Wait, and settle the future."""
+        """Wait, then complete the future."""
         assert self._future is not None
         try:
             self.wait()
@@ -110,7 +132,10 @@ class Work(dist.Work):
 
 
 class Futures:
-    """Resolves works in the order in which their futures were asked for; has a thread from the first one on."""
+    """Completes the futures of works, in the order in which they were asked for.
+
+    Owns one thread, which is started with the first future.
+    """
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
@@ -119,6 +144,7 @@ class Futures:
         self._closed = False
 
     def add(self, work: Work) -> None:
+        """Complete the future of `work` when it has ended. Raises `CommunicationError` if closed."""
         with self._lock:
             if self._closed:
                 raise CommunicationError("the process group is closed")
@@ -128,7 +154,7 @@ class Futures:
         self._asked.put(work)
 
     def close(self) -> None:
-        """End the thread after what was asked for; for that to be soon, the node must be closed."""
+        """End the thread once all futures are complete. Close the node first: that ends all works."""
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None

@@ -47,7 +47,7 @@ class Frame(IntEnum):
     BYE = 4
     CHOICE = 5  # iteration (8 bytes), message (4 bytes)
     ISSUED = 6  # iteration (8 bytes), hash (8 bytes)
-    TURN = 7  # iteration (8 bytes), what rank 0 decided for it (4 bytes)
+    DECISION = 7  # iteration (8 bytes), what rank 0 decided for it (4 bytes)
     BUFFERS = 8  # forward passes that have ended (8 bytes), why rank 0 sends its buffers now (4 bytes)
 
 
@@ -105,7 +105,7 @@ class ControlChannel:
     """The control channel of one session.
 
     on_failure(error): another rank is gone or asked all to stop. on_choice(iteration, message): the
-    coordinator's order (never on rank 0). on_left(rank): it said goodbye. on_turn(iteration, what): rank 0's decision
+    coordinator's order (never on rank 0). on_left(rank): it said goodbye. on_decision(iteration, what): rank 0's decision
     on an iteration to come (never on rank 0). on_buffers(forward, why): rank 0 sends its buffers out of turn (likewise).
     """
 
@@ -118,11 +118,11 @@ class ControlChannel:
         on_failure: Callable[[JobError], None],
         on_choice: Callable[[int, int], None],
         on_left: Callable[[int], None],
-        on_turn: Callable[[int, int], None],
+        on_decision: Callable[[int, int], None],
         on_buffers: Callable[[int, int], None] = lambda forward, why: None,
     ) -> None:
         self._rank, self._world = rank, world
-        self._on_failure, self._on_choice, self._on_left, self._on_turn = on_failure, on_choice, on_left, on_turn
+        self._on_failure, self._on_choice, self._on_left, self._on_decision = on_failure, on_choice, on_left, on_decision
         self._on_buffers = on_buffers
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, _Connection] = {}  # by rank
@@ -180,9 +180,9 @@ class ControlChannel:
         """Coordinator: `message` is next, for everybody."""
         self._say(Frame.CHOICE, iteration, message)
 
-    def turn(self, iteration: int, what: int) -> None:
+    def decide(self, iteration: int, what: int) -> None:
         """Rank 0: `what` is decided for `iteration`, for everybody."""
-        self._say(Frame.TURN, iteration, what)
+        self._say(Frame.DECISION, iteration, what)
 
     def buffers(self, forward: int, why: int) -> None:
         """Rank 0: its buffers will come out of turn, to everybody."""
@@ -297,8 +297,8 @@ class ControlChannel:
             self._on_left(rank)
         elif frame is Frame.CHOICE and connection.rank == 0:
             self._on_choice(*_PAIR.unpack(payload))
-        elif frame is Frame.TURN and connection.rank == 0:
-            self._on_turn(*_PAIR.unpack(payload))
+        elif frame is Frame.DECISION and connection.rank == 0:
+            self._on_decision(*_PAIR.unpack(payload))
         elif frame is Frame.BUFFERS and connection.rank == 0:
             self._on_buffers(*_PAIR.unpack(payload))
         elif frame is Frame.ISSUED and self._rank == 0:

@@ -43,7 +43,7 @@ class Coordination:
             on_failure=failures.fail,
             on_choice=self._choice_told,
             on_left=failures.left,
-            on_turn=self._decision_told,
+            on_decision=self._decision_told,
             on_buffers=on_buffers,
         )
 
@@ -64,7 +64,7 @@ class Coordination:
     def decide(self, iteration: int, decided: int | None) -> int:
         """What rank 0 has decided for `iteration`: `decided` there, waited for elsewhere (None)."""
         if decided is not None:
-            self.channel.turn(iteration, decided)
+            self.channel.decide(iteration, decided)
             return decided
         self._failures.wait_until(lambda: iteration in self._decisions, "rank 0's decision on the next iteration")
         return self._decisions.pop(iteration)

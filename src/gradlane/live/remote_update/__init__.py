@@ -1,4 +1,8 @@
-"""Training with the update on the servers: gradients go out, parameters come back; in step, within a bound, or as they come."""
+"""Training with the optimizer's update on parameter servers: workers send gradients and receive
+parameters.
+
+Workers run in step, within a bound of iterations of one another, or with no bound.
+"""
 
 from gradlane.live.remote_update.attach import attach_to_servers
 from gradlane.live.remote_update.session import ServedSession

@@ -1,4 +1,6 @@
-"""attach_to_servers: from a model and an optimizer to a session whose update is on the servers, or to a clear refusal."""
+"""attach_to_servers: checks, agrees on and connects a job whose optimizer runs on parameter
+servers.
+"""
 
 from __future__ import annotations
 
@@ -42,26 +44,42 @@ def attach_to_servers(
     process_group: Any = None,
     timeout: float = 60.0,
 ) -> ServedSession:
-    """Train `model` with its parameters and the optimizer's state on servers, in CPU memory, over gradlane's transport.
+    """Train `model` with its parameters and the optimizer's state on servers, in CPU memory, over
+    gradlane's transport.
 
-    Call it on every rank after `init_process_group()`, in place of DistributedDataParallel. Parameters and buffers become
-    rank 0's. The loop stays `zero_grad`, `backward`, `step`: gradients leave during the backward pass, `step()` updates
-    nothing here, and what the next forward pass reads is what came back, each parameter waiting for itself.
+    Call it on every rank after `init_process_group()`, in place of DistributedDataParallel.
+    Parameters and buffers become rank 0's. The loop stays `zero_grad`, `backward`, `step`:
+    gradients are sent during the backward pass, `step()` updates nothing on this rank, and in the
+    next forward pass each parameter is waited for when it is first used.
 
-    optimizer: torch.optim.SGD, Adam or AdamW. Its state, if it has any, becomes rank 0's and goes to the servers. Its numbers
-        may change between `step()` and the next backward pass, as a scheduler changes them.
-    staleness: 0 trains in step: gradients of all ranks are averaged and make one update, as under DDP. k lets a rank be up
-        to k iterations ahead of the slowest, None lets it be as far ahead as it likes; then each rank's gradient is
-        applied when it comes, whole, by that rank's own numbers: N ranks make N updates where DDP makes one.
-    servers: how many there are in processes of their own (`gradlane launch --servers`); 0 for one in each rank's process.
-    packet_bytes: a multiple of 64 up to 512 KiB; 30 KiB where not given.
-    summation_order: with staleness 0, as for `attach`: "rank" gives the same bits in every run.
-    broadcast_buffers: keep buffers equal to rank 0's at each forward pass, as DDP does; with staleness 0 only, where it is
-        the default. Otherwise each rank has its own.
-    timeout: seconds after which waiting for parameters is an error; at least what the slowest rank takes for a step.
+    Args:
+        model: with float32 parameters in CPU memory.
+        optimizer: torch.optim.SGD, Adam or AdamW, one or several. Rank 0's state, if there is any,
+            goes to the servers. Its options, such as the learning rate, may change between `step()`
+            and the next backward pass.
+        staleness: 0 trains in step: the gradients of all ranks are averaged for one update, as
+            under DDP. With k > 0 a rank may be up to k iterations ahead of the slowest, with None
+            any number. Each rank's gradient is then applied by itself when it arrives, with that
+            rank's options: N ranks make N updates where DDP makes one.
+        servers: number of servers in processes of their own (`gradlane launch --servers`); 0 for
+            one in each rank's process.
+        packet_bytes: a multiple of 64 up to 512 KiB; None for 30 KiB.
+        summation_order: with staleness 0, as for `attach`: "rank" gives the same bits in every run.
+        broadcast_buffers: keep buffers equal to rank 0's at each forward pass, as DDP does. None is
+            True with staleness 0; otherwise each rank keeps its own buffers, and True is refused.
+        process_group: a group of all ranks; None for the default group.
+        timeout: seconds after which waiting for a parameter is an error; more than the slowest rank
+            needs for a step.
 
-    Returns the session. Raises `UnsupportedError`, `InputError`, `MismatchError` (ranks disagree), `CapacityError` (a server
-    has not the memory) or `CommunicationError`, before any gradient is sent.
+    Returns:
+        The running session.
+
+    Raises:
+        UnsupportedError: the model or the optimizer cannot be used.
+        InputError: an argument, or an option of the launcher, has a wrong value.
+        MismatchError: ranks disagree.
+        CapacityError: a server does not have the memory.
+        CommunicationError: ranks or servers cannot be reached. All before any gradient is sent.
     """
     require_process_group()
     options = AttachOptions.of(None, _keywords(packet_bytes, summation_order, servers, timeout), _accepted(launched()))
@@ -74,7 +92,8 @@ def attach_to_servers(
         need(not broadcast_buffers, "broadcast_buffers", broadcast_buffers, "False with staleness: ranks are not in step")
     job = job_of(model, optimizer, process_group, timeout)
     world, rank = job.world, job.rank
-    optimizers, params = job.optimizers, job.params[::-1]  # about the order of use
+    # in registration order: about the order of use
+    optimizers, params = job.optimizers, job.params[::-1]
     for name, param in params:
         if param.dtype != torch.float32 or param.device.type != "cpu":
             raise UnsupportedError(
@@ -143,13 +162,15 @@ def attach_to_servers(
 
 
 def _keywords(packet_bytes: int | None, summation_order: SummationOrder | None, servers: int, timeout: float) -> dict[str, Any]:
-    """What the script gave, as keywords of `gradlane.attach`."""
+    """The script's options as keywords of `gradlane.attach`."""
     carrier = {"backend": "server", "packet_bytes": packet_bytes, "summation_order": summation_order, "servers": servers}
     return {**carrier, "timeout": timeout}
 
 
 def _accepted(launched: LaunchOptions) -> LaunchOptions:
-    """What a launcher said. Raises `InputError` for what means nothing here, rather than ignoring it."""
+    """`launched`, if every option in it can be honoured here. Raises `InputError` for one that
+    cannot.
+    """
     for name in ("policy", "plan", "network", "timeline", "profile"):
         if getattr(launched, name) is not None:
             raise InputError(

@@ -1,7 +1,7 @@
-"""Broadcasts: buffers of the model kept equal to rank 0's, where ranks are in step; waits for them that end.
+"""Broadcasts: keeps the model's buffers equal to rank 0's while ranks run in step.
 
-As in DDP they are sent at the start of a forward pass: there is no control channel over which rank 0 could say that its
-script has changed one since.
+Buffers are sent at the start of a forward pass, as DDP does. To send them sooner, rank 0 would need
+a control channel to say that its script has changed one since.
 """
 
 from __future__ import annotations
@@ -17,11 +17,22 @@ from gradlane.errors import CommunicationError
 from gradlane.live.remote_update.values import Values
 from gradlane.live.session.module_buffers import BufferSync, places_of_buffers
 
-_VERDICT_S = 1.5  # how long a failed broadcast waits for the transport to name the culprit
+_VERDICT_S = 1.5  # for which a failed broadcast waits for the transport to name the failed rank
 
 
 class Broadcasts:
-    """Owned by a session; used on the training thread, told of the end of a broadcast on another."""
+    """Broadcasts the buffers of one session's model.
+
+    Used on the training thread; torch.distributed reports the end of a broadcast on another. Every
+    wait ends, within the timeout, in a result or in an error.
+
+    Args:
+        model: whose buffers.
+        values: of the session; it knows whether the job has failed.
+        group: the ranks; None for the default group.
+        rank: of this process.
+        timeout_s: seconds after which waiting for a broadcast is an error.
+    """
 
     def __init__(self, model: torch.nn.Module, values: Values, group: Any, rank: int, timeout_s: float) -> None:
         places = places_of_buffers(model)
@@ -32,20 +43,22 @@ class Broadcasts:
         self._sync.connect(lambda forward, why: None, self._ended)
 
     def before_forward(self) -> None:
-        """Take over what rank 0 has, where DDP would."""
+        """Receive rank 0's buffers if DDP would broadcast them before this forward pass. Raises a
+        `JobError`.
+        """
         self._sync.before_forward(self._wait_until, trains=True, settled=False)
 
     def after_forward(self) -> None:
-        """A forward pass has ended after which DDP would broadcast rank 0's buffers."""
+        """Note that a forward pass has ended after which DDP would broadcast rank 0's buffers."""
         self._sync.after_forward()
 
     def close(self) -> None:
-        """Wait for what is under way, and give the process group back."""
+        """Wait for the broadcast in flight and destroy the process group."""
         self._sync.finish(self._wait_until)
         self._sync.close()
 
     def _ended(self, error: BaseException | None) -> None:
-        """On a thread of torch.distributed."""
+        """Called on a thread of torch.distributed, with None or the error."""
         with self._condition:
             self._error = self._error or error
             self._condition.notify_all()
@@ -57,7 +70,7 @@ class Broadcasts:
                 self._condition.wait(left_s)
             if predicate():
                 return
-        if self._error is not None:  # a rank is gone, which the transport will shortly know by name
+        if self._error is not None:  # a rank is gone; the transport notices shortly and names it
             self._values.await_failure(_VERDICT_S)
         self._values.check()
         reason = str(self._error or f"no end within {self._timeout_s:.0f} s").partition("\n")[0]

@@ -1,4 +1,6 @@
-"""Groups: the parameter groups of a job's optimizers, as rules that servers know."""
+"""ParameterGroups: converts the parameter groups of torch's optimizers to update rules of the
+servers.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,16 @@ _KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
 class ParameterGroups:
-    """The groups of `optimizers`, numbered through; `params` are the trained ones with their names.
+    """The parameter groups of all optimizers, numbered one after another.
 
-    Raises `UnsupportedError` for an optimizer or an option that servers do not know, and where optimizers and model do not
-    have the same parameters.
+    Args:
+        optimizers: torch.optim.SGD, Adam or AdamW, at least one.
+        params: the model's trained parameters, with their names.
+
+    Raises:
+        InputError: there is no optimizer.
+        UnsupportedError: servers do not have the optimizer or one of its options; an optimizer has
+            a parameter that is not the model's, or none has one of the model's.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], params: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
@@ -44,15 +52,15 @@ class ParameterGroups:
             raise UnsupportedError(f"{missing[0]} is trained and in no optimizer: freeze it, or give it to one")
 
     def of(self, param: torch.nn.Parameter) -> int:
-        """The number of the group that `param` is in."""
+        """The number of the group that has `param`."""
         return self._group_of[id(param)]
 
     def states_of(self, param: torch.nn.Parameter) -> Any:
-        """The state of the optimizer that `param` is in: a dictionary by parameter."""
+        """The `state` of the optimizer that has `param`: a dictionary by parameter."""
         return self._groups[self._group_of[id(param)]][0].state
 
     def rules(self) -> list[Rule]:
-        """Each group's numbers as they are now: a scheduler changes them."""
+        """Each group's rule with its present options, such as the learning rate."""
         return [_rule(optimizer, group) for optimizer, group in self._groups]
 
 

@@ -1,14 +1,18 @@
-"""ServedSession: a model whose parameters are on servers, on one rank. Everything here runs on the training thread.
+"""ServedSession: one rank of a job whose parameters are on servers. Everything here runs on the
+training thread.
 
-An iteration, in the order in which things happen:
+One iteration:
 
-    forward     a parameter whose new value has not come is waited for when it is first used (`live/session/guards.py`)
-    backward    `_begin` tells the servers numbers that have changed; `_gradient_ready` sends each gradient, `_end` says which
-                parameters had none
-    step        takes over what has come back, and guards the rest; the optimizer itself finds no gradient
+    forward     the first use of a parameter waits until its new value has arrived
+                (`live/session/guards.py`)
+    backward    `_begin` sends the servers optimizer options that have changed, `_gradient_ready`
+                each gradient, `_end` which parameters had none
+    step        copies the new values that have arrived and guards the other parameters; gradients
+                are hidden from the optimizer, so that it updates nothing
 
-A gradient has left when `backward()` returns, so what a script does to gradients or numbers between that and `step()`
-would come too late. It is found out and refused, as is a parameter that the script writes to: the servers' is another.
+Gradients have been sent when `backward()` returns. So a script that changes a gradient or an
+optimizer option between `backward()` and `step()` is too late, which raises an error. So does a
+script that writes to a parameter, since the servers' value would not change.
 """
 
 from __future__ import annotations
@@ -22,16 +26,29 @@ from gradlane.errors import JobError, PeerFailed, UnsupportedError
 from gradlane.live.remote_update.broadcasts import Broadcasts
 from gradlane.live.remote_update.parameter_groups import ParameterGroups
 from gradlane.live.remote_update.states import fetched_states
-from gradlane.live.remote_update.values import Sent, Values
+from gradlane.live.remote_update.values import SentGradient, Values
 from gradlane.live.session import guards
 from gradlane.live.session.base import SessionBase
 from gradlane.live.session.hooks import Hook, inside_a_backward_pass, is_compiled, parameters_of_scripts
 
 
 class ServedSession(SessionBase):
-    """Made by `gradlane.attach_to_servers`; `close()` (or leaving a `with` block) detaches it.
+    """Made by `gradlane.attach_to_servers`; `close()`, or the end of a `with` block, detaches it.
 
-    Useful to a training script: `no_sync()`, `flush()`, `iteration`, `close()`.
+    A training script may use `no_sync()`, `flush()`, `iteration`, `fetch_optimizer_state()` and
+    `close()`. Any method may raise a `JobError`, after which the session is of no more use.
+
+    Args:
+        model: to train.
+        params: its trained parameters with their names, the most urgent first.
+        optimizers: that have `params`.
+        groups: of `optimizers`.
+        values: the servers' parameters.
+        rank: of this process.
+        scale: factor for each gradient before it is sent: 1 / ranks if ranks run in step, else 1.
+        staleness: as for `attach_to_servers`.
+        buffers: keeps the model's buffers equal to rank 0's; None to leave them alone.
+        after_close: called with the session once it is detached.
     """
 
     def __init__(
@@ -59,16 +76,17 @@ class ServedSession(SessionBase):
         self._failure: JobError | None = None
         self._fired = [0] * len(params)
         self._expected = [1] * len(params)
-        self._sent: list[Sent | None] = [None] * len(params)
+        self._sent: list[SentGradient | None] = [None] * len(params)
         self._is_sent = [False] * len(params)
         self._rules = groups.rules()
-        self._unstepped: set[int] = set()  # sent, and not yet called for by step()
-        self._awaited: set[int] = set()  # called for by step(), and not yet taken over
+        self._unstepped: set[int] = set()  # sent, and `step()` has not been called for them
+        # `step()` was called for them, and the new value is not copied yet
+        self._awaited: set[int] = set()
         self._hidden: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         self._unguarded = {self._tensor_of[id(param)] for param in parameters_of_scripts(model) if id(param) in self._tensor_of}
         self._versions = [param._version for param in self._params]
         self._optimizers = list(optimizers)
-        self._has_states = True  # the optimizers have what the servers have
+        self._has_states = True  # whether the optimizers have the servers' state
         self._attach_hooks(self._params, self._optimizers)
         for optimizer in self._optimizers:
             self._handles.append(optimizer.register_load_state_dict_pre_hook(Hook(self._refuse_load_state_dict)))
@@ -78,7 +96,7 @@ class ServedSession(SessionBase):
     def _before_forward(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
         self.check()
         if inside_a_backward_pass():
-            return  # a checkpoint runs the whole model again
+            return  # activation checkpointing runs the model again
         trains = torch.is_grad_enabled() and module.training
         if self._in_backward and trains:
             self._fail("the backward pass was left unfinished (an exception that the script caught?)")
@@ -90,7 +108,9 @@ class ServedSession(SessionBase):
             self._buffers.before_forward()
 
     def _before_compiled(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
-        """Compiled code reads its parameters past every guard."""
+        """Wait for the parameters of compiled code, which reads them without Python, so that no
+        guard sees it.
+        """
         for param in module.parameters():
             if id(param) in self._tensor_of:
                 self._make_current(self._tensor_of[id(param)])
@@ -117,7 +137,7 @@ class ServedSession(SessionBase):
             self._buffers.after_forward()
         self._was_evaluated = False
         self._rules = self._groups.rules()
-        self._values.govern(self._rules)
+        self._values.set_rules(self._rules)
         self._iteration += 1
         self._in_backward = True
         if self._has_states:
@@ -144,13 +164,15 @@ class ServedSession(SessionBase):
         gradient = param.grad
         assert gradient is not None
         torch.mul(gradient.detach(), self._scale, out=self._values.slots[tensor])
-        self._sent[tensor] = Sent(gradient)
+        self._sent[tensor] = SentGradient(gradient)
         self._is_sent[tensor] = True
         self._unstepped.add(tensor)
         self._values.send(tensor)
 
     def _end(self) -> None:
-        """The backward pass is over. What it did not produce contributes what stands in `.grad`, as it would to `step()`."""
+        """End the backward pass. For a parameter without a new gradient, send what is in `.grad`,
+        as `step()` would use it.
+        """
         if self._counting:
             self._expected = [max(1, fired) for fired in self._fired]
         for tensor, param in enumerate(self._params):
@@ -193,7 +215,7 @@ class ServedSession(SessionBase):
         for tensor in tensors:
             if tensor in self._unguarded:
                 self._values.wait_for(tensor)
-        self._take_over(tensor for tensor in tensors if self._values.has_arrived(tensor))
+        self._copy_arrived(tensor for tensor in tensors if self._values.has_arrived(tensor))
 
     def _check_gradient(self, tensor: int, param: torch.nn.Parameter) -> None:
         if tensor not in self._unstepped:
@@ -203,7 +225,7 @@ class ServedSession(SessionBase):
                 UnsupportedError,
             )
         sent = self._sent[tensor]
-        if sent is not None and not sent.stands_in(param):
+        if sent is not None and not sent.is_unchanged_in(param):
             self._fail(
                 f"the gradient of {self._names[tensor]} was changed between backward() and step() (clip_grad_norm_, "
                 "GradScaler, zero_grad?), when it had left for the servers; update on the workers (gradlane.attach) to do that",
@@ -220,14 +242,14 @@ class ServedSession(SessionBase):
     # -- values ----------------------------------------------------------------------------------------
 
     def _make_current(self, tensor: int) -> None:
-        """Wait for the new value of `tensor`, and take over all that have come."""
+        """Wait for the new value of `tensor`, and copy every value that has arrived."""
         if tensor not in self._awaited:
             return
         self.check()
         self._values.wait_for(tensor)
-        self._take_over([each for each in self._awaited if self._values.has_arrived(each)])
+        self._copy_arrived([each for each in self._awaited if self._values.has_arrived(each)])
 
-    def _take_over(self, tensors: Iterable[int]) -> None:
+    def _copy_arrived(self, tensors: Iterable[int]) -> None:
         tensors = list(tensors)
         if not tensors:
             return
@@ -273,22 +295,22 @@ class ServedSession(SessionBase):
 
     @property
     def iteration(self) -> int:
-        """How many backward passes have sent gradients, less one; -1 before the first."""
+        """Index of the last backward pass that sent gradients, from 0; -1 before the first."""
         return self._iteration
 
     @property
     def failed(self) -> bool:
-        """Whether this job has failed, here or on another rank: nothing can be trained any more."""
+        """Whether the job has failed, on this rank or another."""
         return self._failure is not None or self._values.failure() is not None
 
     def check(self) -> None:
-        """Raise the failure of this job, if there is one."""
+        """Raise the error that ended the job, if there is one."""
         if self._failure is not None:
             raise self._failure
         self._values.check()
 
     def flush(self) -> None:
-        """Wait for every parameter that `step()` has called for: the model is as after the last step."""
+        """Wait until the model has every parameter of the last step."""
         self.check()
         while self._awaited and not self._in_backward:
             self._make_current(next(iter(self._awaited)))
@@ -297,10 +319,11 @@ class ServedSession(SessionBase):
         self.flush()
 
     def fetch_optimizer_state(self) -> None:
-        """Put the servers' state into this rank's optimizers, where it stays until the next backward pass.
+        """Copy the servers' optimizer state to this rank's optimizers, until the next backward
+        pass.
 
-        For checkpoints, between `step()` and the next backward pass. Every rank must call it at the same iteration, unless
-        staleness is None.
+        For checkpoints: call it between `step()` and the next backward pass, on every rank in the
+        same iteration unless staleness is None.
         """
         self.flush()
         self._wait_for_unstepped()
@@ -310,10 +333,12 @@ class ServedSession(SessionBase):
         self._has_states = True
 
     def close(self) -> None:
-        """Wait until every rank has come here, take over what the servers have, and detach.
+        """Wait until every rank has called `close`, copy the servers' parameters and state, and
+        detach.
 
-        All ranks then have the same parameters, with every gradient in them, and the optimizers' state. A rank that is ahead
-        waits for as long as the others train.
+        All ranks then have the same parameters, updated by every gradient, and the same optimizer
+        state. A rank that is ahead waits for as long as the others train. After a failure it only
+        detaches.
         """
         if self._closed:
             return
@@ -337,7 +362,7 @@ class ServedSession(SessionBase):
             self._after_close(self)
 
     def abort(self, error: BaseException) -> None:
-        """Tell the other ranks that this one fails with `error`; they raise `PeerFailed` with its text."""
+        """Fail the job with `error`; the other ranks raise `PeerFailed` with its text."""
         text = f"rank {self.rank} failed: {type(error).__name__}: {error}"
         if self._failure is None:
             self._failure = error if isinstance(error, JobError) else PeerFailed(text, self.rank)

@@ -1,4 +1,12 @@
-"""States: what torch.optim keeps for a parameter, as the parts that a server keeps, and back."""
+"""States: converts the state that torch.optim keeps for a parameter to the parts that a server
+keeps, and back.
+
+    torch.optim                 server
+    momentum_buffer (SGD)       first
+    exp_avg (Adam, AdamW)       first
+    exp_avg_sq (Adam, AdamW)    second
+    step                        steps
+"""
 
 from __future__ import annotations
 
@@ -16,14 +24,18 @@ _SECOND = ("exp_avg_sq",)
 
 
 def place_states(states: Sequence[Mapping[str, Any]], params: Sequence[torch.Tensor], values: Values) -> None:
-    """Rank 0's `states`, by parameter, become the servers'."""
+    """Write rank 0's `states`, one for each of `params`, to the servers. Every rank calls it;
+    raises as `Values`.
+    """
     for part in _PARTS:
         values.place(part, [_part_of(state, part, param.detach()) for state, param in zip(states, params, strict=True)])
     values.meet()
 
 
 def fetched_states(values: Values) -> list[dict[str, torch.Tensor]]:
-    """The servers' state of each parameter, as torch.optim keeps it; empty before its first update."""
+    """Read the servers' state of each parameter, as torch.optim keeps it; empty before the first
+    update.
+    """
     parts: list[dict[Part, torch.Tensor]] = [{} for _ in values.slots]
     for part in _PARTS:
         for tensor, value in values.fetch(part).items():
@@ -33,7 +45,7 @@ def fetched_states(values: Values) -> list[dict[str, torch.Tensor]]:
 
 def _part_of(state: Mapping[str, Any], part: Part, like: torch.Tensor) -> torch.Tensor:
     if part == "steps":
-        # of SGD torch keeps no count: what matters is whether there is a momentum yet
+        # torch's SGD counts no steps, and servers only need to know whether there is a momentum yet
         steps = state.get("step", 1.0 if state.get("momentum_buffer") is not None else 0.0)
         return torch.full_like(like, float(steps))
     found = [state[name] for name in (_FIRST if part == "first" else _SECOND) if state.get(name) is not None]

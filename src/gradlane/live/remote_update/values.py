@@ -1,7 +1,9 @@
-"""Values: a worker's view of the parameters that servers keep. Each parameter is a tensor of the node, in a slot of its
-own: this worker's gradient on the way there, parameters when they are back.
+"""Values: a worker's access to the parameters and optimizer state that servers keep.
 
-It has no thread: the node's own moves the bytes, and whoever needs a value waits for it in the node.
+Each parameter is a tensor of the node (`gradlane.transport.Node`) and has a slot, a piece of memory
+that holds this worker's gradient until it is sent and the new parameters once they are received.
+There is no thread here: the node's I/O thread moves the bytes, and a caller that needs a value
+blocks in the node.
 """
 
 from __future__ import annotations
@@ -18,21 +20,39 @@ from gradlane.transport import Node, Part, Rule
 _FOR_EVER_S = 10**6.0
 
 
-class Sent:
-    """A gradient that has been sent, as it stood in `.grad`; holding it keeps autograd from using its memory again."""
+class SentGradient:
+    """A gradient that was sent, to find out whether the script changes it afterwards.
+
+    It holds a reference, which keeps autograd from reusing the gradient's memory.
+    """
 
     def __init__(self, gradient: torch.Tensor) -> None:
         self._gradient, self._version = gradient, gradient._version
 
-    def stands_in(self, param: torch.nn.Parameter) -> bool:
-        """Whether `.grad` is what was sent, unchanged."""
+    def is_unchanged_in(self, param: torch.nn.Parameter) -> bool:
+        """Whether `param.grad` is the gradient that was sent, unchanged."""
         return param.grad is self._gradient and self._gradient._version == self._version
 
 
 class Values:
-    """Parameters `params`, the most urgent first, of which `groups[i]` is the group of the i-th.
+    """The parameters of one worker; they are called tensors here and numbered in the order of
+    `params`.
 
-    node: joined, with no tensor defined yet. Raises what waiting for the others may raise; so does every method that waits.
+    The constructor registers them with the servers, sends the present parameters, and waits until
+    that is done. Methods that wait, as the constructor does, raise a `JobError` if the job fails or
+    after `timeout_s`. "No tensor in flight" means: every tensor that was sent has come back.
+
+    Args:
+        node: connected, without tensors so far.
+        params: the most urgent first.
+        groups: for each of `params` the index of its parameter group.
+        rules: for each parameter group the update rule.
+        staleness: iterations that this worker may be ahead of the slowest; `transport.UNBOUNDED`
+            for no bound.
+        timeout_s: seconds after which a wait is an error.
+
+    Attributes:
+        slots: the memory of each tensor, in the parameter's shape.
     """
 
     def __init__(
@@ -71,30 +91,41 @@ class Values:
         for tensor in range(len(self.slots)):
             self._node.wait(tensor, self._timeout_s)
 
-    def _having(self, part: Part) -> list[int]:
+    def _tensors_with(self, part: Part) -> list[int]:
         return [tensor for tensor, parts in enumerate(self._parts) if part == "parameters" or part in parts]
 
     def place(self, part: Part, values: Sequence[torch.Tensor]) -> None:
-        """Rank 0's `values`, by tensor, become `part` of what the servers keep, where they keep it; none may be under way."""
-        having = self._having(part)
+        """Write rank 0's values of a part to the servers. No tensor may be in flight.
+
+        Args:
+            part: "parameters", or a part of the optimizer's state; tensors whose rule does not keep
+                it are left out.
+            values: for each tensor.
+        """
+        tensors = self._tensors_with(part)
         with torch.no_grad():
-            for tensor in having:
+            for tensor in tensors:
                 self.slots[tensor].copy_(values[tensor])
                 self._node.place(tensor, part)
         self._wait_for_all()
 
     def fetch(self, part: Part) -> dict[int, torch.Tensor]:
-        """`part` of what the servers keep, by tensor, where they keep it; none may be under way."""
-        having = self._having(part)
-        for tensor in having:
+        """Read a part from the servers, by tensor; tensors whose rule does not keep it are left
+        out. No tensor may be in flight.
+        """
+        tensors = self._tensors_with(part)
+        for tensor in tensors:
             self._node.fetch(tensor, part)
         self._wait_for_all()
-        return {tensor: self.slots[tensor].clone() for tensor in having}
+        return {tensor: self.slots[tensor].clone() for tensor in tensors}
 
-    def govern(self, rules: Sequence[Rule]) -> None:
-        """Every later gradient is applied by `rules`; none may be under way.
+    def set_rules(self, rules: Sequence[Rule]) -> None:
+        """Use `rules`, one for each parameter group, for every later gradient. No tensor may be in
+        flight.
 
-        Raises `JobError` for a rule of another kind than the first: servers keep what that one needs.
+        Raises:
+            JobError: a rule is of another kind than the group's first, whose state the servers
+                keep.
         """
         for group, (rule, before) in enumerate(zip(rules, self._rules, strict=True)):
             if rule == before:
@@ -108,46 +139,51 @@ class Values:
             self._rules[group] = rule
 
     def send(self, tensor: int) -> None:
-        """Slot `tensor` holds this worker's gradient."""
+        """Send this worker's gradient, which is in slot `tensor`; the new parameters will arrive
+        there.
+        """
         self._node.push(tensor, notify=False)
 
     def send_none(self, tensor: int) -> None:
-        """This worker has no gradient for `tensor` in this iteration."""
+        """Tell the servers that this worker has no gradient for `tensor` in this iteration."""
         self._node.push(tensor, notify=False, quiet=True)
 
     def has_arrived(self, tensor: int) -> bool:
-        """Whether slot `tensor` holds parameters, without waiting."""
+        """Whether the new parameters are in slot `tensor`, without waiting."""
         return self._node.is_done(tensor)
 
     def wait_for(self, tensor: int) -> None:
-        """Return when slot `tensor` holds parameters."""
+        """Wait until the new parameters are in slot `tensor`."""
         self._node.wait(tensor, self._timeout_s)
 
     def failure(self) -> JobError | None:
-        """What ended the job here or elsewhere, or None."""
+        """The error that ended the job, on this rank or another; None while it runs."""
         return self._node.failure()
 
     def await_failure(self, timeout_s: float) -> None:
-        """Return when the job has failed, or after `timeout_s`."""
+        """Wait until the job has failed, at most `timeout_s`. Does not raise."""
         with contextlib.suppress(JobError):
-            self._node.take(timeout_s)  # nothing is ever pushed with `notify`: only a failure ends it
+            # no tensor here is pushed with `notify`, so that only a failure ends this call
+            self._node.take(timeout_s)
 
     def check(self) -> None:
-        """Raise the failure, if there is one."""
+        """Raise the error that ended the job, if there is one."""
         self._node.check()
 
     def abort(self, text: str) -> None:
-        """This worker cannot go on: every other hears `text`."""
+        """End the job; the other workers' errors have `text`."""
         self._node.abort(text)
 
     def meet(self) -> None:
-        """Return when every worker has come to this call: none may leave while others need its server, or its gradients.
+        """Wait until every worker has called `meet`, without a timeout; a worker that dies ends the
+        wait.
 
-        However far ahead this one is, it waits; a worker that dies ends it.
+        A worker that left sooner would take away its server and its gradients, which others still
+        need.
         """
         self._node.push(len(self.slots), notify=False)
         self._node.wait(len(self.slots), _FOR_EVER_S)
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self._node.close()

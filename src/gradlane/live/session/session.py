@@ -250,7 +250,7 @@ class Session(SessionBase):
             if self._controller is not None:
                 self._controller.start(self._planner, self._recorder)
         elif self._settled and self._controller is not None and not self._controller.over:
-            changed = self._controller.turn(self._planner, self._driver, self._backend)
+            changed = self._controller.decide(self._planner, self._driver, self._backend)
             if changed is not None:
                 self._take_up(changed)
         if self._was_evaluated and self._buffers is not None:

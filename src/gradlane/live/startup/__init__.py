@@ -1,1 +1,3 @@
-"""How a session begins and ends: options, validation, handshake between ranks, `attach`, and `gradlane launch`."""
+"""Starts and ends sessions: options, validation, handshake between ranks, `attach`, `gradlane
+launch`.
+"""

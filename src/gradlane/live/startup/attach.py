@@ -1,4 +1,6 @@
-"""attach: from a model, an optimizer and a policy to a running Session, or to a clear refusal."""
+"""attach: resolves the options, makes the ranks agree on them, connects them, and builds the
+Session.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from gradlane.errors import JobError
 from gradlane.live.adapt.auto import Auto
 from gradlane.live.adapt.controller import PlanController
 from gradlane.live.adapt.profiling import Planner, check_fits
-from gradlane.live.adapt.reassembly import Reassembly
+from gradlane.live.adapt.replanning import Replanning
 from gradlane.live.adapt.tuner import digest, prepare
 from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.base import Backend
@@ -56,7 +58,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("gradlane")
 
 _attachments = itertools.count()
-_ITERATIONS, _UNTIL_STABLE = 3, 50  # measured before there is a plan; the second: at most, until gradients' times repeat
+# iterations measured before there is a plan; at most 50 for policies that wait until the times at
+# which gradients become ready repeat
+_ITERATIONS, _UNTIL_STABLE = 3, 50
 _UNMEASURED = Network.line(2, startup_ns=0, bytes_per_second=10**9)
 
 
@@ -68,47 +72,71 @@ def attach(
     process_group: Any = None,
     **options: Unpack[AttachKeywords],
 ) -> Session:
-    """Schedule the gradient communication of `model` from now on, in place of DistributedDataParallel.
+    """Schedule the gradient communication of `model` from now on, in place of
+    DistributedDataParallel.
 
     Call it on every rank after `init_process_group()`, with the model on its device and before any
-    `compile()`. Parameters and buffers become rank 0's. The training loop stays as it is.
+    `compile()`. Parameters and buffers become rank 0's. The training loop stays as it is. Options
+    that `gradlane launch` was given win over these.
 
-    policy: "auto" or None to have the best found while training (docs/auto.md), a name of `gradlane policies`, a Policy
-        with its knobs, or a Plan (from `gradlane plan`). With `tune` or `knobs` None is `blocks` over all-reduce, `mercury`
-        over servers.
-    backend: what carries the messages. "all-reduce" is torch.distributed's; "server" is gradlane's own transport, through
-        CPU memory: it tells packets apart by what they are of, so that no order is planned ahead, and carries
-        the policies that choose each packet as it is sent or mark lanes.
-    servers: of the server backend, how many there are in processes of their own (`gradlane launch --servers`,
-        `gradlane server`); 0 for one in each rank's process.
-    packet_bytes: of the server backend, a multiple of 64 up to 512 KiB; 30 KiB where not given.
-    summation_order: of the server backend. "arrival" (None) adds each packet when it comes; "rank" adds in the order
-        of ranks, which gives the same bits in every run, under every policy, and holds more memory.
-    network, profile: what to plan from; measured over the first moments and iterations where not given.
-    profile_iterations: iterations measured before the policy's plan takes over; until then gradients
-        travel in DDP's buckets, behind the barrier. None: 3; for "prophet" as many as it takes until gradients become ready
-        at the same times again and again, 50 at most.
-    order: "planned" fixes the order of messages ahead; with "coordinator" rank 0 decides it as it goes,
-        for jobs in which the order of readiness varies (ByteScheduler §5).
-    cross_barrier: None lets the plan decide where the optimizer permits it; False waits for all updates
-        before the next forward pass; True vouches for an optimizer that gradlane does not know.
-    broadcast_buffers: keep buffers equal to rank 0's at each forward pass, as DDP does; they travel during the backward pass
-        before it, unless rank 0's script changes them between steps. "forward": always at the start of the forward pass,
-        for scripts that do so on rank 0 alone and not from the first steps on.
-    timeout: seconds after which a sum that does not end is an error.
-    weight: connections where there would be one, 1 to 8. Where several jobs meet, TCP shares a link evenly between
-        connections, so that a job of weight 2 gets up to twice as much as one of weight 1 (docs/sharing.md).
-    tune: try other values of the policy's knobs while training, from its first plan on (ByteScheduler §4.3), and keep the
-        best; `TuneOptions` says how long and how. No result depends on it but the time.
-    knobs: a file of tuned knobs. With `tune`, what is found is left there, and a file that is there already is where it
-        begins; without, the file's knobs are used. Read and written on rank 0's host.
-    verify: compare the first steps, and some later ones, with what DDP would have done, and raise VerificationError where they
-        differ; `VerifyOptions` says which. Costs a copy of parameters, state and gradients, and an all-reduce, in those.
-    keep_log: keep what the Dispatcher was told and answered in the last iterations, for `Session.dispatch_log()`.
-    process_group: a group of all ranks; None for the default one.
+    Args:
+        model: on one device per rank, not wrapped in DistributedDataParallel.
+        optimizer: one or several that update `model`; None if the script updates the parameters
+            itself.
+        policy: a name from `gradlane policies`, a Policy with its knobs, a Plan (from `gradlane
+            plan`), or "auto" to search for the fastest policy while training (docs/auto.md). None
+            is "auto", or with `tune` or `knobs` the policy `blocks` over all-reduce and `mercury`
+            over servers.
+        backend: "all-reduce" uses torch.distributed. "server" uses gradlane's own transport,
+            through CPU memory; it needs no order planned ahead and also carries policies that
+            choose each packet as it is sent.
+        servers: server backend only. Number of servers in processes of their own (`gradlane launch
+            --servers`, `gradlane server`); 0 for one in each rank's process.
+        packet_bytes: server backend only. A multiple of 64 up to 512 KiB; None for 30 KiB.
+        summation_order: server backend only. "arrival" (None) adds each packet when it arrives;
+            "rank" adds in rank order, which gives the same bits in every run and under every
+            policy, and takes more memory.
+        network: to plan for; None to measure it now.
+        profile: to plan from; None to measure it over the first iterations.
+        profile_iterations: iterations measured before the policy's plan takes over; until then
+            gradients travel in DDP's buckets and every update is awaited before the next forward
+            pass. None for 3, and with "prophet" for as many as it takes until gradients become
+            ready at the same times again and again, at most 50.
+        order: "planned" fixes the order of messages ahead; with "coordinator" rank 0 decides it as
+            gradients become ready, for jobs in which that order varies (ByteScheduler, section 5).
+        cross_barrier: whether the next forward pass may begin before all updates are done. None
+            lets the plan decide if the optimizer permits it; False never; True also for an
+            optimizer that gradlane does not know.
+        broadcast_buffers: keep buffers equal to rank 0's at each forward pass, as DDP does. They
+            are sent during the backward pass before it, or at the start of the forward pass if rank
+            0's script has changed them since. "forward" always sends them there: for scripts that
+            change them on rank 0 alone, and not from the first steps on.
+        timeout: seconds after which a sum that has not ended is an error.
+        weight: TCP connections per lane and peer, 1 to 8. TCP shares a contended link evenly
+            between connections, so that a job of weight 2 gets up to twice the share of a job of
+            weight 1 (docs/sharing.md).
+        tune: try other values of the policy's knobs while training and keep the best
+            (ByteScheduler, section 4.3); `TuneOptions` says how and for how long. Only the time of
+            a step depends on it, no result does.
+        knobs: a file of tuned knobs on rank 0's host. With `tune` the search begins with that file,
+            if there is one, and writes its result there; without, the file's knobs are used.
+        verify: compare the first steps, and some later ones, with what DDP would have done;
+            `VerifyOptions` says which. Comparing a step costs a copy of parameters, optimizer state
+            and gradients, and an all-reduce. A difference raises `VerificationError`.
+        keep_log: keep the Dispatcher's inputs and answers of the last iterations, for
+            `Session.dispatch_log()`.
+        process_group: a group of all ranks; None for the default group.
 
-    Returns the Session. Raises UnsupportedError, InputError, PlanError, MismatchError (ranks disagree) or
-    CommunicationError, on every rank that the others' state can reach, before any gradient is sent.
+    Returns:
+        The running session.
+
+    Raises:
+        UnsupportedError: the model, an optimizer or a combination of options cannot be used.
+        InputError: an argument has a wrong value.
+        PlanError: the backend cannot carry the plan, or the plan is of another model.
+        MismatchError: ranks disagree, or a rank did not call `attach` in time.
+        CommunicationError: ranks or servers cannot be reached. All before any gradient is sent, on
+            every rank that the failing rank can still reach.
     """
     require_process_group()
     resolved = AttachOptions.of(policy, options, launched())
@@ -125,20 +153,21 @@ def attach(
     return session
 
 
-# -- resolving: what the session begins with -----------------------------------------------------------------
+# -- resolving: what the session starts with -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Start:
-    """What a session begins with.
+    """What a session starts with.
 
     Args:
         chosen: the policy or plan that was asked for; under `auto`, the safe one.
-        first: the same with knobs from a file, where there is one.
-        controller: what changes the plan while the session trains.
-        iterations: how many are measured before `first` is planned.
-        until_stable: measure until gradients become ready at the same times again and again, `iterations` at most.
-        fault: why this rank cannot begin, where the others could not know it.
+        first: `chosen` with the knobs from a file, if one was given.
+        controller: changes the plan while the session trains; None to keep the first one.
+        iterations: measured before `first` is planned.
+        until_stable: measure fewer once gradients become ready at the same times again and again.
+        fault: why this rank cannot start, which the other ranks cannot know by themselves; "" if it
+            can.
     """
 
     chosen: Policy | Plan
@@ -163,7 +192,7 @@ def _start_of(job: Job, options: AttachOptions) -> _Start:
         about = Tuned(chosen.name, {}, job.model_name, digest(job.specs), job.world, backend)
         first, controller, fault = prepare(chosen, job.specs, about, job.rank, options.adapting.tune, options.adapting.knobs)
     if controller is None and not isinstance(chosen, Plan) and repeats and job.world > 1:
-        controller = Reassembly(job.rank, chosen, stream_ordered)
+        controller = Replanning(job.rank, chosen, stream_ordered)
     if options.is_auto and job.world > 1:
         search_log = SearchLog(job.model_name, job.world, backend, SAFE)
         controller = Auto(job.rank, search_log, backend, servers, stream_ordered)
@@ -173,13 +202,14 @@ def _start_of(job: Job, options: AttachOptions) -> _Start:
 
 
 def _refuse_what_does_not_fit(chosen: Policy | Plan, job: Job, options: AttachOptions) -> None:
-    """Raise `PlanError` where the backend cannot carry what was chosen, or a plan is of another model."""
+    """Raise `PlanError` if the backend cannot carry `chosen`, or it is a plan of another model."""
     backend, servers = options.carrier.backend, options.carrier.servers
     if isinstance(chosen, Plan):
         refuse_what_cannot_be_done(chosen, backend, external=servers > 0)
         check_fits(chosen, job.specs)
     elif chosen.name in catalog.names() and chosen.name not in catalog.names(backend, external=servers > 0):
-        make_plan(chosen, _unmeasured_profile(job), Place(_UNMEASURED, backend, servers))  # refused with the reason
+        # raises, with the reason
+        make_plan(chosen, _unmeasured_profile(job), Place(_UNMEASURED, backend, servers))
 
 
 def _may_cross(job: Job, cross_barrier: bool | None) -> bool:
@@ -236,8 +266,10 @@ def _connect(job: Job, options: AttachOptions, store: Any, terms: handshake.Term
 
 @contextmanager
 def _given_back_on_failure(backend: Backend) -> Iterator[None]:
-    """The backend's threads end with what went wrong, and so do the other ranks; left to the interpreter's end, a thread of
-    the data plane would abort the process.
+    """If the block raises, close `backend` with the error, so that its threads and the other ranks
+    end too.
+
+    A thread of the data plane that still runs when the interpreter ends would abort the process.
     """
     try:
         yield
@@ -250,7 +282,9 @@ def _given_back_on_failure(backend: Backend) -> Iterator[None]:
 
 
 def _build(job: Job, options: AttachOptions, start: _Start, may_cross: bool, store: Any, backend: Backend) -> Session:
-    """Copy rank 0's parameters to all ranks, measure the network where none is given, and start the session."""
+    """Copy rank 0's parameters to all ranks, measure the network where none is given, and start the
+    session.
+    """
     tensors = (*job.model.parameters(), *job.model.buffers())
     copy_from_rank_0([tensor for tensor in tensors if tensor.numel() > 0], job.group)
     profile, stepping = options.measuring.profile, options.stepping

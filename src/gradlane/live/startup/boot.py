@@ -1,7 +1,8 @@
-"""What `gradlane launch` runs in each process: take its options from the environment, then run the script.
+"""The main module of each process of `gradlane launch`: reads the launcher's options, then runs the
+script.
 
-The options of the command line win over what the script passes to `attach`, so that one script can be tried under many
-policies. A script that never calls `attach` runs as it is.
+Options of the command line win over what the script passes to `attach`, so that one script can be
+tried under many policies. A script that never calls `attach` runs unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from gradlane.live.startup.options import set_launched
 
 
 def main(arguments: list[str]) -> None:
-    """Run the script `arguments[0]` with the rest as its arguments."""
+    """Run the script `arguments[0]`; the others are its arguments. Exits with a message if it
+    cannot be run.
+    """
     try:
         set_launched(LaunchOptions.from_environment(os.environ))
         script = arguments[0]

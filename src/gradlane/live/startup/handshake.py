@@ -1,10 +1,10 @@
-"""Agreement before step 1: every rank proves that it would do the same as every other.
+"""Handshake: the ranks compare model, options and versions before the first collective.
 
-Each rank writes what must be equal into the job's own store (the one that torch.distributed met through);
-rank 0 compares and writes a verdict; all ranks read it, and all raise the same `MismatchError`, which names
-the first difference and both sides. No collective is issued before that: two ranks with different tensors
-would get wrong sums or a crash inside the collective library. The store's content is public to the
-network, so nothing secret is put there.
+Each rank writes its terms to the job's store, the one that `init_process_group` used. Rank 0
+compares them and writes a verdict, which all ranks read; on a difference all raise the same
+`MismatchError`, which names the first difference and both ranks. Collectives of ranks with
+different tensors would give wrong sums or crash inside the collective library. Anybody on the
+network can read the store, so it holds nothing secret.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_BYTES = 4 * 2**20  # the store refuses values of 8 MiB
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What must be equal on all ranks, in the order in which differences are looked for."""
+    """What must be equal on all ranks. Fields are compared in this order."""
 
     gradlane: str
     torch: str
@@ -40,7 +40,7 @@ class Terms(msgspec.Struct, frozen=True):
     buffers: tuple[tuple[str, str, tuple[int, ...]], ...]
 
     def fingerprint(self) -> bytes:
-        """32 bytes, equal where the terms are."""
+        """A digest of 32 bytes; equal terms have equal ones."""
         return sha256(msgspec.json.encode(self, order="deterministic")).digest()
 
 
@@ -52,10 +52,22 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def agree(terms: Terms, group: Any, name: str, timeout_s: float, fault: str = "") -> Any:
-    """Compare `terms` over all ranks of `group`. Returns the store, prefixed for this attachment.
+    """Compare `terms` over all ranks (collective).
 
-    fault: why this rank cannot go on, where the others could not know it. Raises `MismatchError` on every rank, within
-    `timeout_s`, if any differ, a rank has a fault or never came.
+    Args:
+        terms: of this rank.
+        group: the ranks; None for the default group.
+        name: of this attachment, the same on all ranks.
+        timeout_s: seconds to wait for all ranks.
+        fault: why this rank cannot continue, which the others cannot know by themselves; "" if it
+            can.
+
+    Returns:
+        The job's store, with a prefix for this attachment.
+
+    Raises:
+        MismatchError: terms differ, a rank has a fault, or a rank did not come in time; on every
+            rank.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     store: Any = dist.distributed_c10d.PrefixStore(f"gradlane/{name}", dist.distributed_c10d._get_default_store())
@@ -69,10 +81,19 @@ def agree(terms: Terms, group: Any, name: str, timeout_s: float, fault: str = ""
 def settle(
     store: Any, rank: int, world: int, entry: bytes, judge: Callable[[list[bytes]], str], doing: str, timeout_s: float
 ) -> None:
-    """Every rank hands in `entry`; rank 0 judges them all ("" is agreement); every rank learns the verdict.
+    """Collect an entry from every rank, have rank 0 judge them, and pass its verdict to all
+    (collective).
 
-    Raises `MismatchError` with the verdict, or naming the ranks that handed nothing in within `timeout_s`
-    (`doing` says what they failed to do).
+    Args:
+        store: for this call alone.
+        entry: of this rank.
+        judge: called on rank 0 with all entries, by rank; returns "" for agreement, else the
+            verdict.
+        doing: what a rank does by handing in an entry, in the past tense, for the error message.
+        timeout_s: seconds to wait for all entries.
+
+    Raises:
+        MismatchError: with the verdict, or with the ranks that handed in no entry in time.
     """
     store.set(f"entry/{rank}", entry)
     if rank == 0:
@@ -84,15 +105,15 @@ def settle(
         else:
             verdict = judge([data for data in entries if data is not None])
         store.set("verdict", verdict)
-    told = _read(store, "verdict", timeout_s + 5)
-    if told is None:
+    verdict_read = _read(store, "verdict", timeout_s + 5)
+    if verdict_read is None:
         raise MismatchError(f"rank {rank}: no verdict from rank 0; it never {doing}, or its process is gone")
-    if told:
-        raise MismatchError(told.decode())
+    if verdict_read:
+        raise MismatchError(verdict_read.decode())
 
 
 def whereabouts() -> str:
-    """Host and process, for messages that name a rank."""
+    """The "host:pid" of this process, for messages that name a rank."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 

@@ -1,4 +1,6 @@
-"""Ending: the sessions of this process, closed when it ends in order, and aborted when it does not."""
+"""Lifecycle: closes the sessions of this process when it ends, and aborts them when an exception
+ends it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import torch
 
 
 class AttachedSession(Protocol):
-    """What is attached to a model, until it is closed."""
+    """A session of any kind, as the end of a process needs it."""
 
     model: torch.nn.Module
 
@@ -31,20 +33,22 @@ _sessions: weakref.WeakKeyDictionary[torch.nn.Module, AttachedSession] = weakref
 
 
 def session_of(model: torch.nn.Module) -> AttachedSession | None:
-    """The session that is attached to `model` now."""
+    """The open session of `model`, or None."""
     session = _sessions.get(model)
     return None if session is None or session.closed else session
 
 
 def keep(session: AttachedSession) -> None:
-    """End `session` when this process ends."""
+    """Close `session` when this process ends; abort it if an exception ends the process."""
     _sessions[session.model] = session
     _tell_others_on_a_crash()
     atexit.register(_close_at_exit, weakref.ref(session))
 
 
 def forget(session: AttachedSession) -> None:
-    """A session holds its model, which must not be held for good; one that failed decides how the process ends."""
+    """Release a closed session, and with it its model. One that failed stays: it decides how the
+    process ends.
+    """
     if not session.failed:
         _sessions.pop(session.model, None)
 
@@ -56,20 +60,23 @@ def _close_at_exit(reference: weakref.ref[AttachedSession]) -> None:
 
 
 def _end_at_once(code: int) -> None:
-    """The last thing of a process that failed: end without finalising the interpreter.
+    """End a process that failed with exit code `code`, without finalising the interpreter.
 
-    Sums are stuck in torch.distributed. As the other ranks end, its threads report that to Python, and a
-    process whose interpreter is finalised just then is aborted (SIGABRT, in place of the exit code).
+    Some sums in torch.distributed never end. When the other ranks end, its threads call Python with
+    their errors, and a process whose interpreter is being finalised then aborts: it dies by SIGABRT
+    and not with `code`.
     """
     atexit.unregister(_end_at_once)
-    atexit._run_exitfuncs()  # everybody else's
+    atexit._run_exitfuncs()  # all other exit functions
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _tell_others_on_a_crash() -> None:
-    """An exception that ends this process is told to the other ranks, in its own words, before it is printed."""
+    """Install an excepthook that sends the exception's text to the other ranks before it is printed
+    here.
+    """
     before = sys.excepthook
     if getattr(before, "_of_gradlane", False):
         return

@@ -1,7 +1,9 @@
-"""AttachOptions: everything that can be asked of `attach`, as validated data; and what `gradlane launch` says in its place.
+"""AttachOptions: all options of `attach`, validated, with those of `gradlane launch` taking
+precedence.
 
-A script gives keywords, a launcher gives `LaunchOptions` in one environment variable, and `AttachOptions.of` is the one place
-where they meet: the launcher wins. What ranks must agree on is derived from the result.
+A script passes keywords and a launcher passes `LaunchOptions` in one environment variable;
+`AttachOptions.of` alone merges them. `AttachOptions.terms` derives from the result what ranks must
+agree on.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from gradlane.planning.tuning import TuneOptions
 
 
 class AttachKeywords(TypedDict, total=False):
-    """The keywords of `attach`, which says what each is; defaults are those of the options below."""
+    """The keywords of `attach`, which documents them. Defaults are those of the options below."""
 
     backend: BackendName
     packet_bytes: int | None
@@ -49,7 +51,13 @@ class AttachKeywords(TypedDict, total=False):
 
 
 class CarrierOptions(msgspec.Struct, frozen=True):
-    """What carries the messages. servers_store: "host:port" at which external servers meet the job, if not its own store."""
+    """What carries the messages.
+
+    Args:
+        backend, packet_bytes, summation_order, servers, weight: as for `attach`.
+        servers_store: "host:port" of the store at which external servers meet the job; None for the
+            job's own.
+    """
 
     backend: BackendName = "all-reduce"
     packet_bytes: int | None = None
@@ -74,7 +82,7 @@ class CarrierOptions(msgspec.Struct, frozen=True):
 
 
 class MeasuringOptions(msgspec.Struct, frozen=True):
-    """What plans are made from: given, or measured over the first iterations."""
+    """What plans are made from; what is None is measured. Fields as for `attach`."""
 
     network: Network | None = None
     profile: Profile | None = None
@@ -86,19 +94,21 @@ class MeasuringOptions(msgspec.Struct, frozen=True):
 
 
 class AdaptingOptions(msgspec.Struct, frozen=True):
-    """Knobs that are tried while the job trains, and the file that they come from and go to."""
+    """How knobs are tuned while the job trains, and the file that they are read from and written
+    to.
+    """
 
     tune: TuneOptions | None = None
     knobs: Path | None = None
 
     @property
     def given(self) -> bool:
-        """Whether a policy with knobs is asked for."""
+        """Whether the policy's knobs are to be tuned or read."""
         return self.tune is not None or self.knobs is not None
 
 
 class SteppingOptions(msgspec.Struct, frozen=True):
-    """How a step of training goes. timeout: seconds."""
+    """How a training step runs. Fields as for `attach`; `timeout` in seconds."""
 
     order: Literal["planned", "coordinator"] = "planned"
     cross_barrier: bool | None = None
@@ -115,14 +125,16 @@ class SteppingOptions(msgspec.Struct, frozen=True):
 
 
 class FolderOptions(msgspec.Struct, frozen=True):
-    """Folders in which each rank leaves its timeline, and rank 0 its profile, when a session closes."""
+    """Folders to which each rank writes its timeline, and rank 0 the profile, when a session
+    closes; None for none.
+    """
 
     timeline: Path | None = None
     profile: Path | None = None
 
 
 class AttachOptions(msgspec.Struct, frozen=True):
-    """Everything that can be asked of `attach` but the model, its optimizers and a process group."""
+    """All options of `attach` but the model, its optimizers and the process group."""
 
     policy: str | Policy | Plan = AUTO
     carrier: CarrierOptions = CarrierOptions()
@@ -142,16 +154,17 @@ class AttachOptions(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(policy: str | Policy | Plan | None, keywords: Mapping[str, Any], launched: LaunchOptions) -> AttachOptions:
-        """What a script and its launcher ask for together; the launcher wins.
+        """Merge a script's options with its launcher's, which take precedence.
 
         Args:
-            policy: of the script; None for the one that fits the other options.
-            keywords: of the script, see `AttachKeywords`.
-            launched: of the launcher.
+            policy: the script's; None for the default, which depends on the other options.
+            keywords: the script's, see `AttachKeywords`.
+            launched: the launcher's.
 
         Raises:
-            TypeError: a keyword that `attach` does not have.
-            InputError: a value that cannot be used; FormatError: a file of the launcher's that cannot be read.
+            TypeError: `attach` has no such keyword.
+            InputError: an option has a wrong value, or two options exclude each other.
+            FormatError: a file that the launcher names cannot be read.
         """
         unknown = sorted(set(keywords) - set(AttachKeywords.__annotations__))
         if unknown:
@@ -174,12 +187,15 @@ class AttachOptions(msgspec.Struct, frozen=True):
 
     @property
     def is_auto(self) -> bool:
-        """Whether the session finds its own policy."""
+        """Whether the session searches for its policy."""
         return isinstance(self.policy, str) and self.policy == AUTO
 
     def terms(self) -> dict[str, Any]:
-        """What must be equal on all ranks, beside policy, backend, order and barrier: files and measurements by whether they
-        were given, since rank 0's are what counts."""
+        """Options that must be equal on all ranks, beside policy, backend, order and barrier.
+
+        Of files and measurements it only says whether they were given: rank 0's are the ones that
+        are used.
+        """
         return {
             "broadcast_buffers": self.stepping.broadcast_buffers,
             "profile_iterations": self.measuring.profile_iterations,
@@ -196,7 +212,9 @@ class AttachOptions(msgspec.Struct, frozen=True):
 
 
 def _chosen(launched: LaunchOptions) -> str | Policy | Plan | None:
-    """The policy or plan that a launcher asks for. Raises `InputError`, and `FormatError` for a bad file."""
+    """The launcher's policy or plan, if any. Raises `InputError`, and `FormatError` for a file that
+    cannot be read.
+    """
     if launched.plan is not None:
         return files.read(launched.plan, Plan)
     if launched.policy == AUTO or (launched.policy is None and not launched.policy_knobs):
@@ -205,15 +223,15 @@ def _chosen(launched: LaunchOptions) -> str | Policy | Plan | None:
 
 
 def _keywords(launched: LaunchOptions) -> dict[str, Any]:
-    """What a launcher gave, as keywords of `attach`."""
+    """The launcher's options as keywords of `attach`."""
     given = {name: getattr(launched, name) for name in AttachKeywords.__annotations__ if hasattr(launched, name)}
     given["network"] = None if launched.network is None else files.read(launched.network, Network)
-    del given["profile"]  # of a launcher it is a folder to leave one in
+    del given["profile"]  # the launcher's `profile` is a folder to write to, not a profile
     return {name: value for name, value in given.items() if value not in (None, False)}
 
 
 def _struct(kind: Any, given: Mapping[str, Any], **fields: Any) -> Any:
-    """A struct of `kind` of those of `given` that are fields of it, and of `fields`."""
+    """Make a struct of `kind` from `fields` and those items of `given` that are fields of it."""
     return kind(**{**{name: value for name, value in given.items() if name in kind.__struct_fields__}, **fields})
 
 
@@ -225,11 +243,11 @@ _launched = LaunchOptions()
 
 
 def launched() -> LaunchOptions:
-    """What the launcher of this process said."""
+    """The options of the launcher of this process; empty if there was none."""
     return _launched
 
 
 def set_launched(options: LaunchOptions) -> None:
-    """Every later `attach` in this process obeys `options`."""
+    """Make every later `attach` in this process obey `options`."""
     global _launched
     _launched = options

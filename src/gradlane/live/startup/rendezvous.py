@@ -1,9 +1,10 @@
-"""Meeting: `init_process_group` with the questions asked first that torch.distributed leaves to a timeout.
+"""Rendezvous: `init_process_group` that first checks what torch.distributed only notices by a
+timeout.
 
-A rank out of range, two processes with one rank, ranks that disagree on the world size, a rank that never
-comes: each is a typed error here, in about a second where everybody is there, else at the timeout.
-`gradlane launch` puts this in the place of `torch.distributed.init_process_group`; a script may call it
-itself.
+A rank out of range, two processes with the same rank, ranks that disagree on the world size and a
+rank that never comes are typed errors here, raised within about a second if all processes are
+there, else at the timeout. `gradlane launch` replaces `torch.distributed.init_process_group` by
+this one; a script may also call it.
 """
 
 from __future__ import annotations
@@ -29,10 +30,18 @@ class _Hello(msgspec.Struct, frozen=True):
 
 
 def init_process_group(backend: str | None = None, init_method: str | None = None, **options: Any) -> None:
-    """As torch.distributed's, after all ranks have met. Only the `env://` method is looked into.
+    """As torch.distributed's, once all ranks are known to be there and to agree.
 
-    Raises InputError (an environment variable is unusable), MismatchError (ranks disagree, or one is
-    missing or there twice), CommunicationError (no way to rank 0's store).
+    Only the `env://` method is checked; any other call goes straight to torch.distributed.
+
+    Args:
+        backend, init_method, options: torch.distributed's. `timeout` (default 60 s) also limits the
+            wait for ranks.
+
+    Raises:
+        InputError: an environment variable is missing or has a wrong value.
+        MismatchError: ranks disagree, or a rank is missing or there twice.
+        CommunicationError: rank 0's store cannot be reached.
     """
     if init_method not in (None, "env://") or "store" in options or "rank" in options:
         _init_process_group(backend, init_method, **options)
@@ -72,7 +81,8 @@ def _enter(environment: Mapping[str, str], timeout: timedelta) -> tuple[int, int
         raise MismatchError(f"RANK={rank} is taken by {first}; this is {hello.where}; give every process a rank of its own")
     store.set(f"first/{rank}", hello.where)
     if rank != 0:
-        # a rank beyond rank 0's world is nobody's to wait for: it finds out by itself
+        # rank 0 waits for no rank beyond its own world size: such a rank has to notice the
+        # difference itself
         store.wait(["world"], timeout)
         if int(store.get("world")) != world:
             theirs = int(store.get("world"))

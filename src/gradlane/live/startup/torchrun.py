@@ -1,4 +1,4 @@
-"""torchrun, as `gradlane launch` calls it."""
+"""Calls torchrun for `gradlane launch`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,22 @@ from gradlane.errors import JobError
 
 
 def arguments() -> argparse.ArgumentParser:
-    """A parser of all of torchrun's arguments."""
+    """torchrun's argument parser."""
     return _torchrun.get_args_parser()
 
 
 def run(given: argparse.Namespace) -> int:
-    """Start the ranks and wait for them; returns the exit code. Raises `JobError` where a rank failed."""
+    """Start the ranks and wait for them.
+
+    Args:
+        given: torchrun's parsed arguments.
+
+    Returns:
+        The exit code: 0, or 128 plus the number of the signal that ended torchrun.
+
+    Raises:
+        JobError: a rank failed; names the first one.
+    """
     try:
         _torchrun.run(given)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:

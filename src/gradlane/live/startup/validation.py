@@ -1,4 +1,6 @@
-"""Validation: which models, optimizers and process groups can be attached, and rank 0's parameters copied to all ranks."""
+"""Validation: checks that model, optimizers and process group can be attached; copies rank 0's
+parameters to all ranks.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
 def as_list(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
+    """`optimizer` as a list. Raises `InputError` for anything but torch's optimizers."""
     optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     for one in optimizers:
         if not isinstance(one, torch.optim.Optimizer):
@@ -28,7 +31,12 @@ def as_list(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
 
 
 def trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """Parameters that get gradients, last registered first: about the order in which they become ready."""
+    """Names and parameters that get gradients, the last registered first: about the order in which
+    they become ready.
+
+    Raises:
+        UnsupportedError: the model cannot be attached; says why and what to do.
+    """
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise UnsupportedError(
             "the model is wrapped in DistributedDataParallel, which sums its gradients already: pass .module"
@@ -63,25 +71,37 @@ def trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Param
 
 
 def job_of(model: torch.nn.Module, optimizer: Optimizers, group: Any, timeout_s: float) -> Job:
-    """What is to be attached. Raises `InputError` and `UnsupportedError` for what cannot be, with the reason."""
+    """Describe the job to attach.
+
+    Args:
+        model, optimizer, group: as for `attach`.
+        timeout_s: seconds after which a sum that has not ended is an error.
+
+    Raises:
+        InputError: `optimizer` is none of torch's.
+        UnsupportedError: the model cannot be attached, or `group` does not have all ranks.
+    """
     optimizers = as_list(optimizer)
     params = trained_parameters(model)
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     if world != dist.get_world_size():
-        # a lane needs a group of its own, and torch.distributed names the groups of some ranks ambiguously
+        # each lane needs a group of its own, and torch.distributed's names for groups of some ranks
+        # are ambiguous
         has = "does not have this rank" if rank < 0 else f"has {world} of the {dist.get_world_size()} ranks"
         raise UnsupportedError(f"process_group {has}, expected one of all ranks")
     return Job(model, params, optimizers, group, rank, world, timeout_s)
 
 
 def require_process_group() -> None:
-    """Raise `InputError` where torch.distributed is not initialised."""
+    """Raise `InputError` unless torch.distributed is initialised."""
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised: call torch.distributed.init_process_group() before attach")
 
 
 def copy_from_rank_0(tensors: Sequence[torch.Tensor], group: Any) -> None:
-    """Parameters and buffers become rank 0's, as DDP does at construction; a broadcast a dtype."""
+    """Broadcast rank 0's `tensors` to all ranks, as DDP does at construction; one broadcast for
+    each dtype (collective).
+    """
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())

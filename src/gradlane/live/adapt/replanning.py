@@ -1,5 +1,8 @@
-"""Reassembly: Prophet's blocks made anew while it trains, when its monitor says that bandwidth or profile have moved
-(Prophet, ICPP '21, §4.2). The monitor is passive and looks at every iteration.
+"""Replanning: the session plans again when bandwidth or profile have changed, for policies that ask
+for it.
+
+Prophet does (ICPP '21, section 4.2): its monitor is passive, looks at every iteration, and has the
+blocks assembled anew.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ import logging
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.stepwise import describe
-from gradlane.live.adapt.controller import ControlDecision, ControlDecisions, silence_of
+from gradlane.live.adapt.controller import ControlDecision, ControlDecisions, quiet_iterations
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.adapt.watch import Watch
 from gradlane.live.backends.base import Backend
@@ -21,15 +24,21 @@ from gradlane.units import format_rate
 log = logging.getLogger("gradlane")
 
 
-class Reassembly:
-    """Owned by a session; used on the training thread between iterations only."""
+class Replanning:
+    """A `PlanController` that keeps the policy and plans it again for what rank 0 observes.
 
-    over = False  # it goes on watching
+    Args:
+        rank: of this process.
+        policy: the one to plan with, the same on all ranks.
+        stream_ordered: see `Watch`.
+    """
+
+    over = False  # the watch goes on until the session ends
     settled = True
 
     def __init__(self, rank: int, policy: Policy, stream_ordered: bool) -> None:
         self._rank, self._policy, self._stream_ordered = rank, policy, stream_ordered
-        self._words = ControlDecisions()
+        self._decisions = ControlDecisions()
         self._since_ns = 0
         self._moved: Moved | None = None
 
@@ -40,25 +49,28 @@ class Reassembly:
             self._watch = Watch(recorder, planner.network, self._stream_ordered)
         self._since_ns = now_ns()
 
-    def turn(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
+    def decide(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
         took_ns = now_ns() - self._since_ns
-        word = policy = None
+        decision = policy = None
         if self._rank == 0:
-            # what has moved stays moved until it may be said
+            # a change is kept until the next decision is due
             assert planner.profile is not None
             self._moved = self._watch.observe(driver.plan, planner.profile, took_ns) or self._moved
-        if self._words.is_due(driver):
+        if self._decisions.is_due(driver):
             if self._rank == 0:
-                word = ControlDecision.SETTLED if self._moved is None else ControlDecision.CHANGE
-                policy = self._moved_on(planner)
-            word = self._words.say(driver, word, silence_of(took_ns))
+                decision = ControlDecision.SETTLED if self._moved is None else ControlDecision.CHANGE
+                policy = self._update_planner(planner)
+            decision = self._decisions.announce(driver, decision, quiet_iterations(took_ns))
         plan = None
-        if word is not None and ControlDecision.CHANGE in word:
+        if decision is not None and ControlDecision.CHANGE in decision:
             plan = planner.change(policy, backend, driver.failures.collective)
         self._since_ns = now_ns()
         return plan
 
-    def _moved_on(self, planner: Planner) -> Policy | None:
+    def _update_planner(self, planner: Planner) -> Policy | None:
+        """Give `planner` the network and profile as they are now. Returns the policy to plan, None
+        if nothing has changed.
+        """
         moved, self._moved = self._moved, None
         if moved is None:
             return None
@@ -74,4 +86,4 @@ class Reassembly:
         """Nothing is tried."""
 
     def close(self) -> None:
-        """Nothing of it runs by itself."""
+        """It has no thread and no process to end."""
