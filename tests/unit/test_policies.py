@@ -10,8 +10,8 @@ from gradlane import policies
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
-from gradlane.testing.generators import networks, profile_of, profiles
 from gradlane.policies.blocks import Blocks
+from gradlane.testing.generators import networks, profile_of, profiles
 
 MIB = 2**20
 

@@ -32,10 +32,6 @@ _OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "sum", ReduceOp.MIN: "min", ReduceOp.
 # bools are bytes of 0 or 1, and a sum of bools is true if any is: the maximum
 _BOOL_OPS = {ReduceOp.SUM: "max", ReduceOp.MIN: "min", ReduceOp.MAX: "max", ReduceOp.PRODUCT: "min"}
 
-<<<<<<< HEAD
-=======
-_LAST = (1 << 32) - 1  # the least urgent priority
->>>>>>> wip-live
 _POINT_TO_POINT = (
     "gradlane has no send and receive between two ranks: its order is the same on all. Use a group of these two and a "
     "broadcast, or a gloo group beside it"
@@ -49,7 +45,6 @@ _thread = threading.local()
 
 @contextmanager
 def priority(level: int) -> Iterator[None]:
-<<<<<<< HEAD
     """Collectives that this thread starts within the block go by `level`, 0 first, before all that have none.
 
     All ranks must give a call the same level. The level is the priority of the order on a connection
@@ -61,16 +56,6 @@ def priority(level: int) -> Iterator[None]:
 
     Raises:
         InputError: another level.
-=======
-    """Give a priority to the collectives that this thread starts in the block; all ranks must give
-    the same.
-
-    Args:
-        level: 0 (most urgent) to 65535. Collectives with a level are sent before those without.
-
-    Raises:
-        InputError: `level` is out of range.
->>>>>>> wip-live
     """
     if not 0 <= level < 1 << 16:
         raise InputError(f"priority: got {level}, expected 0 to 65535")
@@ -371,14 +356,8 @@ class Group(_Base):  # type: ignore[misc]
         Their memory is held here until the node no longer uses it, even if the script drops the
         work.
         """
-<<<<<<< HEAD
-        level = getattr(_said, "level", None)
-        node = self._node
-=======
         level = getattr(_thread, "level", None)
-        node, lifo = self._node, self._options.order == "lifo"
-        urgent = lifo or level is not None
->>>>>>> wip-live
+        node = self._node
         with self._lock:
             first = self._next_id
             self._next_id = first + len(parts.starts)
