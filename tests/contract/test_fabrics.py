@@ -9,9 +9,9 @@ import pytest
 
 from gradlane.core.cluster import Cluster, Host, Link, RateStep, Server, Worker
 from gradlane.core.network import CostSegment, Network, Sharing
+from gradlane.sim.allreduce import CollectiveFabric
 from gradlane.sim.bounds import lower_bound_ns
 from gradlane.sim.fluid import FluidFabric
-from gradlane.sim.heterogeneous import _CollectiveFabric
 from gradlane.sim.packets import PacketFabric
 from gradlane.testing.fabrics import check_fabric
 
@@ -60,7 +60,7 @@ def test_packets_where_each_worker_is_answered_alone(cluster):
 def test_collectives(network, steps):
     bound = {} if steps else {"least_ns": partial(lower_bound_ns, where=network)}
     check_fabric(
-        lambda job: _CollectiveFabric(job.plan, network, steps),
+        lambda job: CollectiveFabric(job.plan, network, network.workers, steps),
         ranks=network.workers,
         wires=("fifo",),
         one_order=True,

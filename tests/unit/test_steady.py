@@ -19,7 +19,7 @@ from gradlane.errors import PlanError
 from gradlane.planning.plans import make_plan
 from gradlane.sim import iteration_ns, planned_ahead, simulate, simulate_heterogeneous
 from gradlane.sim.passes import PPM, ForwardPass, forward_ends
-from tests.unit.strategies import networks, plans, profiles
+from gradlane.testing.generators import networks, plans, profiles
 
 SHARED = Network(
     2, (CostSegment(400_000, 10**9, latency_ns=150_000),), sharing=Sharing(2, 2, 1_000_000), min_message_ns=300_000

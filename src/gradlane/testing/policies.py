@@ -185,8 +185,8 @@ def check_all_reduce(policy: Policy, examples: int = 50) -> None:
             assert iteration_ns(plan, profile, network) == free.iteration_ns()[-1], "an iteration takes another time"
             _check_bound(profile, network, free)
             assert free.iteration_ns()[-1] >= profile.compute_ns, "an iteration takes less than its computing"
-            check_logs(made[:1], plan, dispatchers=1, iterations=1)
-            check_logs(made[1:2], fixed, dispatchers=1, iterations=1)
+            check_logs(made[:1], plan, dispatchers=1, iterations=2)
+            check_logs(made[1:2], fixed, dispatchers=1, iterations=2)
 
     holds_for(examples, check, profile=profiles(), network=networks(), ahead=st.booleans())
 
