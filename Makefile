@@ -5,10 +5,12 @@ PY = $(VENV)/bin/python
 STAMP = $(VENV)/.installed
 NATIVE = $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: run test fast check bench clean
+.PHONY: run setup test fast check bench clean
 
 run: $(STAMP)          ## train a real network over a shaped link under every policy; prints a table
 	$(PY) -m gradlane compare --out out
+
+setup: $(STAMP)        ## the virtual environment alone
 
 test: $(STAMP)         ## every test
 	$(PY) -m pytest

@@ -30,10 +30,10 @@ from tests.commands import ROOT, command_line
 from tests.unit.test_trace import kineto
 
 DOCUMENTS = [
-    "README.md", "docs/asynchronous.md", "docs/auto.md", "docs/c10d.md", "docs/faults.md", "docs/fidelity.md",
-    "docs/formats.md", "docs/lab.md", "docs/overhead.md", "docs/papers.md", "docs/planning.md", "docs/plugins.md",
-    "docs/policies.md", "docs/priority.md", "docs/sharing.md", "docs/traces.md", "docs/training-loops.md",
-    "docs/training.md", "docs/tuning.md", "docs/wire.md",
+    "README.md", "docs/asynchronous.md", "docs/auto.md", "docs/c10d.md", "docs/cost-model.md", "docs/faults.md",
+    "docs/fidelity.md", "docs/formats.md", "docs/lab.md", "docs/overhead.md", "docs/papers.md", "docs/planning.md",
+    "docs/plugins.md", "docs/policies.md", "docs/priority.md", "docs/sharing.md", "docs/traces.md",
+    "docs/training-loops.md", "docs/training.md", "docs/tuning.md", "docs/wire.md",
 ]  # fmt: skip
 SECONDS = 60
 """What a command that is run may take."""
@@ -41,15 +41,20 @@ SECONDS = 60
 # a reader's own files, which commands in the documents read and write
 THEIRS = {
     "train.py", "file.py", "profile.json", "network.json", "plan.json", "tuned.json", "lab.json", "timeline.json", "graph.txt",
+    "my_policy.py", "test_my_policy.py",
 }  # fmt: skip
+# what a reader of docs/policies.md writes: the first listing there
+READERS_MODULE = "my_policy"
 # of files, in their first line: no modules
-FORMATS = {f"gradlane.{noun}" for noun in ("profile", "network", "cluster", "plan", "timeline", "tuned", "comparison", "sweep")}
+FORMATS = {
+    f"gradlane.{noun}" for noun in ("profile", "network", "cluster", "plan", "timeline", "tuned", "log", "comparison", "sweep")
+}
 # the commands that are quick, and so are run where what they read is at hand
 QUICK = {"plan", "simulate", "whatif", "zoo", "policies", "convert"}
 # what a reader has before the lines of a block begin
 AMBIENT = {
-    "model", "optimizer", "batches", "loss_of", "images", "labels", "path", "small", "train_one_step", "EqualParts", "dist",
-    "torch", "gradlane", "session",
+    "model", "optimizer", "batches", "loss_of", "images", "labels", "path", "small", "train_one_step", "EqualParts",
+    "Groups", "dist", "torch", "gradlane", "session",
 }  # fmt: skip
 
 
@@ -187,12 +192,19 @@ def faults_of(code: str) -> Iterator[tuple[int, str]]:
                 name = alias.asname or alias.name.partition(".")[0]
                 known[name] = place if alias.asname or isinstance(node, ast.ImportFrom) else name
                 bound.add(name)
+                if place.partition(".")[0] == READERS_MODULE:
+                    del known[name]
+                    continue
                 try:
                     resolve(place)
                 except (ImportError, AttributeError) as error:
                     yield node.lineno, str(error)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             bound.add(node.id)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            bound.add(node.name)
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id not in bound:
             yield node.lineno, f"{node.id} is defined nowhere"
@@ -383,6 +395,9 @@ def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "examples").symlink_to(ROOT / "examples")
     for name in ("profile.json", "network.json"):
         shutil.copy(ROOT / "tests" / "golden" / name, folder)
+    (folder / f"{READERS_MODULE}.py").write_text(
+        next(code for _, code in python_of("docs/policies.md") if "class Groups" in code)
+    )
     (folder / "trace.json.gz").write_bytes(gzip.compress(json.dumps(kineto()).encode()))
     return folder
 

@@ -9,7 +9,7 @@ from gradlane.core.backends import BACKENDS
 from gradlane.planning import catalog
 from gradlane.schedule import Fact, Log, replay
 
-ORDERS = [
+ORDERS: list[dict[str, str]] = [
     *({"backend": backend} for backend in BACKENDS),
     {"order": "coordinator"},
 ]

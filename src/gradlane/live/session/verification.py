@@ -61,6 +61,9 @@ class _Before:
 class Unverified:
     """What a session tells of its steps, where nobody compares them."""
 
+    verified = 0
+    """Updates of a parameter that were compared so far."""
+
     def connect(
         self, tell: Callable[[BaseException], None], wait_for: Callable[[ProcessGroups, Sequence[Any], str], None]
     ) -> None:
@@ -112,7 +115,6 @@ class Verifier(Unverified):
         self._wait_for: Callable[[ProcessGroups, Sequence[Any], str], None] = lambda groups, works, what: None
         self._iteration = -1
         self.verifies = False
-        self.verified = 0  # updates of a parameter so far
         self._parts: dict[int, torch.Tensor] = {}  # by id of parameter, as all of these
         self._sums: dict[int, torch.Tensor] = {}
         self._touched: dict[int, str] = {}
