@@ -83,7 +83,11 @@ def rank(net: str, policy: str, backend: Any) -> None:
     from torch import nn
 
     import gradlane
-    from gradlane.compare.demo import DigitsNet
+
+    try:
+        from gradlane.compare.demo import DigitsNet
+    except ImportError:  # where it was in earlier versions
+        from gradlane.live.demo import DigitsNet  # type: ignore[no-redef,import-not-found]
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
