@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,11 +23,12 @@ from gradlane.live.remote_update.parameter_groups import ParameterGroups
 from gradlane.live.remote_update.session import ServedSession
 from gradlane.live.remote_update.states import place_states
 from gradlane.live.remote_update.values import Values
+from gradlane.live.session.job import Job
 from gradlane.live.startup import handshake
 from gradlane.live.startup.lifecycle import forget, keep
-from gradlane.live.startup.options import AttachOptions, launched
+from gradlane.live.startup.options import AttachOptions, CarrierOptions, launched
 from gradlane.live.startup.validation import Optimizers, copy_from_rank_0, job_of, require_process_group
-from gradlane.transport import UNBOUNDED, NodeOptions
+from gradlane.transport import UNBOUNDED, Node, NodeOptions
 from gradlane.transport.formation import form
 
 _attachments = itertools.count()
@@ -83,56 +85,100 @@ def attach_to_servers(
     """
     require_process_group()
     options = AttachOptions.of(None, _keywords(packet_bytes, summation_order, servers, timeout), _accepted(launched()))
-    carrier, timeout = options.carrier, options.stepping.timeout
+    _check(staleness, options.carrier, broadcast_buffers)
+    job = _float32_on_the_host(job_of(model, optimizer, process_group, options.stepping.timeout))
+    groups = ParameterGroups(job.optimizers, job.params)
+    terms = _terms(job, options.carrier, groups, staleness, broadcast_buffers)
+    store = handshake.agree(terms, process_group, f"served/{next(_attachments)}", job.timeout_s)
+    tensors = (*model.parameters(), *model.buffers())
+    copy_from_rank_0([tensor for tensor in tensors if tensor.numel() > 0], process_group)
+    node = _node(job, options.carrier, terms, store)
+    params = [param for _, param in job.params]
+    try:
+        bound = UNBOUNDED if staleness is None else staleness
+        values = Values(node, params, _members(job, groups), groups.rules(), bound, job.timeout_s)
+        states = _states(job, groups)
+        if any(states):
+            place_states(states, params, values)
+        synchronises = staleness == 0 and broadcast_buffers is not False and any(True for _ in model.buffers())
+        buffers = Broadcasts(model, values, process_group, job.rank, job.timeout_s) if synchronises else None
+    except BaseException:
+        node.close()
+        raise
+    session = ServedSession(
+        model, job.params, job.optimizers, groups, values, rank=job.rank, scale=1.0 / job.world if staleness == 0 else 1.0,
+        staleness=staleness, buffers=buffers, after_close=forget,
+    )  # fmt: skip
+    keep(session)
+    return session
+
+
+def _check(staleness: int | None, carrier: CarrierOptions, broadcast_buffers: bool | None) -> None:
+    """Raise `InputError` for options that do not go together."""
     if staleness is not None:
         need_int("staleness", staleness, 0, UNBOUNDED - 1)
     if staleness != 0:
         order = carrier.summation_order
         need(order is None, "summation_order", order, "none with staleness, where nothing is summed")
         need(not broadcast_buffers, "broadcast_buffers", broadcast_buffers, "False with staleness: ranks are not in step")
-    job = job_of(model, optimizer, process_group, timeout)
-    world, rank = job.world, job.rank
-    # in registration order: about the order of use
-    optimizers, params = job.optimizers, job.params[::-1]
-    for name, param in params:
+
+
+def _float32_on_the_host(job: Job) -> Job:
+    """`job` with its parameters in registration order, about the order of use. Raises
+    `UnsupportedError` for a parameter that servers cannot update.
+    """
+    for name, param in job.params:
         if param.dtype != torch.float32 or param.device.type != "cpu":
             raise UnsupportedError(
                 f"{name} is of {param.dtype} on {param.device}: servers update float32 in CPU memory; update on the workers "
                 "(gradlane.attach)"
             )
-    groups = ParameterGroups(optimizers, params)
-    members = [groups.of(param) for _, param in params]
-    states = [groups.states_of(param).get(param, {}) for _, param in params]
-    has_state = any(states)
-    terms = handshake.Terms(
+    return replace(job, params=job.params[::-1])
+
+
+def _members(job: Job, groups: ParameterGroups) -> list[int]:
+    """The parameter group of each parameter."""
+    return [groups.of(param) for _, param in job.params]
+
+
+def _states(job: Job, groups: ParameterGroups) -> list[dict[str, Any]]:
+    """The optimizer's state of each parameter."""
+    return [groups.states_of(param).get(param, {}) for _, param in job.params]
+
+
+def _terms(
+    job: Job, carrier: CarrierOptions, groups: ParameterGroups, staleness: int | None, broadcast_buffers: bool | None
+) -> handshake.Terms:
+    return handshake.Terms(
         gradlane=gradlane.__version__,
         torch=str(torch.__version__),
-        world_size=world,
+        world_size=job.world,
         policy="updates on the servers",
         backend="server",
         order="none",
-        optimizers=tuple(type(one).__name__ for one in optimizers),
+        optimizers=tuple(type(one).__name__ for one in job.optimizers),
         options={
             "staleness": staleness,
             "servers": carrier.servers,
             "packet_bytes": carrier.packet_bytes,
             "summation_order": carrier.summation_order,
             "broadcast_buffers": broadcast_buffers,
-            "parameter groups": members,
+            "parameter groups": _members(job, groups),
             "rules": [rule.kind for rule in groups.rules()],
-            "optimizer state": has_state,
+            "optimizer state": any(_states(job, groups)),
         },
-        tensors=job.described_tensors[::-1],
+        tensors=job.described_tensors,
         buffers=job.described_buffers,
     )
-    store = handshake.agree(terms, process_group, f"served/{next(_attachments)}", timeout)
-    buffers = [buffer for buffer in model.buffers() if buffer.numel() > 0]
-    copy_from_rank_0([param for param in model.parameters() if param.numel() > 0] + buffers, process_group)
-    node_options = NodeOptions(
-        world=world,
-        servers=carrier.servers or world,
-        rank=rank,
-        server=None if carrier.servers else rank,
+
+
+def _node(job: Job, carrier: CarrierOptions, terms: handshake.Terms, store: Any) -> Node:
+    """The joined node of this rank, with a server in this process or with external servers."""
+    options = NodeOptions(
+        world=job.world,
+        servers=carrier.servers or job.world,
+        rank=job.rank,
+        server=None if carrier.servers else job.rank,
         tell_tables=carrier.servers > 0,
         generation=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         fingerprint=terms.fingerprint(),
@@ -140,25 +186,8 @@ def attach_to_servers(
         rank_order=carrier.summation_order == "rank",
     )
     if carrier.servers:
-        node = meet_servers(store, node_options, own_address(), timeout, carrier.servers_store)
-    else:
-        node = form(store, node_options, own_address(), timeout)
-    bound = UNBOUNDED if staleness is None else staleness
-    synchronises = bool(buffers) and staleness == 0 and broadcast_buffers is not False
-    try:
-        values = Values(node, [param for _, param in params], members, groups.rules(), bound, timeout)
-        if has_state:
-            place_states(states, [param for _, param in params], values)
-        in_step = Broadcasts(model, values, process_group, rank, timeout) if synchronises else None
-    except BaseException:
-        node.close()
-        raise
-    session = ServedSession(
-        model, params, optimizers, groups, values, rank=rank, scale=1.0 / world if staleness == 0 else 1.0,
-        staleness=staleness, buffers=in_step, after_close=forget,
-    )  # fmt: skip
-    keep(session)
-    return session
+        return meet_servers(store, options, own_address(), job.timeout_s, carrier.servers_store)
+    return form(store, options, own_address(), job.timeout_s)
 
 
 def _keywords(packet_bytes: int | None, summation_order: SummationOrder | None, servers: int, timeout: float) -> dict[str, Any]:
