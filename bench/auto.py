@@ -38,7 +38,7 @@ from gradlane.core import files
 from gradlane.core.backends import BackendName
 from gradlane.core.cluster import Link, RateStep
 from gradlane.core.plan import Plan
-from gradlane.core.search_log import AUTO
+from gradlane.core.records.search_log import AUTO
 from gradlane.planning import catalog
 
 MODELS = ("resnet50", "vgg16", "inception-v3", "bert-base", "gpt2", "alexnet", "resnet152", "transformer-base")

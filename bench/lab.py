@@ -136,8 +136,8 @@ def gauges() -> None:
     """Inside of a lab of 8 hosts: processor time of a sample, ours, and of the same dump through pyroute2."""
     program = """
 import os, time, socket
-from gradlane.lab.gauges import _Dump
-from gradlane.lab.shaping import open_routes
+from gradlane.lab.links.gauges import _Dump
+from gradlane.lab.links.shaping import open_routes
 fd = os.open("/proc/self/ns/net", os.O_RDONLY)
 ours, theirs, times = _Dump(fd, ["eth0"]), open_routes(), []
 for look in (ours.read, theirs.get_qdiscs):

@@ -11,7 +11,7 @@ import pytest
 
 from gradlane import lab
 from gradlane.core.cluster import Link, RateStep
-from gradlane.core.search_log import SearchLog
+from gradlane.core.records.search_log import SearchLog
 from gradlane.lab import HostSpec, LabSpec
 from tests.lab.test_lab import HERE
 

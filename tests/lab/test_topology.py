@@ -18,7 +18,7 @@ from gradlane.core.cluster import Cluster, Host, Link, RateStep, Server, Worker
 from gradlane.errors import InputError
 from gradlane.lab import Flow, HostSpec, JobSpec, LabSpec
 from gradlane.lab.files import write_spec
-from gradlane.lab.gauges import Sample, read_samples
+from gradlane.lab.links.gauges import Sample, read_samples
 from gradlane.lab.spec import type_of_service
 from tests.commands import command_line
 from tests.lab.test_lab import HERE, PAYLOAD_SHARE, python

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradlane
 from gradlane.core.plan import Plan
-from gradlane.core.search_log import SearchLog
+from gradlane.core.records.search_log import SearchLog
 from gradlane.errors import JobError
 from gradlane.live.adapt.controller import ControlDecision, ControlDecisions
 from gradlane.live.adapt.profiling import Planner

@@ -8,7 +8,7 @@ import pytest
 
 from gradlane.cli.launch import launch
 from gradlane.core import files
-from gradlane.core.tuned import Tuned
+from gradlane.core.records.tuned import Tuned
 from gradlane.errors import InputError
 from gradlane.planning.tuning import TuneOptions
 from tests.commands import EXAMPLE, gradlane

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import gradlane
-from gradlane.core.tuned import Tuned
+from gradlane.core.records.tuned import Tuned
 from gradlane.errors import GradlaneError, JobError
 from gradlane.planning.tuning import TuneOptions
 from tests.live.cases import bits_of, differences

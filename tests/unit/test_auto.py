@@ -15,7 +15,7 @@ from gradlane import zoo
 from gradlane.core.checks import check_plan
 from gradlane.core.network import Network
 from gradlane.core.place import Place
-from gradlane.core.search_log import Choice
+from gradlane.core.records.search_log import Choice
 from gradlane.core.stepwise import GradientStep, describe, steps, stepwise
 from gradlane.planning import catalog
 from gradlane.planning.choosing import Choosing

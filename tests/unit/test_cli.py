@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from gradlane import policies
-from gradlane.cli.knobs import parse_knobs
+from gradlane.cli.inputs.knobs import parse_knobs
 from gradlane.cli.plan import ddp_kwargs, why_not_ddp
 from gradlane.core import files
 from gradlane.core.checks import check_plan

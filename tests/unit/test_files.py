@@ -17,8 +17,8 @@ from gradlane.core.cluster import Cluster, Host, Link, RateStep, Server, Worker
 from gradlane.core.network import ONE_BY_ONE, CostSegment, Network, Sharing
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
+from gradlane.core.records.tuned import KnobTrial, Tuned
 from gradlane.core.timeline import Span, Timeline
-from gradlane.core.tuned import KnobTrial, Tuned
 from gradlane.errors import FormatError, InputError, PlanError
 from gradlane.testing.generators import networks, plans, profiles
 

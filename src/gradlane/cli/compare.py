@@ -18,8 +18,8 @@ import click
 import msgspec
 from rich.console import Console
 
-from gradlane.cli.cases import parse_counts, read_profile
-from gradlane.cli.options import rate_or_none
+from gradlane.cli.inputs.cases import parse_counts, read_profile
+from gradlane.cli.inputs.types import rate_or_none
 from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
 from gradlane.compare.processes import run_on_ranks
 from gradlane.compare.records import Comparison, Result, Sweep
@@ -29,10 +29,10 @@ from gradlane.core.backends import BACKENDS
 from gradlane.core.fields import need
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
-from gradlane.core.search_log import AUTO
+from gradlane.core.records.search_log import AUTO
 from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError, RunError
-from gradlane.lab.gauges import read_samples
+from gradlane.lab.links.gauges import read_samples
 from gradlane.planning import catalog
 from gradlane.report.perfetto import LinkCount, chrome_trace
 from gradlane.report.sweep import render_sweep

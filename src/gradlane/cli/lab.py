@@ -9,7 +9,8 @@ from typing import Any
 import click
 import msgspec
 
-from gradlane.cli import lab_doctor, topology
+from gradlane.cli import lab_doctor
+from gradlane.cli.inputs import topology
 from gradlane.errors import InputError
 from gradlane.lab import execute
 from gradlane.lab.files import write_spec

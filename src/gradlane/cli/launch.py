@@ -20,7 +20,7 @@ from typing import NoReturn
 import click
 
 from gradlane import policies
-from gradlane.cli.knobs import parse_knobs
+from gradlane.cli.inputs.knobs import parse_knobs
 from gradlane.core import files
 from gradlane.core.backends import BackendName
 from gradlane.core.fields import need_int
@@ -28,8 +28,8 @@ from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import tunable
-from gradlane.core.search_log import AUTO
-from gradlane.core.tuned import Tuned
+from gradlane.core.records.search_log import AUTO
+from gradlane.core.records.tuned import Tuned
 from gradlane.errors import InputError, UnsupportedError
 from gradlane.planning import catalog
 from gradlane.units import parse_bytes

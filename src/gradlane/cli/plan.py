@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gradlane.cli.cases import (
+from gradlane.cli.inputs.cases import (
     PROFILE_HELP,
     cases,
     describe,
@@ -24,9 +24,9 @@ from gradlane.cli.cases import (
     read_place,
     read_profile,
 )
-from gradlane.cli.knobs import parse_knobs
-from gradlane.cli.options import OUT_FILE
-from gradlane.cli.progress import bar
+from gradlane.cli.inputs.knobs import parse_knobs
+from gradlane.cli.inputs.progress import bar
+from gradlane.cli.inputs.types import OUT_FILE
 from gradlane.core import files
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy

@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from gradlane.cli.options import rate_or_none
+from gradlane.cli.inputs.types import rate_or_none
 from gradlane.cli.priority import probe as probe_priority
 from gradlane.compare.processes import run_on_ranks
 from gradlane.core import files

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gradlane.cli.cases import (
+from gradlane.cli.inputs.cases import (
     PROFILE_HELP,
     cases,
     parse_counts,
@@ -22,8 +22,8 @@ from gradlane.cli.cases import (
     read_place,
     read_profile,
 )
-from gradlane.cli.options import OUT_FILE
-from gradlane.cli.progress import bar
+from gradlane.cli.inputs.progress import bar
+from gradlane.cli.inputs.types import OUT_FILE
 from gradlane.errors import InputError
 from gradlane.planning.questions import Outcome, sweep
 from gradlane.report import plots

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gradlane.cli.cases import (
+from gradlane.cli.inputs.cases import (
     AS_MANY,
     PROFILE_HELP,
     RATES,
@@ -28,8 +28,8 @@ from gradlane.cli.cases import (
     read_place,
     read_profile,
 )
-from gradlane.cli.options import OUT_FILE
-from gradlane.cli.progress import bar
+from gradlane.cli.inputs.progress import bar
+from gradlane.cli.inputs.types import OUT_FILE
 from gradlane.cli.simulate import row
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError

@@ -32,7 +32,7 @@ from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
 from gradlane.compare.demo import Digits, DigitsNet
 from gradlane.core import files
 from gradlane.core.profile import Profile
-from gradlane.core.search_log import AUTO
+from gradlane.core.records.search_log import AUTO
 from gradlane.emulation.model import Emulated
 from gradlane.live.backends.probe import measure
 from gradlane.live.session.session import Session

@@ -14,12 +14,12 @@ from typing import TypeVar
 import msgspec
 
 from gradlane.core.cluster import Cluster
-from gradlane.core.dispatch_log import Log
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
+from gradlane.core.records.dispatch_log import Log
+from gradlane.core.records.tuned import Tuned
 from gradlane.core.timeline import Timeline
-from gradlane.core.tuned import Tuned
 from gradlane.errors import FormatError
 
 VERSION = 1

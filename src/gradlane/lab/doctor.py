@@ -19,8 +19,8 @@ import msgspec
 
 from gradlane.errors import LabError
 from gradlane.lab import awake, kernel
-from gradlane.lab.relay import open_end
-from gradlane.lab.shaping import open_routes, shape
+from gradlane.lab.links.relay import open_end
+from gradlane.lab.links.shaping import open_routes, shape
 from gradlane.lab.spec import LabSpec
 
 _TIMEOUT_SECONDS = 60

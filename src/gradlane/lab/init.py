@@ -28,10 +28,11 @@ from pathlib import Path
 import msgspec
 
 from gradlane.errors import InputError, LabError
-from gradlane.lab import awake, changes, gauges, kernel, ranks, wires
+from gradlane.lab import awake, kernel, ranks
+from gradlane.lab.links import changes, gauges, wires
+from gradlane.lab.links.relay import relay
 from gradlane.lab.messages import Job, Report, RunOutcome
 from gradlane.lab.processes import processes
-from gradlane.lab.relay import relay
 from gradlane.lab.spec import LabSpec
 from gradlane.units import format_ns, format_rate
 

@@ -63,7 +63,7 @@ def execute(
         grace: seconds, see above.
         announce: print a line about the lab on stderr before the ranks start.
         samples: a file for what every shaped link carried and queued, 20 times a second
-            (`gradlane.lab.gauges`).
+            (`gradlane.lab.links.gauges`).
 
     Raises:
         InputError: the command cannot be run, or a time is negative.

@@ -18,9 +18,9 @@ from typing import IO, NamedTuple
 
 from gradlane.errors import InputError, LabError
 from gradlane.lab import kernel
+from gradlane.lab.links.wires import Wires
 from gradlane.lab.messages import INTERRUPTED, TIMED_OUT, Job
 from gradlane.lab.processes import Process
-from gradlane.lab.wires import Wires
 
 _LONGEST_LINE_BYTES = 1 << 16
 # after Ctrl-C, ranks have the terminal's SIGINT already; they may take this long to end

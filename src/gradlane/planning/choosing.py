@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gradlane.core.search_log import Choice, PolicyTrial
+from gradlane.core.records.search_log import Choice, PolicyTrial
 from gradlane.planning.trial_runner import TrialRunner, TryOptions
 
 _LOSS = 3.0  # a search round starts no further trial once it has lost this many iterations' time

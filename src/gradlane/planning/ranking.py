@@ -21,7 +21,7 @@ from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy, tunable
 from gradlane.core.profile import Profile
-from gradlane.core.search_log import Choice, Predicted
+from gradlane.core.records.search_log import Choice, Predicted
 from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.measured import where

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradlane.core.fields import need, need_int
-from gradlane.core.tuned import KnobTrial
+from gradlane.core.records.tuned import KnobTrial
 from gradlane.planning import search
 from gradlane.planning.search import Search, Space
 from gradlane.planning.trial_runner import TrialRunner, TryOptions

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-from gradlane.core.dispatch_log import Log
 from gradlane.core.plan import Plan
+from gradlane.core.records.dispatch_log import Log
 from gradlane.schedule.dispatcher import Dispatcher
 from gradlane.schedule.log import LoggedDispatcher
 

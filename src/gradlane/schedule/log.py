@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from itertools import chain
 
-from gradlane.core.dispatch_log import Fact, Log, What
 from gradlane.core.plan import Plan
+from gradlane.core.records.dispatch_log import Fact, Log, What
 from gradlane.schedule.dispatcher import Dispatcher
 
 

@@ -22,7 +22,7 @@ import msgspec
 from gradlane.core.backends import BackendName
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
-from gradlane.core.search_log import Choice, SearchLog, SearchRound, Switch
+from gradlane.core.records.search_log import Choice, SearchLog, SearchRound, Switch
 from gradlane.live.adapt.controller import ControlDecision, ControlDecisions, quiet_iterations
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.adapt.ranking_process import RankingProcess

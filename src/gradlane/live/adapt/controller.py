@@ -13,8 +13,8 @@ from enum import IntFlag
 from typing import Protocol
 
 from gradlane.core.plan import Plan
-from gradlane.core.search_log import SearchLog
-from gradlane.core.tuned import Tuned
+from gradlane.core.records.search_log import SearchLog
+from gradlane.core.records.tuned import Tuned
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.backends.base import Backend
 from gradlane.live.comm.driver import Driver

@@ -19,7 +19,7 @@ from gradlane.core import files
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import TensorSpec
-from gradlane.core.tuned import Tuned
+from gradlane.core.records.tuned import Tuned
 from gradlane.errors import InputError
 from gradlane.live.adapt.controller import ControlDecision
 from gradlane.live.adapt.profiling import Planner

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from gradlane.core.dispatch_log import Log
 from gradlane.core.plan import Plan
 from gradlane.core.profile import TensorSpec
+from gradlane.core.records.dispatch_log import Log
 from gradlane.errors import JobError, OrderError, PeerFailed
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.gradient_buffers import GradientBuffers

@@ -19,13 +19,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from gradlane.core.dispatch_log import Log
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
-from gradlane.core.search_log import SearchLog
+from gradlane.core.records.dispatch_log import Log
+from gradlane.core.records.search_log import SearchLog
+from gradlane.core.records.tuned import Tuned
 from gradlane.core.timeline import Timeline
-from gradlane.core.tuned import Tuned
 from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.adapt.controller import PlanController
 from gradlane.live.adapt.profiling import Planner

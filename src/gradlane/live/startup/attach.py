@@ -23,8 +23,8 @@ from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy, replans
 from gradlane.core.profile import Layer, Profile, TensorProfile
-from gradlane.core.search_log import AUTO, SearchLog
-from gradlane.core.tuned import Tuned
+from gradlane.core.records.search_log import AUTO, SearchLog
+from gradlane.core.records.tuned import Tuned
 from gradlane.errors import JobError
 from gradlane.live.adapt.auto import Auto
 from gradlane.live.adapt.controller import PlanController

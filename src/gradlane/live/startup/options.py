@@ -23,7 +23,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile
-from gradlane.core.search_log import AUTO
+from gradlane.core.records.search_log import AUTO
 from gradlane.live.session.verification import VerifyOptions
 from gradlane.planning import catalog
 from gradlane.planning.tuning import TuneOptions

@@ -17,9 +17,9 @@ import msgspec
 
 from gradlane.errors import FormatError
 from gradlane.lab import kernel
+from gradlane.lab.links.wires import Wires, port_name
 from gradlane.lab.processes import INTERFACE
 from gradlane.lab.spec import LabSpec
-from gradlane.lab.wires import Wires, port_name
 
 PERIOD_NS = 50_000_000
 

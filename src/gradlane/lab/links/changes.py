@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 from gradlane.lab import kernel
+from gradlane.lab.links.shaping import change, open_routes
+from gradlane.lab.links.wires import Wires, port_name
 from gradlane.lab.processes import INTERFACE
-from gradlane.lab.shaping import change, open_routes
 from gradlane.lab.spec import LabSpec
-from gradlane.lab.wires import Wires, port_name
 
 
 def follow(spec: LabSpec, wires: Wires, began_ns: int) -> None:

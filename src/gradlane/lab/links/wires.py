@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from gradlane.core.cluster import Link
 from gradlane.errors import LabError
 from gradlane.lab import kernel
+from gradlane.lab.links.relay import Relayed, open_end
+from gradlane.lab.links.shaping import most_segments, open_routes, shape, step
 from gradlane.lab.processes import INTERFACE
-from gradlane.lab.relay import Relayed, open_end
-from gradlane.lab.shaping import most_segments, open_routes, shape, step
 from gradlane.lab.spec import LabSpec
 
 PREFERRED_CONGESTION_CONTROL = "cubic"

@@ -11,7 +11,7 @@ from typing import TypeVar
 import click
 import msgspec
 
-from gradlane.cli.options import rate_or_none
+from gradlane.cli.inputs.types import rate_or_none
 from gradlane.core.cluster import Link, random_steps
 from gradlane.errors import InputError
 from gradlane.lab import Flow, HostSpec, JobSpec, LabSpec
