@@ -66,6 +66,12 @@ def test_a_loop_gives_the_bits_of_ddp_or_is_told_why_not(two_ranks, name):
         assert outcomes[1][arm]["lines"] == []
 
 
+@pytest.mark.parametrize("name", [name for name, case in LOOPS.items() if case.family == "buffers" and not case.refused])
+def test_rank_0s_announcements_of_buffers_may_come_late(two_ranks, name):
+    for outcome in two_ranks.run("tests.live.loops:compare_with_late_announcements", name=name, arms=["bytescheduler"]):
+        assert (outcome["bytescheduler"]["error"], outcome["bytescheduler"]["differs"]) == ("", [])
+
+
 @pytest.mark.parametrize("order", ["planned", "coordinator"])
 def test_four_ranks_end_alike_and_as_under_ddp_but_for_rounding(four_ranks, order):
     outcomes = four_ranks.run("tests.live.loops:train_alike", policy="bytescheduler", order=order)

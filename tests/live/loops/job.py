@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import random
+import time
+import unittest.mock
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradlane
 from gradlane.core.network import Network
 from gradlane.errors import GradlaneError
+from gradlane.live.session.module_buffers import BufferSync
 from tests.live.cases import bits_of, differences
 from tests.live.loops.hopping import Hopping
 from tests.live.networks import counting_deferred_updates, slow_network
@@ -224,6 +228,18 @@ def compare(rank: int, world: int, name: str, arms: Sequence[str]) -> dict[str, 
         if not _ended_in_order_everywhere(rank, world, not found["error"] or found["typed"]):
             break
     return outcome
+
+
+def compare_with_late_announcements(**case: Any) -> dict[str, dict[str, Any]]:
+    """`compare` where what rank 0 announces of buffers reaches the others after rank 0 has gone on."""
+    handle, rng = BufferSync.announced, random.Random(7)
+
+    def late(self: BufferSync, forward: int, extra: int) -> None:
+        time.sleep(rng.choice([0.0, 0.03, 0.08]))
+        handle(self, forward, extra)
+
+    with unittest.mock.patch.object(BufferSync, "announced", late):
+        return compare(**case)
 
 
 def _in_arm(case: Loop, rank: int, world: int, arm: Arm, reference: dict[str, torch.Tensor]) -> dict[str, Any]:

@@ -185,9 +185,10 @@ def an_evaluation_in_another_thread(job: Job) -> None:
 
 
 # -- sent by the script ----------------------------------------------------------------------------------------
+# says: a thread of torch.distributed may hold a tensor for a moment after the call has returned
 
 
-@loop(defers=None)
+@loop(defers=None, says=None)
 def parameters_gathered_by_the_script(job: Job) -> None:
     def gathered() -> torch.Tensor:
         both = []
@@ -200,7 +201,7 @@ def parameters_gathered_by_the_script(job: Job) -> None:
     after_steps(job, gathered)
 
 
-@loop(defers=None)
+@loop(defers=None, says=None)
 def parameters_broadcast_by_the_script(job: Job) -> None:
     for step in range(STEPS):
         job.step()
@@ -210,7 +211,7 @@ def parameters_broadcast_by_the_script(job: Job) -> None:
                     dist.broadcast(param, 0)
 
 
-@loop(defers=None)
+@loop(defers=None, says=None)
 def parameters_averaged_by_the_script(job: Job) -> None:
     for step in range(STEPS):
         with job.no_sync():

@@ -30,7 +30,7 @@ from gradlane.errors import UnsupportedError
 from gradlane.live.backends.process_groups import ProcessGroups
 
 _ALIGN = 16
-_HEADER = _ALIGN  # bytes: whether the next regular broadcast comes at the end of this forward pass; AGAIN's number so far
+_HEADER = 2 * _ALIGN  # bytes of a message before its buffers, which hold what `_Message.say` is told
 _REGULAR, _ANNOUNCED = range(2)  # process groups
 
 WaitUntil = Callable[[Callable[[], bool], str], None]
@@ -47,12 +47,13 @@ class Extra(IntEnum):
 class _Message:
     """One broadcast: its bytes, and the buffers' places in them."""
 
-    def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
+    def __init__(self, buffers: Sequence[torch.Tensor], layout: list[int] | None = None) -> None:
         offsets, end = [], _HEADER
         for buffer in buffers:
             offsets.append(end)
             end += -(-buffer.numel() * buffer.element_size() // _ALIGN) * _ALIGN
         self.bytes = torch.zeros(end, dtype=torch.uint8, device=buffers[0].device)
+        self.layout = offsets if layout is None else layout  # one object for all messages that are laid out alike
         self.values = [
             self.bytes[start : start + buffer.numel() * buffer.element_size()].view(buffer.dtype).view(buffer.shape)
             for start, buffer in zip(offsets, buffers, strict=True)
@@ -62,8 +63,11 @@ class _Message:
         self.must_come = True  # else it may be that rank 0 never sends it
         self.work: Any = None
 
-    def say(self, next_at_end: bool, again: int) -> None:
-        self._header[0], self._header[1] = next_at_end, again
+    def say(self, next_at_end: bool, again: int, evaluated: int) -> None:
+        """next_at_end: whether the next regular broadcast comes at the end of this forward pass. again: how many were sent
+        AGAIN so far. evaluated: for which forward pass the last was sent TO_EVALUATE; -1 for none.
+        """
+        self._header[0], self._header[1], self._header[2] = next_at_end, again, evaluated
 
     @property
     def next_at_end(self) -> bool:
@@ -72,6 +76,14 @@ class _Message:
     @property
     def again(self) -> int:
         return int(self._header[1])
+
+    @property
+    def evaluated(self) -> int:
+        return int(self._header[2])
+
+    def alike(self) -> _Message:
+        """Another, of the same layout."""
+        return _Message(self.values, self.layout)
 
     def fill(self, buffers: Sequence[torch.Tensor]) -> None:
         with torch.no_grad():
@@ -132,6 +144,7 @@ class BufferSync:
         self._regular: deque[_Message] = deque()  # under way: rank 0's, or the next that another rank has asked for
         self._extras: deque[tuple[int, Extra, _Message]] = deque()  # announced: for which forward pass, and why
         self._again = 0  # of rank 0: how many it has sent; elsewhere: how many have been dealt with
+        self._sent_to_evaluate = -1  # for which forward pass the last one of these was
         self._evaluated: tuple[int, _Message | None] = (-1, None)  # for which forward pass, and with what
         self._versions: list[tuple[int, int]] = []  # of the buffers after the last forward pass
         self._script_changes = False  # rank 0's script has changed one between two forward passes
@@ -204,11 +217,14 @@ class BufferSync:
 
     def _tell(self, wait_until: WaitUntil, regular: bool, settled: bool) -> None:
         while self._regular:
-            self._idle.append(self._wait(self._regular.popleft(), wait_until))
+            message = self._wait(self._regular.popleft(), wait_until)
+            if message.layout is self._last.layout:  # else the buffers had other shapes when it was sent
+                self._idle.append(message)
         buffers = self._buffers(converted=not regular)
         while self._extras and self._extras[0][2].ended:
             self._extras.popleft()
         if not regular:
+            self._sent_to_evaluate = self._ended
             self._send_extra(Extra.TO_EVALUATE, buffers)
             return
         changed = self._may_be_early and self._ended > 0 and self._has_changed(buffers)
@@ -234,11 +250,11 @@ class BufferSync:
         if self._at_end:
             changed = _versions_of(self._buffers(converted=not regular)) != self._versions
             sent_at_end = self._wait(self._regular[0], wait_until)
-            self._check(sent_at_end.again, wait_until)
+            self._check(sent_at_end, wait_until)
             self._last = sent_at_end
         else:
             while self._extras and self._extras[0][0] < self._ended and self._extras[0][2].ended:
-                self._extras.popleft()
+                self._take_extra()
         if not regular:
             self._take_over_to_evaluate(wait_until, wait=not self._at_end or changed)
             return
@@ -260,6 +276,8 @@ class BufferSync:
         if wait:
             self._ask(ahead=self._at_end, must_come=False)
             wait_until(lambda: self._regular[-1].ended or self._extra(Extra.TO_EVALUATE) is not None, "rank 0's buffers")
+            if self._regular[-1].ended and self._regular[-1].evaluated == self._ended:  # it did, and trains already
+                wait_until(lambda: self._extra(Extra.TO_EVALUATE) is not None, "rank 0's buffers")
         message = self._extra(Extra.TO_EVALUATE) or (self._last if self._at_end else self._regular[0])
         self._evaluated = self._ended, message
         self._take_over(message, converted=True)
@@ -279,37 +297,49 @@ class BufferSync:
         """Raise `UnsupportedError` if the last forward pass used a value that rank 0 had changed; before what came of it is
         used. What tells has left rank 0 at the end of its own forward pass."""
         if self._rank and self._at_end and self._regular and self._regular[0].must_come:
-            self._check(self._wait(self._regular[0], wait_until).again, wait_until)
+            self._check(self._wait(self._regular[0], wait_until), wait_until)
 
-    def _check(self, again: int, wait_until: WaitUntil) -> None:
-        """Whatever ended before this forward pass was begun with the right values: up to there `again` times others came."""
+    def _check(self, told: _Message, wait_until: WaitUntil) -> None:
+        """Whether whatever ended before this forward pass had been begun with rank 0's values. told: a regular broadcast, which
+        tells what rank 0 had sent out of turn by then.
+        """
         evaluated = False
-        while self._again < again or (self._extras and self._extras[0][0] < self._ended):
+        while (
+            self._again < told.again
+            or self._sent_to_evaluate < told.evaluated
+            or (self._extras and self._extras[0][0] < self._ended)
+        ):
             wait_until(lambda: len(self._extras) > 0 and self._extras[0][2].ended, "rank 0's buffers")
-            forward, kind, message = self._extras.popleft()
+            forward, kind, message = self._take_extra()
             used: _Message | None = self._last
             if kind is Extra.TO_EVALUATE:
                 evaluated = self._evaluated[0] == forward
                 used = self._evaluated[1] if evaluated else None
-            else:
-                self._again += 1
-                if evaluated:  # then DDP would not have sent them
-                    continue
+            elif evaluated:  # then DDP would not have sent them
+                continue
             if used is not None and not message.same_values(used):
                 raise UnsupportedError(
                     "rank 0 alone changed a buffer of the model between two forward passes, and others had gone on with its "
                     "value before: pass broadcast_buffers='forward' to gradlane.attach, which waits there as DDP does"
                 )
 
+    def _take_extra(self) -> tuple[int, Extra, _Message]:
+        forward, kind, message = self._extras.popleft()
+        if kind is Extra.AGAIN:
+            self._again += 1
+        else:
+            self._sent_to_evaluate = forward
+        return forward, kind, message
+
     # -- broadcasts ----------------------------------------------------------------------------------------------
 
     def _send(self, group: int, buffers: Sequence[torch.Tensor]) -> _Message:
         message = self._filled(buffers)
-        message.say(self._at_end, self._again)
+        message.say(self._at_end, self._again, self._sent_to_evaluate)
         return self._start(message, group)
 
     def _filled(self, buffers: Sequence[torch.Tensor]) -> _Message:
-        message = self._idle.pop() if self._idle else _Message(self._last.values)
+        message = self._idle.pop() if self._idle else self._last.alike()
         message.fill(buffers)
         return message
 
@@ -321,13 +351,13 @@ class BufferSync:
         """Rank 0 sends its buffers out of turn, for the forward pass that follows the first `forward`."""
         if self._closed:
             return
-        message = _Message(self._last.values)
+        message = self._last.alike()
         self._extras.append((forward, Extra(extra), message))
         self._start(message, _ANNOUNCED)
 
     def _ask(self, ahead: bool = False, must_come: bool = True) -> None:
         if len(self._regular) < 1 + ahead:
-            message = _Message(self._last.values)
+            message = self._last.alike()
             message.must_come = must_come
             self._regular.append(self._start(message, _REGULAR))
 
