@@ -20,7 +20,7 @@ from gradlane.core.place import Place
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.live.session.deferred_step import DeferredStep
 from gradlane.planning.plans import make_plan
-from gradlane.schedule import Dispatcher
+from gradlane.schedule import NativeDispatcher
 
 LAYERS = 200
 TURNS = 40
@@ -75,7 +75,7 @@ def dispatcher() -> Callable[[], None]:
     profile = Profile("bench", "none", tensors, tuple(Layer(f"l{i}", 1) for i in range(LAYERS)), LAYERS)
     network = Network.line(1, 0, 10**9)
     plan = make_plan(policies.get("bytescheduler"), profile, Place(network))
-    core = Dispatcher(plan)
+    core = NativeDispatcher(plan)
 
     def iteration() -> None:
         core.begin()

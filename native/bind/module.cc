@@ -1,4 +1,4 @@
-// The seam between Python and the data plane: one class, integers in and integers out. Memory is passed as an
+// The seam between Python and the data plane: integers in and integers out. Memory is passed as an
 // address, whose owner (gradlane.transport) keeps it alive; every call that can wait releases the GIL.
 
 #include <nanobind/nanobind.h>
@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "bind/dispatcher.h"
 #include "digest/crc32c.h"
 #include "node/node.h"
 #include "reduce/reduce.h"
@@ -143,6 +144,7 @@ NB_MODULE(_native, module) {
     nb::set_leak_warnings(false);  // a node in a forked child is never destroyed: its thread and its locks are not there
     module.doc() = "gradlane's data plane: packets, sums and connections. Use it through gradlane.transport.";
 
+    BindDispatcher(module);
     nb::class_<Node>(module, "Node")
         .def("port", &Node::port)
         .def("dial", [](Node& node, uint32_t server, const std::string& address, uint16_t port) {

@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import TensorSpec
-from gradlane.schedule import Dispatcher
+from gradlane.schedule import Dispatcher, NativeDispatcher
 from gradlane.testing.generators import plans
+
+# the specification and the native one have one contract
+pytestmark = pytest.mark.parametrize("kind", [Dispatcher, NativeDispatcher])
 
 
 def plan_of(*sizes: int, priorities: list[int] | None = None, window: int | None = None, **fields) -> Plan:
@@ -21,9 +24,9 @@ def plan_of(*sizes: int, priorities: list[int] | None = None, window: int | None
     return Plan("test", "test", specs, messages, (Lane(window),), **fields)
 
 
-def order_of_bytescheduler(window: int) -> list[int]:
+def order_of_bytescheduler(kind, window: int) -> list[int]:
     """§4.2: while tensor 1 is sent, 2, 3 and 4 arrive, each more urgent than the last. Tensors count from 1."""
-    dispatcher = Dispatcher(plan_of(4, 4, 4, 4, priorities=[3, 2, 1, 0], window=window))
+    dispatcher = kind(plan_of(4, 4, 4, 4, priorities=[3, 2, 1, 0], window=window))
     dispatcher.begin()
     order = [message for tensor in range(4) for message in dispatcher.ready(tensor)]
     for message in order:
@@ -31,29 +34,29 @@ def order_of_bytescheduler(window: int) -> list[int]:
     return [message + 1 for message in order]
 
 
-def test_a_window_of_one_slice_gives_the_stop_and_wait_order_of_the_paper():
-    assert order_of_bytescheduler(window=4) == [1, 4, 3, 2]
+def test_a_window_of_one_slice_gives_the_stop_and_wait_order_of_the_paper(kind):
+    assert order_of_bytescheduler(kind, window=4) == [1, 4, 3, 2]
 
 
-def test_a_window_of_two_slices_gives_the_credit_order_of_the_paper():
-    assert order_of_bytescheduler(window=8) == [1, 2, 4, 3]
+def test_a_window_of_two_slices_gives_the_credit_order_of_the_paper(kind):
+    assert order_of_bytescheduler(kind, window=8) == [1, 2, 4, 3]
 
 
-def test_without_a_window_each_message_starts_as_it_becomes_ready():
-    dispatcher = Dispatcher(plan_of(4, 4, 4, priorities=[2, 1, 0]))
+def test_without_a_window_each_message_starts_as_it_becomes_ready(kind):
+    dispatcher = kind(plan_of(4, 4, 4, priorities=[2, 1, 0]))
     dispatcher.begin()
     assert [dispatcher.ready(tensor) for tensor in (1, 0, 2)] == [[1], [0], [2]]
 
 
-def test_equal_priorities_start_in_the_order_of_eligibility():
-    dispatcher = Dispatcher(plan_of(4, 4, 4, 4, window=4))
+def test_equal_priorities_start_in_the_order_of_eligibility(kind):
+    dispatcher = kind(plan_of(4, 4, 4, 4, window=4))
     dispatcher.begin()
     assert [dispatcher.ready(tensor) for tensor in (3, 1, 2, 0)] == [[3], [], [], []]
     assert [dispatcher.finished(message) for message in (3, 1, 2, 0)] == [[1], [2], [0], []]
 
 
-def test_a_message_larger_than_the_window_goes_when_it_is_alone_and_only_then():
-    dispatcher = Dispatcher(plan_of(4, 100, 4, priorities=[0, 1, 2], window=8))
+def test_a_message_larger_than_the_window_goes_when_it_is_alone_and_only_then(kind):
+    dispatcher = kind(plan_of(4, 100, 4, priorities=[0, 1, 2], window=8))
     dispatcher.begin()
     assert dispatcher.ready(0) == [0]
     assert dispatcher.ready(1) == []
@@ -62,8 +65,8 @@ def test_a_message_larger_than_the_window_goes_when_it_is_alone_and_only_then():
     assert dispatcher.finished(1) == [2]
 
 
-def test_what_would_fit_does_not_pass_the_head_that_does_not():
-    dispatcher = Dispatcher(plan_of(8, 8, 4, priorities=[0, 1, 2], window=12))
+def test_what_would_fit_does_not_pass_the_head_that_does_not(kind):
+    dispatcher = kind(plan_of(8, 8, 4, priorities=[0, 1, 2], window=12))
     dispatcher.begin()
     assert dispatcher.ready(0) == [0]
     assert dispatcher.ready(1) == []
@@ -71,7 +74,7 @@ def test_what_would_fit_does_not_pass_the_head_that_does_not():
     assert dispatcher.finished(0) == [1, 2]
 
 
-def test_a_held_message_waits_for_a_tensor_that_it_does_not_carry():
+def test_a_held_message_waits_for_a_tensor_that_it_does_not_carry(kind):
     specs = (TensorSpec("a", 4), TensorSpec("b", 4))
     plan = Plan("test", "test", specs, (Message((Slice(0, 0, 4),), hold_until=1), Message((Slice(1, 0, 4),), 1)))
     dispatcher = Dispatcher(plan)
@@ -80,27 +83,27 @@ def test_a_held_message_waits_for_a_tensor_that_it_does_not_carry():
     assert dispatcher.ready(1) == [0, 1]
 
 
-def test_a_merged_message_waits_for_the_last_of_its_tensors():
+def test_a_merged_message_waits_for_the_last_of_its_tensors(kind):
     specs = (TensorSpec("a", 8), TensorSpec("b", 4))
     halves = Message((Slice(0, 4, 4), Slice(1, 0, 4)))
-    dispatcher = Dispatcher(Plan("test", "test", specs, (halves, Message((Slice(0, 0, 4),)))))
+    dispatcher = kind(Plan("test", "test", specs, (halves, Message((Slice(0, 0, 4),)))))
     dispatcher.begin()
     assert dispatcher.ready(0) == [1]
     assert dispatcher.ready(1) == [0]
 
 
-def test_a_sequence_is_obeyed_whatever_is_ready_and_however_urgent():
-    dispatcher = Dispatcher(plan_of(4, 4, 4, priorities=[0, 1, 2], sequence=(2, 0, 1)))
+def test_a_sequence_is_obeyed_whatever_is_ready_and_however_urgent(kind):
+    dispatcher = kind(plan_of(4, 4, 4, priorities=[0, 1, 2], sequence=(2, 0, 1)))
     dispatcher.begin()
     assert dispatcher.ready(0) == []
     assert dispatcher.ready(1) == []
     assert dispatcher.ready(2) == [2, 0, 1]
 
 
-def test_lanes_have_windows_and_sequences_of_their_own():
+def test_lanes_have_windows_and_sequences_of_their_own(kind):
     specs = tuple(TensorSpec(name, 4) for name in "abcd")
     messages = tuple(Message((Slice(index, 0, 4),), lane=index % 2) for index in range(4))
-    dispatcher = Dispatcher(Plan("test", "test", specs, messages, (Lane(4), Lane(None)), sequence=(2, 3, 0, 1)))
+    dispatcher = kind(Plan("test", "test", specs, messages, (Lane(4), Lane(None)), sequence=(2, 3, 0, 1)))
     dispatcher.begin()
     assert dispatcher.ready(0) == []
     assert dispatcher.ready(3) == [3]
@@ -110,8 +113,8 @@ def test_lanes_have_windows_and_sequences_of_their_own():
     assert dispatcher.finished(2) == [0]
 
 
-def test_a_follower_starts_what_it_is_told_once_that_is_ready():
-    dispatcher = Dispatcher(plan_of(4, 4, 4, priorities=[0, 1, 2]), follow=True)
+def test_a_follower_starts_what_it_is_told_once_that_is_ready(kind):
+    dispatcher = kind(plan_of(4, 4, 4, priorities=[0, 1, 2]), follow=True)
     dispatcher.begin()
     assert dispatcher.ready(0) == []
     assert dispatcher.allow(2) == []
@@ -121,24 +124,24 @@ def test_a_follower_starts_what_it_is_told_once_that_is_ready():
     assert dispatcher.allow(1) == [1]
 
 
-def test_a_follower_does_not_heed_the_sequence_of_its_plan():
-    dispatcher = Dispatcher(plan_of(4, 4, sequence=(0, 1)), follow=True)
+def test_a_follower_does_not_heed_the_sequence_of_its_plan(kind):
+    dispatcher = kind(plan_of(4, 4, sequence=(0, 1)), follow=True)
     dispatcher.begin()
     assert dispatcher.ready(0) == []
     assert dispatcher.ready(1) == []
     assert dispatcher.allow(1) == [1]
 
 
-def test_begin_is_refused_while_a_message_is_under_way():
-    dispatcher = Dispatcher(plan_of(4, 4))
+def test_begin_is_refused_while_a_message_is_under_way(kind):
+    dispatcher = kind(plan_of(4, 4))
     dispatcher.begin()
     dispatcher.ready(0)
     with pytest.raises(AssertionError, match="an iteration is still under way: 2 of 2 messages unfinished, under way"):
         dispatcher.begin()
 
 
-def test_begin_is_refused_when_some_messages_have_finished_and_some_not():
-    dispatcher = Dispatcher(plan_of(4, 4))
+def test_begin_is_refused_when_some_messages_have_finished_and_some_not(kind):
+    dispatcher = kind(plan_of(4, 4))
     dispatcher.begin()
     dispatcher.ready(0)
     dispatcher.finished(0)
@@ -146,24 +149,24 @@ def test_begin_is_refused_when_some_messages_have_finished_and_some_not():
         dispatcher.begin()
 
 
-def test_begin_is_refused_when_gradients_are_ready_and_nothing_has_started():
-    dispatcher = Dispatcher(plan_of(4, 4, sequence=(1, 0)))
+def test_begin_is_refused_when_gradients_are_ready_and_nothing_has_started(kind):
+    dispatcher = kind(plan_of(4, 4, sequence=(1, 0)))
     dispatcher.begin()
     assert dispatcher.ready(0) == []
     with pytest.raises(AssertionError, match="still under way"):
         dispatcher.begin()
 
 
-def test_begin_may_come_again_before_anything_happened():
-    dispatcher = Dispatcher(plan_of(4))
+def test_begin_may_come_again_before_anything_happened(kind):
+    dispatcher = kind(plan_of(4))
     dispatcher.begin()
     dispatcher.begin()
     assert dispatcher.ready(0) == [0]
     assert dispatcher.in_flight == {0}
 
 
-def test_a_gradient_cannot_become_ready_twice_in_an_iteration():
-    dispatcher = Dispatcher(plan_of(4, 4))
+def test_a_gradient_cannot_become_ready_twice_in_an_iteration(kind):
+    dispatcher = kind(plan_of(4, 4))
     dispatcher.begin()
     dispatcher.ready(0)
     with pytest.raises(AssertionError, match="tensor 0 became ready twice"):
@@ -173,9 +176,11 @@ def test_a_gradient_cannot_become_ready_twice_in_an_iteration():
 class Watch:
     """Drives a Dispatcher through one iteration in random order and checks each start against the plan."""
 
-    def __init__(self, plan: Plan, random: Random, told: list[int] | None = None) -> None:
+    def __init__(
+        self, kind: type[Dispatcher | NativeDispatcher], plan: Plan, random: Random, told: list[int] | None = None
+    ) -> None:
         self.plan, self.random, self.told = plan, random, told
-        self.dispatcher = Dispatcher(plan, follow=told is not None)
+        self.dispatcher = kind(plan, follow=told is not None)
 
     def run(self) -> list[int]:
         plan = self.plan
@@ -247,16 +252,16 @@ class Watch:
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(plan=plans(), random=st.randoms(use_true_random=False))
-def test_in_any_history_every_message_starts_once_at_its_turn_and_within_the_window(plan, random):
-    watch = Watch(plan, random)
+def test_in_any_history_every_message_starts_once_at_its_turn_and_within_the_window(kind, plan, random):
+    watch = Watch(kind, plan, random)
     for _ in range(2):
         assert sorted(watch.run()) == list(range(len(plan.messages)))
 
 
 @settings(max_examples=50, deadline=None)
 @given(plan=plans(sequenced=True), random=st.randoms(use_true_random=False))
-def test_in_any_history_a_sequence_is_the_order_of_starts_in_each_lane(plan, random):
-    started = Watch(plan, random).run()
+def test_in_any_history_a_sequence_is_the_order_of_starts_in_each_lane(kind, plan, random):
+    started = Watch(kind, plan, random).run()
     for lane in range(len(plan.lanes)):
         expected = [message for message in plan.sequence if plan.messages[message].lane == lane]
         assert [message for message in started if plan.messages[message].lane == lane] == expected
@@ -264,19 +269,19 @@ def test_in_any_history_a_sequence_is_the_order_of_starts_in_each_lane(plan, ran
 
 @settings(max_examples=50, deadline=None)
 @given(plan=plans(), random=st.randoms(use_true_random=False), data=st.data())
-def test_in_any_history_a_follower_starts_in_the_order_told(plan, random, data):
+def test_in_any_history_a_follower_starts_in_the_order_told(kind, plan, random, data):
     told = data.draw(st.permutations(range(len(plan.messages))))
-    started = Watch(plan, random, told).run()
+    started = Watch(kind, plan, random, told).run()
     for lane in range(len(plan.lanes)):
         expected = [message for message in told if plan.messages[message].lane == lane]
         assert [message for message in started if plan.messages[message].lane == lane] == expected
 
 
-def test_second_halves_start_when_all_messages_are_reduced_the_most_urgent_first_in_the_window():
+def test_second_halves_start_when_all_messages_are_reduced_the_most_urgent_first_in_the_window(kind):
     specs = tuple(TensorSpec(name, 4) for name in "abc")
     messages = tuple(Message((Slice(index, 0, 4),), priority=2 - index, two_phase=index > 0) for index in range(3))
     for sequence in (None, (0, 1, 2)):
-        dispatcher = Dispatcher(Plan("test", "test", specs, messages, (Lane(window_bytes=4),), sequence=sequence))
+        dispatcher = kind(Plan("test", "test", specs, messages, (Lane(window_bytes=4),), sequence=sequence))
         for _ in range(2):
             dispatcher.begin()
             assert [dispatcher.ready(tensor) for tensor in range(3)] == [[0], [], []]

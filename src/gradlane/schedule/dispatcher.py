@@ -1,9 +1,10 @@
-"""Dispatcher: facts in, starts out.
+"""Dispatcher: facts in, starts out. This is the specification; `native.py` has what runs.
 
 A Dispatcher turns "this tensor is ready" and "this message is done" into "start these messages
 now", under one Plan. It has no clock, no thread and no I/O. It never blocks, and never raises for a
 legal history of facts. Its driver owns it alone: the simulator in virtual time, or the live session
-under its lock.
+under its lock. Both drive the same rules in native code (`NativeDispatcher`), and tests hold the two
+to the same answers.
 
 The rules, for each lane:
   1. A message is eligible when all its tensors are ready, and also the tensor that it is held for,
@@ -154,11 +155,7 @@ class Dispatcher:
 
     def describe_state(self) -> str:
         """The messages in flight and the gradients that are missing, as text for error messages."""
-        missing = [self.plan.tensors[t].name for t, ready in enumerate(self._is_ready) if not ready]
-        text = f"{self._unfinished} of {len(self._sizes)} messages unfinished, under way: {sorted(self._in_flight)}"
-        if missing:
-            text += f", {len(missing)} gradients not ready, the first {missing[0]}"
-        return text
+        return describe_state(self.plan, self._unfinished, self.in_flight, self._is_ready)
 
     # -- the decision --------------------------------------------------------------------------------
 
@@ -188,3 +185,12 @@ class Dispatcher:
         if place == len(order) or self._needs[order[place]] > 0:
             return None
         return order[place]
+
+
+def describe_state(plan: Plan, unfinished: int, in_flight: frozenset[int], is_ready: list[bool]) -> str:
+    """What a Dispatcher says of itself, as text for error messages."""
+    missing = [tensor.name for tensor, ready in zip(plan.tensors, is_ready, strict=True) if not ready]
+    text = f"{unfinished} of {len(plan.messages)} messages unfinished, under way: {sorted(in_flight)}"
+    if missing:
+        text += f", {len(missing)} gradients not ready, the first {missing[0]}"
+    return text

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from gradlane.core.plan import Plan
 from gradlane.core.records.dispatch_log import Log
-from gradlane.schedule.dispatcher import Dispatcher
 from gradlane.schedule.log import LoggedDispatcher
+from gradlane.schedule.native import NativeDispatcher
 
 
 class Owner(Protocol):
@@ -47,7 +47,7 @@ class Engine:
     def __init__(self, plan: Plan, owner: Owner, *, follow: bool = False, keeps_log: bool = False) -> None:
         self.plan = plan
         self._owner = owner
-        self._dispatcher = (LoggedDispatcher if keeps_log else Dispatcher)(plan, follow=follow)
+        self._dispatcher = (LoggedDispatcher if keeps_log else NativeDispatcher)(plan, follow=follow)
         self._messages_of: list[list[int]] = [[] for _ in plan.tensors]
         for index, message in enumerate(plan.messages):
             for tensor in message.tensors:

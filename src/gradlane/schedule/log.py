@@ -9,15 +9,17 @@ same messages.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from itertools import chain
 
 from gradlane.core.plan import Plan
 from gradlane.core.records.dispatch_log import Fact, Log, What
 from gradlane.schedule.dispatcher import Dispatcher
+from gradlane.schedule.native import NativeDispatcher
 
 
-class LoggedDispatcher(Dispatcher):
-    """A Dispatcher that keeps a log of its last `iterations` iterations. Earlier iterations have no
+class LoggedDispatcher(NativeDispatcher):
+    """A native Dispatcher that keeps a log of its last `iterations` iterations. Earlier iterations have no
     effect on those.
 
     Its driver owns it alone, as any Dispatcher, and takes the `log` between two facts.
@@ -27,6 +29,9 @@ class LoggedDispatcher(Dispatcher):
         super().__init__(plan, follow=follow)
         self._follow = follow
         self._facts: deque[list[Fact]] = deque(maxlen=iterations)
+        self.ready = self._noting("ready", self.ready)
+        self.finished = self._noting("finished", self.finished)
+        self.allow = self._noting("allow", self.allow)
 
     @property
     def log(self) -> Log:
@@ -37,22 +42,18 @@ class LoggedDispatcher(Dispatcher):
         super().begin()
         self._facts.append([Fact("begin", -1, ())])
 
-    def ready(self, tensor: int) -> list[int]:
-        return self._noted("ready", tensor, super().ready(tensor))
+    def _noting(self, what: What, tell: Callable[[int], list[int]]) -> Callable[[int], list[int]]:
+        def tell_and_note(subject: int) -> list[int]:
+            starts = tell(subject)
+            self._facts[-1].append(Fact(what, subject, tuple(starts)))
+            return starts
 
-    def finished(self, message: int) -> list[int]:
-        return self._noted("finished", message, super().finished(message))
-
-    def allow(self, message: int) -> list[int]:
-        return self._noted("allow", message, super().allow(message))
-
-    def _noted(self, what: What, subject: int, starts: list[int]) -> list[int]:
-        self._facts[-1].append(Fact(what, subject, tuple(starts)))
-        return starts
+        return tell_and_note
 
 
 def replay(log: Log) -> None:
-    """Tell a fresh Dispatcher all facts of a log, and check its answers.
+    """Tell fresh Dispatchers all facts of a log, and check their answers: the specification and the
+    native one.
 
     Args:
         log: what to replay.
@@ -60,7 +61,11 @@ def replay(log: Log) -> None:
     Raises:
         AssertionError: an answer differs from the log's; the text names the fact and both answers.
     """
-    dispatcher = Dispatcher(log.plan, follow=log.follow)
+    for kind in (Dispatcher, NativeDispatcher):
+        _replay(log, kind(log.plan, follow=log.follow))
+
+
+def _replay(log: Log, dispatcher: Dispatcher | NativeDispatcher) -> None:
     iteration = -1
     for place, fact in enumerate(log.facts):
         iteration += fact.what == "begin"
@@ -71,7 +76,7 @@ def replay(log: Log) -> None:
         )
 
 
-def _tell(dispatcher: Dispatcher, fact: Fact) -> list[int]:
+def _tell(dispatcher: Dispatcher | NativeDispatcher, fact: Fact) -> list[int]:
     match fact.what:
         case "begin":
             dispatcher.begin()

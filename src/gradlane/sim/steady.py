@@ -15,7 +15,7 @@ from gradlane.core.backends import refuse_what_cannot_be_done
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
-from gradlane.schedule import Dispatcher
+from gradlane.schedule import NativeDispatcher
 from gradlane.sim.passes import forward_ends
 from gradlane.sim.shared_link import SharedLink
 
@@ -46,7 +46,7 @@ def iteration_ns(plan: Plan, profile: Profile, network: Network) -> int:
     Raises:
         PlanError: all-reduce cannot carry out the plan.
     """
-    sends = _communicate(Dispatcher(plan), plan, profile, network)
+    sends = _communicate(NativeDispatcher(plan), plan, profile, network)
     return forward_ends(profile, _arrivals(plan, sends), plan.crosses_barrier)
 
 
@@ -69,7 +69,7 @@ def planned_ahead(plan: Plan, profile: Profile, network: Network) -> Plan:
     Raises:
         PlanError: all-reduce cannot carry out the plan.
     """
-    sends = _communicate(Dispatcher(plan), plan, profile, network)
+    sends = _communicate(NativeDispatcher(plan), plan, profile, network)
     first_halves = sorted((sent for sent in sends if not sent.second_half), key=lambda sent: sent.start_ns)
     return plan.with_sequence(tuple(sent.message for sent in first_halves))
 
@@ -83,7 +83,7 @@ def _arrivals(plan: Plan, sends: list[Sent]) -> list[int]:
     return arrived
 
 
-def _communicate(dispatcher: Dispatcher, plan: Plan, profile: Profile, network: Network) -> list[Sent]:
+def _communicate(dispatcher: NativeDispatcher, plan: Plan, profile: Profile, network: Network) -> list[Sent]:
     """Carry one iteration's messages.
 
     Returns them in order of hand-over; raises `PlanError` as `iteration_ns` does.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Kind, Span, Timeline
-from gradlane.schedule import Dispatcher
+from gradlane.schedule import NativeDispatcher
 from gradlane.sim.passes import PPM, ForwardPass, tensors_by_layer
 
 
@@ -44,7 +44,7 @@ class SimulatedWorker:
         self._receives = receives
         self._tensors_of = tensors_by_layer(profile)
         self._forward = ForwardPass(profile, plan.crosses_barrier, self)
-        self._dispatcher = Dispatcher(plan)
+        self._dispatcher = NativeDispatcher(plan)
         self._messages_of = [0] * len(plan.tensors)
         for message in plan.messages:
             for tensor in set(message.tensors):

@@ -22,7 +22,7 @@ from gradlane.errors import JobError, OrderError
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.gradient_buffers import GradientBuffers
 from gradlane.live.backends.streams import Event
-from gradlane.schedule import Dispatcher
+from gradlane.schedule import NativeDispatcher
 from gradlane.testing.generators import Wire
 
 _ELEMENTS = (1, 7, 64, 1_000, 5_000, 33)  # of each tensor
@@ -120,7 +120,7 @@ class _Run:
         params = [torch.nn.Parameter(torch.zeros(count, dtype=dtype, device=device)) for count in _ELEMENTS]
         self._gradients = GradientBuffers(params)
         self._buffers = self._gradients.message_buffers(plan)
-        self._dispatcher = Dispatcher(plan)
+        self._dispatcher = NativeDispatcher(plan)
         self._changed = threading.Condition(threading.RLock())
         self._told: list[list[str]] = []
         self._events: list[Event | None] = []

@@ -28,7 +28,7 @@ def logged_dispatchers() -> Iterator[list[LoggedDispatcher]]:
         made.append(LoggedDispatcher(plan))
         return made[-1]
 
-    with mock.patch.object(worker, "Dispatcher", make):
+    with mock.patch.object(worker, "NativeDispatcher", make):
         yield made
 
 

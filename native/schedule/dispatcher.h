@@ -1,0 +1,95 @@
+// Dispatcher: facts in, starts out. The rules are those of src/gradlane/schedule/dispatcher.py, which
+// is the specification; tests hold the two to the same answers, fact by fact.
+//
+// A Dispatcher has no clock, no thread and no I/O, and never blocks. Its driver owns it alone.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace gradlane {
+
+// What of a plan decides when messages start.
+struct Schedule {
+    struct Message {
+        uint64_t bytes = 0;
+        uint32_t priority = 0;  // 0 is the most urgent
+        uint32_t lane = 0;
+        bool two_phase = false;
+        std::vector<uint32_t> needs;  // tensors that must be ready, each once
+    };
+
+    uint32_t tensors = 0;
+    std::vector<Message> messages;
+    std::vector<std::optional<uint64_t>> windows;  // of each lane, in bytes; none: no limit
+    std::optional<std::vector<uint32_t>> sequence;  // the order of starts within each lane
+    std::vector<uint32_t> second_phases;           // two-phase messages in the order of their second phases
+    bool follow = false;                           // a coordinator tells the order, by Allow
+
+    // Whether every index is in range.
+    bool IsValid() const;
+};
+
+class Dispatcher {
+  public:
+    // The messages to start now, in order; each call appends.
+    using Starts = std::vector<uint32_t>;
+
+    // schedule: a valid one.
+    explicit Dispatcher(Schedule schedule);
+
+    // A new iteration begins; the one before has finished, or had no gradient ready.
+    void Begin();
+
+    // The gradient of `tensor` is ready, for the first time in this iteration.
+    void Ready(uint32_t tensor, Starts* starts);
+
+    // A message that is in flight, or half of it, has finished.
+    void Finished(uint32_t message, Starts* starts);
+
+    // The coordinator put `message` next (Schedule::follow).
+    void Allow(uint32_t message, Starts* starts);
+
+    const Schedule& schedule() const { return schedule_; }
+    bool done() const { return unfinished_ == 0; }
+    uint32_t unfinished() const { return unfinished_; }
+    bool IsReady(uint32_t tensor) const { return is_ready_[tensor]; }
+    bool AnyIsReady() const { return ready_ > 0; }
+    bool IsInFlight(uint32_t message) const { return is_in_flight_[message]; }
+    // Whether `message` is two-phase and its first half has finished.
+    bool IsInSecondPhase(uint32_t message) const { return is_reduced_[message]; }
+
+  private:
+    struct Waiting {
+        uint32_t priority, arrival, message;
+        // std::push_heap keeps the largest in front: the most urgent, then the first that came.
+        bool operator<(const Waiting& other) const {
+            return std::pair(priority, arrival) > std::pair(other.priority, other.arrival);
+        }
+    };
+
+    struct LaneState {
+        std::vector<Waiting> queue;   // a heap; without an order
+        std::vector<uint32_t> order;  // with one
+        size_t next = 0;              // place in it
+        uint64_t in_flight_bytes = 0;
+    };
+
+    void Enqueue(uint32_t message);
+    void Start(uint32_t lane, Starts* starts);
+    std::optional<uint32_t> Head(const LaneState& lane) const;
+
+    const Schedule schedule_;
+    const bool ordered_;
+    std::vector<std::vector<uint32_t>> waiters_;  // of each tensor: the messages that need it
+    std::vector<uint32_t> needs_;                 // of each message: how many tensors are missing
+    std::vector<uint8_t> is_ready_, is_in_flight_, is_reduced_;
+    std::vector<LaneState> lanes_;
+    std::vector<uint32_t> touched_;  // lanes, within Ready
+    uint32_t arrivals_ = 0, ready_ = 0, unfinished_ = 0, unreduced_ = 0;
+};
+
+}  // namespace gradlane
