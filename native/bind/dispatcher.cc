@@ -37,9 +37,9 @@ uint32_t Tensor(const Dispatcher& dispatcher, uint32_t tensor) {
     return tensor;
 }
 
-void Construct(Dispatcher* at, uint32_t tensors, const std::vector<MessageTuple>& messages,
-               std::vector<std::optional<uint64_t>> windows, std::optional<std::vector<uint32_t>> sequence,
-               std::vector<uint32_t> second_phases, bool follow) {
+void MakeSchedule(Schedule* at, uint32_t tensors, const std::vector<MessageTuple>& messages,
+                  std::vector<std::optional<uint64_t>> windows, std::optional<std::vector<uint32_t>> sequence,
+                  std::vector<uint32_t> second_phases, bool follow) {
     Schedule schedule;
     schedule.tensors = tensors;
     for (const auto& [bytes, priority, lane, two_phase, needs] : messages) {
@@ -50,15 +50,17 @@ void Construct(Dispatcher* at, uint32_t tensors, const std::vector<MessageTuple>
     schedule.second_phases = std::move(second_phases);
     schedule.follow = follow;
     if (!schedule.IsValid()) throw std::invalid_argument("a tensor, message or lane that is out of range");
-    new (at) Dispatcher(std::move(schedule));
+    new (at) Schedule(std::move(schedule));
 }
 
 }  // namespace
 
 void BindDispatcher(nb::module_& module) {
+    nb::class_<Schedule>(module, "Schedule")
+        .def("__init__", &MakeSchedule, nb::arg("tensors"), nb::arg("messages"), nb::arg("windows"), nb::arg("sequence").none(),
+             nb::arg("second_phases"), nb::arg("follow"));
     nb::class_<Dispatcher>(module, "Dispatcher")
-        .def("__init__", &Construct, nb::arg("tensors"), nb::arg("messages"), nb::arg("windows"), nb::arg("sequence").none(),
-             nb::arg("second_phases"), nb::arg("follow"))
+        .def(nb::init<Schedule>())
         .def("begin", [](Dispatcher& dispatcher) {
             if (!dispatcher.done() && dispatcher.AnyIsReady()) return false;  // an iteration is still under way
             dispatcher.Begin();

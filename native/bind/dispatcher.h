@@ -4,7 +4,10 @@
 
 namespace gradlane {
 
-// Adds the class Dispatcher to the module.
+// Adds the classes Schedule and Dispatcher to the module.
 void BindDispatcher(nanobind::module_& module);
+
+// Adds the class Engine, which needs Node.
+void BindEngine(nanobind::module_& module);
 
 }  // namespace gradlane

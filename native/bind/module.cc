@@ -7,12 +7,11 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <chrono>
 #include <stdexcept>
 #include <tuple>
 
 #include "bind/dispatcher.h"
+#include "bind/wait.h"
 #include "digest/crc32c.h"
 #include "node/node.h"
 #include "reduce/reduce.h"
@@ -95,25 +94,6 @@ std::unique_ptr<Node> StartNode(int32_t rank, int32_t server, uint32_t world, ui
         throw std::runtime_error(text);
     }
     return node;
-}
-
-// A wait without the GIL in turns short enough for Python's signal handlers to run, as they must for Ctrl-C and for
-// SIGTERM. wait(ms): one turn; true (or not empty) when what was waited for is there, and early when it never will be.
-template <typename Wait>
-auto WaitInTurns(int64_t timeout_ms, Wait wait) {
-    using Clock = std::chrono::steady_clock;
-    constexpr std::chrono::milliseconds kTurn{200};
-    const auto end = Clock::now() + std::chrono::milliseconds(std::clamp<int64_t>(timeout_ms, 0, int64_t{1} << 40));
-    while (true) {
-        const auto turn_end = std::min(end, Clock::now() + kTurn);
-        auto [over, result] = [&] {
-            nb::gil_scoped_release released;
-            const auto left = std::chrono::ceil<std::chrono::milliseconds>(turn_end - Clock::now());
-            return wait(std::max<int64_t>(left.count(), 0));
-        }();
-        if (over || turn_end == end || Clock::now() < turn_end) return result;
-        if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    }
 }
 
 template <typename T>
@@ -238,6 +218,8 @@ NB_MODULE(_native, module) {
             return dict;
         })
         .def("close", &Node::Close, nb::call_guard<nb::gil_scoped_release>());
+
+    BindEngine(module);
 
     module.def("start_node", &StartNode, nb::arg("rank"), nb::arg("server"), nb::arg("world"), nb::arg("servers"), nb::arg("job"),
                nb::arg("generation"), nb::arg("fingerprint"), nb::arg("secret"), nb::arg("address"), nb::arg("port"),

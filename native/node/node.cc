@@ -107,6 +107,7 @@ void Node::Close() {
     std::lock_guard guard(done_mutex_);
     over_all_ = true;
     done_.notify_all();
+    if (awaited_) awaited_->Interrupt();
 }
 
 int64_t Node::Now() {
@@ -167,6 +168,39 @@ void Node::Start(uint32_t tensor, const Spec& spec, const void* from, void* into
 void Node::ForgetBelow(uint32_t tensor) { Submit(ForgetCommand{tensor}); }
 
 void Node::Abort(const std::string& text) { Submit(AbortCommand{text}); }
+
+void Node::CarryOut(std::shared_ptr<Engine> engine) {
+    {
+        std::lock_guard guard(done_mutex_);
+        awaited_ = engine;
+        if (failure_.code != Code::kNone) engine->Interrupt();
+    }
+    Submit(CarryOutCommand{std::move(engine)});
+}
+
+void Node::Begin(int64_t iteration) {
+    {
+        std::lock_guard guard(done_mutex_);
+        awaited_->BeginIteration();
+    }
+    Submit(BeginCommand{iteration});
+}
+
+int64_t Node::Ready(uint32_t tensor) {
+    const int64_t now = Now();
+    Submit(ReadyCommand{tensor, now});
+    return now;
+}
+
+std::vector<Engine::Span> Node::Spans(bool last) {
+    std::lock_guard guard(mutex_);
+    return engine_ ? engine_->Spans(last) : std::vector<Engine::Span>();
+}
+
+std::vector<Engine::Fact> Node::Facts() {
+    std::lock_guard guard(mutex_);
+    return engine_ ? engine_->Facts() : std::vector<Engine::Fact>();
+}
 
 bool Node::Join(int64_t timeout_ms, std::string* missing) {
     std::unique_lock lock(done_mutex_);

@@ -40,6 +40,7 @@
 #include "net/socket.h"
 #include "node/aggregator.h"
 #include "node/connection.h"
+#include "node/engine.h"
 #include "node/greeting.h"
 
 namespace gradlane {
@@ -131,6 +132,18 @@ class Node : private Connection::Owner, private Outbox {
     // failure or Close.
     std::vector<int64_t> Take(int64_t timeout_ms);
 
+    // Carries out a plan from now on, in place of the one before, of which nothing may be under way. The
+    // engine's messages are tensors that were defined; Take() does not tell of them.
+    void CarryOut(std::shared_ptr<Engine> engine);
+    // A new iteration of the plan; all messages of the one before have arrived.
+    void Begin(int64_t iteration);
+    // The gradient of a tensor of the plan is in its memory. Returns the time, in ns of the monotonic
+    // clock.
+    int64_t Ready(uint32_t tensor);
+    // What the engine has noted; see Engine.
+    std::vector<Engine::Span> Spans(bool last);
+    std::vector<Engine::Fact> Facts();
+
     // Waits until every worker that is connected to this server has said goodbye. Returns false after
     // timeout_ms, a failure or Close.
     bool AwaitGoodbyes(int64_t timeout_ms);
@@ -199,8 +212,18 @@ class Node : private Connection::Owner, private Outbox {
     struct AbortCommand {
         std::string text;
     };
+    struct CarryOutCommand {
+        std::shared_ptr<Engine> engine;
+    };
+    struct BeginCommand {
+        int64_t iteration = 0;
+    };
+    struct ReadyCommand {
+        uint32_t tensor = 0;
+        int64_t at_ns = 0;
+    };
     using Command = std::variant<DialCommand, DefineCommand, PushCommand, StartCommand, ReleaseCommand, SetRuleCommand,
-                                 ForgetCommand, AbortCommand>;
+                                 ForgetCommand, AbortCommand, CarryOutCommand, BeginCommand, ReadyCommand>;
 
     // A frame that was ahead of this process.
     struct Early {
@@ -235,6 +258,11 @@ class Node : private Connection::Owner, private Outbox {
     void Do(const SetRuleCommand& command);
     void Do(const ForgetCommand& command);
     void Do(const AbortCommand& command);
+    void Do(const CarryOutCommand& command);
+    void Do(const BeginCommand& command);
+    void Do(const ReadyCommand& command);
+    void StartMessages();
+    void RunEngine();
     void QueueResult(uint32_t rank, uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout,
                      uint32_t place, uint32_t iteration, BufferRef result);
     std::shared_ptr<const Layout> Cut(uint32_t tensor, const Spec& spec);
@@ -303,6 +331,9 @@ class Node : private Connection::Owner, private Outbox {
     int64_t left_ns_ = 0;  // when the first peer left in order; 0: none has
     std::string left_name_;
     int32_t left_rank_ = -1, left_server_ = -1;
+    std::shared_ptr<Engine> engine_;
+    std::vector<int64_t> ended_;    // what the engine is to hear: a message that is done, ~message: sent
+    Dispatcher::Starts to_start_;   // what it has answered
     size_t goodbyes_ = 0;  // connections whose peer has left in order
     int64_t ticked_ns_ = 0, now_ns_ = 0;
     NodeStats stats_;
@@ -312,6 +343,7 @@ class Node : private Connection::Owner, private Outbox {
 
     std::mutex done_mutex_;  // taken last
     std::condition_variable done_;
+    std::shared_ptr<Engine> awaited_;  // whose waits a failure ends
     std::unordered_set<uint32_t> open_;  // pushed and not done
     std::deque<int64_t> finished_;  // ~tensor: sent
     Failure failure_;

@@ -32,6 +32,7 @@ void Node::FlushTouched(size_t budget) {
         if (touched_[i]->touched) WriteTo(*touched_[i], budget);
     }
     touched_.clear();
+    RunEngine();  // what was sent may start more, which is sent after the next event
 }
 
 void Node::Watch(Connection& connection, bool output) {
@@ -152,7 +153,7 @@ void Node::Tick(int64_t now_ns) {
         bool waits = options_.rank < 0 && aggregator_->IsWaiting();
         if (options_.rank >= 0) {
             std::lock_guard guard(done_mutex_);
-            waits = !open_.empty();
+            waits = !open_.empty() || (engine_ && engine_->IsUnderWay());
         }
         if (waits) Fail({Code::kLeft, left_rank_, left_server_, left_name_ + " has left the job, and something still waits for it"});
     }
@@ -189,17 +190,19 @@ bool Node::Turn(const epoll_event* events, int n) {
             AcceptAll();
         } else {
             OnEvent(*static_cast<Connection*>(what), events[i].events);
+            RunEngine();
             SweepOver();
             FlushTouched(kWriteBudget);
         }
     }
     ReadResumed();  // a definition may have come: no event tells of what waited for it, and Reap() may free it
     const bool working = aggregator_ && aggregator_->Work(kWorkBytes);
+    RunEngine();
     SweepOver();
     if (now_ns_ - ticked_ns_ >= tick_ns()) Tick(now_ns_);
     FlushTouched(kWriteBudget);
     Reap();
-    return working;
+    return working || !touched_.empty();
 }
 
 void Node::Loop() {

@@ -255,6 +255,7 @@ void Node::Fail(Failure failure) {
     std::lock_guard guard(done_mutex_);
     failure_ = std::move(failure);
     done_.notify_all();
+    if (awaited_) awaited_->Interrupt();
 }
 
 }  // namespace gradlane

@@ -26,10 +26,12 @@ void Node::RunCommands(bool inline_call) {
         }
         std::visit([this](const auto& asked) { Do(asked); }, command);
     }
+    RunEngine();
     if (inline_call && aggregator_ && aggregator_->Work(kInlineBytes)) Wake();
+    RunEngine();
     SweepOver();
     FlushTouched(inline_call ? kInlineBytes : kWriteBudget);
-    if (inline_call && !resumed_.empty()) Wake();
+    if (inline_call && (!resumed_.empty() || !touched_.empty())) Wake();
 }
 
 void Node::Do(const StartCommand& command) {
@@ -56,6 +58,54 @@ void Node::Do(const ForgetCommand& command) {
 }
 
 void Node::Do(const AbortCommand& command) { Fail({Code::kAborted, options_.rank, options_.server, command.text}); }
+
+// -- the plan that is carried out -------------------------------------------------------------------------
+
+void Node::Do(const CarryOutCommand& command) {
+    engine_ = command.engine;
+    ended_.clear();
+    to_start_.clear();
+}
+
+void Node::Do(const BeginCommand& command) {
+    if (!failed_) engine_->OnBegin(command.iteration);
+}
+
+void Node::Do(const ReadyCommand& command) {
+    if (failed_) return;
+    if (!engine_->OnReady(command.tensor, command.at_ns, &to_start_)) {
+        Fail({Code::kProtocol, options_.rank, -1,
+              "gradient " + std::to_string(command.tensor) + " became ready twice in one iteration, or before the first"});
+        return;
+    }
+    StartMessages();
+}
+
+void Node::StartMessages() {
+    for (size_t i = 0; i < to_start_.size(); ++i) {
+        const uint32_t message = to_start_[i], tensor = engine_->NodeTensorOf(message);
+        if (engine_->Starting(message)) {
+            Do(ReleaseCommand{tensor});
+        } else {
+            Do(PushCommand{tensor, true, true, 0, engine_->IsTwoPhase(message)});
+        }
+    }
+    to_start_.clear();
+}
+
+// Tells the engine what was sent and what is done, and starts what follows. Never while a tensor's state
+// or the aggregator is being worked on: starting a message changes both.
+void Node::RunEngine() {
+    for (size_t i = 0; i < ended_.size(); ++i) {
+        if (ended_[i] < 0) {
+            engine_->OnSent(static_cast<uint32_t>(~ended_[i]), &to_start_);
+        } else {
+            engine_->OnDone(static_cast<uint32_t>(ended_[i]), &to_start_);
+        }
+        StartMessages();
+    }
+    ended_.clear();
+}
 
 // -- tensors ----------------------------------------------------------------------------------------------
 
@@ -242,22 +292,29 @@ void Node::Do(const ReleaseCommand& command) {
 }
 
 void Node::Settle(uint32_t tensor, Tensor& state) {
-    if (state.notify_sent && state.unsent == 0) {
-        state.notify_sent = false;
+    const bool is_sent = state.notify_sent && state.unsent == 0;
+    const bool is_done = state.under_way && !state.held && state.unsent == 0 && state.unreceived == 0;
+    if (is_sent) state.notify_sent = false;
+    if (is_done) {
+        state.under_way = false;
+        if (state.spec.once) {
+            defined_bytes_ -= Footprint(state.spec, aggregator_ != nullptr);
+            over_.push_back(tensor);
+        }
+    }
+    if (engine_ && engine_->Has(tensor)) {
+        const int64_t message = engine_->MessageOf(tensor);
+        if (is_sent) ended_.push_back(~message);
+        if (is_done) ended_.push_back(message);
+    } else if (is_sent || is_done) {
         std::lock_guard guard(done_mutex_);
-        finished_.push_back(~static_cast<int64_t>(tensor));
+        if (is_sent) finished_.push_back(~static_cast<int64_t>(tensor));
+        if (is_done) {
+            open_.erase(tensor);
+            if (state.notify) finished_.push_back(tensor);
+        }
         done_.notify_all();
     }
-    if (!state.under_way || state.held || state.unsent != 0 || state.unreceived != 0) return;
-    state.under_way = false;
-    if (state.spec.once) {
-        defined_bytes_ -= Footprint(state.spec, aggregator_ != nullptr);
-        over_.push_back(tensor);
-    }
-    std::lock_guard guard(done_mutex_);
-    open_.erase(tensor);
-    if (state.notify) finished_.push_back(tensor);
-    done_.notify_all();
 }
 
 // What was over while its state was in use.

@@ -1,0 +1,107 @@
+// The Engine for Python: what a driver calls, and waits for without the GIL.
+
+#include "node/engine.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bind/dispatcher.h"
+#include "bind/wait.h"
+#include "node/node.h"
+
+namespace nb = nanobind;
+
+namespace gradlane {
+namespace {
+
+using MemoryTuple = std::tuple<uintptr_t, std::vector<std::pair<uintptr_t, uint64_t>>>;  // as MessageMemory
+
+std::shared_ptr<Engine> CarryOut(Node& node, const Schedule& schedule, std::vector<std::vector<uint32_t>> carried,
+                                 const std::vector<MemoryTuple>& memory, uint32_t first, bool forwards, bool keeps_log) {
+    if (carried.size() != schedule.messages.size() || memory.size() != schedule.messages.size()) {
+        throw std::invalid_argument("carried and memory: expected an entry for each message");
+    }
+    for (const auto& tensors : carried) {
+        for (const uint32_t tensor : tensors) {
+            if (tensor >= schedule.tensors) throw std::invalid_argument("carried: a tensor that is out of range");
+        }
+    }
+    std::vector<MessageMemory> places;
+    for (const auto& [message, ranges] : memory) {
+        MessageMemory place{reinterpret_cast<uint8_t*>(message), {}};
+        for (const auto& [at, bytes] : ranges) place.ranges.push_back({reinterpret_cast<uint8_t*>(at), bytes});
+        places.push_back(std::move(place));
+    }
+    auto engine = std::make_shared<Engine>(schedule, std::move(carried), std::move(places), first, forwards, keeps_log);
+    node.CarryOut(engine);
+    return engine;
+}
+
+uint32_t Tensor(const Engine& engine, uint32_t tensor) {
+    if (tensor >= engine.tensors()) throw nb::index_error("no such tensor");
+    return tensor;
+}
+
+const char* NameOf(Engine::Kind kind) {
+    switch (kind) {
+        case Engine::Kind::kReady: return "ready";
+        case Engine::Kind::kSend: return "send";
+        default: return "receive";
+    }
+}
+
+const char* NameOf(Engine::What what) {
+    switch (what) {
+        case Engine::What::kBegin: return "begin";
+        case Engine::What::kReady: return "ready";
+        default: return "finished";
+    }
+}
+
+}  // namespace
+
+void BindEngine(nb::module_& module) {
+    nb::class_<Engine>(module, "Engine")
+        .def("has_arrived", [](Engine& engine, uint32_t tensor) { return engine.HasArrived(Tensor(engine, tensor)); })
+        .def("all_arrived", &Engine::AllArrived)
+        .def("interruptions", &Engine::interruptions)
+        .def("interrupt", &Engine::Interrupt)
+        .def("wait", [](Engine& engine, int64_t tensor, uint64_t interruptions, int64_t timeout_ms) {
+            if (tensor != Engine::kAll) Tensor(engine, static_cast<uint32_t>(tensor));
+            return WaitInTurns(timeout_ms, [&](int64_t turn_ms) {
+                const bool is_there = engine.Wait(tensor, interruptions, turn_ms);
+                return std::make_pair(is_there || engine.interruptions() != interruptions, is_there);
+            });
+        });
+    module.def("carry_out", &CarryOut, nb::arg("node"), nb::arg("schedule"), nb::arg("carried"), nb::arg("memory"),
+               nb::arg("first"), nb::arg("forwards"), nb::arg("keeps_log"));
+    module.def("begin", [](Node& node, int64_t iteration) { node.Begin(iteration); });
+    module.def("ready", [](Node& node, uint32_t tensor) { return node.Ready(tensor); });
+    module.def("spans", [](Node& node, bool last) {
+        nb::list rows;
+        for (const auto& span : node.Spans(last)) {
+            rows.append(nb::make_tuple(NameOf(span.kind), span.iteration, span.subject, span.start_ns, span.end_ns));
+        }
+        return rows;
+    });
+    module.def("facts", [](Node& node) {
+        nb::list rows;
+        for (const auto& fact : node.Facts()) {
+            const int64_t subject = fact.what == Engine::What::kBegin ? -1 : fact.subject;
+            rows.append(nb::make_tuple(NameOf(fact.what), subject, fact.starts));
+        }
+        return rows;
+    });
+}
+
+}  // namespace gradlane
