@@ -29,7 +29,8 @@ struct Spec {
     uint32_t priority = 0;
     uint16_t lane = 0;
     RuleKind update = RuleKind::kNone;  // else servers keep the parameters, see Updates
-    uint32_t staleness = 0;             // of an update: iterations to be ahead at most; or kUnbounded
+    // Of an update: the number of iterations that a worker may be ahead, or kUnbounded.
+    uint32_t staleness = 0;
     uint32_t group = 0;                 // of an update: the group whose rule governs it
     bool operator==(const Spec&) const = default;
 };
