@@ -13,7 +13,7 @@
 #include <string>
 #include <tuple>
 
-#include "bind/dispatcher.h"
+#include "bind/bind.h"
 
 namespace nb = nanobind;
 

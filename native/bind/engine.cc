@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "bind/dispatcher.h"
+#include "bind/bind.h"
 #include "bind/wait.h"
 #include "node/node.h"
 
@@ -70,7 +70,7 @@ const char* NameOf(Engine::What what) {
 
 }  // namespace
 
-void BindEngine(nb::module_& module) {
+void BindEngine(nb::module_& module, nb::class_<Node>& node) {
     nb::class_<Engine>(module, "Engine")
         .def("has_arrived", [](Engine& engine, uint32_t tensor) { return engine.HasArrived(Tensor(engine, tensor)); })
         .def("all_arrived", &Engine::AllArrived)
@@ -83,25 +83,25 @@ void BindEngine(nb::module_& module) {
                 return std::make_pair(is_there || engine.interruptions() != interruptions, is_there);
             });
         });
-    module.def("carry_out", &CarryOut, nb::arg("node"), nb::arg("schedule"), nb::arg("carried"), nb::arg("memory"),
-               nb::arg("first"), nb::arg("forwards"), nb::arg("keeps_log"));
-    module.def("begin", [](Node& node, int64_t iteration) { node.Begin(iteration); });
-    module.def("ready", [](Node& node, uint32_t tensor) { return node.Ready(tensor); });
-    module.def("spans", [](Node& node, bool last) {
-        nb::list rows;
-        for (const auto& span : node.Spans(last)) {
-            rows.append(nb::make_tuple(NameOf(span.kind), span.iteration, span.subject, span.start_ns, span.end_ns));
-        }
-        return rows;
-    });
-    module.def("facts", [](Node& node) {
-        nb::list rows;
-        for (const auto& fact : node.Facts()) {
-            const int64_t subject = fact.what == Engine::What::kBegin ? -1 : fact.subject;
-            rows.append(nb::make_tuple(NameOf(fact.what), subject, fact.starts));
-        }
-        return rows;
-    });
+    node.def("carry_out", &CarryOut, nb::arg("schedule"), nb::arg("carried"), nb::arg("memory"), nb::arg("first"),
+             nb::arg("forwards"), nb::arg("keeps_log"))
+        .def("begin", &Node::Begin)
+        .def("ready", &Node::Ready)
+        .def("spans", [](Node& self, bool last) {
+            nb::list rows;
+            for (const auto& span : self.Spans(last)) {
+                rows.append(nb::make_tuple(NameOf(span.kind), span.iteration, span.subject, span.start_ns, span.end_ns));
+            }
+            return rows;
+        })
+        .def("facts", [](Node& self) {
+            nb::list rows;
+            for (const auto& fact : self.Facts()) {
+                const int64_t subject = fact.what == Engine::What::kBegin ? -1 : fact.subject;
+                rows.append(nb::make_tuple(NameOf(fact.what), subject, fact.starts));
+            }
+            return rows;
+        });
 }
 
 }  // namespace gradlane

@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "bind/dispatcher.h"
+#include "bind/bind.h"
 #include "bind/wait.h"
 #include "digest/crc32c.h"
 #include "node/node.h"
@@ -125,7 +125,8 @@ NB_MODULE(_native, module) {
     module.doc() = "gradlane's data plane: packets, sums and connections. Use it through gradlane.transport.";
 
     BindDispatcher(module);
-    nb::class_<Node>(module, "Node")
+    nb::class_<Node> node(module, "Node");
+    node
         .def("port", &Node::port)
         .def("dial", [](Node& node, uint32_t server, const std::string& address, uint16_t port) {
             nb::gil_scoped_release released;
@@ -219,7 +220,7 @@ NB_MODULE(_native, module) {
         })
         .def("close", &Node::Close, nb::call_guard<nb::gil_scoped_release>());
 
-    BindEngine(module);
+    BindEngine(module, node);
 
     module.def("start_node", &StartNode, nb::arg("rank"), nb::arg("server"), nb::arg("world"), nb::arg("servers"), nb::arg("job"),
                nb::arg("generation"), nb::arg("fingerprint"), nb::arg("secret"), nb::arg("address"), nb::arg("port"),

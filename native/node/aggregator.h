@@ -48,11 +48,12 @@ class Aggregator {
         return found == sums_.end() ? kUpdateLane : found->second.spec.lane;
     }
 
-    // What `rank` has in force for the tensors of `group` from its next push on.
+    // Sets the rule for the pushes of `rank` to tensors of `group`, from its next push on.
     void SetRule(uint32_t group, uint32_t rank, const Rule& rule) { updates_.SetRule(group, rank, rule); }
 
-    // Whether a push from `sender` is one that this server waits for: its place, or why not: kDisagrees where the
-    // sender has another idea of the tensor, else -1.
+    // Checks a push from `sender`. Returns its place if this server waits for it. Otherwise returns
+    // kDisagrees if the sender has defined the tensor differently, or else -1, with the reason in
+    // `why`.
     static constexpr int64_t kDisagrees = -2;
     static constexpr const char* kAnotherMeaning =
         "the same operation with another size, type or meaning: do all processes issue the same ones in one order?";
@@ -61,7 +62,8 @@ class Aggregator {
     // A buffer to receive an admitted push into.
     BufferRef Take() { return packets_.Take(); }
 
-    // An admitted push has been received and its checksum holds. flags: of a tensor that is updated.
+    // An admitted push has been received and its checksum holds. flags: those of its header, for a
+    // tensor that is updated.
     void Arrive(uint32_t tensor, uint32_t place, uint32_t sender, BufferRef payload, uint16_t flags = 0);
 
     // The worker in this process hands over its part of `iteration`. from: its contribution, of the
@@ -69,11 +71,12 @@ class Aggregator {
     // Delivered.
     void ArriveLocally(uint32_t tensor, uint32_t iteration, const uint8_t* from, uint8_t* into, uint16_t flags = 0);
 
-    // Whether a sum, or an answer, that somebody has contributed to lacks somebody else's part.
+    // Whether some packet has contributions from some workers and lacks those of others, or a push
+    // to Updates is unanswered.
     bool IsWaiting() const;
 
-    // Works off about `bytes` of what was handed over locally, sums before updates, each in the order
-    // of a connection (node/packet_queue.h). Returns false when nothing is left.
+    // Works off about `bytes` of what was handed over locally, sums before updates, each in the
+    // order of a connection (node/packet_queue.h). Returns false when nothing is left.
     bool Work(uint64_t bytes);
 
     // Bytes of packet buffers in use now, and the most there ever were.
@@ -91,18 +94,18 @@ class Aggregator {
         std::shared_ptr<const Layout> layout;
         uint32_t remote = 0;     // contributions that come over the wire
         bool local = false;      // one comes from this process
-        bool returns = false;    // somebody in another process gets the result
-        bool delivers = false;   // the worker in this process does
+        bool returns = false;    // a worker in another process gets the result
+        bool delivers = false;   // the worker in this process gets it
         bool wide = false;       // halves from more than two workers are summed in f32
         int64_t local_iteration = -1;
         const uint8_t* from = nullptr;
         uint8_t* into = nullptr;
         std::vector<Slot> slots;
         std::vector<uint64_t> seen;         // a bit a slot and sender, of this iteration
-        std::vector<BufferRef> in_order;    // rank order: a buffer a slot and sender
-        std::vector<BufferRef> finished;    // whole: sums that wait for the rest
+        std::vector<BufferRef> in_order;    // for rank order: a buffer a slot and sender
+        std::vector<BufferRef> finished;    // if `spec.whole`: sums that wait for the other sums
         uint32_t finished_slots = 0;
-        uint32_t unsummed = 0;  // slots, of a tensor that is defined once
+        uint32_t unsummed = 0;  // slots without a sum yet, if the tensor is defined once
     };
     struct LocalRun {
         uint32_t tensor, iteration, next;
@@ -123,7 +126,7 @@ class Aggregator {
     BufferPool packets_, wide_;
     std::unordered_map<uint32_t, Sum> sums_;
     std::map<uint32_t, std::deque<LocalRun>> work_;  // by QueuePriority, then in order of hand-over
-    Updates updates_;  // after the pool that its buffers are of
+    Updates updates_;  // declared after the pool, so that its buffers are freed before the pool is
 };
 
 }  // namespace gradlane

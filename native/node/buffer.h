@@ -48,8 +48,8 @@ class BufferRef {
     Buffer* buffer_ = nullptr;
 };
 
-// Buffers of one size. Grows as packets are in flight, which the sum of all registered tensors bounds; frees what
-// is beyond `keep` buffers when they come back.
+// Buffers of one size. The pool grows with the packets in flight, which are bounded by the bytes of
+// all registered tensors. Of the buffers that come back it keeps at most `keep` and frees the rest.
 class BufferPool {
   public:
     BufferPool(uint32_t capacity, size_t keep) : capacity_(capacity), keep_(keep) {}

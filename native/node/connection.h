@@ -26,7 +26,7 @@ class Connection {
   public:
     enum class State : uint8_t { kConnecting, kGreeting, kOpen, kClosed };
 
-    // Where the payload of a frame goes, or why not.
+    // Where the payload of a frame goes, or why it is not taken.
     struct Sink {
         enum class Kind : uint8_t { kTake, kPark, kFault } kind = Kind::kTake;
         uint8_t* into = nullptr;
@@ -40,9 +40,11 @@ class Connection {
     class Owner {
       public:
         virtual ~Owner() = default;
-        // A header has come. Park: ask again after Resume(), and read nothing until then.
+        // A header has come. Sink::Park: the connection reads nothing until Resume(), and then asks
+        // again.
         virtual Sink OnHeader(Connection& connection, const Header& header) = 0;
-        // The frame is whole and its checksum holds. False: stop reading (the connection was closed).
+        // A frame has come whole and its checksum holds. Returns false if the connection was
+        // closed, so that it stops reading.
         virtual bool OnFrame(Connection& connection, const Header& header) = 0;
         // A push of `tensor` has been copied into the kernel: its memory is not read again.
         virtual void OnSent(Connection& connection, uint32_t tensor) = 0;
@@ -65,9 +67,9 @@ class Connection {
     void Queue(uint32_t priority, Run run) { queue_.Put(priority, std::move(run)); }
     void QueueControl(const std::vector<uint8_t>& frame) { control_.insert(control_.end(), frame.begin(), frame.end()); }
     bool has_output() const { return !queue_.empty() || !control_.empty() || batch_left_ != 0; }
-    void Abandon() { queue_.Clear(); }  // the packets that have not begun to leave
+    void Abandon() { queue_.Clear(); }  // drops packets that have not begun to be sent
     void Resume() { parked_ = false; }
-    void Drop();  // closes the socket, forgets what was queued
+    void Drop();  // closes the socket and drops what was queued
 
     const Fd& socket() const { return socket_; }
     bool dialled() const { return dialled_; }
@@ -77,9 +79,11 @@ class Connection {
     uint8_t* control_payload() { return control_payload_.data(); }
 
   private:
-    static constexpr size_t kStageBytes = 4096;  // small frames come many to a read; large payloads pass it by
-    static constexpr size_t kBatch = 16;         // packets in one call to the kernel, when they are small
-    static constexpr size_t kBatchBytes = 24 << 10;  // beyond this the choice of the next packet would be early
+    // One read takes many small frames into the stage. Large payloads are read past it.
+    static constexpr size_t kStageBytes = 4096;
+    static constexpr size_t kBatch = 16;  // packets in one call to the kernel, when they are small
+    // A larger batch would choose packets too early.
+    static constexpr size_t kBatchBytes = 24 << 10;
 
     Io Parse(Owner& owner);
     Io Fault(Code code, std::string why);
@@ -122,12 +126,12 @@ class Connection {
     bool left = false;       // the peer said goodbye
     bool said_goodbye = false;
     uint32_t interest = 0;   // of the poller
-    bool touched = false;    // has output that nobody has tried to write yet
-    bool early = false;      // what is being received is of a tensor that is not known here yet
+    bool touched = false;    // has output that no thread has tried to write yet
+    bool early = false;      // what is being received came too early, see Node::Early
     uint32_t place = 0;      // of the push that is being received
-    BufferRef receiving;     // where to
+    BufferRef receiving;     // the buffer that it is received into
     int64_t heard_ns = 0, sent_ns = 0, opened_ns = 0;
-    uint32_t parked_for = 0;  // the tensor that a parked push is of
+    uint32_t parked_for = 0;  // the tensor of a parked push
     std::unique_ptr<ServerGreeting> as_server;
     std::unique_ptr<WorkerGreeting> as_worker;
     uint64_t received_bytes = 0, sent_bytes = 0, received_packets = 0, sent_packets = 0;

@@ -27,7 +27,7 @@ enum class Code : uint8_t {
     kDied = 1,       // the peer's process or host is gone: its connection broke
     kStalled = 2,    // the peer is connected and says nothing
     kAborted = 3,    // the peer failed and said why
-    kLeft = 4,       // the peer left in order, and something is still owed to it or by it
+    kLeft = 4,       // the peer left in order while something still waited for it
     kMismatch = 5,   // something that must agree does not
     kAuth = 6,       // wrong or missing secret
     kDuplicate = 7,  // this rank is here already
@@ -75,7 +75,7 @@ class ServerGreeting {
 
 class WorkerGreeting {
   public:
-    // hello: everything of it but the nonce's proof; its nonce must be fresh.
+    // hello: the worker's first payload; its nonce must be fresh.
     WorkerGreeting(const Membership* membership, const Hello& hello) : membership_(membership), hello_(hello) {}
 
     std::vector<uint8_t> Begin() const;
@@ -87,17 +87,18 @@ class WorkerGreeting {
     bool challenged_ = false;
 };
 
-// A whole control frame with its checksum.
+// Makes a whole control frame, with its checksum.
 std::vector<uint8_t> ControlFrame(FrameType type, uint16_t sender, uint32_t tensor, const void* payload, size_t bytes);
 
-// The payload of kReject or kAbort: a byte of code, four that say who is to blame (a rank; -2 - i for server i; -1 for
-// whoever says it), then at most 251 of text; and back, with anything unprintable replaced.
+// Makes a kReject or kAbort frame. Its payload is a byte of code, four bytes that say who is to
+// blame (a rank; -2 - i for server i; -1 for the sender), and at most 251 bytes of text.
 std::vector<uint8_t> ReasonFrame(FrameType type, uint16_t sender, Code code, int32_t rank, const std::string& text);
 struct Reason {
     Code code = Code::kProtocol;
     int32_t rank = -1;
     std::string text;
 };
+// Reads such a payload. Unprintable bytes of the text become '?'.
 Reason ReadReason(const uint8_t* payload, size_t bytes);
 
 }  // namespace gradlane

@@ -23,17 +23,18 @@ struct Layout {
     std::vector<uint32_t> first;                // by server: the number of packets of the servers before it
     uint32_t packets = 0;
 
-    // The place in by_server[server] of the packet that is exactly [offset, offset + length), or -1.
+    // The place in by_server[server] of the packet [offset, offset + length); -1 if there is none.
     int64_t Find(uint32_t server, uint64_t offset, uint32_t length) const;
 };
 
-// Deals packets so that the servers' bytes stay even: each goes to the one with the fewest so far, ties to the
-// lower index. `gradlane.sim` deals by the same rule.
+// Deals packets so that all servers get about the same number of bytes: a packet goes to the server
+// with the fewest so far, and among equals to the lowest index. `gradlane.sim` has the same rule.
 class Dealer {
   public:
     explicit Dealer(uint32_t servers) : dealt_(servers, 0) {}
 
-    // bytes of one tensor in packets of at most packet_bytes. at: the one server of all its packets, or kDealt.
+    // Cuts a tensor of `bytes` into packets of at most `packet_bytes`. at: the server that gets all
+    // of them, or kDealt.
     std::shared_ptr<const Layout> Cut(uint64_t bytes, uint32_t packet_bytes, int32_t at = kDealt);
 
   private:

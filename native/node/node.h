@@ -58,7 +58,8 @@ struct NodeOptions {
     uint32_t packet_bytes = 30 << 10;   // a multiple of 64
     Order order = Order::kArrival;
     bool checksum = true;
-    bool deal_evenly = false;  // cut each tensor evenly over the servers by itself, rather than the table as a whole
+    // Deal each tensor's packets evenly over the servers, not those of all tensors together.
+    bool deal_evenly = false;
     bool tell_tables = false;  // servers in processes without a worker learn tensors from Define frames
     SocketOptions socket;
     std::vector<LaneMark> marks = {LaneMark{}};  // one a lane
@@ -83,53 +84,53 @@ struct NodeStats {
 
 class Node : private Connection::Owner, private Outbox {
   public:
-    // Starts the I/O thread and, if there is a server in this process, begins to listen. Returns null
-    // if the options or the system do not allow it; `why` then has the reason.
+    // Starts the I/O thread and, if there is a server in this process, begins to listen. Returns
+    // null if the options or the system do not allow it; `why` then has the reason.
     static std::unique_ptr<Node> Start(NodeOptions options, Failure* why);
     ~Node() override;
 
     // The port that the server listens on; 0 without a server.
     uint16_t port() const { return port_; }
 
-    // Connects the worker to a server in another process, with one connection a lane. If that fails,
-    // the node fails.
+    // Connects the worker to a server in another process, with one connection a lane. If that
+    // fails, the node fails.
     void Dial(uint32_t server, const std::string& address, uint16_t port);
 
-    // Waits until every connection of this node is open. Returns false after timeout_ms, with what is
-    // missing in `missing`, or after a failure.
+    // Waits until every connection of this node is open. Returns false after timeout_ms, with what
+    // is missing in `missing`, or after a failure.
     bool Join(int64_t timeout_ms, std::string* missing);
 
     // Registers a tensor. Ids grow by one from 0.
-    //   from, into: the worker's memory that is sent and that the sum goes to, `spec.bytes` each. They
-    //     may be the same; either is null if the spec makes no use of it. The memory must stay until
-    //     ForgetBelow or, of a tensor that is defined once, until the tensor is done.
+    //   from, into: the worker's memory that is sent and that the sum goes to, `spec.bytes` each.
+    //     They may be the same; either is null if the spec makes no use of it. The memory must stay
+    //     until ForgetBelow or, of a tensor that is defined once, until the tensor is done.
     void Define(uint32_t tensor, const Spec& spec, const void* from, void* into);
     // Hands over the worker's part of the next iteration of `tensor`, which is in memory.
     //   notify: Take() tells when the tensor is done.
     //   notify_sent: Take() tells, before that, when the kernel has all of the worker's part.
-    //   flags: 0, or, of a tensor with an update and where this iteration has no gradient, kFlagQuiet
-    //     or kFlagPlace with FlagsOf(a part).
-    //   held: the server in this process keeps its sums of the tensor until Release, and nothing tells
-    //     that the tensor is done before that.
+    //   flags: 0, or, of a tensor with an update and where this iteration has no gradient,
+    //     kFlagQuiet or kFlagPlace with FlagsOf(a part).
+    //   held: the server in this process keeps its sums of the tensor until Release, and nothing
+    //     tells that the tensor is done before that.
     void Push(uint32_t tensor, bool notify, bool notify_sent = false, uint16_t flags = 0, bool held = false);
     // Lets go of what a Push held.
     void Release(uint32_t tensor);
-    // Sets how this worker's gradients update the tensors of a group, from the next push on. None of
-    // the group's tensors may be in flight. The first push of such a tensor needs no rule: it brings the
-    // parameters' first values, of which the servers take rank 0's.
+    // Sets how this worker's gradients update the tensors of a group, from the next push on. None
+    // of the group's tensors may be in flight. The first push of such a tensor needs no rule: it
+    // brings the parameters' first values, of which the servers take rank 0's.
     void SetRule(uint32_t group, const Rule& rule);
     // Define and Push in one call, for a tensor that is defined once.
     void Start(uint32_t tensor, const Spec& spec, const void* from, void* into, bool notify);
     // Ends every tensor whose id is below `tensor`. None of them may be in flight.
     void ForgetBelow(uint32_t tensor);
 
-    // Waits until the pushed `tensor` is done: the sum is in its memory, and the node does not read the
-    // memory any more. Returns false after timeout_ms or a failure.
+    // Waits until the pushed `tensor` is done: the sum is in its memory, and the node does not read
+    // the memory any more. Returns false after timeout_ms or a failure.
     bool Wait(uint32_t tensor, int64_t timeout_ms);
     bool IsDone(uint32_t tensor);
-    // Waits for the first event, and returns all events since the last call, in order: the id of each
-    // tensor that is done, and ~id of each whose part has been sent. Returns nothing after timeout_ms, a
-    // failure or Close.
+    // Waits for the first event, and returns all events since the last call, in order: the id of
+    // each tensor that is done, and ~id of each whose part has been sent. Returns nothing after
+    // timeout_ms, a failure or Close.
     std::vector<int64_t> Take(int64_t timeout_ms);
 
     // Carries out a plan from now on, in place of the one before, of which nothing may be under way. The
@@ -144,8 +145,8 @@ class Node : private Connection::Owner, private Outbox {
     std::vector<Engine::Span> Spans(bool last);
     std::vector<Engine::Fact> Facts();
 
-    // Waits until every worker that is connected to this server has said goodbye. Returns false after
-    // timeout_ms, a failure or Close.
+    // Waits until every worker that is connected to this server has said goodbye. Returns false
+    // after timeout_ms, a failure or Close.
     bool AwaitGoodbyes(int64_t timeout_ms);
 
     // Says that this process cannot go on: fails this node and every other one of the job.
@@ -160,8 +161,10 @@ class Node : private Connection::Owner, private Outbox {
   private:
     friend class NodeSeam;  // fuzz/node_fuzz.cc: a node without its thread
 
-    static constexpr size_t kInlineBytes = 64 << 10;  // what a calling thread writes before it leaves the rest to the I/O thread
-    static constexpr size_t kWriteBudget = 1 << 20;   // of one connection before the next has its turn
+    // What a calling thread writes before it leaves the rest to the I/O thread.
+    static constexpr size_t kInlineBytes = 64 << 10;
+    // What the I/O thread writes to one connection before it turns to the next.
+    static constexpr size_t kWriteBudget = 1 << 20;
 
     static int64_t Now();
 
@@ -177,7 +180,7 @@ class Node : private Connection::Owner, private Outbox {
         uint32_t unsent = 0, unreceived = 0;  // packets
         std::vector<uint64_t> received;       // a bit a packet, in the order of Layout::first
     };
-    // A call of one of the methods above, with its arguments, until a thread that has the lock runs it.
+    // A call of a method above, with its arguments, until a thread that has the lock runs it.
     struct DialCommand {
         uint32_t server = 0;
         std::string address;
@@ -225,7 +228,8 @@ class Node : private Connection::Owner, private Outbox {
     using Command = std::variant<DialCommand, DefineCommand, PushCommand, StartCommand, ReleaseCommand, SetRuleCommand,
                                  ForgetCommand, AbortCommand, CarryOutCommand, BeginCommand, ReadyCommand>;
 
-    // A frame that was ahead of this process.
+    // A packet that has come before this process can use it: a push of a tensor that is not
+    // registered here yet, or a result before the worker has said where it goes.
     struct Early {
         uint32_t peer;
         Header header;
@@ -306,7 +310,7 @@ class Node : private Connection::Owner, private Outbox {
     uint32_t missing_connections() const;
 
     const NodeOptions options_;
-    const pid_t pid_;  // a fork has no I/O thread
+    const pid_t pid_;  // of the process that has the I/O thread; a fork of it has none
     Fd listener_, epoll_, wake_, reserve_;
     uint16_t port_ = 0;
     std::thread thread_;
@@ -323,10 +327,14 @@ class Node : private Connection::Owner, private Outbox {
     uint32_t next_tensor_ = 0;  // ids below this have been defined
     uint64_t defined_bytes_ = 0;
     std::unordered_map<uint32_t, Rule> rules_;  // of this worker, by group
-    std::unordered_map<uint32_t, Definition> told_;  // a server without a worker: as the first worker defined it
-    // defined once: done for the worker here, and summed by the server here; swept when nobody uses their state
+    // In a server without a worker: each tensor as the first worker to tell of it has defined it.
+    std::unordered_map<uint32_t, Definition> told_;
+    // Tensors that were defined once and are done for the worker here, or summed by the server
+    // here. SweepOver() forgets them when no call further up uses their state.
     std::vector<uint32_t> over_, summed_;
-    std::vector<Connection*> resumed_;  // have input that epoll cannot tell of
+    // Connections that read again after they were parked. They may have input that they have
+    // already taken from the kernel, so that epoll does not report it.
+    std::vector<Connection*> resumed_;
     bool failed_ = false, closing_ = false, hears_ = true;
     int64_t left_ns_ = 0;  // when the first peer left in order; 0: none has
     std::string left_name_;

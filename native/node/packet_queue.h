@@ -23,8 +23,8 @@
 
 namespace gradlane {
 
-// Packets of one tensor still to be sent. A push reads from the tensor's own memory at the moment of
-// sending; a result reads from the packet's buffer.
+// Packets of one tensor still to be sent. A push reads from the tensor's own memory at the moment
+// of sending; a result reads from the packet's buffer.
 struct Run {
     FrameType type = FrameType::kPush;
     uint16_t flags = 0;
@@ -45,8 +45,8 @@ struct Packet {
 class PacketQueue {
   public:
     // Queues a run of at least one packet. The run with the smallest priority goes first, and equal
-    // ones go in order of Put. priority: QueuePriority of the tensor's Spec, which may differ from the
-    // priority in the packets' headers.
+    // ones go in order of Put. priority: QueuePriority of the tensor's Spec, which may differ from
+    // the priority in the packets' headers.
     void Put(uint32_t priority, Run run) { by_priority_[priority].push_back(std::move(run)); }
 
     bool empty() const { return by_priority_.empty(); }

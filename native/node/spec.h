@@ -28,9 +28,10 @@ struct Spec {
     bool once = false;          // one iteration and no more
     uint32_t priority = 0;
     uint16_t lane = 0;
-    RuleKind update = RuleKind::kNone;  // else servers keep the parameters, and return them for gradients
-    uint32_t staleness = 0;             // of an update: how many iterations a worker may be ahead, or kUnbounded
-    uint32_t group = 0;                 // of an update: whose rule governs it
+    RuleKind update = RuleKind::kNone;  // else servers keep the parameters, see Updates
+    // Of an update: the number of iterations that a worker may be ahead, or kUnbounded.
+    uint32_t staleness = 0;
+    uint32_t group = 0;                 // of an update: the group whose rule governs it
     bool operator==(const Spec&) const = default;
 };
 
@@ -40,15 +41,15 @@ inline uint32_t QueuePriority(const Spec& spec) { return spec.urgent_first ? spe
 Definition AsDefinition(const Spec& spec);
 Spec AsSpec(const Definition& define);
 
-// The iteration of a tensor that is defined once: a digest of its definition, so that processes which
-// mean different things by one id find out with the first packet.
+// What stands for the iteration of a tensor that is defined once: a digest of its definition, so
+// that processes which mean different things by one id notice it at the first packet.
 uint32_t OnlyIteration(const Spec& spec);
 
-// Bytes that a process commits to with this tensor: a server that updates it, whatever its share, counts the parameters
-// and each state.
+// Bytes that a process commits to with this tensor. A server that updates it counts the parameters
+// and each state in full, whatever its share of them.
 uint64_t Footprint(const Spec& spec, bool serves);
 
-// Null, or why no process can use this definition.
+// Returns null, or why no process can use this spec.
 const char* WhyNot(const Spec& spec);
 
 enum class Order : uint8_t { kArrival, kRank };  // of additions; rank order gives the same bits whatever the schedule

@@ -42,28 +42,30 @@ class Updates {
     Updates(uint32_t server, uint32_t world, int32_t local, Order order, BufferPool* packets, Outbox* outbox)
         : server_(server), world_(world), local_(local), order_(order), words_((world + 63) / 64), packets_(*packets), outbox_(outbox) {}
 
-    // Throws std::bad_alloc where the memory is not to be had.
+    // Throws std::bad_alloc if there is not enough memory.
     void Define(uint32_t tensor, const Spec& spec, std::shared_ptr<const Layout> layout);
     void Forget(uint32_t tensor) { kept_.erase(tensor); }
     bool Has(uint32_t tensor) const { return kept_.count(tensor) != 0; }
 
-    // What `rank` has in force for the tensors of `group` from its next push on; none of them is under way there.
+    // Sets the rule for the pushes of `rank` to tensors of `group`, from its next push on. None of
+    // the tensors may be in flight there.
     void SetRule(uint32_t group, uint32_t rank, const Rule& rule) { rules_[Key(group, rank)] = rule; }
 
-    // Whether a push from `sender` is one that may come now: its place, or -1 and why not.
+    // Checks a push from `sender`. Returns its place if it may come now, or else -1, with the
+    // reason in `why`.
     int64_t Admit(const Header& header, uint32_t sender, const char** why) const;
     // An admitted push has been received, with the flags of its header.
     void Arrive(uint32_t tensor, uint32_t place, uint32_t sender, BufferRef payload, uint16_t flags);
 
-    // The worker in this process hands over a gradient of the whole tensor; parameters go to `into` (may be `from`).
-    // Both must stay until everything is Delivered.
+    // The worker in this process hands over its part of the whole tensor. into: where parameters
+    // go; it may be `from`. Both must stay until everything is Delivered.
     void ArriveLocally(uint32_t tensor, const uint8_t* from, uint8_t* into, uint16_t flags);
     // Works off about `bytes` of what was handed over locally, in the order of a connection
     // (node/packet_queue.h). Returns false when nothing is left.
     bool Work(uint64_t bytes);
     bool has_work() const { return !work_.empty(); }
 
-    // Whether somebody waits for an answer.
+    // Whether a push is unanswered.
     bool IsWaiting() const;
 
   private:
@@ -72,7 +74,7 @@ class Updates {
         uint64_t steps = 0;  // updates that were made
         BufferRef sum;       // staleness 0: of this iteration's gradients
         uint32_t arrived = 0;               // staleness 0: pushes of this iteration
-        uint32_t gradients = 0, leader = 0;  // of those, ones with a gradient, and who brought the first
+        uint32_t gradients = 0, leader = 0;  // of those: with a gradient, and sender of the first
     };
     struct Kept {
         Spec spec;
@@ -86,7 +88,7 @@ class Updates {
         std::vector<Slot> slots;
         std::vector<uint64_t> pushes;  // by place and worker
         std::vector<uint64_t> unanswered;  // a bit a place and worker
-        std::vector<Part> asked;           // by place and worker: what the answer shall be
+        std::vector<Part> asked;           // by place and worker: the part to answer with
         std::vector<BufferRef> in_order;   // staleness 0 in rank order: a gradient a place and worker
     };
     struct LocalRun {
@@ -98,7 +100,7 @@ class Updates {
     const std::vector<Piece>& Pieces(const Kept& kept) const { return kept.layout->by_server[server_]; }
     static float* State(Kept& kept, uint32_t place, uint32_t which) { return kept.memory.data() + kept.values * which + kept.first[place]; }
 
-    // gradient: where it lies; payload: the buffer that it lies in, if it is one.
+    // gradient: where the payload lies. payload: the buffer that it lies in, if there is one.
     void Take(uint32_t tensor, Kept& kept, uint32_t place, uint32_t sender, const uint8_t* gradient, BufferRef payload, uint16_t flags);
     bool Gather(uint32_t tensor, Kept& kept, uint32_t place, uint32_t sender, const uint8_t* gradient, BufferRef payload, bool quiet);
     void Step(Kept& kept, uint32_t place, const Rule& rule, const uint8_t* gradient);

@@ -12,7 +12,7 @@
 
 namespace gradlane {
 
-// What of a plan decides when messages start.
+// The parts of a plan that decide when messages start.
 struct Schedule {
     struct Message {
         uint64_t bytes = 0;
@@ -26,8 +26,8 @@ struct Schedule {
     std::vector<Message> messages;
     std::vector<std::optional<uint64_t>> windows;  // of each lane, in bytes; none: no limit
     std::optional<std::vector<uint32_t>> sequence;  // the order of starts within each lane
-    std::vector<uint32_t> second_phases;           // two-phase messages in the order of their second phases
-    bool follow = false;                           // a coordinator tells the order, by Allow
+    std::vector<uint32_t> second_phases;  // two-phase messages in the order of their second phases
+    bool follow = false;                  // a coordinator tells the order, by Allow
 
     // Whether every index is in range.
     bool IsValid() const;
@@ -35,7 +35,7 @@ struct Schedule {
 
 class Dispatcher {
   public:
-    // The messages to start now, in order; each call appends.
+    // The messages to start now, in order. Each call below appends to them.
     using Starts = std::vector<uint32_t>;
 
     // schedule: a valid one.
@@ -47,7 +47,7 @@ class Dispatcher {
     // The gradient of `tensor` is ready, for the first time in this iteration.
     void Ready(uint32_t tensor, Starts* starts);
 
-    // A message that is in flight, or half of it, has finished.
+    // A message that is in flight has finished, or the first phase of a two-phase message has.
     void Finished(uint32_t message, Starts* starts);
 
     // The coordinator put `message` next (Schedule::follow).
@@ -59,7 +59,7 @@ class Dispatcher {
     bool IsReady(uint32_t tensor) const { return is_ready_[tensor]; }
     bool AnyIsReady() const { return ready_ > 0; }
     bool IsInFlight(uint32_t message) const { return is_in_flight_[message]; }
-    // Whether `message` is two-phase and its first half has finished.
+    // Whether `message` is two-phase and its first phase has finished.
     bool IsInSecondPhase(uint32_t message) const { return is_reduced_[message]; }
 
   private:
@@ -72,9 +72,9 @@ class Dispatcher {
     };
 
     struct LaneState {
-        std::vector<Waiting> queue;   // a heap; without an order
-        std::vector<uint32_t> order;  // with one
-        size_t next = 0;              // place in it
+        std::vector<Waiting> queue;   // a heap, if messages start by priority
+        std::vector<uint32_t> order;  // if they start in an order that is given
+        size_t next = 0;              // the place in `order` of the next message
         uint64_t in_flight_bytes = 0;
     };
 
@@ -88,7 +88,7 @@ class Dispatcher {
     std::vector<uint32_t> needs_;                 // of each message: how many tensors are missing
     std::vector<uint8_t> is_ready_, is_in_flight_, is_reduced_;
     std::vector<LaneState> lanes_;
-    std::vector<uint32_t> touched_;  // lanes, within Ready
+    std::vector<uint32_t> touched_;  // used within Ready: lanes whose messages may start
     uint32_t arrivals_ = 0, ready_ = 0, unfinished_ = 0, unreduced_ = 0;
 };
 

@@ -41,8 +41,9 @@ enum class FrameType : uint8_t {
 };
 
 inline constexpr uint16_t kFlagChecksum = 1;  // payload_crc holds the CRC32C of the payload
-// Of a push of a tensor that is updated: it brings no gradient; it brings what shall stand in a part; and which part is
-// brought, and returned, where there is no gradient.
+// Flags of a push of a tensor that is updated. kFlagQuiet: the push has no gradient. kFlagPlace:
+// its payload replaces a part of what the servers keep. FlagsOf says which part, and the server
+// answers with that part.
 inline constexpr uint16_t kFlagQuiet = 2, kFlagPlace = 4;
 enum class Part : uint8_t { kParameters = 0, kFirst = 1, kSecond = 2, kSteps = 3 };
 constexpr uint16_t FlagsOf(Part part) { return static_cast<uint16_t>(static_cast<uint16_t>(part) << 3); }
@@ -83,9 +84,9 @@ using Digest = std::array<uint8_t, 32>;
 struct Hello {
     static constexpr size_t kBytes = 104;
     uint32_t rank = 0, world = 0;      // of the worker
-    uint32_t server = 0, servers = 0;  // whom it means to reach
+    uint32_t server = 0, servers = 0;  // the server that it wants to reach, and their number
     uint16_t lane = 0, lanes = 0;
-    uint8_t dscp = 0, socket_priority = 0;  // how the server shall mark what it returns on this lane
+    uint8_t dscp = 0, socket_priority = 0;  // how the server marks what it returns on this lane
     uint64_t job = 0, generation = 0;
     Digest fingerprint{};  // of everything else that must agree
     Nonce nonce{};
@@ -110,14 +111,14 @@ Definition DecodeDefinition(const uint8_t* from);
 
 inline constexpr size_t kRuleBytes = 48;
 void EncodeRule(const Rule& rule, uint8_t* into);
-// Null, and `rule` as it said; or what is wrong with it.
+// Fills `rule` and returns null, or returns what is wrong with it.
 const char* DecodeRule(const uint8_t* from, Rule* rule);
 
 inline constexpr size_t kChallengeBytes = sizeof(Nonce) + sizeof(Digest);
 inline constexpr size_t kProofBytes = sizeof(Digest);
 
-// The size that the payload of a control frame must have; nullopt where any up to kMaxControlBytes will do
-// (texts of kReject and kAbort).
+// The size that the payload of a control frame must have; nullopt for kReject and kAbort, which
+// have texts of up to kMaxControlBytes.
 std::optional<uint32_t> ControlBytes(FrameType type);
 
 }  // namespace gradlane

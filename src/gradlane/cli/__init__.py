@@ -1,7 +1,7 @@
 """The command line. Each command is a file of this package and is imported when it is called.
 
 Only this layer prints and turns errors into exit codes: 0 done, 1 the work failed, 2 the input was
-not usable; where processes that it started failed, theirs.
+not usable. If a process that a command started fails, its exit code is the command's.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`gradlane compare`: the main job. A real network on real images, or emulated devices, under torch
-DDP and every policy.
+"""`gradlane compare`: train a network on images, or emulated devices, under torch DDP and every
+policy.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out:
 def _arms(backends: list[str], chosen: list[str] | None, servers: int) -> list[ArmSpec]:
     """`auto` and each policy, or those that were chosen, over each backend that carries them.
 
-    A user's own goes by its class's name; whether its plans can be carried is found when they are
-    there.
+    A user's own policy is named after its class. Whether a backend can carry its plans shows only
+    when they are made.
     """
     for name in chosen or ():
         if name != AUTO:
@@ -171,7 +171,7 @@ def _comparison(first: dict[str, Any], hosts: int, link_bits: int | None) -> Com
     results = []
     for name, arm in arms.items():
         if name == ALONE:
-            continue  # no policy: it is in the bound
+            continue  # it is no policy, and only the bound uses it
         exposed = max(0.0, statistics.median(arm["step_ns"]) - compute_ns)
         results.append(
             Result(
@@ -179,8 +179,8 @@ def _comparison(first: dict[str, Any], hosts: int, link_bits: int | None) -> Com
                 step_ns=tuple(arm["step_ns"]),
                 hidden=max(0.0, 1 - exposed / communicate_ns),
                 final_loss=arm["final_loss"],
-                # beyond two ranks a sum's last bits depend on how it is cut, between two runs of
-                # DDP too
+                # beyond two ranks a sum's last bits depend on how it is cut, which differs between
+                # two runs of DDP too
                 equal_to_ddp=arm["equal_to_ddp"] if hosts == 2 else arm["equal_to_ddp"] or None,
                 note="default" if name in defaults else "",
             )
@@ -213,7 +213,7 @@ def _trace(folder: Path, names: Sequence[str], hosts: int) -> bytes:
 
 
 def _links(path: Path) -> dict[str, list[LinkCount]]:
-    """What a lab has sampled, by direction of a link; nothing where there was none."""
+    """The counts that the lab sampled, by host and direction of its link; empty without a lab."""
     links: dict[str, list[LinkCount]] = {}
     for sample in read_samples(path) if path.exists() else ():
         for way, gauges in (("up", sample.up), ("down", sample.down)):

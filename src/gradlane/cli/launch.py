@@ -1,8 +1,8 @@
 """`gradlane launch`: torchrun, with gradlane's options, for any training script.
 
-The options travel to the ranks in one environment variable; in each rank `gradlane.live.startup.boot`
-reads them and then runs the script. This process itself trains nothing. torch is imported only when
-something is launched.
+The options reach the ranks in one environment variable. In each rank `gradlane.live.startup.boot`
+reads them and then runs the script. This process itself trains nothing, and it imports torch only
+when it launches something.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _DEFAULT_PORT, _MASTER_PORT = 29400, 29500
 
 
 class _Parser(argparse.ArgumentParser):
-    """torchrun's parser with our options in it: ours are what --help shows, and a mistake is an
+    """torchrun's parser with gradlane's options. --help shows only gradlane's, and a mistake raises
     `InputError`.
     """
 
@@ -72,8 +72,7 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"launch: {message}; see gradlane launch --help")
 
 
-# everything after the name is taken as it stands, since only torchrun's parser knows which options
-# have values
+# click passes all arguments on, since only torchrun's parser knows which options have values
 @click.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -86,18 +85,26 @@ def command(ctx: click.Context, arguments: tuple[str, ...]) -> None:
 
 
 def help_text() -> str:
-    """What --help prints; does not import torch."""
+    """The text that --help prints. Does not import torch."""
     parser = argparse.ArgumentParser(usage=_USAGE, description=_ABOUT, add_help=False, formatter_class=_formatter)
     _add_options(parser)
     return f"{parser.format_help()}\n{_MORE}"
 
 
 def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-    """Run what `gradlane launch ARGUMENTS` runs, with more variables for the ranks; returns the
-    exit code.
+    """Do what `gradlane launch ARGUMENTS` does.
 
-    Raises `InputError` before anything is started where an option cannot be used, and `JobError`
-    where a rank failed.
+    Args:
+        arguments: the command line after `launch`.
+        environment: further variables for the ranks.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        InputError: an option is not usable; nothing was started.
+        JobError: a rank failed.
+        UnsupportedError: torch cannot be imported.
     """
     try:
         from gradlane.live.startup import torchrun
@@ -124,7 +131,7 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
 
 @contextmanager
 def _servers_beside(count: int, store: str | None) -> Iterator[None]:
-    """The servers of --servers, for as long as the job runs."""
+    """Run the servers of --servers for as long as the job runs."""
     servers = [subprocess.Popen([sys.executable, "-m", "gradlane", "server", store or ""]) for _ in range(count)]
     try:
         yield
@@ -136,8 +143,8 @@ def _servers_beside(count: int, store: str | None) -> Iterator[None]:
 
 
 def _servers_store(given: argparse.Namespace) -> str:
-    """Where servers and job meet: the rendezvous. torchrun is told the port where it would choose
-    one by itself.
+    """HOST:PORT of the rendezvous, where servers and ranks meet. If torchrun would choose the port
+    itself, one is chosen here and put into its options.
     """
     names_none = given.rdzv_backend == "static" and not given.rdzv_endpoint and given.master_port is None
     is_alone = str(given.nnodes).rpartition(":")[2] == "1"
@@ -193,7 +200,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _options(given: argparse.Namespace) -> LaunchOptions:
-    """The options for the ranks, each checked here, once, before N ranks do."""
+    """The options for the ranks. They are checked here, before any rank is started."""
     knobs = parse_knobs(given.knob)
     backend: BackendName = given.backend or "all-reduce"
     if given.plan is not None and (given.policy is not None or knobs):

@@ -199,7 +199,7 @@ def _recommendation(outcomes: list[Outcome], best: Outcome, baseline: Outcome, i
 
 
 def _why(outcome: Outcome) -> str:
-    """What a schedule pays and what it hides."""
+    """What a schedule pays in startups, and how long computation waits under it."""
     where = outcome.case.where
     startup_ns = len(outcome.plan.messages) * where.startup_ns
     waits_ns = outcome.iteration_ns - outcome.oracle_ns
@@ -222,10 +222,10 @@ def _part(part_ns: int, whole_ns: int) -> str:
 
 
 def why_not_ddp(plan: Plan) -> str | None:
-    """Why stock DDP cannot carry `plan` out, or None where it can.
+    """Why stock DDP cannot carry `plan` out; None if it can.
 
-    DDP can: whole tensors, each message a run of neighbours in readiness order, one dtype, no
-    crossing.
+    DDP can if all tensors are whole and of one dtype, if each message merges neighbours in
+    readiness order, and if the plan does not cross the barrier.
     """
     if plan.crosses_barrier:
         return "it crosses the barrier, and DDP waits for all gradients before the optimizer's step"
@@ -251,9 +251,11 @@ def why_not_ddp(plan: Plan) -> str | None:
 def ddp_kwargs(plan: Plan) -> str:
     """Keyword arguments that make torch's DistributedDataParallel carry `plan` out, as Python.
 
-    A bucket closes when its size reaches its cap, so that each cap is the group's size less half of
-    its last tensor: reached with that tensor, not before. Raises `InputError` saying why where DDP
-    cannot.
+    A bucket closes when its size reaches its cap. So a cap is the message's size less half of its
+    last tensor: the bucket reaches it with that tensor and not before.
+
+    Raises:
+        InputError: DDP cannot carry the plan out; the message says why.
     """
     reason = why_not_ddp(plan)
     if reason is not None:

@@ -1,5 +1,5 @@
-"""`gradlane probe --priority`: whether marks survive the path, and whether the network serves by
-them.
+"""`gradlane probe --priority`: whether DSCP marks survive the path, and whether the network serves
+marked packets first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,21 @@ from gradlane.units import format_rate, parse_rate
 def probe(
     listen: str | None, connect: str | None, senders: int, link: str | None, classes: int, seconds: float, as_json: bool
 ) -> None:
-    """Listen, send, or do both on three emulated hosts where neither is asked for."""
+    """Listen, send, or, if neither is asked for, do both on emulated hosts.
+
+    Args:
+        listen: HOST:PORT to listen on, or None.
+        connect: HOST:PORT to send to, or None.
+        senders: how many hosts send, 1 or 2.
+        link: rate of the emulated links, as in 500mbit; None for 200mbit.
+        classes: priority classes of the emulated links.
+        seconds: how long to measure.
+        as_json: print JSON instead of tables.
+
+    Raises:
+        InputError: an option is not usable.
+        RunError: a process on an emulated host failed.
+    """
     if listen is not None and connect is not None:
         raise InputError("probe: got --listen and --connect, expected one of them on each host")
     if connect is not None:
@@ -29,7 +43,7 @@ def probe(
     elif listen is not None:
         show(path.listen(*_address("--listen", listen), senders, seconds), as_json)
     else:
-        # every host says the same; what differs it reads from its environment, as a rank does
+        # all hosts run one command; each reads its role from its environment, as a rank does
         spec = lab.LabSpec(hosts=senders + 1, link_bits_per_second=parse_rate(link or "200mbit"), network_classes=classes)
         arguments = [str(senders), str(seconds), *(["--json"] if as_json else [])]
         exit_code = run_on_lab(spec, [sys.executable, "-m", "gradlane.cli.priority_host", *arguments])

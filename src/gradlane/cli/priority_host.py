@@ -1,7 +1,7 @@
 """One emulated host of `gradlane probe --priority`: `python -m gradlane.cli.priority_host SENDERS
 SECONDS [--json]`.
 
-Rank 0 listens, the others send.
+Rank 0 listens, and the others send.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ PORT = 7000
 
 
 def main(senders: str, seconds: str, *options: str) -> None:
+    """Listen or send on this host, with arguments as on the command line."""
     address = os.environ["MASTER_ADDR"]
     if os.environ["RANK"] == "0":
         show(path.listen(address, PORT, int(senders), float(seconds)), "--json" in options)

@@ -1,4 +1,4 @@
-"""`gradlane probe`: what an all-reduce costs, as a startup and a rate with the error of the fit."""
+"""`gradlane probe`: what an all-reduce costs: a startup and a rate, with the error of the fit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gradlane.core.network import Network
 from gradlane.errors import InputError, RunError
 from gradlane.units import format_bytes, format_ns, format_rate
 
-_PRIORITY_S = 3.0  # of two connections side by side, enough to tell
+_PRIORITY_S = 3.0  # seconds in which two connections send side by side: enough to tell
 
 
 @click.command()

@@ -1,6 +1,4 @@
-"""`gradlane server`: a server of a running job, in a process and, if one likes, on a host of its
-own.
-"""
+"""`gradlane server`: a server of a running job, in a process of its own, on any host."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def command(ctx: click.Context, store: str, listen: str | None, memory: str | No
         raise UnsupportedError(
             f"server needs torch, which cannot be imported ({error}); install it with: pip install 'gradlane[torch]'"
         ) from error
-    # the wait for a call is inside torch, where a handler of Python's could not run
+    # the process waits inside torch, where a signal handler in Python could not run
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def say(text: str) -> None:

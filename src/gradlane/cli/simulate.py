@@ -1,4 +1,4 @@
-"""`gradlane simulate`: every policy on models, rates and cluster sizes, without running anything."""
+"""`gradlane simulate`: every policy on models, rates and cluster sizes, in simulation."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def command(
 
 
 def row(outcome: Outcome) -> dict[str, Any]:
-    """An outcome for programs."""
+    """An outcome as a row of the JSON output."""
     return {
         **outcome.case.labels,
         "policy": outcome.policy,
@@ -108,7 +108,9 @@ def row(outcome: Outcome) -> dict[str, Any]:
 
 
 def show(outcomes: Sequence[Outcome]) -> None:
-    """A row an outcome, the best of each case marked; what all cases share stands above."""
+    """Print a table with a row an outcome and the best of each case marked; what all cases share
+    is printed above it.
+    """
     texts = {heading: [text(outcome) for outcome in outcomes] for heading, text in _LABELS.items()}
     varying = [heading for heading, column in texts.items() if len(set(column)) > 1]
     shared = ", ".join(
@@ -163,8 +165,8 @@ def _by_case(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
 
 
 def _draw(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Scaling against the rate where there are several and one number of workers, else against
-    workers.
+    """Draw scaling against the rate, if there are several rates and one number of workers; else
+    against the number of workers.
     """
     counts = {outcome.case.workers for outcome in outcomes}
     against_rate = len(counts) == 1 and len({outcome.case.labels["bits_per_second"] for outcome in outcomes}) > 1

@@ -1,4 +1,4 @@
-"""`gradlane whatif`: how much bandwidth, how many workers, which partition; answered by simulation."""
+"""`gradlane whatif`: how much bandwidth, how many workers, which partition size, by simulation."""
 
 from __future__ import annotations
 
@@ -56,8 +56,15 @@ def command() -> None:
 
 @dataclass(frozen=True)
 class _Question:
-    """What every one of them is asked about, and how it is to be answered. rates: in bits per
-    second.
+    """The options that all questions share.
+
+    Args:
+        profile: the profile that is asked about.
+        there: the network, without its rate and number of workers.
+        rates: of links, in bits per second.
+        counts: numbers of workers.
+        as_json: print JSON instead of a table.
+        plot: the file to draw into; None to draw nothing.
     """
 
     profile: Profile
@@ -90,9 +97,11 @@ class _Question:
 
 
 def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes a function of a question, and of options of its own, one that click can call.
+    """Decorator that makes a command of a function of a `_Question` and its own options.
 
-    rates, counts: what is taken where no --rate and no --workers are given.
+    Args:
+        rates: the default of --rate; empty for none.
+        counts: the default of --workers.
     """
 
     def decorate(answer: Callable[..., None]) -> Callable[..., None]:
@@ -211,7 +220,7 @@ def knobs(question: _Question, partitions: tuple[str, ...], credits: tuple[str, 
 
 
 def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str], x: str) -> None:
-    """Simulate and print a row a policy and a column a value of `x`."""
+    """Simulate the cases and print a row a policy and a column a value of `x`."""
     asked = tuple(policies) or todo[0].policies
     with bar() as progress:
         task = progress.add_task("simulating", total=len(todo) * len(asked))

@@ -1,1 +1,1 @@
-"""What several commands take: types of options, models, devices and networks by name, knobs, a progress bar."""
+"""What several commands take: types of options, models and networks by name, knobs, progress."""

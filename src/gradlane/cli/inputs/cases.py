@@ -27,7 +27,16 @@ RATES, WORKERS = "10gbit", "8"  # defaults
 
 
 def read_profile(text: str, device: str | None = None, batch: int | None = None) -> Profile:
-    """A profile's file, or a name of the zoo. Raises `InputError` saying both where it is neither."""
+    """Read a profile's file, or take a profile from the zoo.
+
+    Args:
+        text: path of the file, or a name of the zoo.
+        device: for a name of the zoo; None for the default.
+        batch: samples a worker and iteration, for a name of the zoo; None for the default.
+
+    Raises:
+        InputError: `text` is neither, or `device` or `batch` is given with a file.
+    """
     path = Path(text)
     if path.is_file():
         if device is not None or batch is not None:
@@ -39,7 +48,7 @@ def read_profile(text: str, device: str | None = None, batch: int | None = None)
 
 
 def read_network(path: Path) -> Where:
-    """A network's or a cluster's file."""
+    """Read a network's or a cluster's file."""
     try:
         return files.read(path, Network)
     except FormatError as error:
@@ -49,16 +58,20 @@ def read_network(path: Path) -> Where:
 
 
 def profile_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --device and --batch, which the command hands to `read_profile`."""
     command = click.option("--batch", type=int, help="Samples a worker and iteration, for a name of the zoo.")(command)
     return click.option("--device", help="Device for a name of the zoo (gradlane zoo --help lists them).")(command)
 
 
 def place_options(command: Callable[..., Any], *, rates: str = RATES, workers: str = WORKERS) -> Callable[..., Any]:
-    """Options that describe networks; the command takes them as **place and gives them to
-    `read_place`.
+    """Add the options that describe networks.
 
-    rates, workers: what the help says is taken where none is given. Without `rates` the help does
-    not speak of --rate.
+    The command takes them, except --rate and --workers, as keywords for `read_place`.
+
+    Args:
+        command: gets the options.
+        rates: the default of --rate, for the help; empty hides --rate.
+        workers: the default of --workers, for the help.
     """
     for option in (
         click.option(
@@ -101,6 +114,7 @@ class Place:
     colocated: bool
 
     def at(self, bits_per_second: int, workers: int) -> Where:
+        """The network of `workers` workers on links of this rate."""
         rate = max(1, bits_per_second // 8)
         if self.servers is None:
             return all_reduce(self.algorithm, workers, startup_ns=self.startup_ns, bytes_per_second=rate)
@@ -109,6 +123,11 @@ class Place:
 
 
 def read_place(algorithm: str, startup: str, servers: str | None, colocated: bool) -> Place:
+    """The place that the options describe.
+
+    Raises:
+        InputError: an option is not usable; the message names it.
+    """
     if servers is not None and servers != AS_MANY and not re.fullmatch(r"[1-9]\d{0,6}", servers):
         raise InputError(f"--servers: got {servers!r}, expected a number of them, or {AS_MANY}")
     if colocated and servers is None:
@@ -117,7 +136,7 @@ def read_place(algorithm: str, startup: str, servers: str | None, colocated: boo
 
 
 def cases(profiles: Sequence[Profile], where: Place, rates: Sequence[int], workers: Sequence[int]) -> list[Case]:
-    """One for each profile, rate in bits per second and number of workers, in this order."""
+    """Make a case for each profile, rate (bits per second) and number of workers, in this order."""
     return [
         Case(profile, where.at(rate, count), {"model": profile.model, "bits_per_second": rate, "workers": count})
         for profile in profiles
@@ -127,12 +146,16 @@ def cases(profiles: Sequence[Profile], where: Place, rates: Sequence[int], worke
 
 
 def parse_rates(texts: Sequence[str], default: str = RATES) -> list[int]:
-    """--rate, in bits per second."""
+    """The values of --rate, in bits per second."""
     return [parse_rate(part) for text in texts or (default,) for part in text.split(",")]
 
 
 def parse_counts(option: str, texts: Sequence[str], default: str = WORKERS) -> list[int]:
-    """Whole numbers: 8, or 2,4,8, or 2..64 by doubling."""
+    """The whole numbers that an option lists: 8, or 2,4,8, or 2..64 by doubling.
+
+    Raises:
+        InputError: a text is none of these; the message names `option`.
+    """
     counts: list[int] = []
     for part in (part.strip() for text in texts or (default,) for part in text.split(",")):
         match = re.fullmatch(r"(\d{1,7})(?:\.\.(\d{1,7}))?", part)
@@ -148,7 +171,7 @@ def parse_counts(option: str, texts: Sequence[str], default: str = WORKERS) -> l
 
 
 def describe(case: Case) -> str:
-    """One line for people: the model and what its gradients cross."""
+    """One line for people: the model, and the network that its gradients cross."""
     profile, where = case.profile, case.where
     head = f"{profile.model}, {len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}"
     if isinstance(where, Network):

@@ -11,7 +11,11 @@ from gradlane.units import parse_bytes
 
 
 def parse_knobs(texts: Sequence[str]) -> dict[str, Any]:
-    """Knobs by name. Raises `InputError` for anything but NAME=VALUE, and for a name twice."""
+    """The values of knobs, by name.
+
+    Raises:
+        InputError: a text is not NAME=VALUE, or a name is there twice.
+    """
     knobs: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -24,9 +28,7 @@ def parse_knobs(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(text: str) -> float | int | str:
-    """A float such as 0.1 is a share, a word one of several; everything else that policies take is
-    a size or a number.
-    """
+    """Parse a value: a decimal such as 0.1, a word such as ring, or else a size or whole number."""
     if re.fullmatch(r"\d*\.\d+", text):
         return float(text)
     return text if re.fullmatch(r"[a-z][a-z-]*", text) else parse_bytes(text)

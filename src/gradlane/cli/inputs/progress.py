@@ -1,4 +1,4 @@
-"""The progress bar of every command that simulates: on stderr, and only where somebody looks at it."""
+"""The progress bar of every command that simulates: on stderr, and only if that is a terminal."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from rich.progress import Progress
 
 
 def bar() -> Progress:
-    """A bar that leaves nothing behind: in a pipe or a log not even the empty line that rich would."""
+    """A bar that vanishes when it ends. Into a pipe or a log it prints nothing at all."""
     console = Console(stderr=True)
     return Progress(console=console, transient=True, disable=not console.is_terminal)

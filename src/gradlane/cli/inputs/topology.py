@@ -47,7 +47,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class Topology:
-    """The options as they were given."""
+    """The options as they were given; each field is the option of that name."""
 
     path: Path | None
     hosts: int | None
@@ -65,7 +65,11 @@ class Topology:
     scale: float | None
 
     def spec(self) -> LabSpec:
-        """Raises `InputError` naming the option that cannot be."""
+        """The spec of the cluster that the options describe.
+
+        Raises:
+            InputError: an option is not usable; the message names it.
+        """
         if self.path is not None:
             given = [name for name, value in vars(self).items() if name != "path" and value not in (None, False, ())]
             if given:
@@ -139,7 +143,7 @@ def _varied(text: str) -> tuple[int, Link]:
         raise InputError(f"--vary: got {text!r}, expected HOST=LOW..HIGH/EVERY[/SEED], as in {example}")
     low, high, every, seed = match.groups()
     bounds = parse_rate(low) // 8, parse_rate(high) // 8
-    # hosts with one seed would all have the same rates
+    # the host's number is part of the seed, so that hosts have different rates
     steps = random_steps(int(seed or 0) * 1_000_003 + host, *bounds, parse_ns(every), _VARIED_STEPS)
     return host, Link(steps[0].bytes_per_second, steps)
 

@@ -1,5 +1,6 @@
-"""Types of options that several commands have: a file to write, whose folder is checked before the
-work; the rate of a link.
+"""Types of options that several commands have: a file to write, and the rate of a link.
+
+The folder of a file to write is checked before the command does its work.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from gradlane.units import parse_rate
 
 
 class _OutFile(click.Path):
-    """A file in a folder that exists."""
+    """A file to write, in a folder that exists."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
@@ -30,5 +31,5 @@ OUT_FILE = _OutFile()
 
 
 def rate_or_none(text: str | None) -> int | None:
-    """The option --link: a rate in bits per second, None for links as they are."""
+    """The value of --link: a rate in bits per second, or None if links are not to be shaped."""
     return None if text is None or text.lower() == "none" else parse_rate(text)

@@ -1,1 +1,1 @@
-"""Communication of a session: the driver of its Dispatcher, the control channel between ranks, and how a job fails."""
+"""Communication of a session: the driver of its messages, the control channel, and failures."""

@@ -1,16 +1,18 @@
-"""Peers: one small connection from every rank to rank 0, apart from the traffic of gradients.
+"""ControlChannel: one small TCP connection from every rank to rank 0, apart from gradient traffic.
 
-It carries what collectives cannot say: I am alive (every half second), I failed and why, I leave, start this
-message next (a coordinator's choice), and the rolling hash of what a rank has issued. A dead process is
-noticed when the kernel closes its connection, a silent one after `SILENCE_S`; slow is not dead, since the
-beats come from a thread of their own. Rank 0 tells all others what it learns, so every rank ends with an
-error that names the same culprit.
+It carries what collectives cannot say: that a rank is alive (every `BEAT_S`), that it failed and
+why, that it leaves in order, rank 0's choices and decisions, and the rolling hash of the messages
+that a rank has issued. A dead process is noticed when the kernel closes its connection, and a
+silent one after `SILENCE_S`. A slow rank is not taken for a dead one, since a thread of its own
+sends the beats. Rank 0 passes on what it learns, so that every rank ends with an error that names
+the same culprit.
 
-Wire: frames of a fixed 16-byte little-endian header (magic, type, version, rank, length) and at most
-`MAX_PAYLOAD` bytes. Anything else closes that one connection. Nothing is unpickled or evaluated. Whoever
-connects must send the job's token first; the token keeps jobs apart, it is no secret.
+Wire: each frame has a 16-byte little-endian header (magic, type, version, rank, length) and at most
+`MAX_PAYLOAD` bytes of payload. Anything else closes that one connection. Nothing is unpickled or
+evaluated. Whoever connects must send the job's token first; the token keeps jobs apart and is no
+secret.
 
-Owns one thread a process. The callbacks run on that thread.
+Each process has one thread for this, on which the callbacks run.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ from gradlane.errors import CommunicationError, JobError, OrderError, PeerDied, 
 from gradlane.live.backends.addresses import own_address
 
 BEAT_S = 0.5
-SILENCE_S = 2.5
-MAX_PAYLOAD = 16 * 1024
-MAX_STRANGERS = 64
+SILENCE_S = 2.5  # five beats
+MAX_PAYLOAD = 16 * 1024  # bytes
+MAX_STRANGERS = 64  # connections that have not sent the token yet
 _HEADER = struct.Struct("<4sBBHII")  # magic, type, version, reserved, rank, payload bytes
 _MAGIC = b"GLP1"
 _VERSION = 1
@@ -48,7 +50,7 @@ class Frame(IntEnum):
     CHOICE = 5  # iteration (8 bytes), message (4 bytes)
     ISSUED = 6  # iteration (8 bytes), hash (8 bytes)
     DECISION = 7  # iteration (8 bytes), what rank 0 decided for it (4 bytes)
-    BUFFERS = 8  # forward passes that have ended (8 bytes), why rank 0 sends its buffers now (4 bytes)
+    BUFFERS = 8  # forward passes that have ended (8 bytes), why rank 0 sends its buffers (4 bytes)
 
 
 _PAIR = struct.Struct("<QI")
@@ -65,7 +67,7 @@ class _Cause(IntEnum):
 
 
 class _Connection:
-    """One socket with its unread bytes; writes are whole frames under a lock."""
+    """One socket with its unread bytes. Any thread may send; a lock keeps frames whole."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -79,11 +81,17 @@ class _Connection:
 
     def send(self, frame: Frame, rank: int, payload: bytes = b"") -> None:
         data = _HEADER.pack(_MAGIC, frame, _VERSION, 0, rank, len(payload)) + payload
-        with contextlib.suppress(OSError), self._lock:  # a broken connection is noticed by its reader
+        # whoever reads from the connection notices that it is broken
+        with contextlib.suppress(OSError), self._lock:
             self.socket.sendall(data)
 
     def receive(self) -> list[tuple[Frame, int, bytes]]:
-        """Frames that have arrived. Raises OSError or ValueError when the connection is of no more use."""
+        """Read from the socket and return the frames that have arrived: type, rank, payload.
+
+        Raises:
+            OSError: the connection is broken or closed.
+            ValueError: the peer sent something else than a frame.
+        """
         data = self.socket.recv(65536)
         if not data:
             raise ConnectionResetError("closed by peer")
@@ -102,11 +110,24 @@ class _Connection:
 
 
 class ControlChannel:
-    """The control channel of one session.
+    """The control channel of one session, connected by the constructor (rank 0 waits for all).
 
-    on_failure(error): another rank is gone or asked all to stop. on_choice(iteration, message): the
-    coordinator's order (never on rank 0). on_left(rank): it said goodbye. on_decision(iteration, what): rank 0's decision
-    on an iteration to come (never on rank 0). on_buffers(forward, why): rank 0 sends its buffers out of turn (likewise).
+    Args:
+        store: a store of torch.distributed, through which ranks find rank 0.
+        rank: of this process.
+        world: number of ranks.
+        timeout_s: seconds after which a rank that does not connect is an error.
+        on_failure: called with an error if another rank is gone, stalled or failed, or if ranks
+            issued messages in different orders.
+        on_choice: called with an iteration and the message that is next in it, on ranks other
+            than 0.
+        on_left: called with a rank that has left in order.
+        on_decision: called with an iteration and what rank 0 decided for it, on ranks other than 0.
+        on_buffers: called with a number of forward passes and why rank 0 sends its buffers after
+            them, on ranks other than 0.
+
+    Raises:
+        CommunicationError: ranks did not connect, or rank 0 cannot be reached.
     """
 
     def __init__(
@@ -126,7 +147,7 @@ class ControlChannel:
         self._on_buffers = on_buffers
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, _Connection] = {}  # by rank
-        self._met: set[int] = set()  # rank 0: who has come, were it to leave again at once
+        self._met: set[int] = set()  # rank 0: ranks that have connected, even if they left again
         self._strangers: list[_Connection] = []
         self._hashes: dict[int, dict[int, int]] = {}  # rank 0: iteration -> rank -> hash
         self._listener: socket.socket | None = None
@@ -140,7 +161,7 @@ class ControlChannel:
         self._thread = threading.Thread(target=self._run, name="gradlane-peers", daemon=True)
         self._thread.start()
 
-    # -- meeting -------------------------------------------------------------------------------------
+    # -- meeting -----------------------------------------------------------------------------------
 
     def _listen(self, store: Any, timeout_s: float) -> None:
         token = secrets.token_hex(16)
@@ -174,18 +195,23 @@ class ControlChannel:
         self._connections[0] = connection
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
 
-    # -- what the session says -------------------------------------------------------------------------
+    # -- what the session says ---------------------------------------------------------------------
 
     def choose(self, iteration: int, message: int) -> None:
-        """Coordinator: `message` is next, for everybody."""
+        """Tell the others that `message` is next in `iteration` (rank 0 only)."""
         self._say(Frame.CHOICE, iteration, message)
 
     def decide(self, iteration: int, what: int) -> None:
-        """Rank 0: `what` is decided for `iteration`, for everybody."""
+        """Tell the others that `what` is decided for `iteration` (rank 0 only)."""
         self._say(Frame.DECISION, iteration, what)
 
     def buffers(self, forward: int, why: int) -> None:
-        """Rank 0: its buffers will come out of turn, to everybody."""
+        """Tell the others that buffers will come in addition (rank 0 only).
+
+        Args:
+            forward: number of forward passes that have ended.
+            why: an `Extra` of `session/module_buffers.py`.
+        """
         self._say(Frame.BUFFERS, forward, why)
 
     def _say(self, frame: Frame, when: int, what: int) -> None:
@@ -194,16 +220,22 @@ class ControlChannel:
             connection.send(frame, self._rank, payload)
 
     def issued(self, iteration: int, rolling_hash: int) -> None:
-        """All messages of `iteration` have been issued, in an order with this hash."""
+        """Report that this rank has issued all messages of `iteration`, in an order with this hash.
+
+        Rank 0 compares the hashes of all ranks.
+        """
         if self._rank == 0:
             self._compare(iteration, 0, rolling_hash)
         else:
             to_rank_0 = self._connections.get(0)
-            if to_rank_0 is not None:  # else it is gone, of which `on_failure` or `on_left` tells
+            if to_rank_0 is not None:  # else rank 0 is gone, as `on_failure` or `on_left` has told
                 to_rank_0.send(Frame.ISSUED, self._rank, _HASH.pack(iteration, rolling_hash))
 
     def fail(self, error: BaseException) -> None:
-        """Tell everybody that this rank fails, and why; that another one is gone they know from rank 0."""
+        """Tell the other ranks that this rank fails, and why.
+
+        Nothing is sent if it fails because another rank is gone: rank 0 tells that.
+        """
         if isinstance(error, PeerError):
             return
         kind = _Cause.ORDER if isinstance(error, OrderError) else _Cause.OTHER if isinstance(error, JobError) else _Cause.RAISED
@@ -211,7 +243,10 @@ class ControlChannel:
         self._broadcast_failure(kind, self._rank, text)
 
     def close(self) -> None:
-        """Say goodbye and end the thread. May be called twice, and from any thread but its own."""
+        """Tell the others that this rank leaves, and end the thread.
+
+        Any thread but the channel's own may call it, more than once.
+        """
         if self._closing:
             return
         for connection in list(self._connections.values()):
@@ -221,14 +256,14 @@ class ControlChannel:
         self._thread.join(timeout=SILENCE_S)
         self._release()
 
-    # -- the thread ------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         next_beat = time.monotonic()
         while not self._closing:
             now = time.monotonic()
             if now >= next_beat:
-                # a thread that was itself stopped for long must listen before it judges
+                # if this thread itself was stopped for long, it must listen before it judges others
                 late = now - next_beat > BEAT_S
                 next_beat = now + BEAT_S
                 for connection in list(self._connections.values()):
@@ -247,11 +282,11 @@ class ControlChannel:
 
     def _accept(self) -> None:
         assert self._listener is not None
-        if len(self._strangers) >= MAX_STRANGERS:  # so many that never said HELLO: make room
+        if len(self._strangers) >= MAX_STRANGERS:  # so many never sent HELLO: make room
             self._drop(self._strangers[0])
         try:
             connection = _Connection(self._listener.accept()[0])
-        except OSError:  # gone again already, or no descriptor is free: the others must not suffer for it
+        except OSError:  # it is gone again, or no descriptor is free: make room for ranks
             for stranger in list(self._strangers):
                 self._drop(stranger)
             return
@@ -288,7 +323,7 @@ class ControlChannel:
                 self._broadcast_failure(_Cause(kind), culprit, text, skip=connection.rank)
             self._on_failure(_failure(_Cause(kind), culprit, text))
         elif frame is Frame.BYE:
-            if self._rank == 0:  # each rank knows rank 0 alone
+            if self._rank == 0:  # the other ranks have no connection to the one that leaves
                 rank = connection.rank
                 for other in list(self._connections.values()):
                     if other is not connection:
@@ -366,5 +401,5 @@ def _failure(kind: _Cause, rank: int, text: str) -> JobError:
     if kind is _Cause.RAISED:
         return PeerFailed(f"rank {rank} failed: {text}", rank)
     if kind is _Cause.ORDER:
-        return OrderError(text)  # which says of whom
+        return OrderError(text)  # the text names the ranks
     return PeerFailed(f"rank {rank} stopped: {text}", rank)

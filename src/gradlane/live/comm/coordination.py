@@ -1,7 +1,8 @@
 """Coordination: what rank 0 decides for all ranks of a session, over the control channel.
 
-That is the order of messages, where a session is coordinated (ByteScheduler, section 5); what is to be done before an
-iteration begins (`adapt.controller`); and that the model's buffers come out of turn (`session.module_buffers`).
+Rank 0 decides the order of messages, if the session is coordinated (ByteScheduler, section 5), and
+what is done before an iteration begins (`adapt/controller.py`). It also announces broadcasts of the
+model's buffers in addition to the regular ones (`session/module_buffers.py`).
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ class Coordination:
         rank: of this process; rank 0 decides.
         failures: of the session; its lock guards what arrives here.
         make_channel: makes the control channel, given its callbacks (every rank calls it).
-        on_choice: hears of the coordinator's next message of the present iteration; under the lock.
-        on_buffers: hears that rank 0 sends its buffers out of turn.
+        on_choice: called under the lock with the message that rank 0 puts next in the iteration
+            that runs here.
+        on_buffers: called with a number of forward passes and why rank 0 sends its buffers after
+            them, see `ControlChannel`.
     """
 
     def __init__(
@@ -48,21 +51,39 @@ class Coordination:
         )
 
     def begin(self, iteration: int) -> None:
-        """Iteration `iteration` begins here; choices that came before are followed now. Under the lock."""
+        """Begin `iteration` on this rank, and follow the choices that came before it began.
+
+        Called under the lock.
+        """
         self._iteration = iteration
         for message in self._choices.pop(iteration, ()):
             self._on_choice(message)
 
     def choose(self, message: int) -> None:
-        """Rank 0: `message` is next, for everybody."""
+        """Tell the other ranks that `message` is next (rank 0 only)."""
         self.channel.choose(self._iteration, message)
 
     def issued(self, rolling_hash: int) -> None:
-        """All messages of this iteration have been started, in an order with this hash; ranks compare theirs."""
+        """Report that all messages of this iteration were started, in an order with this hash.
+
+        Rank 0 compares the hashes of all ranks.
+        """
         self.channel.issued(self._iteration, rolling_hash)
 
     def decide(self, iteration: int, decided: int | None) -> int:
-        """What rank 0 has decided for `iteration`: `decided` there, waited for elsewhere (None)."""
+        """Agree on what rank 0 decided for `iteration`.
+
+        Args:
+            iteration: the one that is about to begin.
+            decided: rank 0 passes its decision and broadcasts it; other ranks pass None and block
+                until it arrives.
+
+        Returns:
+            The decision.
+
+        Raises:
+            JobError: the job has failed, or the decision did not arrive in time.
+        """
         if decided is not None:
             self.channel.decide(iteration, decided)
             return decided
@@ -70,14 +91,20 @@ class Coordination:
         return self._decisions.pop(iteration)
 
     def announce_buffers(self, forward: int, why: int) -> None:
-        """Rank 0: the model's buffers will come out of turn, see `session.module_buffers`."""
+        """Tell the other ranks that buffers will come in addition to the regular broadcasts.
+
+        Args:
+            forward: number of forward passes that have ended.
+            why: an `Extra` of `session/module_buffers.py`.
+        """
         self.channel.buffers(forward, why)
 
     def _choice_told(self, iteration: int, message: int) -> None:
-        with self._failures.lock, contextlib.suppress(JobError):  # noted in `failures`; no caller is there to raise it to
+        # an error is noted in `failures`; this thread has no caller that could handle it
+        with self._failures.lock, contextlib.suppress(JobError):
             if iteration == self._iteration:
                 self._on_choice(message)
-            else:  # the coordinator may be ahead of this rank
+            else:  # rank 0 may be ahead of this rank
                 self._choices.setdefault(iteration, []).append(message)
 
     def _decision_told(self, iteration: int, decided: int) -> None:

@@ -1,9 +1,10 @@
-"""Driver: the messages of a session on their way, from a gradient's slot to its sum.
+"""Driver: carries out a session's plan, from a gradient in its slot to the sum in the same slot.
 
-It owns the session's engine, and gives it a backend to carry messages and a recorder to say when. A fact is handled at
-once by the thread that brings it (the training thread, the backend's thread that finished a sum, the control channel's
-thread), under one lock. There is no scheduling thread that a message would have to wait for. What waits and fails is in
-`failures.py`; what rank 0 decides for all is in `coordination.py`.
+It owns the session's engine, starts the engine's messages on the backend, and records the times. A
+fact is handled at once, under one lock, by the thread that brings it: the training thread, the
+backend's thread that finished a sum, or the control channel's thread. There is no scheduling thread
+that a message would have to wait for. Waiting and failing is in `failures.py`; what rank 0 decides
+for all is in `coordination.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _64_BITS = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Driver:
-    """Owned by one session. `slots[t]` holds tensor t's gradient and, once it has arrived, its sum.
+    """The messages of one session.
 
     Args:
         rank: of this process.
@@ -40,8 +41,14 @@ class Driver:
         backend: carries the messages.
         recorder: keeps the times of what happens.
         make_channel: makes the control channel, given its callbacks.
-        on_buffers: hears that rank 0 sends the model's buffers out of turn.
+        on_buffers: called with a number of forward passes and why rank 0 sends its buffers after
+            them, see `ControlChannel`.
         keeps_log: keep a log of what the Dispatcher is told and answers.
+
+    Attributes:
+        iteration: the one that runs or ran last, from 0; -1 before the first.
+        plan: the plan in force.
+        slots: by tensor: the memory of its gradient and, once that has arrived, of its sum.
     """
 
     def __init__(
@@ -63,19 +70,24 @@ class Driver:
         self._lock = self.failures.lock
         self._closed = False
         self._unissued = 0
-        self._rolling_hashes: list[int] = []  # by lane: across lanes, ranks need no one order
+        # by lane: ranks need the same order within a lane, but not across lanes
+        self._rolling_hashes: list[int] = []
         self._gradient_buffers = GradientBuffers([])
         self._laid_out: tuple[TensorSpec, ...] = ()
         self.coordination = Coordination(rank, self.failures, make_channel, self._follow, on_buffers)
 
-    # -- one plan, one iteration -----------------------------------------------------------------------
+    # -- one plan, one iteration -------------------------------------------------------------------
 
     def take_up(self, plan: Plan, params: Sequence[torch.nn.Parameter], coordinated: bool) -> None:
-        """Make `plan` the plan in force, for `params` in its tensor order. Nothing may be under way.
+        """Put `plan` in force. No message may be in flight.
 
-        coordinated: rank 0 decides the order as it goes, the others follow it.
+        Args:
+            plan: the same on every rank.
+            params: in the order of the plan's tensors.
+            coordinated: rank 0 decides the order of messages while they run, and the others follow.
         """
-        if plan.tensors != self._laid_out:  # else what points into the slots may stay, and their memory is warm
+        # if the tensors are the same, the slots stay: others refer to them, and caches hold them
+        if plan.tensors != self._laid_out:
             self._gradient_buffers, self._laid_out = GradientBuffers(params), plan.tensors
         self.plan = plan
         self.slots = self._gradient_buffers.slots
@@ -88,7 +100,7 @@ class Driver:
         self._backend.prepare(plan, self._buffers)
 
     def begin(self) -> None:
-        """A new iteration; all of the one before must have arrived."""
+        """Begin an iteration. All sums of the one before must have arrived."""
         self._gradient_buffers.mark_all_present()
         with self._lock:
             self.iteration += 1
@@ -105,7 +117,11 @@ class Driver:
         return order
 
     def ready(self, tensor: int) -> int:
-        """Slot `tensor` holds this rank's gradient. Returns the time of it, in ns."""
+        """Report that the slot of `tensor` holds this rank's gradient.
+
+        Returns:
+            The time of this, in ns of the monotonic clock.
+        """
         self._events[tensor] = self._backend.so_far()
         now = now_ns()
         with self._lock:
@@ -114,9 +130,13 @@ class Driver:
         return now
 
     def put_absent(self, tensor: int, gradient: torch.Tensor | None, scale: float, counts: bool) -> None:
-        """This backward pass had no gradient for `tensor`: into its slot comes `gradient` times `scale`, or zeros.
+        """Fill the slot of a tensor that got no gradient in this backward pass.
 
-        counts: whether this rank used the tensor all the same, see `used_by_anybody`.
+        Args:
+            tensor: the tensor.
+            gradient: goes into the slot, times `scale`; None for zeros.
+            scale: factor for `gradient`.
+            counts: whether this rank used the tensor nevertheless, see `used_by_anybody`.
         """
         if gradient is None:
             self.slots[tensor].zero_()
@@ -126,20 +146,20 @@ class Driver:
             self._gradient_buffers.presence[tensor].zero_()
 
     def used_by_anybody(self, tensor: int) -> bool:
-        """Whether some rank contributed to the sum of `tensor`, which must have arrived."""
+        """Whether any rank produced a gradient for `tensor`, whose sum must have arrived."""
         return float(self._gradient_buffers.presence[tensor]) != 0
 
     @property
     def log(self) -> Log | None:
-        """What the Dispatcher was told in the last iterations and what it answered; None where no log is kept."""
+        """What the Dispatcher was told and answered in the last iterations; None without a log."""
         with self._lock:
             return self._engine.log
 
-    # -- what the engine asks for, under the lock --------------------------------------------------------
+    # -- what the engine asks for, under the lock --------------------------------------------------
 
     def start(self, message: int, second_phase: bool) -> bool:
-        """Hand `message` to the backend; returns whether it has ended for the host already."""
-        # the order of second phases is the plan's: nobody chooses it
+        """Hand `message` to the backend; return whether it has already ended for the host."""
+        # rank 0 does not choose the order of second phases, which is the plan's
         if self._chooses or (self._coordinated and second_phase):
             self._backend.expect(message)
         if self._chooses and not second_phase:
@@ -158,67 +178,74 @@ class Driver:
         return ended
 
     def left(self, message: int) -> None:
-        """`message` has left its window."""
+        """Record that `message` has left its window; from now on it is received, if at all."""
         now = now_ns()
         self._recorder.add("send", self.iteration, message, self._began_ns[message], now)
-        if self.plan.wire == "fifo":  # else a server may have begun to return it long ago
+        if self.plan.wire == "fifo":  # else a server may have begun to return packets long before
             self._began_ns[message] = now
 
     def arrived(self, message: int) -> None:
-        """The sum of `message` is in the slots of its tensors, for the host."""
+        """Record that the sum of `message` is in the slots of its tensors, for the host."""
         now = now_ns()
         if self.plan.messages[message].two_phase or self._backend.tells_sends:
             self._recorder.add("receive", self.iteration, message, self._began_ns[message], now)
-        elif self.plan.second_phases:  # beside messages of two phases, whose second is a receive, there are messages of one
+        # the second phase of a message is its receive; a message of one phase beside such messages
+        # gets a receive, too, of no duration
+        elif self.plan.second_phases:
             self._recorder.add("receive", self.iteration, message, now, now_ns())
         self.failures.notify_if_awaited()
 
     def _events_of(self, message: int) -> list[Event]:
         return [event for tensor in self.plan.messages[message].tensors if (event := self._events[tensor]) is not None]
 
-    # -- facts, on any thread ------------------------------------------------------------------------------
+    # -- facts, on any thread ----------------------------------------------------------------------
 
     def _tell(self, fact: Callable[[int], None], subject: int) -> None:
-        """Hand a fact to the engine. What goes wrong while it starts messages becomes the failure of the job."""
+        """Hand a fact to the engine. If it cannot start messages, that is the job's failure."""
         try:
             fact(subject)
         except OrderError as error:
             self.abort(OrderError(f"{self.where}: {error}"))
             self.failures.check()
-        except RuntimeError as error:  # torch.distributed refuses: a connection is broken already
+        except RuntimeError as error:  # torch.distributed refuses, since a connection is broken
             self.failures.suspect(error)
 
     def _message_done(self, message: int, error: BaseException | None) -> None:
-        """Called by the backend, once a message or phase."""
+        """Called by the backend on any thread, once for each message or phase that has ended."""
         if error is not None:
             self.failures.suspect(error)
         else:
             self._told_by_backend(self._engine.ended, message)
 
     def _message_sent(self, message: int) -> None:
-        """Called by the backend, once a message, where it tells sends."""
+        """Called by the backend on any thread, once for each message, if it `tells_sends`."""
         self._told_by_backend(self._engine.sent, message)
 
     def _told_by_backend(self, fact: Callable[[int], None], message: int) -> None:
-        with self._lock, contextlib.suppress(JobError):  # noted in `failures`; no caller is there to raise it to
+        # an error is noted in `failures`; this thread has no caller that could handle it
+        with self._lock, contextlib.suppress(JobError):
             if not self._closed and self.failures.failure is None:
                 self._tell(fact, message)
 
     def _follow(self, message: int) -> None:
-        """The coordinator put `message` next."""
+        """Let `message` start, which rank 0 put next."""
         self._backend.expect(message)
         self._tell(self._engine.allow, message)
 
-    # -- waiting ---------------------------------------------------------------------------------------
+    # -- waiting -----------------------------------------------------------------------------------
 
     def has_arrived(self, tensor: int) -> bool:
-        """Whether the sum of `tensor` is there, without waiting."""
+        """Whether the sum of `tensor` is in its slot. Does not wait."""
         if not self._engine.has_arrived(tensor):
             return False
         return not self._backend.has_streams or all(map(self._backend.has_ended, self._engine.messages_of(tensor)))
 
     def wait_for(self, tensor: int) -> None:
-        """Return when the sum of `tensor` is in its slot (on a device: for whatever the stream does next)."""
+        """Wait until the sum of `tensor` is in its slot. On a device, the stream waits instead.
+
+        Raises:
+            JobError: the job has failed, or the sum did not arrive in time.
+        """
         if not self._engine.has_arrived(tensor):
             began = now_ns()
             name = self.plan.tensors[tensor].name
@@ -229,7 +256,11 @@ class Driver:
                 self._backend.join(message)
 
     def wait_for_all(self) -> None:
-        """Return when every sum of this iteration is in its slot."""
+        """Wait for every sum of this iteration, as `wait_for` does.
+
+        Raises:
+            JobError: the job has failed, or a sum did not arrive in time.
+        """
         if not self._engine.all_arrived:
             began = now_ns()
             self.failures.wait_until(lambda: self._engine.all_arrived, "the sums of this iteration")
@@ -239,32 +270,42 @@ class Driver:
                 self._backend.join(message)
 
     def wait_for_works(self, groups: ProcessGroups, works: Sequence[Any], what: str) -> None:
-        """Return when collectives that were begun in `groups` have ended, or raise as any wait does."""
+        """Wait for collectives of torch.distributed. On a device, the stream waits instead.
+
+        Args:
+            groups: in which they were begun.
+            works: what torch.distributed returned for them.
+            what: names them in error messages.
+
+        Raises:
+            JobError: the job has failed, or they did not end in time.
+        """
         if self._backend.has_streams:
             for work in works:
-                work.wait()  # the stream waits
+                work.wait()  # the stream waits, the host does not
         else:
             self.failures.wait_for_works(groups, works, what)
 
     def decide(self, decided: int | None) -> int:
-        """What rank 0 has decided for the next iteration: `decided` there, waited for elsewhere (None)."""
+        """Agree on what rank 0 decided for the next iteration, see `Coordination.decide`."""
         return self.coordination.decide(self.iteration + 1, decided)
 
-    # -- failing and ending ------------------------------------------------------------------------------
+    # -- failing and ending ------------------------------------------------------------------------
 
     @property
     def where(self) -> str:
-        """Rank and iteration, for messages."""
+        """Rank and iteration, for error messages."""
         return f"rank {self.rank}, iteration {self.iteration}"
 
     def describe_state(self) -> str:
-        """What is under way and what is waited for, for messages."""
+        """What is in flight and what is waited for, for error messages."""
         return self._engine.describe_state()
 
     def abort(self, error: BaseException) -> None:
-        """This rank fails: wait for nothing any more, and tell the others.
+        """Fail this rank with `error`, and tell the other ranks.
 
-        In this order, so that a rank which found its own fault does not blame another that found the same.
+        In this order, so that two ranks that find the same fault each keep their own error rather
+        than blame one another.
         """
         own = error if isinstance(error, JobError) else None
         self.failures.fail(own or PeerFailed(f"rank {self.rank} failed: {type(error).__name__}: {error}", self.rank))
@@ -272,7 +313,7 @@ class Driver:
             self.coordination.channel.fail(error)
 
     def close(self) -> None:
-        """End the control channel, then the backend."""
+        """Close the control channel, then the backend."""
         self._closed = True
         self.coordination.channel.close()
         self._backend.close(self.failures.verdict())

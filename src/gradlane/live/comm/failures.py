@@ -1,7 +1,7 @@
-"""Failures: the first failure of a job, which stands, and waiting that ends in a result or in that failure.
+"""Failures: the first failure of a job, which stands, and waits that end with a result or with it.
 
-The training thread blocks only in `wait_until`, which ends within the timeout. Everything that waits, and every later call,
-raises the first failure. Any thread may report one.
+The training thread blocks only in `wait_until`, which ends within the timeout. Everything that
+waits, and every later call, raises the first failure. Any thread may report one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gradlane.errors import CommunicationError, JobError, PeerDied, PeerError
 from gradlane.live.backends.process_groups import ProcessGroups
 
 _VERDICT_S = 1.5  # how long a failed collective waits for the control channel to name the culprit
-_LEFT_S = 5.0  # how long sums may take after a peer has left in order
+_LEFT_S = 5.0  # how long sums may still take after a rank has left in order
 
 
 class Whereabouts(Protocol):
-    """Where this rank is, for messages."""
+    """Where this rank is, for error messages."""
 
     @property
     def where(self) -> str:
@@ -27,16 +27,20 @@ class Whereabouts(Protocol):
         ...
 
     def describe_state(self) -> str:
-        """What is under way and what is waited for."""
+        """What is in flight and what is waited for."""
         ...
 
 
 class Failures:
-    """Owned by a session's driver. `lock` guards whatever the threads that bring facts share; `wait_until` waits on it.
+    """The failure of one session's job, if there is one, and its waits. Owned by the driver.
 
     Args:
-        whereabouts: for messages.
+        whereabouts: gives texts for error messages.
         timeout_s: seconds after which a wait is an error.
+
+    Attributes:
+        failure: the first failure; None while there is none.
+        lock: guards all that the threads which bring facts share; `wait_until` waits on it.
     """
 
     def __init__(self, whereabouts: Whereabouts, timeout_s: float) -> None:
@@ -44,11 +48,13 @@ class Failures:
         self.lock = threading.RLock()
         self._condition = threading.Condition(self.lock)
         self._whereabouts, self._timeout_s = whereabouts, timeout_s
-        self._suspicion: tuple[BaseException, float] | None = None  # a failed collective, and how long it may stay unexplained
-        self._left: tuple[int, float] | None = None  # a rank that has left in order, and how long sums may still take
-        self._awaited: Callable[[], bool] | None = None  # what the training thread is blocked for
+        # a failed collective's error, and the time until which it may stay unexplained
+        self._suspicion: tuple[BaseException, float] | None = None
+        # a rank that has left in order, and the time until which sums may still end
+        self._left: tuple[int, float] | None = None
+        self._awaited: Callable[[], bool] | None = None  # what the training thread waits for
 
-    # -- reporting ---------------------------------------------------------------------------------------
+    # -- reporting ---------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise the failure of this job, if there is one."""
@@ -56,42 +62,58 @@ class Failures:
             raise self.failure
 
     def fail(self, error: JobError) -> None:
-        """`error` is the failure of this job, unless it has failed before."""
+        """Make `error` the failure of this job, unless it has failed before."""
         with self._condition:
             if self.failure is None:
                 self.failure = error
             self._condition.notify_all()
 
     def suspect(self, error: BaseException) -> None:
-        """A collective failed; the control channel will shortly know which rank is to blame."""
+        """Report a failed collective; the control channel will soon tell which rank is to blame."""
         with self._condition:
             if self._suspicion is None:
                 self._suspicion = (error, time.monotonic() + _VERDICT_S)
             self._condition.notify_all()
 
     def left(self, rank: int) -> None:
-        """`rank` left the job in order: what is under way may still end, but not for long."""
+        """Report that `rank` left in order: sums in flight get `_LEFT_S` more seconds to end."""
         with self._condition:
             if self._left is None:
                 self._left = (rank, time.monotonic() + _LEFT_S)
             self._condition.notify_all()
 
     def notify(self, error: BaseException | None = None) -> None:
-        """Something that `wait_until` may be waiting for has ended, well or not."""
+        """Wake `wait_until`, since something has ended that it may wait for.
+
+        Args:
+            error: if given, what has ended is a collective that failed with it.
+        """
         if error is not None:
             self.suspect(error)
         with self._condition:
             self._condition.notify_all()
 
     def notify_if_awaited(self) -> None:
-        """As `notify`, but only if it is what is waited for: a wake-up costs more than a message's bookkeeping."""
+        """Wake `wait_until` if its predicate holds. Called under the lock.
+
+        A wake-up costs more than all else that is done when a message ends.
+        """
         if self._awaited is not None and self._awaited():
             self._condition.notify_all()
 
-    # -- waiting -----------------------------------------------------------------------------------------
+    # -- waiting -----------------------------------------------------------------------------------
 
     def wait_until(self, predicate: Callable[[], bool], what: str) -> None:
-        """Block until `predicate()`, or raise the typed reason why that will not come. what: is waited for, for messages."""
+        """Block until `predicate()` holds.
+
+        Args:
+            predicate: called under the lock.
+            what: names in error messages what is waited for.
+
+        Raises:
+            JobError: the job has failed, or the predicate does not hold in time; its type and text
+                say why.
+        """
         deadline = time.monotonic() + self._timeout_s
         with self._condition:
             self._awaited = predicate
@@ -106,7 +128,16 @@ class Failures:
             self._awaited = None
 
     def wait_for_works(self, groups: ProcessGroups, works: Sequence[Any], what: str) -> None:
-        """Return when collectives on the host that were begun in `groups` have ended, or raise as any wait does."""
+        """Wait until collectives on the host have ended.
+
+        Args:
+            groups: in which they were begun.
+            works: what torch.distributed returned for them.
+            what: names them in error messages.
+
+        Raises:
+            JobError: as `wait_until`.
+        """
         ended = False
 
         def end(error: BaseException | None) -> None:
@@ -118,24 +149,29 @@ class Failures:
         self.wait_until(lambda: ended, what)
 
     def collective(self, call: Callable[[], Any]) -> None:
-        """Run a blocking collective between iterations, whose failure is told like any other."""
+        """Run a blocking collective between iterations, and report its failure like any other.
+
+        Raises:
+            JobError: the collective failed.
+        """
         try:
             call()
         except RuntimeError as error:
             self.suspect(error)
             self.wait_until(lambda: False, "an agreement between iterations")
 
-    # -- verdicts ----------------------------------------------------------------------------------------
+    # -- verdicts ----------------------------------------------------------------------------------
 
     def verdict(self) -> JobError | None:
-        """Why the last sums, which nobody waited for, did not end; None where nothing is known to be wrong."""
+        """The reason why the last sums, which nobody waited for, failed; None if none is known."""
         return self.failure or (None if self._suspicion is None else self._why_not("the last sums"))
 
     def _why_not(self, what: str) -> JobError:
         where = self._whereabouts.where
         if self._suspicion is not None and isinstance(self._suspicion[0], PeerError) and self._suspicion[0].rank is None:
-            return self._suspicion[0]  # an external server is gone: whoever has left since left because of it
-        # whoever left in order closed its connections, which torch.distributed reports as a failure
+            # an external server is gone; ranks that have left since then left because of that
+            return self._suspicion[0]
+        # a rank that left in order closed its connections, and torch.distributed reports a failure
         if self._left is not None and (self._suspicion is not None or time.monotonic() >= self._left[1]):
             rank = self._left[0]
             return PeerDied(

@@ -1,7 +1,8 @@
-"""Recorder: what happened when, at the price of a tuple an event, and the Profile made from it.
+"""Recorder: the times of what happens in a session, and the profile that is made from them.
 
-Keeps the last `KEEP` iterations. Times are nanoseconds of the monotonic clock, which ranks on one host
-share. Written by the training thread and, for messages, by whoever holds the session's lock.
+An event costs one tuple, and the last `KEEP` iterations are kept. Times are nanoseconds of the
+monotonic clock, which ranks on one host share. The training thread writes here, and, for messages,
+whichever thread holds the session's lock.
 """
 
 from __future__ import annotations
@@ -14,53 +15,67 @@ from statistics import median
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Kind, Span, Timeline
 
-KEEP = 64
-LEAST_STABLE = 5  # iterations after which a profile may be called stable
-STABLE = 0.05  # of the backward pass: by so much the times of nine gradients of ten may differ
+KEEP = 64  # iterations
+LEAST_STABLE = 5  # iterations before a profile may count as stable
+STABLE = 0.05  # part of the backward pass by which times of nine in ten gradients may differ
 
 Row = tuple[Kind, int, int, int, int]
-"""A span: kind, iteration, subject, start and end."""
+"""A span: kind, iteration, subject (a tensor or message; -1 for none), start and end in ns."""
 
 now_ns = time.monotonic_ns
 
 
 class Recorder:
-    """Spans of the last iterations of one session, by iteration."""
+    """Spans of the last iterations of one session."""
 
     def __init__(self) -> None:
         self._iterations: deque[list[Row]] = deque(maxlen=KEEP)
         self._spans: list[Row] = []
 
     def begin(self) -> None:
-        """A new iteration's spans follow."""
+        """Begin a new iteration: the spans that follow are kept with it."""
         self._spans = []
         self._iterations.append(self._spans)
 
     def add(self, kind: Kind, iteration: int, subject: int, start_ns: int, end_ns: int) -> None:
+        """Add a span; its fields are those of `Row`."""
         self._spans.append((kind, iteration, subject, start_ns, end_ns))
 
     def last(self) -> list[Row]:
-        """The spans from the start of the last backward pass on."""
+        """The spans since the last `begin`, which is at the start of a backward pass."""
         return list(self._spans)
 
     def forget(self, iteration: int) -> None:
-        """Drop everything: the plan changed before `iteration`, and a timeline is of one plan. That is its first span."""
+        """Drop all spans, since the plan changed before `iteration` and a timeline is of one plan.
+
+        The first span after that is a `switch`, which marks the change.
+        """
         now = now_ns()
         self._spans = [("switch", iteration, -1, now, now)]
         self._iterations.clear()
         self._iterations.append(self._spans)
 
     def timeline(self, plan: str, rank: int) -> Timeline:
+        """Make a timeline of the kept iterations.
+
+        Args:
+            plan: fingerprint of the plan that they ran under.
+            rank: of this process.
+        """
         spans = [Span(*span) for spans in list(self._iterations) for span in list(spans) if span[1] >= 0]
         return Timeline(plan, rank, tuple(sorted(spans, key=lambda span: span.start_ns)))
 
 
 class ProfileBuilder:
-    """Collects a few iterations and makes a Profile: medians over iterations, per tensor.
+    """Makes a profile from a few iterations: for each tensor the medians over the iterations.
 
-    Readiness counts from the moment at which the gradient of the model's output was ready. The forward
-    pass is cut into layers at the first uses of parameters: a layer runs from the first use of its module's
-    parameters to the first use of the next one's, so that the layers together are the whole pass.
+    A gradient's readiness counts from the time at which the gradient of the model's output was
+    ready. The forward pass is cut into layers at the first uses of parameters: a layer runs from
+    the first use of its module's parameters to the first use of the next one's, so that the layers
+    together are the whole pass.
+
+    Args:
+        specs: the model's tensors.
     """
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
@@ -72,26 +87,27 @@ class ProfileBuilder:
         self._update: list[int] = []
 
     def ready(self, name: str, since_backward_ns: int) -> None:
-        """The gradient of `name` was ready so long after the backward pass began."""
+        """Note how long after the start of the backward pass the gradient of `name` was ready."""
         self._ready[name].append(since_backward_ns)
 
     def used(self, name: str, since_forward_ns: int) -> None:
-        """Parameter `name` was first used so long after the forward pass began."""
+        """Note how long after the start of the forward pass parameter `name` was first used."""
         self._used[name].append(since_forward_ns)
 
     def passed(self, forward_ns: int, backward_ns: int) -> None:
-        """How long one iteration's passes took."""
+        """Note how long one iteration's passes took."""
         self._forward.append(forward_ns)
         self._backward.append(backward_ns)
 
     def updated(self, update_ns: int) -> None:
-        """How long one `optimizer.step()` took."""
+        """Note how long one `optimizer.step()` took."""
         self._update.append(update_ns)
 
     def is_stable(self) -> bool:
-        """Whether the last `LEAST_STABLE` - 1 iterations, of that many or more, had each gradient ready at the same time.
+        """Whether gradients were ready at the same times in the last `LEAST_STABLE` - 1 iterations.
 
-        The same: within a part of the backward pass that changes no step of it.
+        The times of a gradient are the same if they differ by at most the part `STABLE` of the
+        backward pass; nine gradients in ten must have the same times.
         """
         end = _median(self._backward)
         if len(self._backward) < LEAST_STABLE - 1:
@@ -101,12 +117,18 @@ class ProfileBuilder:
         return bool(spreads) and spreads[len(spreads) * 9 // 10] <= STABLE * end
 
     def ready_medians(self) -> list[int]:
-        """For each of `specs` its readiness; the end of the backward pass where it never was ready."""
+        """The readiness of each of `specs`, in ns; without one, the end of the backward pass."""
         end = _median(self._backward)
         return [min(_median(self._ready[spec.name]), end) if self._ready[spec.name] else end for spec in self.specs]
 
     def build(self, model: str, device: str, ready_ns: Sequence[int]) -> Profile:
-        """The Profile. `ready_ns`: as `ready_medians`, or the same averaged over ranks."""
+        """Make the profile.
+
+        Args:
+            model: name of the model.
+            device: name of the device.
+            ready_ns: the readiness of each of `specs`: `ready_medians`, or its average over ranks.
+        """
         order = sorted(range(len(self.specs)), key=lambda index: (ready_ns[index], index))
         layer_of, layers = self._layers()
         tensors = tuple(TensorProfile(self.specs[index], ready_ns[index], layer_of[self.specs[index].name]) for index in order)
@@ -114,7 +136,8 @@ class ProfileBuilder:
         return Profile(model, device, tensors, layers, backward_ns, f"live, median of {len(self._backward)} iterations")
 
     def _layers(self) -> tuple[dict[str, int], tuple[Layer, ...]]:
-        first_use = {name: _median(times) for name, times in self._used.items()}  # never seen: 0, needed at once
+        # a parameter whose use was never seen counts as used at once
+        first_use = {name: _median(times) for name, times in self._used.items()}
         size_of = {spec.name: spec.size_bytes for spec in self.specs}
         layer_of: dict[str, int] = {}
         names: list[str] = []

@@ -1,1 +1,1 @@
-"""A session: one model attached on one rank, and the guards, updates and gradients that belong to it."""
+"""A session: one model attached on one rank, with its guards, deferred updates and gradients."""

@@ -1,8 +1,9 @@
-"""Aliases: whether anybody else holds the memory of a tensor, who could read or write it past every guard.
+"""Aliases: whether anything else refers to a tensor's memory and could use it past every guard.
 
-A parameter whose update is deferred is guarded as an object, and the optimizer's state as an attribute. A view, a tensor
-from `.data` or `state_dict()`, a NumPy array or a reference to a momentum buffer is another way to the same memory, on
-which no guard can sit. Counting references finds that such a way exists, whoever has it.
+A parameter whose update is deferred is guarded as an object, and the optimizer's state as an
+attribute. A view, a tensor from `.data` or `state_dict()`, a NumPy array or a reference to a
+momentum buffer gives access to the same memory, and no guard sees it. Counting references finds
+that such an alias exists, whoever holds it.
 """
 
 from __future__ import annotations
@@ -33,18 +34,23 @@ def _references_of_a_gradient_alone() -> int:
     return _references_of_gradient(param)
 
 
-_PARAMETER_AND_ITS_NODE = 2  # references in C++: of the Python object, and of the node that accumulates its gradient
+# references in C++: by the Python object, and by the node that accumulates its gradient
+_PARAMETER_AND_ITS_NODE = 2
 
 
 def accumulator_of(param: torch.nn.Parameter) -> Any:
-    """Autograd's node that accumulates the gradient of `param`. Whoever counts references to it must keep this."""
+    """Autograd's node that accumulates the gradient of `param`.
+
+    The node refers to `param`, and autograd drops it when nobody else needs it. Whoever counts
+    references to `param` must therefore keep the node, so that its reference is always among them.
+    """
     with torch.enable_grad():
         node = param.view_as(param).grad_fn
     assert node is not None
     return node.next_functions[0][0]
 
 
-# what the same questions answer about something that nobody else holds
+# the same counts for an object that nothing else refers to
 _ONE_HOLDER = _holders(torch.empty(1))
 _ONE_REFERENCE = _references({0: object()})[0]
 _ONE_GRADIENT = _references_of_a_gradient_alone()
@@ -53,20 +59,24 @@ _ONE_IN_A_LIST = sys.getrefcount(_PROBE[0])
 
 
 def is_the_scripts(param: torch.nn.Parameter) -> bool:
-    """Whether anybody but `param` holds its gradient, as an object or as memory (a view, an array)."""
+    """Whether the script refers to the gradient of `param` or to its memory (a view, an array)."""
     return _references_of_gradient(param) > _ONE_GRADIENT or _holders(param.grad) > _ONE_HOLDER
 
 
 def is_held(tensors: Sequence[torch.Tensor], index: int) -> bool:
-    """Whether anybody but the list has a reference to the tensor object `tensors[index]`; what has one in C++ counts too."""
+    """Whether anything but the list refers to the object `tensors[index]`, in Python or C++."""
     return sys.getrefcount(tensors[index]) > _ONE_IN_A_LIST
 
 
 class Aliases:
-    """Made for one `optimizer.step()`.
+    """Looks for aliases of parameters and optimizer state. Made for one `optimizer.step()`.
 
-    params: all that a session trains. accumulators: the `accumulator_of` each by its id(), kept by the session so that the
-    references to a parameter are the same in number at every step.
+    Args:
+        optimizer: the one that steps.
+        params: all parameters that the session trains.
+        accumulators: `accumulator_of` each parameter, by id of the parameter. The session keeps
+            them, so that the number of references to a parameter is the same at every step. An
+            entry that is out of date is replaced here.
     """
 
     def __init__(
@@ -74,16 +84,17 @@ class Aliases:
     ) -> None:
         self._params, self._accumulators = params, accumulators
         self._state = optimizer.state
-        # the attribute, this object and the call
+        # expected references: the optimizer's attribute, this object's, and the call's argument
         self._state_is_held = sys.getrefcount(self._state) > _ONE_REFERENCE
         self._by_storage: Counter[int] | None = None
 
     def of(self, param: torch.nn.Parameter) -> bool:
-        """Whether the memory of `param`, or of the optimizer's state of it, is held by anybody else."""
+        """Whether anything else refers to the memory of `param` or of its optimizer state."""
         if param._use_count() > _PARAMETER_AND_ITS_NODE:  # type: ignore[attr-defined]
-            self._accumulators[id(param)] = accumulator_of(param)  # another one after a change of dtype
+            # after a change of dtype the parameter has another node
+            self._accumulators[id(param)] = accumulator_of(param)
             if param._use_count() > _PARAMETER_AND_ITS_NODE:  # type: ignore[attr-defined]
-                return True  # a ScriptModule, an extension
+                return True  # a ScriptModule or an extension refers to it
         holders = _holders(param) - _ONE_HOLDER
         if holders and holders >= self._sharing(param):
             return True
@@ -92,7 +103,7 @@ class Aliases:
         entry = {0: self._state[param]} if param in self._state else {}
         if not entry:
             return False
-        if _references(entry)[0] > _ONE_REFERENCE + 1:  # the state itself holds it too
+        if _references(entry)[0] > _ONE_REFERENCE + 1:  # the state itself refers to it too
             return True
         values = entry[0]
         if any(references > _ONE_REFERENCE for references in _references(values)):
@@ -100,7 +111,7 @@ class Aliases:
         return any(isinstance(value, torch.Tensor) and _holders(value) > _ONE_HOLDER for value in values.values())
 
     def _sharing(self, param: torch.nn.Parameter) -> int:
-        """How many of the parameters lie in the storage of `param`: a flattened recurrent layer has them all in one."""
+        """How many parameters share the storage of `param`, as in a flattened RNN layer."""
         if self._by_storage is None:
             self._by_storage = Counter(other.untyped_storage()._cdata for other in self._params)
         return self._by_storage[param.untyped_storage()._cdata]

@@ -1,6 +1,7 @@
-"""Attached: what a session of either kind is to a model and to a script: hooks, `no_sync()`, a `with` block.
+"""SessionBase: what both kinds of session share: hooks, `no_sync()` and the `with` block.
 
-Hooks tell of passes; when the gradient of a parameter is complete is found out here, what is done with it is the session's.
+Hooks report the passes of the model. This class finds out when the gradient of a parameter is
+complete; the session decides what is done with it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
 
 
 class SessionBase(ABC):
-    """Everything here runs on the training thread."""
+    """A session that is attached to one model. Everything here runs on the training thread.
+
+    Args:
+        model: gets the hooks, once `_attach_hooks` is called.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
@@ -32,20 +37,26 @@ class SessionBase(ABC):
         self._handles: list[Any] = []
         self._compiled_parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._tensor_of: dict[int, int] = {}  # by id of parameter
-        self._fired: list[int] = []  # hooks of each tensor in this backward pass
-        self._was_evaluated = False  # the last forward pass that gradients may follow was one in evaluation mode
-        self._forward_summed: bool | None = None  # of forward passes since the last sum, if there were any, see `_sums`
-        self._accumulators: dict[int, Any] = {}  # by id of parameter: autograd's nodes; kept for `aliases.py` too
+        # by tensor: how often its hook has fired in this backward pass
+        self._fired: list[int] = []
+        # whether the last forward pass with gradients ran in evaluation mode
+        self._was_evaluated = False
+        # whether a forward pass since the last sum was outside of `no_sync()`; None: there was none
+        self._forward_summed: bool | None = None
+        # by id of parameter: autograd's nodes; `aliases.py` needs them to be kept
+        self._accumulators: dict[int, Any] = {}
         self._hook_of: dict[int, int] = {}  # by id of parameter: the key of its hook
-        self._accumulated: set[int] = set()  # by id: parameters with a gradient under `no_sync()` since the last sum
-        self._expected: list[int] = []  # in one pass: more than once where checkpoints replay a layer
+        # ids of parameters that got a gradient under `no_sync()` since the last sum
+        self._accumulated: set[int] = set()
+        # by tensor: how often its hook fires in one pass; more than once under checkpoints
+        self._expected: list[int] = []
 
-    # -- what a session of a kind does -------------------------------------------------------------------------
+    # -- what each kind of session defines ---------------------------------------------------------
 
     @property
     @abstractmethod
     def _counting(self) -> bool:
-        """Whether this is the iteration in which nobody knows yet how often a hook fires in a pass."""
+        """Whether this iteration counts how often each hook fires in a backward pass."""
 
     @abstractmethod
     def _name_of(self, tensor: int) -> str: ...
@@ -55,7 +66,7 @@ class SessionBase(ABC):
 
     @abstractmethod
     def _before_compiled(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
-        """A compiled part is called, which reads its parameters past every guard."""
+        """A compiled part of the model is about to run, and reads parameters past every guard."""
 
     @abstractmethod
     def _after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None: ...
@@ -80,14 +91,14 @@ class SessionBase(ABC):
 
     @abstractmethod
     def _fail(self, text: str) -> NoReturn:
-        """Raise `text` here; the other ranks are told."""
+        """Raise an error with `text`, and tell the other ranks."""
 
     @abstractmethod
     def flush(self) -> None: ...
 
     @abstractmethod
     def _settle(self) -> None:
-        """Make parameters and the optimizers' state what they would be under DDP now, gradients left as they are."""
+        """Bring parameters and optimizer state to what DDP would have; leave gradients alone."""
 
     @abstractmethod
     def abort(self, error: BaseException) -> None: ...
@@ -95,7 +106,7 @@ class SessionBase(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    # -- hooks -------------------------------------------------------------------------------------------------
+    # -- hooks -------------------------------------------------------------------------------------
 
     def _attach_hooks(self, params: Iterable[torch.nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         guard_torchscript()
@@ -114,17 +125,22 @@ class SessionBase(ABC):
             self._handles.append(optimizer.register_state_dict_pre_hook(Hook(self._before_optimizer_state_dict)))
 
     def _hook_compiled_parts(self) -> None:
-        """Parts may be compiled at any time before their first call; a hook must be there before that."""
+        """Put a hook on each compiled part of the model that has none.
+
+        A part may be compiled at any time before its first call, and its hook must be there then.
+        """
         for module in self.model.modules():
             if module is not self.model and module not in self._compiled_parts and is_compiled(module):
                 self._compiled_parts.add(module)
                 self._handles.append(module.register_forward_pre_hook(ModuleHook(self._before_compiled)))
 
     def _forward_ended(self, module: torch.nn.Module, output: Any) -> bool:
-        """A forward pass with gradients has ended. Returns whether buffers are due before the next one, as under DDP.
+        """Note the end of a forward pass with gradients.
 
-        After a pass in evaluation mode they are if a backward pass that sums follows: until then it may be an evaluation, on
-        this rank alone.
+        Returns:
+            Whether buffers are due before the next forward pass, as under DDP. After a pass in
+            evaluation mode, which may be an evaluation on this rank alone, they become due only if
+            a backward pass follows that sums gradients.
         """
         if not self._sync and not self._forward_summed:
             self._forward_summed = False
@@ -134,8 +150,11 @@ class SessionBase(ABC):
         return self._sync and module.training
 
     def _hook_outputs(self, output: Any) -> None:
-        """A backward pass begins at the model's output. (Parameters inside a reentrant checkpoint get their gradients in a
-        nested pass, from which the end of this one could not be told.)"""
+        """Hook the model's output, so that a backward pass is noticed where it begins.
+
+        A parameter's hook may be too late: inside a reentrant checkpoint it fires in a nested pass,
+        which ends before the whole backward pass does.
+        """
         self._forward_summed = True
         for tensor in tensors_in(output):
             if tensor.requires_grad:
@@ -152,7 +171,7 @@ class SessionBase(ABC):
     def _before_optimizer_state_dict(self, *_: Any, **__: Any) -> None:
         self._settle()
 
-    # -- backward ----------------------------------------------------------------------------------------------
+    # -- backward ----------------------------------------------------------------------------------
 
     def _output_gradient_ready(self, _: torch.Tensor) -> None:
         if self._sums and not self._in_backward and self._will_accumulate():
@@ -160,24 +179,27 @@ class SessionBase(ABC):
 
     @property
     def _sums(self) -> bool:
-        """Whether gradients of the backward pass that runs are summed: as in DDP, if a forward pass since the last sum was
-        outside of `no_sync()`. Where parts of the model are called in its place, the backward pass has to be outside."""
+        """Whether the gradients of the running backward pass are summed over the ranks.
+
+        As in DDP, they are if a forward pass since the last sum was outside of `no_sync()`. If the
+        script calls parts of the model instead, the backward pass itself has to be outside.
+        """
         return self._sync if self._forward_summed is None else self._forward_summed
 
     def _will_accumulate(self) -> bool:
-        """Whether the pass will reach any parameter: `torch.autograd.grad` of an input does not."""
+        """Whether the pass will reach a parameter; `torch.autograd.grad` of inputs does not."""
         try:
             if any(torch._C._will_engine_execute_node(node) for node in self._accumulators.values()):
                 return True
             self._refuse_replaced()
-        except RuntimeError:  # what torch answers for inputs of `torch.autograd.grad` that are parameters
+        except RuntimeError:  # torch raises it if `torch.autograd.grad` got parameters as inputs
             pass
         if not torch._C._autograd._get_current_graph_task_keep_graph():
-            self._forward_summed = None  # no other pass can go through the graph of that forward pass
+            self._forward_summed = None  # no other pass can go through that forward pass's graph
         return False
 
     def _gradient_ready(self, param: torch.nn.Parameter) -> None:
-        """Hook: autograd has accumulated into `param.grad`, once or as often as checkpoints replay its layer."""
+        """Hook: autograd has accumulated into `param.grad`, more than once under checkpoints."""
         if not self._sums:
             self._accumulated.add(id(param))
             return
@@ -187,7 +209,7 @@ class SessionBase(ABC):
         fired = self._fired[tensor] = self._fired[tensor] + 1
         expected = self._expected[tensor]
         if self._counting or fired < expected:
-            return  # while counting all gradients leave at the end of the pass
+            return  # while hooks are counted, all gradients are sent at the end of the pass
         if fired > expected:
             self._fail(
                 f"the gradient of {self._name_of(tensor)} arrived {fired} times in one backward pass, expected {expected}; use "
@@ -196,7 +218,10 @@ class SessionBase(ABC):
         self._launch(tensor, param)
 
     def _is_replaced(self, param: torch.nn.Parameter, name: str) -> bool:
-        """Whether the model trains another tensor in the place of `param`, or `param` with other insides: without our hook."""
+        """Whether the model no longer trains `param` with this session's hook.
+
+        Another tensor may be in its place, or its contents, hooks included, may have been swapped.
+        """
         hooks = getattr(param, "_post_accumulate_grad_hooks", None) or {}
         if self._hook_of[id(param)] not in hooks:
             return True
@@ -205,17 +230,22 @@ class SessionBase(ABC):
             now = self.model.get_submodule(owner)._parameters.get(short)
         except AttributeError:
             return False
-        return now is not None and now.requires_grad and id(now) not in self._tensor_of  # else it is tied to another
+        # a tensor that the session knows is there because weights were tied
+        return now is not None and now.requires_grad and id(now) not in self._tensor_of
 
-    # -- what a training script calls ------------------------------------------------------------------------------
+    # -- what a training script calls --------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
+        """Whether the session has been detached from the model."""
         return self._closed
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside accumulate locally, as DDP's `no_sync`; forward belongs inside too."""
+        """Let backward passes inside accumulate gradients on this rank only, as DDP's `no_sync`.
+
+        Their forward passes belong inside too.
+        """
         before, self._sync = self._sync, False
         try:
             yield

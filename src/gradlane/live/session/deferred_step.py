@@ -1,9 +1,9 @@
-"""Deferred updates: the user's own optimizer, stepped for a few parameters at a time, later.
+"""DeferredStep: the user's own optimizer, stepped later and for a few parameters at a time.
 
-A shallow copy of the optimizer whose groups hold only some parameters, and which shares the state of the
-original, updates those bit for bit as the whole would, provided that each update depends on nothing but its
-parameter's own gradient and state. The hyper-parameters are those of the moment of `step()`, since an LR
-scheduler changes them before a deferred update runs.
+The step runs on a shallow copy of the optimizer, whose groups hold only those parameters and which
+shares the original's state. It updates them bit for bit as the whole step would, provided that each
+update depends only on the parameter's own gradient and state. The hyper-parameters are those of the
+time of `step()`, since an LR scheduler may change them before a deferred update runs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
-# Each updates a parameter from its own gradient and state alone. LBFGS and whatever takes a norm over all
-# parameters does not; an optimizer that is not here waits for all gradients.
+# Optimizers that update each parameter from its own gradient and state alone. LBFGS, and whatever
+# takes a norm over all parameters, does not. The step of an optimizer that is not listed here waits
+# for all gradients.
 PER_PARAMETER: frozenset[type] = frozenset(
     getattr(torch.optim, name)
     for name in (
@@ -31,7 +32,7 @@ PER_PARAMETER: frozenset[type] = frozenset(
 
 
 def why_it_needs_the_barrier(optimizer: torch.optim.Optimizer) -> str | None:
-    """None if updates of `optimizer` may be deferred, else the reason why not."""
+    """Why updates of `optimizer` must not be deferred; None if they may be."""
     if type(optimizer) in PER_PARAMETER:
         return None
     return (
@@ -41,13 +42,20 @@ def why_it_needs_the_barrier(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def keeps_no_gradient(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `step()` is known to leave no reference to `param.grad` behind, whose memory the next sum will use."""
+    """Whether `step()` is known to keep no reference to `param.grad`.
+
+    Only such an optimizer may see the memory in which the next gradient is summed.
+    """
     return isinstance(optimizer, tuple(PER_PARAMETER))
 
 
 @contextlib.contextmanager
 def as_at_step() -> Iterator[None]:
-    """Leave whatever the first use of a parameter is inside of: a trace, functorch's levels, dispatch and function modes."""
+    """Run a deferred update as `step()` would have run it.
+
+    The first use of a parameter may be inside a trace, functorch's levels, or dispatch and function
+    modes; the update must not be.
+    """
     with contextlib.ExitStack() as stack:
         if torch._C._len_torch_dispatch_stack():
             stack.enter_context(_disable_current_modes())
@@ -63,28 +71,35 @@ def as_at_step() -> Iterator[None]:
 
 
 class DeferredStep:
-    """What one call of `optimizer.step()` still owes: parameters, and hyper-parameters as they were then."""
+    """The deferred updates of one call of `optimizer.step()`, with the call's hyper-parameters.
+
+    Args:
+        optimizer: the one that is about to step.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
-        self.owes = 0  # updates
+        self.owes = 0  # updates that have not run yet
         self._entries = len(optimizer.state)
-        self._class = type(optimizer)  # which changes while updates are owed, see `pending.py`
+        self._class = type(optimizer)  # it changes while updates are deferred, see `guards.py`
         self._groups = [
             {key: _snapshot(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
         ]
         self._group_of = {id(param): index for index, group in enumerate(optimizer.param_groups) for param in group["params"]}
 
     def update(self, params: Iterable[torch.nn.Parameter]) -> None:
-        """Step `params`, whose `.grad` must be in place, under the hyper-parameters of the call."""
+        """Update `params`, whose `.grad` must hold the sums, with the call's hyper-parameters."""
         members: dict[int, list[torch.nn.Parameter]] = {}
         for param in params:
             members.setdefault(self._group_of[id(param)], []).append(param)
         self._step(members)
 
     def ended(self) -> None:
-        """Nothing is owed any more: entries that this step made in the optimizer's state come in the order of its parameters,
-        as if `step()` had made them, and not in the order in which gradients arrived."""
+        """Sort the entries that this step made in the optimizer's state; its last update has run.
+
+        They were made in the order in which gradients arrived, and get the order of the optimizer's
+        parameters, in which `step()` would have made them.
+        """
         state = self.optimizer.state
         if len(state) > self._entries:
             places = {param: place for place, param in enumerate(self._group_of)}
@@ -93,7 +108,12 @@ class DeferredStep:
                 state[param] = state.pop(param)
 
     def update_copies(self, copies: Iterable[tuple[torch.nn.Parameter, torch.nn.Parameter, dict[str, torch.Tensor]]]) -> None:
-        """For each (parameter, copy, state) step the copy as `update` would step the parameter; its state changes too."""
+        """Update copies of parameters as `update` would update the parameters.
+
+        Args:
+            copies: for each parameter: the parameter, its copy, and the optimizer state to use. The
+                copy and that state are changed in place.
+        """
         members: dict[int, list[torch.nn.Parameter]] = {}
         states: defaultdict[torch.nn.Parameter, dict[str, torch.Tensor]] = defaultdict(dict)
         for param, copied, state in copies:
@@ -104,19 +124,19 @@ class DeferredStep:
     def _step(self, members: dict[int, list[torch.nn.Parameter]], **instead: Any) -> None:
         part = object.__new__(self._class)
         part.__dict__ = {**self.optimizer.__dict__, **instead}
-        part.__dict__.pop("step", None)  # an LR scheduler's counting wrapper
+        part.__dict__.pop("step", None)  # the wrapper with which an LR scheduler counts steps
         part.param_groups = [{**self._groups[index], "params": params} for index, params in sorted(members.items())]
         part._optimizer_step_pre_hooks = OrderedDict()
         part._optimizer_step_post_hooks = OrderedDict()
-        # past the wrapper that records the call and runs hooks: they ran at step()
+        # without torch's wrapper, which profiles the call and runs hooks: they ran at step()
         step: Any = type(part).step
         device = next(iter(members.values()))[0].device.type
-        # a deferred update runs wherever its parameter is first used: autocast and inference_mode there must not reach it
+        # the first use may be under autocast or inference_mode; the update must not be
         with torch.inference_mode(False), torch.autocast(device, enabled=False):
             getattr(step, "__wrapped__", step)(part)
 
 
 def _snapshot(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.clone()  # a tensor learning rate is changed in place
+        return value.clone()  # a learning rate that is a tensor is changed in place
     return copy.copy(value) if isinstance(value, (list, dict)) else value

@@ -1,5 +1,6 @@
-"""Owed: the updates that `optimizer.step()` could not make, since their sums had not arrived; each is made when its
-parameter is first used, together with all others that have arrived by then.
+"""DeferredUpdates: updates that `optimizer.step()` left out because their sums had not arrived.
+
+Each runs when its parameter is first used, together with all others whose sums have arrived.
 """
 
 from __future__ import annotations
@@ -16,15 +17,28 @@ from gradlane.live.session.verification import Unverified
 
 
 class DeferredUpdates:
-    """Owned by one session; used on the training thread only. `tensor in owed`: whether its update is."""
+    """The deferred updates of one session. Used on the training thread only.
+
+    Iteration yields the tensors whose updates are deferred, and `in` tells whether a tensor's is.
+
+    Args:
+        driver: the session's; has the sums.
+        recorder: gets the times of updates.
+        verifier: is told of each update.
+    """
 
     def __init__(self, driver: Driver, recorder: Recorder, verifier: Unverified) -> None:
         self._driver, self._recorder, self._verifier = driver, recorder, verifier
-        self._steps: dict[int, DeferredStep] = {}  # tensor -> the call of step() that owes its update
+        self._steps: dict[int, DeferredStep] = {}  # tensor -> the call of step() that left it out
         self._hidden: list[int] = []
 
     def take_up(self, params: Sequence[torch.nn.Parameter], show: Callable[[int], None]) -> None:
-        """Another plan, with another order of tensors; nothing may be owed."""
+        """Switch to a plan with another order of tensors. No update may be deferred.
+
+        Args:
+            params: in the order of the plan's tensors.
+            show: puts what stands for a tensor's sum into `.grad`.
+        """
         assert not self._steps, "updates are owed"
         self._params, self._show = params, show
 
@@ -38,20 +52,23 @@ class DeferredUpdates:
         return tensor in self._steps
 
     def of(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether updates of `optimizer` are owed."""
+        """Whether updates of `optimizer` are deferred."""
         return any(step.optimizer is optimizer for step in self._steps.values())
 
     def hide(self, tensor: int, step: DeferredStep) -> None:
-        """`step`, which is about to run, must not see this gradient: its update is owed from now on."""
+        """Defer the update of `tensor`: hide its gradient from `step`, which is about to run."""
         self._steps[tensor] = step
         step.owes += 1
         self._hidden.append(tensor)
         self._params[tensor].grad = None
 
     def show_hidden(self, on_use: Callable[[int], None], on_state: Callable[[], None]) -> None:
-        """`step` has run: what was hidden from it is back.
+        """Put hidden gradients back after the step, and guard what is not up to date.
 
-        on_use: hears of the first use of its parameter. on_state: hears that somebody gets at the optimizer's state.
+        Args:
+            on_use: called with a tensor before the first use of its parameter.
+            on_state: called before anything accesses the optimizer's state, or reads parameters in
+                C++ by the ways that `torch_patches.py` knows.
         """
         for tensor in self._hidden:
             param = self._params[tensor]
@@ -63,7 +80,10 @@ class DeferredUpdates:
         self._hidden.clear()
 
     def make_current(self, tensor: int) -> None:
-        """Wait for the sum of `tensor`; if its update is owed, run it, with all others that have arrived."""
+        """Wait for the sum of `tensor`. If its update is deferred, run it.
+
+        All other deferred updates whose sums have arrived run with it.
+        """
         self._driver.wait_for(tensor)
         if tensor not in self._steps:
             return
@@ -80,11 +100,12 @@ class DeferredUpdates:
             torch_patches.nothing_is_owed(self)
 
     def make_all_current(self) -> None:
+        """Wait for the sums of all deferred updates, and run them."""
         while self._steps:
             self.make_current(next(iter(self._steps)))
 
     def forget(self) -> None:
-        """The job has failed: what is owed will never be made, and the script has its optimizers to itself."""
+        """Drop the deferred updates of a failed job, and remove the guards of its optimizers."""
         for step in self._steps.values():
             guards.unwatch_state(step.optimizer)
         self._steps.clear()
@@ -98,7 +119,7 @@ class DeferredUpdates:
             del self._steps[tensor]
             param = self._params[tensor]
             guards.unwatch(param)
-            self._driver.wait_for(tensor)  # on a device: the stream waits
+            self._driver.wait_for(tensor)  # on a device, the stream waits
             before.append(param.grad)
             param.grad = self._driver.slots[tensor]
             self._verifier.arrived(param, self._driver.slots[tensor])
@@ -106,7 +127,8 @@ class DeferredUpdates:
             step.update(self._params[tensor] for tensor in tensors)
         self._verifier.updated([self._params[tensor] for tensor in tensors], lambda param: param.grad)
         for tensor, gradient in zip(tensors, before, strict=True):
-            self._params[tensor].grad = gradient  # or what the script has put in its place since step()
+            # what stood there before: the wrapper, or what the script has put there since step()
+            self._params[tensor].grad = gradient
         ended = now_ns()
         for tensor in tensors:
             self._recorder.add("update", self._driver.iteration, tensor, began, ended)

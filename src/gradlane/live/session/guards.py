@@ -1,19 +1,23 @@
-"""Pending gradients and parameters: a value that is not there yet cannot be read as if it were.
+"""Guards: a gradient or parameter that is not up to date cannot be read as if it were.
 
-Between a gradient's readiness and its sum, and between `optimizer.step()` and a deferred update, the memory
-of a gradient or a parameter holds something that plain DDP would never show. Both are guarded, so that the
-first use waits, whoever makes it (a layer, `clip_grad_norm_`, GradScaler, an EMA, `deepcopy`, a logger):
+Between a gradient's readiness and its sum, and between `optimizer.step()` and a deferred update,
+the memory of a gradient or a parameter holds a value that DDP would never show. Both are guarded,
+so that the first use waits, whoever makes it (a layer, `clip_grad_norm_`, GradScaler, an EMA,
+`deepcopy`, a logger):
 
-- `PendingGradient` is a tensor subclass that stands in `param.grad`. Every operation on it, from Python or
-  from C++ (autograd's accumulation included), comes here, waits for the sum, and runs on the real gradient.
-  The session's own memory is never handed out: a view, an array or `.data` is of a copy, the script's own.
-- A pending parameter keeps its identity: only its `__class__` changes, to a subclass that sees every torch
-  function applied to it, and changes back before that function runs. What reads a parameter without any
-  torch function (a compiled or scripted module) gets a forward pre-hook instead, see `session.py`.
-- An optimizer whose updates are owed has its class changed in the same way: whoever asks for its `state`
-  (to read, clear, load or copy it) has all owed updates run first.
+- `PendingGradient` is a tensor subclass that stands in `param.grad`. Every operation on it, from
+  Python or from C++ (autograd's accumulation included), comes here, waits for the sum, and runs on
+  the real gradient. The session's own memory is never handed out: a view, an array or `.data` is
+  that of a copy, which belongs to the script.
+- A pending parameter keeps its identity. Only its `__class__` changes, to a subclass that sees
+  every torch function applied to it, and changes back before that function runs. What reads a
+  parameter without any torch function (a compiled or scripted module) gets a forward pre-hook
+  instead, see `session.py`.
+- The class of an optimizer with deferred updates is changed in the same way: before anything reads,
+  clears, loads or copies its `state`, all its deferred updates run.
 
-This needs no map of which module uses which parameter, and it cannot miss a use inside a Python forward.
+This needs no map of which module uses which parameter, and it cannot miss a use inside a forward
+pass in Python.
 """
 
 from __future__ import annotations
@@ -24,17 +28,24 @@ from typing import Any
 import torch
 
 Resolve = Callable[[int], None]
-"""Makes tensor `index` current: waits for its sum and, if one is due, runs its update."""
+"""Makes tensor `index` current: waits for its sum and, if its update is deferred, runs it."""
 Part = Callable[["PendingGradient", torch.Tensor | None], torch.Tensor]
-"""Gives a gradient memory of its own (that of the tensor, if one is given), and returns it: see `given_away`."""
+"""Gives a gradient memory that no session uses, and returns that memory: the tensor, if one is
+given, else a copy. It calls `PendingGradient.given_away`."""
 
 
 class PendingGradient(torch.Tensor):
-    """Stands in `param.grad` for `slot`, where its sum will be, until `resolve(index)` has returned.
+    """Stands in `param.grad` for a gradient whose sum may not have arrived.
 
-    The slot belongs to the session, which sums the next gradient in it. An operation that would leave its memory in
-    the script's hands (a view, `.data`, a NumPy array, an address) is therefore done on memory of the script's own:
-    `part` makes a copy, and this object stands for the copy from then on.
+    The slot belongs to the session, which sums the next gradient in it. An operation that would
+    hand its memory to the script (a view, `.data`, a NumPy array, an address) is therefore done on
+    a copy: `part` makes it, and this object stands for the copy from then on.
+
+    Args:
+        slot: where the sum will be.
+        index: of the tensor in the plan.
+        resolve: called with `index` before an operation; returns when the sum is in the slot.
+        part: gives this gradient memory of the script's own.
     """
 
     slot: torch.Tensor
@@ -56,18 +67,18 @@ class PendingGradient(torch.Tensor):
         self._part = part
 
     def current(self) -> torch.Tensor:
-        """The real gradient, once it is the sum."""
+        """Return the real gradient, after its sum has arrived."""
         if self._resolve is not None:
             self._resolve(self.tensor)
         return self.slot
 
     def own(self) -> torch.Tensor:
-        """The real gradient in memory that no session uses."""
+        """Return the real gradient, after its sum has arrived, in memory that no session uses."""
         self.current()
         return self.slot if self._resolve is None else self._part(self, None)
 
     def replace_data(self, data: torch.Tensor) -> None:
-        """`self.data = data`: other memory, perhaps of another dtype, in the place of the slot."""
+        """Do `self.data = data`: other memory, perhaps of another dtype, takes the slot's place."""
         self.current()
         if self._resolve is None:
             self.slot.data = data
@@ -75,11 +86,11 @@ class PendingGradient(torch.Tensor):
             self._part(self, data.detach())
 
     def given_away(self, memory: torch.Tensor) -> None:
-        """From now on this stands for `memory`, which is the script's; the session has forgotten it."""
+        """Stand for `memory`, which is the script's, from now on. The session no longer uses it."""
         self.slot, self._resolve = memory, None
 
     def moved(self, slot: torch.Tensor, index: int) -> None:
-        """The session sums this gradient elsewhere from now on."""
+        """Stand for another slot from now on, in which the session sums this gradient."""
         self.slot, self.tensor = slot, index
 
     @classmethod
@@ -107,12 +118,12 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = _with_wrappers(result, {id(wrapper.slot): wrapper for wrapper in wrappers.values()})
         if not _escapes(result, wrappers.values()):
             return result
-    # run once more, on copies: what gives memory away (a view, an array) changes nothing
+    # run it again, on copies: what hands out memory (a view, an array) has changed nothing
     return func(*_with(args, PendingGradient.own), **_with(kwargs, PendingGradient.own))
 
 
 def _with(value: Any, real: Callable[[PendingGradient], torch.Tensor]) -> Any:
-    """`value` with `real(wrapper)` in the place of each wrapper."""
+    """`value`, with each wrapper replaced by `real(wrapper)`."""
     if isinstance(value, PendingGradient):
         return real(value)
     if type(value) in (list, tuple):
@@ -134,7 +145,10 @@ def _wrappers_in(value: Any) -> Iterator[PendingGradient]:
 
 
 def _with_wrappers(result: Any, of_slot: dict[int, PendingGradient]) -> Any:
-    """`result` with the wrapper in the place of each slot: an operation in place returns what it was called on."""
+    """`result`, with each slot replaced by its wrapper.
+
+    In-place operations need this, since they return the tensor that they were called on.
+    """
     if isinstance(result, torch.Tensor):
         return of_slot.get(id(result), result)
     if type(result) in (list, tuple):
@@ -146,7 +160,7 @@ _HOLDS_NO_MEMORY = (type(None), bool, int, float, complex, str, torch.dtype, tor
 
 
 def _escapes(result: Any, wrappers: Iterable[PendingGradient]) -> bool:
-    """Whether `result` holds memory of a slot outside of `wrappers`, or is of a kind of which that cannot be told."""
+    """Whether `result` gives access to a wrapper's slot, or is of a type that may do so."""
     if isinstance(result, _HOLDS_NO_MEMORY):
         return False
     if isinstance(result, torch.Tensor):
@@ -166,7 +180,7 @@ def _getter(name: str) -> Any:
 _gradient_attribute: Any = torch.Tensor.grad
 _set_data: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
-# what gives away the memory of a gradient in a form in which `_escapes` cannot see it, or puts other memory in its place
+# these hand out a gradient's memory in a form that `_escapes` cannot see, or replace it
 _GIVES_MEMORY_AWAY = {
     torch.Tensor.data_ptr,
     torch.ops.aten.set_,
@@ -176,7 +190,7 @@ _GIVES_MEMORY_AWAY = {
     torch.Tensor.detach_,
 }
 
-# what tells nothing of the values, and so need not wait
+# these reveal nothing of the values, and so need not wait
 _METADATA = {
     *(_getter(name) for name in ("shape", "dtype", "device", "layout", "requires_grad", "is_sparse", "is_leaf", "grad_fn")),
     *(_getter(name) for name in ("grad", "is_cuda", "is_cpu", "ndim", "is_quantized", "is_meta", "is_sparse_csr")),
@@ -198,14 +212,15 @@ _METADATA = {
 }
 
 
-# -- parameters ------------------------------------------------------------------------------------------
+# -- parameters ------------------------------------------------------------------------------------
 
-_watched: dict[int, tuple[torch.nn.Parameter, int, Resolve]] = {}  # by id(); the entry keeps the id alive
+# by id(); the entry refers to the parameter, so that no other object gets its id
+_watched: dict[int, tuple[torch.nn.Parameter, int, Resolve]] = {}
 _classes: dict[type, type] = {}  # a parameter's own class -> its pending subclass
 
 
 def watch(param: torch.nn.Parameter, index: int, touched: Resolve) -> None:
-    """Call `touched(index)` before the next operation that reads `param`, once."""
+    """Call `touched(index)` once, before the next operation that reads `param`."""
     own = type(param)
     if not issubclass(own, _Pending):
         _watched[id(param)] = (param, index, touched)
@@ -219,6 +234,7 @@ def unwatch(param: torch.nn.Parameter) -> None:
 
 
 def is_watched(param: torch.nn.Parameter) -> bool:
+    """Whether `param` has not been used since `watch`, nor been unwatched."""
     return id(param) in _watched
 
 
@@ -246,11 +262,11 @@ class _Pending:
 
 
 def use(param: Any) -> None:
-    """Do what is to be done before an operation that reads `param`, if it is watched."""
+    """Give a watched `param` its class back and call what `watch` was given for it."""
     entry = _watched.get(id(param))
     if entry is not None:
         _, index, touched = entry
-        unwatch(param)  # first, so that the update itself sees a plain parameter
+        unwatch(param)  # first, so that the update sees an ordinary parameter
         touched(index)
 
 
@@ -266,26 +282,30 @@ def _parameters_in(value: Any) -> Iterator[_Pending]:
 
 
 def _pending_class(own: type) -> type:
-    """A subclass of `own` that sees every torch function; same layout, so `__class__` may be assigned."""
+    """Make the subclass of `own` that sees every torch function.
+
+    It has the layout of `own`, so that `__class__` may be assigned.
+    """
     pending = type(own)(f"Pending{own.__name__}", (_Pending, own), {"__module__": __name__})
     _classes[own] = pending
     return pending
 
 
-# -- optimizers ------------------------------------------------------------------------------------------
+# -- optimizers ------------------------------------------------------------------------------------
 
-_owing: dict[int, tuple[torch.optim.Optimizer, Callable[[], None]]] = {}  # by id(); the entry keeps the id alive
+# by id(); the entry refers to the optimizer, so that no other object gets its id
+_owing: dict[int, tuple[torch.optim.Optimizer, Callable[[], None]]] = {}
 _optimizer_classes: dict[type, type] = {}  # an optimizer's own class -> its pending subclass
 
 
 def watch_state(optimizer: torch.optim.Optimizer, settle: Callable[[], None]) -> None:
-    """Call `settle()` before anybody next gets at `optimizer.state`, once."""
+    """Call `settle()` once, before anything next accesses `optimizer.state`."""
     own = type(optimizer)
     if not issubclass(own, _PendingOptimizer):
         _owing[id(optimizer)] = (optimizer, settle)
         pending = _optimizer_classes.get(own)
         if pending is None:
-            # of the same name: torch's profiler and LR schedulers' messages show it
+            # it has the same name, which torch's profiler and LR schedulers' messages show
             metaclass: Any = type(own)
             pending = metaclass(own.__name__, (_PendingOptimizer, own), {"__module__": own.__module__})
             _optimizer_classes[own] = pending
@@ -295,26 +315,28 @@ def watch_state(optimizer: torch.optim.Optimizer, settle: Callable[[], None]) ->
 def unwatch_state(optimizer: torch.optim.Optimizer) -> None:
     """Give `optimizer` its own class back."""
     if _owing.pop(id(optimizer), None) is not None:
-        optimizer.__class__ = type(optimizer).__mro__[2]  # [pending class, _PendingOptimizer, own class, ...]
+        # the order is [pending class, _PendingOptimizer, own class, ...]
+        optimizer.__class__ = type(optimizer).__mro__[2]
 
 
-# what shows, replaces or copies the state; everything else of an optimizer (groups, rates, defaults) is as after step()
+# these show, replace or copy the state; everything else of an optimizer (groups, learning rates,
+# defaults) is already as it is after step()
 _GETS_AT_STATE = frozenset(("state", "__setstate__", "__getstate__", "__reduce_ex__", "__deepcopy__"))
 
 
 class _PendingOptimizer:
-    """Mixed into the class of an optimizer whose updates are owed."""
+    """Mixed into the class of an optimizer with deferred updates."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in _GETS_AT_STATE and id(self) in _owing:
             _settle(self)
-            return getattr(self, name)  # by now the optimizer has its own class
+            return getattr(self, name)  # by now the optimizer has its own class again
         return super().__getattribute__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _GETS_AT_STATE:
             _settle(self)
-        object.__setattr__(self, name, value)  # of no class of torch's, which have none of their own
+        object.__setattr__(self, name, value)  # torch's optimizers define no __setattr__
 
 
 def _settle(optimizer: Any) -> None:

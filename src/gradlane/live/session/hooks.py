@@ -1,4 +1,4 @@
-"""Hooks on modules that survive copying, and what they need to know of autograd and the compiler."""
+"""Hooks on modules and optimizers, and what they need to know about autograd and compilation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import torch
 
 
 class Hook:
-    """A bound method as a hook. A copied or unpickled module carries a copy of the hook that does nothing."""
+    """A bound method as a hook of a module, which survives copying the module.
+
+    A copied or unpickled module has a copy of the hook, which does nothing.
+    """
 
     def __init__(self, method: Callable[..., Any] | None) -> None:
         self._method = method
@@ -23,9 +26,10 @@ class Hook:
 
 
 class ModuleHook(Hook):
-    """A forward (pre-)hook that calls `method(module, compiling, output)` and is never compiled itself.
+    """A forward hook or pre-hook, never compiled, that calls `method(module, compiling, output)`.
 
-    compiling: whether the call comes from inside a compiled region. output: None before the forward pass.
+    `compiling` tells whether the module is called from inside a compiled region; `output` is None
+    before the forward pass.
     """
 
     def __call__(self, module: Any, args: Any, output: Any = None) -> None:
@@ -39,18 +43,27 @@ def _outside_the_compiler(method: Callable[..., Any], module: Any, compiling: bo
 
 
 class _Handles:
-    """Several hooks that are removed as one."""
+    """A handle for several hooks, which removes them together."""
 
     def __init__(self, remove: Callable[[], None]) -> None:
         self.remove = remove
 
 
 def around_step(optimizer: torch.optim.Optimizer, before: Callable[..., None], after: Callable[..., None]) -> _Handles:
-    """Call `before` as the last thing before `optimizer` updates and `after` as the first thing after it.
+    """Call `before` right before `optimizer` updates, and `after` right after.
 
-    Hooks of the script's own, whenever it registers them, then see gradients and parameters as they are under DDP.
+    The script's own step hooks, whenever it registers them, run outside of the two and so see
+    gradients and parameters as under DDP.
+
+    Args:
+        optimizer: whose step it is.
+        before: called with the optimizer and `step`'s args and kwargs, as torch's step pre-hooks.
+        after: called in the same way, as torch's step post-hooks.
+
+    Returns:
+        A handle whose `remove()` ends both.
     """
-    # a compiled step breaks its graph there
+    # the graph of a compiled step breaks at both calls
     before, after = torch.compiler.disable(before), torch.compiler.disable(after)  # type: ignore[no-untyped-call]
     befores: Any = optimizer._optimizer_step_pre_hooks  # ordered dictionaries
     afters: Any = optimizer._optimizer_step_post_hooks
@@ -76,28 +89,32 @@ def around_step(optimizer: torch.optim.Optimizer, before: Callable[..., None], a
 
 
 def inside_a_backward_pass() -> bool:
+    """Whether autograd runs a backward pass on this thread."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def is_traced() -> bool:
-    """Whether what is called is recorded by TorchScript or for an export, rather than run."""
+    """Whether TorchScript or an export records what is called now."""
     return torch._C._get_tracing_state() is not None or torch.compiler.is_exporting()
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether calling the module runs compiled code, by `module.compile()` or as `torch.compile(module)`."""
+    """Whether calling `module` runs compiled code, after `compile()` or `torch.compile(module)`."""
     return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
 
 
 def parameters_of_scripts(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
-    """Parameters that TorchScript reads past every guard in Python; no hook can be put on its modules either."""
+    """Yield the parameters of ScriptModules, which TorchScript reads past every guard in Python.
+
+    No hook can be put on those modules either.
+    """
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
             yield from module.parameters()
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a module's output: nested lists, tuples, dicts and dataclasses are looked through."""
+    """Yield the tensors in a module's output, also in nested lists, tuples, dicts, dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Job: what is attached on this rank, and which rank of which group it is."""
+"""Job: the model and optimizers that are attached on a rank, and the rank's place in its group."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ class Job:
     """A model with its optimizers on one rank of a process group.
 
     Args:
-        params: the parameters that are trained, by name, last registered first.
-        group: None for the default group.
+        model: to train.
+        params: its trained parameters with their names, last registered first.
+        optimizers: that have `params`.
+        group: a process group of torch.distributed; None for the default group.
+        rank: of this process in the group.
+        world: number of ranks in the group.
         timeout_s: seconds after which waiting for another rank is an error.
     """
 
@@ -31,17 +35,17 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        """That of all parameters."""
+        """The device of all parameters."""
         return self.params[0][1].device
 
     @property
     def model_name(self) -> str:
-        """The class of the model."""
+        """The name of the model's class."""
         return type(self.model).__name__
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """The parameters as profiles and plans name them."""
+        """The trained parameters as profiles and plans describe them."""
         return tuple(
             TensorSpec(name, param.numel() * param.element_size(), str(param.dtype).removeprefix("torch."))
             for name, param in self.params
@@ -49,10 +53,10 @@ class Job:
 
     @property
     def described_tensors(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-        """Name, dtype and shape of each parameter that is trained."""
+        """Name, dtype and shape of each trained parameter."""
         return tuple((name, str(param.dtype), tuple(param.shape)) for name, param in self.params)
 
     @property
     def described_buffers(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-        """Name, dtype and shape of each buffer."""
+        """Name, dtype and shape of each of the model's buffers."""
         return tuple((name, str(buffer.dtype), tuple(buffer.shape)) for name, buffer in self.model.named_buffers())

@@ -1,19 +1,22 @@
-"""Buffers of the model (running statistics and the like), kept as DDP keeps them: rank 0's, at each forward.
+"""BufferSync: the model's buffers (running statistics and the like), kept equal to rank 0's.
 
-DDP broadcasts at the start of a forward pass and waits for it there. That is done here too at first, and for as long
-as rank 0's script changes buffers between its forward passes. Where it does not, rank 0's buffers leave at the end of
-the forward pass that wrote them, hidden behind backward, and are taken over at the start of the next: same values, no
-wait.
+DDP broadcasts rank 0's buffers at the start of a forward pass and waits for them there. A session
+does so too at first, and for as long as rank 0's script changes buffers between its forward passes.
+If the script changes none, rank 0 sends its buffers at the end of the forward pass that wrote them,
+so that the broadcast overlaps with the backward pass. The other ranks take them over at the start
+of the next forward pass: they get the same values and do not wait.
 
-A script may change buffers all the same. Rank 0 compares what it has at the start of a forward pass with what it sent;
-where it differs, it announces over the control channel that it sends its buffers `AGAIN`, for the same forward pass,
-and does so in a process group of its own. A rank whose script has changed a buffer too waits until it knows whether
-they come again. One whose script has not goes on, as a script that runs alike on all ranks permits; if other values
-then come for a forward pass that has begun, the job ends with an error that says so. In the same way rank 0 sends its
-buffers `TO_EVALUATE` when it evaluates, for ranks that evaluate too.
+A script may change a buffer later all the same. At the start of a forward pass rank 0 compares its
+buffers with those that it sent. If they differ, it announces over the control channel that it sends
+them `AGAIN` for the same forward pass, and broadcasts them in a second process group. A rank whose
+own script has changed a buffer too waits until it knows whether they come again. A rank whose
+script has changed none goes on at once, which is right if the script does the same on all ranks. If
+other values arrive for a forward pass that has begun, the job ends with an error that says so.
+Rank 0 also announces and sends its buffers when it evaluates (`TO_EVALUATE`), for other ranks that
+evaluate too.
 
-On a device, where the host would have to wait to read what came, all are sent as DDP sends them, at the start of the
-next forward pass of whatever kind.
+On a device, the host would have to wait before it could read what arrived. There, buffers are
+always sent as DDP sends them, at the start of the next forward pass of any kind.
 """
 
 from __future__ import annotations
@@ -30,22 +33,29 @@ from gradlane.errors import UnsupportedError
 from gradlane.live.backends.process_groups import ProcessGroups
 
 _ALIGN = 16
-_HEADER = 2 * _ALIGN  # bytes of a message before its buffers, which hold what `_Message.say` is told
-_REGULAR, _ANNOUNCED = range(2)  # process groups
+_HEADER = 2 * _ALIGN  # bytes of a message before its buffers; what they say is in `_Message.say`
+_REGULAR, _ANNOUNCED = range(2)  # process groups: for regular broadcasts, and for announced ones
 
 WaitUntil = Callable[[Callable[[], bool], str], None]
+"""Blocks until the predicate holds, or raises; the text says what is waited for."""
 Announce = Callable[[int, int], None]
+"""Called with the number of forward passes that have ended, and an `Extra`."""
 
 
 class Extra(IntEnum):
-    """Why rank 0 sends its buffers out of turn."""
+    """Why rank 0 sends its buffers in addition to the regular broadcasts."""
 
-    AGAIN = 0
-    TO_EVALUATE = 1
+    AGAIN = 0  # the script has changed one since the regular broadcast
+    TO_EVALUATE = 1  # rank 0 evaluates, and other ranks may too
 
 
 class _Message:
-    """One broadcast: its bytes, and the buffers' places in them."""
+    """One broadcast: its bytes, and each buffer's place in them.
+
+    Args:
+        buffers: give the dtypes, shapes and device; one or more.
+        layout: that of another message for the same buffers.
+    """
 
     def __init__(self, buffers: Sequence[torch.Tensor], layout: list[int] | None = None) -> None:
         offsets, end = [], _HEADER
@@ -53,19 +63,24 @@ class _Message:
             offsets.append(end)
             end += -(-buffer.numel() * buffer.element_size() // _ALIGN) * _ALIGN
         self.bytes = torch.zeros(end, dtype=torch.uint8, device=buffers[0].device)
-        self.layout = offsets if layout is None else layout  # one object for all messages that are laid out alike
+        # one object for all messages of one layout, so that identity tells
+        self.layout = offsets if layout is None else layout
         self.values = [
             self.bytes[start : start + buffer.numel() * buffer.element_size()].view(buffer.dtype).view(buffer.shape)
             for start, buffer in zip(offsets, buffers, strict=True)
         ]
         self._header = self.bytes[:_HEADER].view(torch.int64)
         self.ended = True
-        self.must_come = True  # else it may be that rank 0 never sends it
+        self.must_come = True  # False: rank 0 may never send it
         self.work: Any = None
 
     def say(self, next_at_end: bool, again: int, evaluated: int) -> None:
-        """next_at_end: whether the next regular broadcast comes at the end of this forward pass. again: how many were sent
-        AGAIN so far. evaluated: for which forward pass the last was sent TO_EVALUATE; -1 for none.
+        """Set the header.
+
+        Args:
+            next_at_end: the next regular broadcast comes at the end of a forward pass.
+            again: how often rank 0 has sent its buffers `AGAIN` so far.
+            evaluated: the forward pass for which rank 0 last sent them `TO_EVALUATE`; -1 for none.
         """
         self._header[0], self._header[1], self._header[2] = next_at_end, again, evaluated
 
@@ -82,7 +97,7 @@ class _Message:
         return int(self._header[2])
 
     def alike(self) -> _Message:
-        """Another, of the same layout."""
+        """Make another message of the same layout."""
         return _Message(self.values, self.layout)
 
     def fill(self, buffers: Sequence[torch.Tensor]) -> None:
@@ -94,12 +109,17 @@ class _Message:
 
 
 def _versions_of(buffers: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-    """Identity and version of each: equal where a script assigned and changed none."""
+    """Identity and version of each buffer, which stay equal while a script changes none."""
     return [(id(buffer), buffer._version) for buffer in buffers]
 
 
 def places_of_buffers(model: torch.nn.Module) -> tuple[list[tuple[dict[str, torch.Tensor | None], str]], list[str]]:
-    """Where each buffer of `model` is, each once, and what it is called: for `BufferSync`."""
+    """Find the buffers of `model`, each once.
+
+    Returns:
+        The places of the buffers, each a module's dictionary of buffers and the key in it; and
+        their full names, in the same order.
+    """
     owners, names, seen = [], [], set()
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
@@ -111,12 +131,21 @@ def places_of_buffers(model: torch.nn.Module) -> tuple[list[tuple[dict[str, torc
 
 
 class BufferSync:
-    """Owned by a session; used on the training thread. `announced` comes on the control channel's, and what ended is told
-    on threads of torch.distributed.
+    """Keeps the buffers of one session's model equal to rank 0's.
 
-    owners: where each buffer is: a module's dictionary of buffers and the name in it, since a script may assign another
-    tensor at any time. names: for messages. always_at_start: as DDP does, whatever the script does. has_channel: whether
-    rank 0 can announce what it sends out of turn; without, broadcasts are as on a device.
+    Used on the training thread, except that `announced` is called on the control channel's thread.
+    Threads of torch.distributed report the ends of broadcasts.
+
+    Args:
+        owners: the places of the buffers, from `places_of_buffers`. A place rather than the tensor
+            is kept, since a script may assign another tensor at any time.
+        names: of the buffers, for error messages.
+        group: a process group over the job's ranks; None for the default group.
+        rank: of this process.
+        timeout_s: seconds after which a broadcast that does not end is an error.
+        always_at_start: broadcast at the start of forward passes, as DDP does, whatever the script
+            does.
+        has_channel: whether rank 0 can announce broadcasts; if not, all are as on a device.
     """
 
     def __init__(
@@ -138,14 +167,22 @@ class BufferSync:
         for _ in range(1 + self._announces):
             self._groups.open()
         self._may_be_early = not always_at_start and self._announces
-        self._at_end = False  # whether regular broadcasts come at the end of forward passes, on all ranks alike
-        self._ended = 0  # forward passes after which buffers are due; what is sent then is for the one that follows
+        # whether regular broadcasts come at the end of forward passes; the same on all ranks
+        self._at_end = False
+        # how many forward passes have ended after which buffers are due; a broadcast that is for
+        # the next forward pass carries this number
+        self._ended = 0
         self._due_to_train = self._due_to_evaluate = True
-        self._regular: deque[_Message] = deque()  # under way: rank 0's, or the next that another rank has asked for
-        self._extras: deque[tuple[int, Extra, _Message]] = deque()  # announced: for which forward pass, and why
-        self._again = 0  # of rank 0: how many it has sent; elsewhere: how many have been dealt with
-        self._sent_to_evaluate = -1  # for which forward pass the last one of these was
-        self._evaluated: tuple[int, _Message | None] = (-1, None)  # for which forward pass, and with what
+        # in flight; on ranks other than 0: those whose reception has begun
+        self._regular: deque[_Message] = deque()
+        # announced: `_ended` of the forward pass that each is for, and why it is sent
+        self._extras: deque[tuple[int, Extra, _Message]] = deque()
+        # of kind AGAIN: rank 0: how many it has sent; elsewhere: how many left `_extras`
+        self._again = 0
+        # of kind TO_EVALUATE: `_ended` for the last one that was sent or left `_extras`; -1: none
+        self._sent_to_evaluate = -1
+        # the last evaluation: `_ended` then, and the message whose values it used
+        self._evaluated: tuple[int, _Message | None] = (-1, None)
         self._versions: list[tuple[int, int]] = []  # of the buffers after the last forward pass
         self._script_changes = False  # rank 0's script has changed one between two forward passes
         self._closed = False
@@ -153,11 +190,25 @@ class BufferSync:
         self._notify: Callable[[BaseException | None], None] = lambda error: None
 
     def connect(self, announce: Announce, notify: Callable[[BaseException | None], None]) -> None:
-        """How rank 0 tells all others what will come, and whom to tell that a broadcast ended, on whatever thread."""
+        """Set the callbacks.
+
+        Args:
+            announce: rank 0 calls it before it sends its buffers in addition, to tell the others.
+            notify: called on any thread when a broadcast has ended, with None or its error.
+        """
         self._announce, self._notify = announce, notify
 
     def _buffers(self, converted: bool = False) -> list[torch.Tensor]:
-        """converted: of another dtype will do, as in a model that is evaluated in half precision for a while."""
+        """The buffers that the model has now.
+
+        Args:
+            converted: accept other dtypes, as in a model that is evaluated in half precision for a
+                while.
+
+        Raises:
+            UnsupportedError: a buffer is gone; or, while broadcasts come at the end of forward
+                passes, it has another dtype or shape.
+        """
         found: list[torch.Tensor] = []
         others = []
         for (owner, name), dtype, shape in zip(self._owners, self._dtypes, self._shapes, strict=True):
@@ -173,19 +224,29 @@ class BufferSync:
                 f"buffer {self._names[others[0]]} is gone, or {first.dtype} of shape {tuple(first.shape)} now, and was another "
                 "before: pass broadcast_buffers='forward' to gradlane.attach, or close() the session and attach again"
             )
-        self._lay_out(found)  # as where observers of a quantised model learn how many channels there are
+        # shapes may change early: observers of a quantised model learn the number of channels
+        self._lay_out(found)
         return found
 
     def _lay_out(self, buffers: Sequence[torch.Tensor]) -> None:
         self._dtypes, self._shapes = [buffer.dtype for buffer in buffers], [buffer.shape for buffer in buffers]
-        # rank 0: what it had when the last forward pass ended; elsewhere: what the last forward pass was begun with
+        # rank 0: its values when the last forward pass ended; elsewhere: those it began with
         self._last = _Message(buffers)
-        self._idle: list[_Message] = []  # on rank 0: laid out as `_last` is, and not on their way
+        self._idle: list[_Message] = []  # rank 0: with the layout of `_last`, and not in flight
 
-    # -- forward passes ------------------------------------------------------------------------------------------
+    # -- forward passes ----------------------------------------------------------------------------
 
     def before_forward(self, wait_until: WaitUntil, trains: bool, settled: bool) -> None:
-        """Take over what rank 0 has, where DDP would. settled: buffers may leave early from now on."""
+        """Take over rank 0's buffers before a forward pass, where DDP would.
+
+        Args:
+            wait_until: blocks until a predicate holds, or raises.
+            trains: the pass is in training mode.
+            settled: buffers may be sent at the end of forward passes from now on.
+
+        Raises:
+            UnsupportedError: as `check`; or a buffer is gone or has another dtype or shape.
+        """
         regular = trains or not self._announces
         is_due = self._due_to_train if regular else self._due_to_evaluate
         self._due_to_evaluate = False
@@ -199,7 +260,11 @@ class BufferSync:
             self._listen(wait_until, regular)
 
     def after_forward(self) -> None:
-        """A forward pass has ended after which DDP would broadcast rank 0's buffers."""
+        """Note the end of a forward pass after which DDP would broadcast; send what leaves early.
+
+        Raises:
+            UnsupportedError: a buffer is gone or has another dtype or shape.
+        """
         self._due_to_train = self._due_to_evaluate = True
         self._ended += 1
         buffers = self._buffers()
@@ -209,16 +274,19 @@ class BufferSync:
             if self._rank == 0:
                 self._regular.append(self._send(_REGULAR, buffers))
             else:
-                if self._regular and self._regular[0] is self._last:  # this forward pass was one in evaluation mode
+                # a pass in evaluation mode has used this message and left it there
+                if self._regular and self._regular[0] is self._last:
                     self._regular.popleft()
                 self._ask()
                 self._regular[0].must_come = True
         self._versions = _versions_of(buffers)
 
     def _tell(self, wait_until: WaitUntil, regular: bool, settled: bool) -> None:
+        """Rank 0: send the buffers that are due before this forward pass."""
         while self._regular:
             message = self._wait(self._regular.popleft(), wait_until)
-            if message.layout is self._last.layout:  # else the buffers had other shapes when it was sent
+            # if not, the buffers had other shapes when it was sent
+            if message.layout is self._last.layout:
                 self._idle.append(message)
         buffers = self._buffers(converted=not regular)
         while self._extras and self._extras[0][2].ended:
@@ -237,14 +305,18 @@ class BufferSync:
             self._send_extra(Extra.AGAIN, buffers)
 
     def _has_changed(self, buffers: Sequence[torch.Tensor]) -> bool:
-        """Whether rank 0's values are others than when the last forward pass ended: `.data` and NumPy change no version, and
-        averages that were swapped in for an evaluation and out again leave all as it was."""
+        """Whether rank 0's values differ from those at the end of the last forward pass.
+
+        Versions would not tell: `.data` and NumPy change values without a new version, and averages
+        that are swapped in for an evaluation and out again change versions but no values.
+        """
         now = self._filled(buffers)
         self._idle.append(now)
         return not now.same_values(self._last)
 
     def _listen(self, wait_until: WaitUntil, regular: bool) -> None:
-        self._ask(must_come=regular)  # where all only evaluate, it never does
+        """Other ranks: take over the buffers that are due before this forward pass."""
+        self._ask(must_come=regular)  # if all ranks only evaluate, rank 0 never sends it
         if regular:
             self._regular[0].must_come = True
         if self._at_end:
@@ -260,48 +332,77 @@ class BufferSync:
             return
         regularly_sent = self._wait(self._regular.popleft(), wait_until)
         if not self._at_end:
-            self._at_end = self._may_be_early and regularly_sent.next_at_end  # which is not read on a device
+            # on a device `_may_be_early` is false, and the header is not read
+            self._at_end = self._may_be_early and regularly_sent.next_at_end
             self._last = regularly_sent
-        elif changed:  # unless they come again before rank 0 has ended this forward pass, they do not
+        elif changed:
+            # Wait for an AGAIN, or for the next regular message, which rank 0 sends at the end of
+            # this forward pass. Its header tells whether there was an AGAIN, which may still be on
+            # its way, since it travels in the other process group.
             self._ask(must_come=False)
             wait_until(lambda: self._regular[0].ended or self._extra(Extra.AGAIN) is not None, "rank 0's buffers")
-            if self._regular[0].ended and self._regular[0].again > self._again:  # they do, and came by another way
+            if self._regular[0].ended and self._regular[0].again > self._again:
                 wait_until(lambda: self._extra(Extra.AGAIN) is not None, "rank 0's buffers")
         self._last = self._extra(Extra.AGAIN) or self._last
         if not self._is_taken_over_already():
             self._take_over(self._last)
 
     def _take_over_to_evaluate(self, wait_until: WaitUntil, wait: bool) -> None:
-        """wait: until it is known whether rank 0 evaluates too, or goes on to train."""
+        """Take over rank 0's buffers for an evaluation.
+
+        Args:
+            wait_until: blocks until a predicate holds, or raises.
+            wait: wait until it is known whether rank 0 evaluates too or goes on to train.
+        """
         if wait:
             self._ask(ahead=self._at_end, must_come=False)
             wait_until(lambda: self._regular[-1].ended or self._extra(Extra.TO_EVALUATE) is not None, "rank 0's buffers")
-            if self._regular[-1].ended and self._regular[-1].evaluated == self._ended:  # it did, and trains already
+            # rank 0 has evaluated, and what it announced may still be on its way
+            if self._regular[-1].ended and self._regular[-1].evaluated == self._ended:
                 wait_until(lambda: self._extra(Extra.TO_EVALUATE) is not None, "rank 0's buffers")
         message = self._extra(Extra.TO_EVALUATE) or (self._last if self._at_end else self._regular[0])
         self._evaluated = self._ended, message
         self._take_over(message, converted=True)
 
     def _is_taken_over_already(self) -> bool:
-        """Where all ranks evaluate between two forward passes that train, DDP broadcasts then, and not a second time."""
+        """Whether an evaluation since the last forward pass has taken over rank 0's buffers.
+
+        If all ranks evaluate between two forward passes that train, DDP broadcasts before the
+        evaluation and not again before the second pass.
+        """
         return self._evaluated[0] == self._ended and self._extra(Extra.TO_EVALUATE) is not None
 
     def _extra(self, kind: Extra) -> _Message | None:
-        """What has come out of turn for the forward pass that begins, if anything."""
+        """The announced message of `kind` for the forward pass that begins, if it has come."""
         for forward, of_kind, message in list(self._extras):
             if forward == self._ended and of_kind is kind and message.ended:
                 return message
         return None
 
     def check(self, wait_until: WaitUntil) -> None:
-        """Raise `UnsupportedError` if the last forward pass used a value that rank 0 had changed; before what came of it is
-        used. What tells has left rank 0 at the end of its own forward pass."""
+        """Check the values that the last forward pass used, before its results are used.
+
+        The header that rank 0 has sent at the end of its own forward pass tells whether it had
+        changed a buffer.
+
+        Args:
+            wait_until: blocks until a predicate holds, or raises.
+
+        Raises:
+            UnsupportedError: the forward pass used a value that rank 0 had changed.
+        """
         if self._rank and self._at_end and self._regular and self._regular[0].must_come:
             self._check(self._wait(self._regular[0], wait_until), wait_until)
 
     def _check(self, told: _Message, wait_until: WaitUntil) -> None:
-        """Whether whatever ended before this forward pass had been begun with rank 0's values. told: a regular broadcast, which
-        tells what rank 0 had sent out of turn by then.
+        """Compare announced messages for earlier forward passes with the values used there.
+
+        Args:
+            told: a regular broadcast; its header tells what rank 0 had announced by then.
+            wait_until: blocks until a predicate holds, or raises.
+
+        Raises:
+            UnsupportedError: a forward pass used a value that rank 0 had changed.
         """
         evaluated = False
         while (
@@ -315,7 +416,7 @@ class BufferSync:
             if kind is Extra.TO_EVALUATE:
                 evaluated = self._evaluated[0] == forward
                 used = self._evaluated[1] if evaluated else None
-            elif evaluated:  # then DDP would not have sent them
+            elif evaluated:  # then DDP would not have broadcast before the pass that trains
                 continue
             if used is not None and not message.same_values(used):
                 raise UnsupportedError(
@@ -331,7 +432,7 @@ class BufferSync:
             self._sent_to_evaluate = forward
         return forward, kind, message
 
-    # -- broadcasts ----------------------------------------------------------------------------------------------
+    # -- broadcasts --------------------------------------------------------------------------------
 
     def _send(self, group: int, buffers: Sequence[torch.Tensor]) -> _Message:
         message = self._filled(buffers)
@@ -348,7 +449,12 @@ class BufferSync:
         self._extras.append((self._ended, extra, self._send(_ANNOUNCED, buffers)))
 
     def announced(self, forward: int, extra: int) -> None:
-        """Rank 0 sends its buffers out of turn, for the forward pass that follows the first `forward`."""
+        """Begin to receive buffers that rank 0 sends in addition to the regular broadcasts.
+
+        Args:
+            forward: they are for the forward pass that follows the first `forward` ones.
+            extra: why rank 0 sends them, an `Extra`.
+        """
         if self._closed:
             return
         message = self._last.alike()
@@ -356,6 +462,12 @@ class BufferSync:
         self._start(message, _ANNOUNCED)
 
     def _ask(self, ahead: bool = False, must_come: bool = True) -> None:
+        """Begin to receive the next regular broadcast, unless one is in flight.
+
+        Args:
+            ahead: begin even if one is in flight already.
+            must_come: False if rank 0 may never send it.
+        """
         if len(self._regular) < 1 + ahead:
             message = self._last.alike()
             message.must_come = must_come
@@ -368,7 +480,7 @@ class BufferSync:
 
             def end(error: BaseException | None) -> None:
                 message.ended = error is None
-                # what rank 0 sends out of turn may be on its way when another rank has left in order
+                # an announced broadcast of rank 0's may still be in flight to a rank that has left
                 matters = message.must_come and not (self._rank == 0 and group == _ANNOUNCED)
                 self._notify(error if matters else None)
 
@@ -385,18 +497,23 @@ class BufferSync:
         return message
 
     def _take_over(self, message: _Message, converted: bool = False) -> None:
-        # past the version counters, as DDP writes them: another forward pass may still be waiting for its backward pass
+        # `.data` changes no version, as in DDP: the backward pass of an earlier forward pass, which
+        # checks versions, may still come
         torch._foreach_copy_([buffer.data for buffer in self._buffers(converted)], message.values)
 
     def finish(self, wait_until: WaitUntil) -> None:
-        """Wait for the broadcasts under way."""
+        """Wait for the broadcasts in flight that must come.
+
+        Raises:
+            UnsupportedError: as `check`.
+        """
         self.check(wait_until)
         for message in self._regular:
             if message.must_come:
                 self._wait(message, wait_until)
 
     def close(self) -> None:
-        """Give the process groups back, unless something is on its way in them to a rank that has left."""
+        """Close the process groups, unless a broadcast is in flight to a rank that has left."""
         self._closed = True
         extras = [message for _, _, message in list(self._extras)]
         if all(message.ended for message in (*self._regular, *extras)):

@@ -1,14 +1,16 @@
-"""Session: gradlane attached to one model and its optimizers on one rank. Everything here runs on the
-training thread; what other threads touch is in `exchange.py`.
+"""Session: gradlane attached to one model and its optimizers on one rank.
 
-An iteration, in the order in which things happen:
+Everything here runs on the training thread. What other threads use is in `live/comm/driver.py`.
 
-    forward     a parameter whose update is owed is updated when it is first used (`pending.py`)
-    backward    `_begin`, then for each gradient `_gradient_ready`: divide, put into its slot, say so;
-                `_end` reports the gradients that this rank did not produce
-    step        `_before_step` lets the optimizer update what has arrived, and notes the rest as owed
+One iteration:
 
-Whatever cannot be done across the barrier for one step is done behind it: waiting for all sums, as DDP does.
+    forward     the first use of a parameter runs its deferred update (`guards.py`)
+    backward    `_begin`; then, for each gradient, `_launch` divides it by the world size, puts it
+                into its slot and reports that it is ready; `_end` reports the gradients that this
+                rank did not produce
+    step        `_before_step` lets the optimizer update what has arrived and defers the rest
+
+If the updates of a step cannot be deferred, the session waits for all sums first, as DDP does.
 """
 
 from __future__ import annotations
@@ -45,14 +47,27 @@ from gradlane.live.session.verification import Unverified
 
 log = logging.getLogger("gradlane")
 
-_SETTLED_EARLY = 5  # steps in a row after which a loop is taken to need all updates at once
+_SETTLED_EARLY = 5  # steps in a row after which a script is taken to need all updates at once
 
 
 class Session(SessionBase):
-    """Made by `gradlane.attach`; `close()` (or leaving a `with` block) detaches it.
+    """Made by `gradlane.attach`; `close()`, or the end of a `with` block, detaches it.
 
-    Useful to a training script: `no_sync()`, `flush()`, `profile()`, `timeline()`, `plan`, `tuned`, `auto`,
-    `close()`.
+    A training script may use `no_sync()`, `flush()`, `profile()`, `timeline()`, `plan`, `tuned`,
+    `auto` and `close()`. Any method may raise a `JobError`, after which the session is of no more
+    use.
+
+    Args:
+        job: the model and optimizers on this rank.
+        backend: carries the messages.
+        planner: makes the plans, and measures the profile for them.
+        controller: changes the plan while the job trains; None to keep it.
+        first_plan: in force until the policy's own plan is there.
+        may_cross: updates may be deferred past `step()`, if the plan says so.
+        make_channel: makes the control channel, given its callbacks.
+        buffers: keeps the model's buffers equal to rank 0's; None to leave them alone.
+        verifier: compares steps with DDP's, or ignores them.
+        keeps_log: keep a log of what the Dispatcher is told and answers.
     """
 
     def __init__(
@@ -87,15 +102,19 @@ class Session(SessionBase):
         self._settled = False
         self._forward_began_ns = self._forward_ended_ns = self._backward_began_ns = self._step_began_ns = 0
         self._fires_in_a_pass: dict[str, int] = {}
-        self._reads: set[int] = set()  # iterations, until settled, in which gradients were read before the step
+        # iterations, until settled, in which gradients were read before the step
+        self._reads: set[int] = set()
         self._params: list[torch.nn.Parameter] = []
-        self._unseen: set[str] = set()  # parameters that something reads past every guard
-        self._watched_iteration = -1  # the last in which all parameters were watched, ...
-        self._seen: set[int] = set()  # ... and those of them that were used then
+        self._unseen: set[str] = set()  # names of parameters that something reads past every guard
+        self._watched_iteration = -1  # the last in which all parameters were watched
+        self._seen: set[int] = set()  # tensors whose parameters were used in this iteration
         self._in_forward = False
-        self._is_late = False  # step() was called before all sums had arrived: there was something to defer
-        self._settled_early = 0  # steps in a row of which nothing was owed any more when the next forward pass began
-        self._stale: frozenset[int] = frozenset()  # what was still owed when this backward pass began
+        # step() was called before all sums had arrived, so that there was something to defer
+        self._is_late = False
+        # steps in a row whose deferred updates had all run when the next forward pass began
+        self._settled_early = 0
+        # tensors whose updates were still deferred when this backward pass began
+        self._stale: frozenset[int] = frozenset()
         on_buffers = (lambda forward, why: None) if buffers is None else buffers.announced
         self._driver = Driver(job.rank, job.timeout_s, backend, self._recorder, make_channel, on_buffers, keeps_log)
         self._failures = self._driver.failures
@@ -109,7 +128,7 @@ class Session(SessionBase):
         self._attach_hooks(self._params, self._optimizers)
 
     def _take_up(self, plan: Plan) -> None:
-        """Make `plan` the plan in force; nothing may be under way."""
+        """Put `plan` in force. No message may be in flight, and no update deferred."""
         self._plan = plan
         self._crosses = plan.crosses_barrier and self._may_cross
         self._params = [self._params_by_name[spec.name] for spec in plan.tensors]
@@ -124,7 +143,10 @@ class Session(SessionBase):
         self._recorder.forget(self._driver.iteration + 1)
 
     def _find_unguarded(self) -> None:
-        """The tensors whose updates may not be deferred, since something reads their parameters past every guard."""
+        """Find the tensors whose updates must not be deferred.
+
+        Something reads their parameters past every guard.
+        """
         unseen = [self._params_by_name[name] for name in self._unseen]
         self._unguarded = {
             self._tensor_of[id(param)]
@@ -133,24 +155,24 @@ class Session(SessionBase):
         }
 
     def _catch_up(self, iteration: int) -> None:
-        """A host runs ahead of a device with streams: in an iteration that is measured it waits for it."""
+        """If `iteration` is measured, wait until the device has done what it was given so far."""
         reached = self._backend.so_far() if self._planner.measures(iteration) else None
         if reached is not None:
             reached.synchronize()
 
     def _now(self, iteration: int) -> int:
-        """The time, where the device is in an iteration that is measured."""
+        """Return the current time. While profiling, first wait for the device to catch up."""
         self._catch_up(iteration)
         return now_ns()
 
-    # -- forward ---------------------------------------------------------------------------------------
+    # -- forward -----------------------------------------------------------------------------------
 
     def _before_forward(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
         self._failures.check()
         if inside_a_backward_pass():
-            return  # a checkpoint runs the whole model again
+            return  # a checkpoint runs the whole model once more
         if is_traced():
-            self._settle()  # what is recorded is the model alone
+            self._settle()  # only the model must be recorded
             return
         trains = torch.is_grad_enabled() and module.training
         if self._in_backward and trains:
@@ -161,7 +183,7 @@ class Session(SessionBase):
         whole = compiling or is_compiled(self.model)
         if whole:
             self._tell("compiled", "the whole model is compiled: updates cannot overlap with its forward pass; compile blocks")
-        if whole or not trains:  # an evaluation, a trace, an export: whatever reads the parameters there
+        if whole or not trains:  # an evaluation may read parameters by any way
             self._settle()
         elif not self._settled:
             self._hook_compiled_parts()
@@ -193,7 +215,10 @@ class Session(SessionBase):
                 guards.watch(param, tensor, self._parameter_used)
 
     def _keep_the_barrier_if_it_is_kept_anyway(self) -> None:
-        """A script that settles each step before the next forward pass gains nothing from updates that could wait."""
+        """Stop deferring updates if the script needs them all before each next forward pass.
+
+        Such a script gains nothing from deferred updates.
+        """
         if self._is_late:
             self._settled_early = 0 if self._deferred else self._settled_early + 1
             self._is_late = False
@@ -207,7 +232,11 @@ class Session(SessionBase):
                 )
 
     def _before_compiled(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
-        """As if it used all of its parameters now: a graph that guards on who is watched is compiled over and over."""
+        """Treat the call of a compiled part as the first use of all its parameters.
+
+        The compiler's guards include a parameter's class; a part that met watched parameters would
+        be compiled again and again.
+        """
         for param in module.parameters():
             if guards.is_watched(param):
                 guards.unwatch(param)
@@ -223,7 +252,7 @@ class Session(SessionBase):
             self._buffers.after_forward()
 
     def _parameter_used(self, tensor: int) -> None:
-        """The first use of a watched parameter since it was watched."""
+        """Called before the first use of a watched parameter: run its update and note the time."""
         self._verifier.touched(self._params[tensor])
         self._deferred.make_current(tensor)
         self._seen.add(tensor)
@@ -234,7 +263,7 @@ class Session(SessionBase):
             since = now - self._forward_began_ns if self._in_forward else 0
             self._planner.builder.used(self._plan.tensors[tensor].name, since)
 
-    # -- backward --------------------------------------------------------------------------------------
+    # -- backward ----------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self._failures.check()
@@ -268,14 +297,17 @@ class Session(SessionBase):
 
     @property
     def _counting(self) -> bool:
-        """In iteration 0 nobody knows how often a hook fires in a pass: all gradients leave at its end."""
+        """Whether this is iteration 0, which counts how often each hook fires in a backward pass.
+
+        Until that is known, all gradients are sent at the end of the pass.
+        """
         return self._driver.iteration == 0
 
     def _name_of(self, tensor: int) -> str:
         return self._plan.tensors[tensor].name
 
     def _launch(self, tensor: int, param: torch.nn.Parameter) -> None:
-        """Put the gradient, divided by the world size as DDP does, into its slot, and say that it is ready."""
+        """Put the gradient, divided by the world size as in DDP, into its slot; report it ready."""
         if tensor in self._stale:
             self._fail(
                 f"{self._name_of(tensor)} was read before its update had been made, by something that Python does not see (a "
@@ -292,7 +324,7 @@ class Session(SessionBase):
             self._planner.builder.ready(self._plan.tensors[tensor].name, at - self._backward_began_ns)
 
     def _end(self) -> None:
-        """The backward pass is over: what it did not produce contributes nothing."""
+        """Report the gradients that the backward pass, which is over, did not produce."""
         ended = self._now(self._driver.iteration)
         if self._counting:
             self._expected = [max(1, fired) for fired in self._fired]
@@ -320,15 +352,20 @@ class Session(SessionBase):
             forward_ns = self._forward_ended_ns - self._forward_began_ns
             self._planner.builder.passed(forward_ns, ended - self._backward_began_ns)
         self._verifier.backward_ended()
-        for tensor in absent:  # as DDP with find_unused_parameters: used by nobody means left alone
+        # as DDP with find_unused_parameters, leave a gradient alone that no rank has produced
+        for tensor in absent:
             self._driver.wait_for(tensor)
             if self._driver.used_by_anybody(tensor):
                 self._gradients.show_absent(tensor)
         self._fill_in_the_scripts()
 
     def _launch_absent(self, tensor: int, param: torch.nn.Parameter) -> None:
-        """This pass has no gradient of it. What stands in `.grad` counts, as DDP counts it: of passes under `no_sync()`, or
-        kept from before; presence tells whether any pass since the last sum had one."""
+        """Report a tensor that got no gradient in this pass.
+
+        What stands in `.grad` is summed, as under DDP: it is of passes under `no_sync()`, or kept
+        from an earlier iteration. The presence element tells whether any pass since the last sum
+        produced it.
+        """
         self._refuse_replaced([tensor])
         self._gradients.put_absent(tensor, self._scale, counts=id(param) in self._accumulated)
         self._verifier.contributes(param, self._driver.slots[tensor])
@@ -346,7 +383,10 @@ class Session(SessionBase):
             )
 
     def _fill_in_the_scripts(self) -> None:
-        """Sums go where DDP would put them at the end of this pass: into memory that the script looks at by itself."""
+        """Wait for sums whose gradients are in memory that the script holds too; copy them there.
+
+        DDP would have put them there by the end of the backward pass.
+        """
         if not self._gradients.of_the_script:
             return
         self._tell(
@@ -361,7 +401,7 @@ class Session(SessionBase):
         self._gradients.of_the_script.clear()
 
     def _show(self, tensor: int, param: torch.nn.Parameter) -> None:
-        """From now on `.grad` is what will be the sum."""
+        """Let `.grad` stand for the sum from now on; fail if the parameter is another tensor."""
         try:
             self._gradients.show(tensor)
         except RuntimeError:  # torch compares dtype, shape and device
@@ -372,7 +412,7 @@ class Session(SessionBase):
                 UnsupportedError,
             )
 
-    # -- step ------------------------------------------------------------------------------------------
+    # -- step --------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._failures.check()
@@ -381,7 +421,7 @@ class Session(SessionBase):
         else:
             if self._buffers is not None:
                 self._refused_aloud(lambda buffers: buffers.check(self._failures.wait_until))
-            if self._deferred.of(optimizer):  # step() once more
+            if self._deferred.of(optimizer):  # a second step() before its updates were needed
                 self._settle()
             needs_all = self._needs_all(optimizer, args, kwargs)
             self._split_step(optimizer, defer=not needs_all and self._crosses)
@@ -401,14 +441,19 @@ class Session(SessionBase):
                     )
 
     def _split_step(self, optimizer: torch.optim.Optimizer, defer: bool) -> None:
-        """Leave in `.grad` what the optimizer may use now; hide, and owe, what has not arrived."""
+        """Leave in `.grad` what the optimizer may use now, and defer what has not arrived.
+
+        Args:
+            optimizer: the one that steps.
+            defer: updates may be deferred; if not, wait for all of its sums.
+        """
         owed, shared = None, None
         keeps_none = keeps_no_gradient(optimizer)
         for group in optimizer.param_groups:
             for param in group["params"]:
                 tensor = self._tensor_of.get(id(param))
                 if tensor is None or not self._gradients.stands_for_the_sum(tensor):
-                    continue  # not ours, or replaced or dropped by the script
+                    continue  # the session does not train it, or the script replaced or dropped it
                 if defer and tensor not in self._unguarded and not self._driver.has_arrived(tensor):
                     self._is_late = True
                     shared = shared or aliases.Aliases(optimizer, self._params, self._accumulators)
@@ -429,11 +474,11 @@ class Session(SessionBase):
                     self._gradients.give(tensor)
 
     def _needs_all(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> bool:
-        """Whether this call of `step` is one whose updates cannot be deferred."""
+        """Whether the updates of this call of `step` cannot be deferred."""
         has_closure = kwargs.get("closure") is not None or (len(args) > 1 and args[1] is not None)
         if has_closure and self._may_cross:
             self._tell("closure", "optimizer.step(closure) keeps the barrier")
-        # a GradScaler hands its scale to fused optimizers for the length of one call
+        # a GradScaler gives a fused optimizer its scale for the time of one call
         return has_closure or hasattr(optimizer, "grad_scale")
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -454,7 +499,7 @@ class Session(SessionBase):
             self._planner.builder.updated(now - self._step_began_ns)
 
     def _gradient_read(self, tensor: int) -> None:
-        """Somebody operates on a gradient that stands for a sum."""
+        """Called before an operation on a gradient that stands for a sum: wait for the sum."""
         if self._in_backward and self._launched[tensor]:
             # its sum may need gradients that this pass has yet to produce
             self._fail(
@@ -464,7 +509,7 @@ class Session(SessionBase):
             )
         if not self._settled:
             self._reads.add(self._driver.iteration)
-        told = self._told & {"closure"}  # then it is the optimizer that reads, after its closure
+        told = self._told & {"closure"}  # then the optimizer reads it, after its closure
         if self._crosses and not told and tensor not in self._deferred and not self._driver.has_arrived(tensor):
             self._is_late = True
             self._tell(
@@ -480,7 +525,7 @@ class Session(SessionBase):
         return self._tensor_of.get(id(param), -1) in self._deferred
 
     def _settle(self) -> None:
-        """Everything of the iteration before has arrived, and every update has run."""
+        """Wait for every sum of the last iteration and run every deferred update."""
         self._failures.check()
         if self._in_backward:
             return
@@ -489,11 +534,11 @@ class Session(SessionBase):
         for param in self._params:
             guards.unwatch(param)
 
-    # -- what a training script calls ------------------------------------------------------------------------
+    # -- what a training script calls --------------------------------------------------------------
 
     @property
     def plan(self) -> Plan:
-        """The plan in force. Over the first iterations that is a safe one, see `settled`."""
+        """The plan in force. In the first iterations it is a safe one, see `settled`."""
         return self._plan
 
     @property
@@ -503,19 +548,22 @@ class Session(SessionBase):
 
     @property
     def tuned(self) -> Tuned | None:
-        """On rank 0 of a session that tunes: the knobs in force and the trials so far; None elsewhere."""
+        """On rank 0 of a session that tunes: its knobs in force and trials so far; else None."""
         found = None if self._controller is None else self._controller.record()
         return found if isinstance(found, Tuned) else None
 
     @property
     def auto(self) -> SearchLog | None:
-        """On rank 0 of a session under `auto`: what was predicted, tried and kept so far; None elsewhere."""
+        """On rank 0 of a session under `auto`: what it predicted, tried and kept; else None."""
         found = None if self._controller is None else self._controller.record()
         return found if isinstance(found, SearchLog) else None
 
     @property
     def tuning(self) -> bool:
-        """Whether knobs or policies are being tried, on any rank alike; `auto` may begin again at any time."""
+        """Whether knobs or policies are being tried; the same on all ranks.
+
+        `auto` may begin again at any time.
+        """
         return self._controller is not None and not self._controller.settled
 
     @property
@@ -525,39 +573,50 @@ class Session(SessionBase):
 
     @property
     def network(self) -> Network:
-        """The network that is planned for: given to attach, or measured by it."""
+        """The network that plans are made for: given to attach, or measured by it."""
         return self._planner.network
 
     @property
     def failed(self) -> bool:
-        """Whether this job has failed, here or on another rank: nothing can be trained any more."""
+        """Whether the job has failed, here or on another rank; it cannot train any more."""
         return self._failures.failure is not None
 
     def flush(self) -> None:
-        """Wait for every sum and run every owed update: parameters and gradients are as plain DDP's.
+        """Wait for every sum and run every deferred update, so that all values are as under DDP.
 
-        For what reads parameters between `step()` and the next forward pass without Python: a C++ extension that keeps a
-        pointer, another process that shares their memory. All else needs no call.
+        This is needed only if something reads parameters without Python between `step()` and the
+        next forward pass: a C++ extension that keeps a pointer, or another process that shares
+        their memory.
         """
         self._settle()
         if not self._in_backward:
             self._gradients.give_all()
 
     def profile(self) -> Profile:
-        """The Profile measured over the first iterations (or given to attach)."""
+        """The profile that was measured in the first iterations, or given to attach.
+
+        Raises:
+            JobError: there is none yet.
+        """
         if self._planner.profile is None:
             raise JobError("no profile yet: it is made at the start of the backward pass after the measured iterations")
         return self._planner.profile
 
     def timeline(self) -> Timeline:
-        """What happened in the last iterations under the plan in force, up to now."""
+        """What happened in the last iterations under the plan in force, up to now.
+
+        Waits for every sum and runs every deferred update, so that their spans are complete.
+        """
         self._settle()
         return self._recorder.timeline(self._plan.fingerprint, self.rank)
 
     def dispatch_log(self) -> Log:
-        """What the Dispatcher was told and answered in the last iterations under the plan in force, for `schedule.replay`.
+        """What the Dispatcher was told and answered in the last iterations, for `schedule.replay`.
 
-        Raises `JobError` where attach was not asked to keep it (`keep_log=True`).
+        The log begins with the plan in force, at the earliest.
+
+        Raises:
+            JobError: attach was not asked to keep it (`keep_log=True`).
         """
         log = self._driver.log
         if log is None:
@@ -565,13 +624,19 @@ class Session(SessionBase):
         return log
 
     def on_close(self, before: Callable[[Session], None], after: Callable[[Session], None]) -> None:
-        """Call `before(session)` when a session that has not failed closes, and `after(session)` when any has closed."""
+        """Set what `close` calls.
+
+        Args:
+            before: called with the session before it is detached, unless the job has failed.
+            after: called with the session once it is detached, also if the job has failed.
+        """
         self._before_close, self._after_close = before, after
 
     def close(self) -> None:
-        """Finish what is under way, and detach: hooks, threads, sockets and process groups go.
+        """Wait for what is in flight, and detach: remove hooks, threads, sockets, process groups.
 
-        Raises what the last sums raised, if they failed; a job that had failed before is detached in silence.
+        Raises:
+            JobError: the last sums failed. If the job had failed before, nothing is raised.
         """
         if self._closed:
             return
@@ -595,18 +660,18 @@ class Session(SessionBase):
             self._after_close(self)
 
     def abort(self, error: BaseException) -> None:
-        """Tell the other ranks that this one fails with `error`; they raise `PeerFailed` with its text."""
+        """Tell the other ranks that this one failed with `error`; they raise `PeerFailed`."""
         self._driver.abort(error)
 
     def _fail(self, text: str, kind: type[JobError] | type[UnsupportedError] = JobError) -> NoReturn:
-        """Raise `text` here; the other ranks are told."""
-        self._failures.check()  # a failure before this one stands
+        """Raise an error with `text`, and tell the other ranks."""
+        self._failures.check()  # the first failure stands
         error = kind(f"rank {self.rank}, iteration {self._driver.iteration}: {text}")
         self._driver.abort(error)
         raise error
 
     def _refused_aloud(self, call: Callable[[BufferSync], None]) -> None:
-        """What buffers refuse is told to the other ranks."""
+        """Call `call` with the buffers; tell the other ranks if it raises `UnsupportedError`."""
         assert self._buffers is not None
         try:
             call(self._buffers)
@@ -614,7 +679,7 @@ class Session(SessionBase):
             self._fail(str(error), UnsupportedError)
 
     def _tell(self, key: str, text: str) -> None:
-        """One line, once, from rank 0."""
+        """Log `text` as a warning on rank 0, once for each `key`."""
         if key not in self._told and self.rank == 0:
             log.warning("gradlane: %s", text)
         self._told.add(key)

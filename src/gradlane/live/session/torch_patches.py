@@ -1,8 +1,9 @@
-"""Doors: functions of torch through which modules and parameters reach C++ past the guards of `pending.py`.
+"""Patches of functions through which torch reads parameters in C++, past the guards of `guards.py`.
 
-TorchScript takes a module's parameters as they stand in its dictionary, and functorch wraps a tensor without any torch
-function. Both are asked to wait: `before_leaving` has updates made before a module or tensor goes through. TorchScript
-would also compile the hooks of a module, which no session's can be; they stand aside meanwhile.
+TorchScript reads a module's parameters directly from its dictionary, and functorch wraps a tensor
+without calling any torch function. The patched functions first run deferred updates, see
+`before_leaving`. TorchScript would also compile the hooks of a module, and a session's cannot be
+compiled; they are taken off the module meanwhile.
 """
 
 from __future__ import annotations
@@ -19,20 +20,25 @@ import torch.jit._recursive as torchscript
 from gradlane.live.session import guards
 from gradlane.live.session.hooks import Hook
 
-_settlers: dict[int, Callable[[], None]] = {}  # of sessions that owe updates, by their id()
+_settlers: dict[int, Callable[[], None]] = {}  # by id() of the owner: runs its deferred updates
 _wrap_for_grad = functorch._wrap_for_grad  # type: ignore[attr-defined]
 
 
 def before_leaving(owner: object, settle: Callable[[], None]) -> None:
-    """Call `settle()` before anything goes through a door, until `nothing_is_owed(owner)`."""
+    """Call `settle()` before each patched function runs, until `nothing_is_owed(owner)`.
+
+    Args:
+        owner: has deferred updates.
+        settle: runs them.
+    """
     _settlers[id(owner)] = settle
     functorch._wrap_for_grad = _wrapped_for_grad  # type: ignore[attr-defined, assignment]
 
 
 def nothing_is_owed(owner: object) -> None:
-    """What goes through a door need not wait for `owner`."""
+    """Note that `owner` has no deferred updates any more: patched functions need not call it."""
     _settlers.pop(id(owner), None)
-    if not _settlers:  # so that compiled code finds torch's own
+    if not _settlers:  # compiled code must find torch's own function
         functorch._wrap_for_grad = _wrap_for_grad  # type: ignore[attr-defined]
 
 
@@ -47,7 +53,10 @@ def _wrapped_for_grad(*args: Any) -> Any:
 
 
 def guard_torchscript() -> None:
-    """From now on `torch.jit.script` and `torch.jit.trace` take modules that a session has hooks on, and copies of them."""
+    """Patch `torch.jit.script` and `torch.jit.trace`, so that they take modules of a session.
+
+    They also take copies of such modules, which have copies of the hooks.
+    """
     really = torchscript.create_script_module
     if getattr(really, "_of_gradlane", False):
         return

@@ -1,14 +1,17 @@
-"""Verification: steps of a session beside an independent reference of what DDP would have done.
+"""Verification: compares a session's steps with an independent computation of DDP's steps.
 
-In a verified iteration each rank keeps a copy of what it contributes to each sum. When the backward pass has ended, one
-all-reduce over all of them, behind everything else and in a process group of its own, gives the sums as DDP has them: at
-two ranks bit for bit, at more within rounding, since sums of three numbers depend on their order. At `optimizer.step()`
-copies of parameters, state and hyper-parameters are taken, on which the script's own optimizer makes the same step when
-the session has made its own: the results are compared bit for bit, whenever the session made it. Buffers are compared with
-rank 0's at the start of the forward pass.
+In a verified iteration each rank copies its part of each sum. When the backward pass has ended, the
+ranks all-reduce these copies in a process group of their own, which gives the sums as DDP computes
+them: bit for bit at two ranks, within rounding at more, since a sum of three numbers depends on
+their order.
 
-What this cannot see is a value that was read too early by something that Python does not see; where a gradient came of it,
-`session.py` finds that out in every iteration. Runs on the training thread; owned by one session.
+At `optimizer.step()`, parameters, optimizer state and hyper-parameters are copied. When the session
+has updated a parameter, at `step()` or later, the script's own optimizer makes the same update on
+the copy, and the results are compared bit for bit. Buffers are compared with rank 0's at the start
+of the forward pass.
+
+Verification cannot see that something outside of Python read a value too early. If a gradient came
+of it, `session.py` finds that out, in every iteration. Everything here runs on the training thread.
 """
 
 from __future__ import annotations
@@ -29,13 +32,18 @@ from gradlane.live.backends.process_groups import ProcessGroups
 from gradlane.live.session.deferred_step import DeferredStep
 from gradlane.live.session.job import Job
 
-_ROUNDING = 1e-5  # of the largest element of a sum, for sums of three ranks and more
+_ROUNDING = 1e-5  # error that is allowed beyond two ranks, as part of a sum's largest element
 _NOT_THE_SCRIPT = (str(Path(gradlane.__file__).parent), str(Path(torch.__file__).parent))
 
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """Which iterations are verified: the `first` so many, and then each `every`-th (0: none)."""
+    """Which iterations are verified.
+
+    Args:
+        first: so many iterations from the start, 0 or more.
+        every: after them each iteration whose number is a multiple of this; 0: no more.
+    """
 
     first: int = 20
     every: int = 100
@@ -51,7 +59,7 @@ class VerifyOptions:
 
 @dataclass
 class _Before:
-    """A parameter before `step()`: its value, the optimizer's state of it, and the gradient where that was there."""
+    """A parameter before `step()`: its value, optimizer state, and gradient if that was there."""
 
     copy: torch.nn.Parameter
     state: dict[str, Any]
@@ -59,49 +67,84 @@ class _Before:
 
 
 class Unverified:
-    """What a session tells of its steps, where nobody compares them."""
+    """What a session reports about its steps. Here nothing is compared; `Verifier` does that.
+
+    In all methods, `owed` tells whether the update of a parameter is deferred.
+    """
 
     verified = 0
-    """Updates of a parameter that were compared so far."""
+    """How many updates of single parameters have been compared."""
 
     def connect(
         self, tell: Callable[[BaseException], None], wait_for: Callable[[ProcessGroups, Sequence[Any], str], None]
     ) -> None:
-        """Whom to tell of what is found, before it is raised, and how to wait for collectives of a group."""
+        """Set the callbacks.
+
+        Args:
+            tell: called with an error before it is raised.
+            wait_for: waits for collectives of a group; the text says what they are.
+        """
 
     def forward_begins(self, iteration: int) -> None:
-        """Buffers are as the forward pass of `iteration` will find them, on every rank (collective)."""
+        """The forward pass of `iteration` begins, with the buffers as they are now (collective).
+
+        Raises:
+            VerificationError: a buffer is not as under DDP.
+        """
 
     def begin(self, iteration: int) -> None:
-        """A backward pass begins; all updates of the one before have been made."""
+        """A backward pass begins; all updates of the iteration before have run."""
 
     def contributes(self, param: torch.nn.Parameter, part: torch.Tensor) -> None:
-        """This rank's part of a sum, divided by the number of ranks, is about to leave."""
+        """This rank's part of a sum, divided by the number of ranks, is about to be sent."""
 
     def backward_ended(self) -> None:
-        """All parts are there, on every rank (collective)."""
+        """The backward pass has ended, and `contributes` was called for all parts (collective)."""
 
     def touched(self, param: torch.nn.Parameter) -> None:
-        """The script uses a gradient or a parameter: for the text of an error."""
+        """The script uses a parameter or its gradient; an error will name that line of it."""
 
     def arrived(self, param: torch.nn.Parameter, total: torch.Tensor) -> None:
-        """The session has a sum, which the script has not seen yet."""
+        """The session has the sum `total`, which the script has not seen yet.
+
+        Raises:
+            VerificationError: the sum is not as under DDP.
+        """
 
     def stepping(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
-        """`optimizer` is about to update all but what is `owed`; gradients and parameters are as it will find them."""
+        """`optimizer` is about to update all parameters that are not `owed`."""
 
     def updated(self, params: Iterable[torch.nn.Parameter], gradient_of: Callable[[torch.nn.Parameter], Any]) -> None:
-        """The session has updated `params`; `gradient_of` gives the gradients of those that were owed."""
+        """The session has updated `params`.
+
+        Args:
+            params: the parameters.
+            gradient_of: gives the gradient of a parameter whose update was deferred.
+
+        Raises:
+            VerificationError: a parameter or its optimizer state is not as under DDP.
+        """
 
     def all_updated(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
-        """`step()` has run, for all but what is `owed`."""
+        """`step()` has updated all parameters that are not `owed`.
+
+        Raises:
+            VerificationError: as `updated`.
+        """
 
     def close(self) -> None:
-        """Give the process group back."""
+        """Close the process group."""
 
 
 class Verifier(Unverified):
-    """Compares the steps of one job with DDP's. What is told of a tensor is told of its parameter, whatever the plan."""
+    """Compares the steps of one session with DDP's.
+
+    Everything is kept by parameter rather than by tensor of a plan, since the plan may change.
+
+    Args:
+        options: which iterations are verified.
+        job: the model and optimizers on this rank.
+    """
 
     def __init__(self, options: VerifyOptions, job: Job) -> None:
         self._options = options
@@ -115,7 +158,8 @@ class Verifier(Unverified):
         self._wait_for: Callable[[ProcessGroups, Sequence[Any], str], None] = lambda groups, works, what: None
         self._iteration = -1
         self.verifies = False
-        self._parts: dict[int, torch.Tensor] = {}  # by id of parameter, as all of these
+        # all of these by id of parameter
+        self._parts: dict[int, torch.Tensor] = {}
         self._sums: dict[int, torch.Tensor] = {}
         self._touched: dict[int, str] = {}
         self._steps: dict[int, tuple[DeferredStep, _Before]] = {}
@@ -129,10 +173,10 @@ class Verifier(Unverified):
         if works:
             self._wait_for(self._groups, works, what)
 
-    # -- one iteration ---------------------------------------------------------------------------------------------
+    # -- one iteration -----------------------------------------------------------------------------
 
     def begin(self, iteration: int) -> None:
-        """A backward pass begins; all of the one before has been made."""
+        """A backward pass begins; all updates of the iteration before have run."""
         self._iteration, self.verifies = iteration, self._options.includes(iteration)
         self._parts.clear()
         self._sums.clear()
@@ -164,7 +208,7 @@ class Verifier(Unverified):
         elif not torch.allclose(reference, total, rtol=0, atol=_ROUNDING * float(reference.abs().max()), equal_nan=True):
             self._fail(param, "the sum of its gradient", reference, total)
 
-    # -- the step --------------------------------------------------------------------------------------------------
+    # -- the step ----------------------------------------------------------------------------------
 
     def stepping(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
         if not self.verifies:
@@ -207,7 +251,7 @@ class Verifier(Unverified):
                 self._fail(param, f"the optimizer's {key} of it", value, mine)
         self.verified += 1
 
-    # -- buffers ---------------------------------------------------------------------------------------------------
+    # -- buffers -----------------------------------------------------------------------------------
 
     def forward_begins(self, iteration: int) -> None:
         if not self._options.includes(iteration):
@@ -223,7 +267,7 @@ class Verifier(Unverified):
                     "it would be under DDP; report this with the training loop"
                 )
 
-    # -- failing ---------------------------------------------------------------------------------------------------
+    # -- failing -----------------------------------------------------------------------------------
 
     def _fail(self, param: torch.nn.Parameter, what: str, reference: torch.Tensor, mine: torch.Tensor | None) -> NoReturn:
         name = self._names.get(id(param), "a parameter")
