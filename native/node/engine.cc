@@ -127,6 +127,18 @@ std::vector<Engine::Span> Engine::Spans(bool last) const {
     return spans;
 }
 
+Engine::State Engine::Describe() const {
+    State state;
+    state.unfinished = dispatcher_.unfinished();
+    for (uint32_t message = 0; message < carried_.size(); ++message) {
+        if (dispatcher_.IsInFlight(message)) state.in_flight.push_back(message);
+    }
+    for (uint32_t tensor = 0; tensor < tensors(); ++tensor) {
+        if (!dispatcher_.IsReady(tensor)) state.missing.push_back(tensor);
+    }
+    return state;
+}
+
 std::vector<Engine::Fact> Engine::Facts() const {
     std::vector<Fact> facts;
     for (const auto& each : facts_) facts.insert(facts.end(), each.begin(), each.end());

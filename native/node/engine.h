@@ -50,6 +50,12 @@ class Engine {
         uint32_t subject;
         Dispatcher::Starts starts;
     };
+    // For messages to people: how many messages are unfinished, which are in flight, which tensors are
+    // not ready.
+    struct State {
+        uint32_t unfinished = 0;
+        std::vector<uint32_t> in_flight, missing;
+    };
     static constexpr size_t kIterations = 64;        // of spans that are kept
     static constexpr size_t kLoggedIterations = 20;  // of facts
     static constexpr int64_t kAll = -1;              // every tensor
@@ -92,10 +98,10 @@ class Engine {
     // `message` is about to be started. Returns whether that is its second phase.
     bool Starting(uint32_t message);
 
-    const Dispatcher& dispatcher() const { return dispatcher_; }
     // Those of the last iteration, or of all that are kept.
     std::vector<Span> Spans(bool last) const;
     std::vector<Fact> Facts() const;
+    State Describe() const;
 
   private:
     static int64_t Now();

@@ -197,6 +197,11 @@ std::vector<Engine::Span> Node::Spans(bool last) {
     return engine_ ? engine_->Spans(last) : std::vector<Engine::Span>();
 }
 
+Engine::State Node::EngineState() {
+    std::lock_guard guard(mutex_);
+    return engine_ ? engine_->Describe() : Engine::State();
+}
+
 std::vector<Engine::Fact> Node::Facts() {
     std::lock_guard guard(mutex_);
     return engine_ ? engine_->Facts() : std::vector<Engine::Fact>();

@@ -144,6 +144,7 @@ class Node : private Connection::Owner, private Outbox {
     // What the engine has noted; see Engine.
     std::vector<Engine::Span> Spans(bool last);
     std::vector<Engine::Fact> Facts();
+    Engine::State EngineState();
 
     // Waits until every worker that is connected to this server has said goodbye. Returns false
     // after timeout_ms, a failure or Close.
@@ -266,7 +267,7 @@ class Node : private Connection::Owner, private Outbox {
     void Do(const BeginCommand& command);
     void Do(const ReadyCommand& command);
     void StartMessages();
-    void RunEngine();
+    bool RunEngine();
     void QueueResult(uint32_t rank, uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout,
                      uint32_t place, uint32_t iteration, BufferRef result);
     std::shared_ptr<const Layout> Cut(uint32_t tensor, const Spec& spec);
@@ -282,7 +283,7 @@ class Node : private Connection::Owner, private Outbox {
     void Hear(bool callers);
     void ReadFrom(Connection& connection);
     void WriteTo(Connection& connection, size_t budget);
-    void FlushTouched(size_t budget);
+    bool FlushTouched(size_t budget);
     void ResumeParked(uint32_t tensor);
     void ReadResumed();
     void Wake();

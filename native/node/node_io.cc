@@ -26,13 +26,14 @@ void Node::Touch(Connection& connection) {
     touched_.push_back(&connection);
 }
 
-void Node::FlushTouched(size_t budget) {
+// Returns whether what was sent has started more, which is not on its way yet.
+bool Node::FlushTouched(size_t budget) {
     // writing may touch others (a sum that ends), which then are in the list too
     for (size_t i = 0; i < touched_.size(); ++i) {
         if (touched_[i]->touched) WriteTo(*touched_[i], budget);
     }
     touched_.clear();
-    RunEngine();  // what was sent may start more, which is sent after the next event
+    return RunEngine();
 }
 
 void Node::Watch(Connection& connection, bool output) {
@@ -179,16 +180,18 @@ void Node::Reap() {
 // What is done between two sleeps, under the lock. True: there is more to do at once.
 bool Node::Turn(const epoll_event* events, int n) {
     now_ns_ = Now();
+    // first, so that the wake-up of a command that comes from here on is not taken for one of those before
+    if (std::any_of(events, events + n, [this](const epoll_event& event) { return event.data.ptr == &wake_; })) {
+        uint64_t count;
+        (void)!read(wake_.get(), &count, sizeof count);
+    }
     RunCommands(false);
     ReadResumed();
     for (int i = 0; i < n; ++i) {
         void* what = events[i].data.ptr;
-        if (what == &wake_) {
-            uint64_t count;
-            (void)!read(wake_.get(), &count, sizeof count);
-        } else if (what == &listener_) {
+        if (what == &listener_) {
             AcceptAll();
-        } else {
+        } else if (what != &wake_) {
             OnEvent(*static_cast<Connection*>(what), events[i].events);
             RunEngine();
             SweepOver();
@@ -196,13 +199,13 @@ bool Node::Turn(const epoll_event* events, int n) {
         }
     }
     ReadResumed();  // a definition may have come: no event tells of what waited for it, and Reap() may free it
-    const bool working = aggregator_ && aggregator_->Work(kWorkBytes);
-    RunEngine();
+    bool more = aggregator_ && aggregator_->Work(kWorkBytes);
+    more |= RunEngine();
     SweepOver();
     if (now_ns_ - ticked_ns_ >= tick_ns()) Tick(now_ns_);
-    FlushTouched(kWriteBudget);
+    more |= FlushTouched(kWriteBudget);
     Reap();
-    return working || !touched_.empty();
+    return more;
 }
 
 void Node::Loop() {

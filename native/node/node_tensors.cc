@@ -27,11 +27,11 @@ void Node::RunCommands(bool inline_call) {
         std::visit([this](const auto& asked) { Do(asked); }, command);
     }
     RunEngine();
-    if (inline_call && aggregator_ && aggregator_->Work(kInlineBytes)) Wake();
-    RunEngine();
+    bool more = inline_call && aggregator_ && aggregator_->Work(kInlineBytes);
+    more |= RunEngine();
     SweepOver();
-    FlushTouched(inline_call ? kInlineBytes : kWriteBudget);
-    if (inline_call && (!resumed_.empty() || !touched_.empty())) Wake();
+    more |= FlushTouched(inline_call ? kInlineBytes : kWriteBudget);
+    if (inline_call && (more || !resumed_.empty())) Wake();
 }
 
 void Node::Do(const StartCommand& command) {
@@ -94,8 +94,10 @@ void Node::StartMessages() {
 }
 
 // Tells the engine what was sent and what is done, and starts what follows. Never while a tensor's state
-// or the aggregator is being worked on: starting a message changes both.
-void Node::RunEngine() {
+// or the aggregator is being worked on: starting a message changes both. Returns whether it has heard
+// anything: then there may be more to sum and to send.
+bool Node::RunEngine() {
+    if (ended_.empty()) return false;
     for (size_t i = 0; i < ended_.size(); ++i) {
         if (ended_[i] < 0) {
             engine_->OnSent(static_cast<uint32_t>(~ended_[i]), &to_start_);
@@ -105,6 +107,7 @@ void Node::RunEngine() {
         StartMessages();
     }
     ended_.clear();
+    return true;
 }
 
 // -- tensors ----------------------------------------------------------------------------------------------

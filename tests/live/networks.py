@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 from unittest.mock import patch
 
 from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.session.deferred_step import DeferredStep
+from gradlane.transport import NodeEngine
 
 
 class Late:
@@ -38,7 +40,40 @@ class LateAllReduce(Late, AllReduceBackend):
 
 
 class LateServers(Late, ParameterServerBackend):
-    pass
+    """Tensors on a device; messages of tensors in CPU memory are the node's own, see `LateEngine`."""
+
+
+class LateEngine(NodeEngine):
+    """What has arrived is said to have arrived `Late.delay_s` after the first question."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._shown_from: dict[int, float] = {}
+
+    def begin(self, iteration: int) -> None:
+        self._shown_from.clear()
+        super().begin(iteration)
+
+    def has_arrived(self, tensor: int) -> bool:
+        if not super().has_arrived(tensor):
+            return False
+        return time.monotonic() >= self._shown_from.setdefault(tensor, time.monotonic() + Late.delay_s)
+
+    @property
+    def all_arrived(self) -> bool:
+        return self._have_arrived(range(len(self.plan.tensors)))
+
+    def wait(self, tensor: int | None, interruptions: int, timeout_s: float) -> bool:
+        if not super().wait(tensor, interruptions, timeout_s):
+            return False
+        tensors = range(len(self.plan.tensors)) if tensor is None else [tensor]
+        while not self._have_arrived(tensors):
+            time.sleep(Late.delay_s / 4)
+        return True
+
+    def _have_arrived(self, tensors: Iterable[int]) -> bool:
+        asked = [self.has_arrived(tensor) for tensor in tensors]  # of all of them, so that their delays pass together
+        return all(asked)
 
 
 @contextlib.contextmanager
@@ -47,6 +82,7 @@ def slow_network() -> Iterator[type[Late]]:
     with (
         patch("gradlane.live.startup.attach.AllReduceBackend", LateAllReduce),
         patch("gradlane.live.startup.attach.ParameterServerBackend", LateServers),
+        patch("gradlane.live.backends.parameter_server.NodeEngine", LateEngine),
         patch.object(Late, "delay_s", Late.delay_s),
     ):
         yield Late

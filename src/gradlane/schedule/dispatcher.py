@@ -23,6 +23,7 @@ The rules, for each lane:
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable, Sequence
 
 from gradlane.core.plan import Plan
 
@@ -155,7 +156,8 @@ class Dispatcher:
 
     def describe_state(self) -> str:
         """The messages in flight and the gradients that are missing, as text for error messages."""
-        return describe_state(self.plan, self._unfinished, self.in_flight, self._is_ready)
+        missing = [tensor for tensor, ready in enumerate(self._is_ready) if not ready]
+        return describe_state(self.plan, self._unfinished, self.in_flight, missing)
 
     # -- the decision --------------------------------------------------------------------------------
 
@@ -187,10 +189,16 @@ class Dispatcher:
         return order[place]
 
 
-def describe_state(plan: Plan, unfinished: int, in_flight: frozenset[int], is_ready: list[bool]) -> str:
-    """What a Dispatcher says of itself, as text for error messages."""
-    missing = [tensor.name for tensor, ready in zip(plan.tensors, is_ready, strict=True) if not ready]
+def describe_state(plan: Plan, unfinished: int, in_flight: Iterable[int], missing: Sequence[int]) -> str:
+    """What a Dispatcher says of itself, as text for error messages.
+
+    Args:
+        plan: what it carries out.
+        unfinished: how many messages have not finished.
+        in_flight: messages that were started and have not finished.
+        missing: tensors that are not ready.
+    """
     text = f"{unfinished} of {len(plan.messages)} messages unfinished, under way: {sorted(in_flight)}"
     if missing:
-        text += f", {len(missing)} gradients not ready, the first {missing[0]}"
+        text += f", {len(missing)} gradients not ready, the first {plan.tensors[missing[0]].name}"
     return text

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gradlane._native import Dispatcher as Machine
+from gradlane._native import Schedule
 from gradlane.core.plan import Plan
 from gradlane.schedule.dispatcher import describe_state
 
@@ -31,18 +32,7 @@ class NativeDispatcher:
     def __init__(self, plan: Plan, *, follow: bool = False) -> None:
         """Prepare for the first `begin`; the arguments are the specification's."""
         self.plan = plan
-        held = [() if message.hold_until is None else (message.hold_until,) for message in plan.messages]
-        self._machine = Machine(
-            tensors=len(plan.tensors),
-            messages=[
-                (message.size_bytes, message.priority, message.lane, message.two_phase, sorted({*message.tensors, *more}))
-                for message, more in zip(plan.messages, held, strict=True)
-            ],
-            windows=[lane.window_bytes for lane in plan.lanes],
-            sequence=None if plan.sequence is None else list(plan.sequence),
-            second_phases=list(plan.second_phases),
-            follow=follow,
-        )
+        self._machine = Machine(native_schedule(plan, follow=follow))
         # bound once: a method of this class would cost as much as the call
         self.ready = self._machine.ready
         self.finished = self._machine.finished
@@ -66,5 +56,21 @@ class NativeDispatcher:
 
     def describe_state(self) -> str:
         """The messages in flight and the gradients that are missing, as text for error messages."""
-        is_ready = [self._machine.is_ready(tensor) for tensor in range(len(self.plan.tensors))]
-        return describe_state(self.plan, self._machine.unfinished(), self.in_flight, is_ready)
+        missing = [tensor for tensor in range(len(self.plan.tensors)) if not self._machine.is_ready(tensor)]
+        return describe_state(self.plan, self._machine.unfinished(), self.in_flight, missing)
+
+
+def native_schedule(plan: Plan, *, follow: bool = False) -> Schedule:
+    """What of `plan` decides when messages start, for native code."""
+    held = [() if message.hold_until is None else (message.hold_until,) for message in plan.messages]
+    return Schedule(
+        tensors=len(plan.tensors),
+        messages=[
+            (message.size_bytes, message.priority, message.lane, message.two_phase, sorted({*message.tensors, *more}))
+            for message, more in zip(plan.messages, held, strict=True)
+        ],
+        windows=[lane.window_bytes for lane in plan.lanes],
+        sequence=None if plan.sequence is None else list(plan.sequence),
+        second_phases=list(plan.second_phases),
+        follow=follow,
+    )

@@ -2,7 +2,23 @@
 never torch.
 """
 
+from gradlane.transport.engine import MessageMemory, NodeEngine
 from gradlane.transport.node import ALL, DTYPES, OPS, SHARDED, Node, NodeOptions, WireLane
 from gradlane.transport.rules import UNBOUNDED, Adam, Part, Rule, Sgd
 
-__all__ = ["ALL", "DTYPES", "OPS", "SHARDED", "UNBOUNDED", "Adam", "Node", "NodeOptions", "Part", "Rule", "Sgd", "WireLane"]
+__all__ = [
+    "ALL",
+    "DTYPES",
+    "OPS",
+    "SHARDED",
+    "UNBOUNDED",
+    "Adam",
+    "MessageMemory",
+    "Node",
+    "NodeEngine",
+    "NodeOptions",
+    "Part",
+    "Rule",
+    "Sgd",
+    "WireLane",
+]

@@ -167,6 +167,11 @@ class Node:
         self._ended = weakref.finalize(self, _close, self._native, os.getpid())
 
     @property
+    def native(self) -> NativeNode:
+        """The node in native code, for the modules of this package."""
+        return self._native
+
+    @property
     def port(self) -> int:
         """The port that this node's server listens on; 0 without a server."""
         return self._native.port()

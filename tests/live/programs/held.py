@@ -18,6 +18,7 @@ from unittest.mock import patch
 from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.comm.failures import Failures
+from gradlane.transport import NodeEngine
 
 AT_MOST_S = 0.05
 """How long an end is held where nobody waits for it: a rank inside a collective of the script's own waits for nothing of
@@ -108,7 +109,33 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
         def start_second_phase(self, message: int, tensor: Any, on_done: Any) -> bool:
             return super().start_second_phase(message, tensor, late(on_done))  # type: ignore[misc]
 
+    class HeldEngine(NodeEngine):
+        """The engine of a node: a tensor has arrived once it was waited for, if any of its messages is held."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._waited_for: set[int] = set()
+
+        def begin(self, iteration: int) -> None:
+            self._waited_for.clear()
+            super().begin(iteration)
+
+        def has_arrived(self, tensor: int) -> bool:
+            is_held = tensor not in self._waited_for and any(map(holds, self.messages_of(tensor)))
+            return not is_held and super().has_arrived(tensor)
+
+        @property
+        def all_arrived(self) -> bool:
+            return all(map(self.has_arrived, range(len(self.plan.tensors))))
+
+        def wait(self, tensor: int | None, interruptions: int, timeout_s: float) -> bool:
+            if not super().wait(tensor, interruptions, timeout_s):
+                return False
+            self._waited_for.update(range(len(self.plan.tensors)) if tensor is None else [tensor])
+            return True
+
     with (
+        patch("gradlane.live.backends.parameter_server.NodeEngine", HeldEngine),
         patch("gradlane.live.startup.attach.AllReduceBackend", type("HeldAllReduce", (Held, AllReduceBackend), {})),
         patch("gradlane.live.startup.attach.ParameterServerBackend", type("HeldServers", (Held, ParameterServerBackend), {})),
         patch.object(Failures, "wait_until", waits),

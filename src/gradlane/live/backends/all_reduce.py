@@ -104,6 +104,9 @@ class AllReduceBackend:
         """The first lane's group, which is idle between iterations."""
         return self._groups[0]
 
+    def carry_out(self, keeps_log: bool, on_failure: Callable[[JobError], None]) -> None:
+        """Nobody does: torch.distributed starts each collective when it is told to."""
+
     def begin(self, expected: list[list[int]]) -> None:
         """An iteration begins, with the agreed order of each lane; a coordinator appends to it with
         `expect`.

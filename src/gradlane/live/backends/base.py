@@ -16,6 +16,7 @@ from gradlane.core.plan import Plan
 from gradlane.errors import JobError
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.streams import Event
+from gradlane.transport import NodeEngine
 
 OnDone = Callable[[int, BaseException | None], None]
 """Called with a message and None, or what went wrong, on any thread, once for each `start` and
@@ -36,7 +37,8 @@ class Backend(Protocol):
 
     The life of a plan: `prepare`, and then for each iteration `begin`, one `start` for each
     message, and, for each two-phase message, `start_second_phase` once every message of the plan
-    has ended its first phase. The next iteration begins when all have ended.
+    has ended its first phase. The next iteration begins when all have ended. If `carry_out` has
+    returned an engine, that starts the messages, and of these calls only `begin` is made.
 
     `gradlane.testing.backends.check_backend` checks all that is promised here, on the ranks of a
     process group.
@@ -82,6 +84,19 @@ class Backend(Protocol):
         Raises:
             PlanError: the plan asks for what this backend cannot do, see `gradlane.core.backends`.
             UnsupportedError: the platform cannot do it; raised on all ranks alike.
+        """
+
+    def carry_out(self, keeps_log: bool, on_failure: Callable[[JobError], None]) -> NodeEngine | None:
+        """Carry out the plan that was prepared without being told to start its messages, if this
+        backend can.
+
+        Args:
+            keeps_log: the engine keeps a log of its Dispatcher.
+            on_failure: told on any thread, once at most, if sums of an iteration will not come.
+
+        Returns:
+            The engine that is told of gradients and asked for sums; None where each message is to
+            be started.
         """
 
     def begin(self, expected: list[list[int]]) -> None:

@@ -115,6 +115,14 @@ class MessageBuffer:
         self._staged = len(ranges) > 1
         self.tensor = torch.cat(ranges) if self._staged else ranges[0]
 
+    def copied_ranges(self) -> list[tuple[int, int]]:
+        """Address and size in bytes of each range that `gather` and `scatter` copy; none if `tensor` is
+        the memory itself.
+        """
+        if not self._staged:
+            return []
+        return [(part.data_ptr(), part.numel() * part.element_size()) for part in self._ranges]
+
     def gather(self) -> None:
         """Before the sum: copy the ranges into `tensor`, if there are several."""
         if self._staged:

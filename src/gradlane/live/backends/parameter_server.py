@@ -22,7 +22,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -46,7 +46,7 @@ from gradlane.live.backends.probe import QUICK_SIZES, sweep
 from gradlane.live.backends.staging import Staging
 from gradlane.live.backends.streams import Event, Streams
 from gradlane.planning.fit import fit_network
-from gradlane.transport import Node, NodeOptions, WireLane
+from gradlane.transport import MessageMemory, Node, NodeEngine, NodeOptions, WireLane
 from gradlane.transport.formation import form
 from gradlane.units import format_bytes
 
@@ -120,8 +120,12 @@ class ParameterServerBackend:
         )
         self._weight = weight
         self._formations = 0
+        self._buffers: Sequence[MessageBuffer] = []  # of the plan in force
         self._under_way: dict[int, tuple[MessageBuffer, OnDone, OnSent]] = {}
         self._failure: JobError | None = None
+        self._engine: NodeEngine | None = None
+        self._on_failure: Callable[[JobError], None] = lambda error: None
+        self._memory: list[torch.Tensor] = []  # of the messages of the plan in force
         self._open(self._options.lanes)
 
     # -- the node and its thread ---------------------------------------------------------------------------
@@ -149,6 +153,7 @@ class ParameterServerBackend:
                 if not ending.is_set():
                     self._failure = error
                     self._report_failure(error)
+                    self._report_to_owner()
                 return
             for tensor in done:
                 if tensor < 0:
@@ -169,6 +174,10 @@ class ParameterServerBackend:
             # otherwise another thread, here at the same time, has reported it
             if taken is not None:
                 taken[1](message, error)
+
+    def _report_to_owner(self) -> None:
+        if self._failure is not None and self._engine is not None and not self._engine.all_arrived:
+            self._on_failure(self._failure)
 
     def _shut(self) -> None:
         self._ending.set()
@@ -238,8 +247,9 @@ class ParameterServerBackend:
             log.info("gradlane: each server holds at most %s of packets at once", format_bytes(self.most_held_bytes(buffers)))
         self._first = self._next
         self._node.forget_below(self._first)
-        memory = [buffer.tensor for buffer in buffers] if self._staging is None else self._staging.prepare(buffers)
-        for index, (message, part) in enumerate(zip(plan.messages, memory, strict=True)):
+        self._engine, self._buffers = None, buffers
+        self._memory = [buffer.tensor for buffer in buffers] if self._staging is None else self._staging.prepare(buffers)
+        for index, (message, part) in enumerate(zip(plan.messages, self._memory, strict=True)):
             self._node.define(
                 self._next,
                 part.data_ptr(),
@@ -251,6 +261,15 @@ class ParameterServerBackend:
                 lane=message.lane + len(plan.lanes) * (index % self._weight),
             )
             self._next += 1
+
+    def carry_out(self, keeps_log: bool, on_failure: Callable[[JobError], None]) -> NodeEngine | None:
+        """On the CPU the node starts messages by itself. On a device their bytes are staged first."""
+        if self._staging is not None:
+            return None
+        memory = [MessageMemory(buffer.tensor.data_ptr(), buffer.copied_ranges()) for buffer in self._buffers]
+        self._on_failure = on_failure
+        self._engine = NodeEngine(self._node, self._plan, memory, self._first, keeps_log=keeps_log)
+        return self._engine
 
     def most_held_bytes(self, buffers: Sequence[MessageBuffer]) -> int:
         """Most memory, in bytes, that one server holds for the sums of messages in `buffers`.
@@ -269,7 +288,8 @@ class ParameterServerBackend:
         return packets * options.packet_bytes * (options.world if options.rank_order else 1)
 
     def begin(self, expected: list[list[int]]) -> None:
-        """No order is agreed upon: nothing to do."""
+        """No order is agreed upon; what has failed between two iterations is reported now."""
+        self._report_to_owner()
 
     def expect(self, message: int) -> None:
         """No order is agreed upon: nothing to do."""

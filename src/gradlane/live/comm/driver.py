@@ -28,6 +28,7 @@ from gradlane.live.comm.coordination import Coordination
 from gradlane.live.comm.failures import Failures
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.schedule import Engine
+from gradlane.transport import NodeEngine
 
 _64_BITS = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -96,8 +97,17 @@ class Driver:
         self._began_ns = [0] * len(plan.messages)
         self._coordinated, self._chooses = coordinated, coordinated and self.rank == 0
         self._rolling_hashes = [0] * len(plan.lanes)
-        self._engine = Engine(plan, self, follow=coordinated and self.rank != 0, keeps_log=self._keeps_log)
         self._backend.prepare(plan, self._buffers)
+        self._engine: Engine | NodeEngine
+        self._node_engine = self._backend.carry_out(self._keeps_log, self.failures.suspect)
+        if self._node_engine is not None:
+            node_engine = self._engine = self._node_engine
+            self.failures.interrupt = node_engine.interrupt
+            self._recorder.note_elsewhere(lambda last: node_engine.spans(last=last))
+        else:
+            self._engine = self._own_engine = Engine(
+                plan, self, follow=coordinated and self.rank != 0, keeps_log=self._keeps_log
+            )
 
     def begin(self) -> None:
         """Begin an iteration. All sums of the one before must have arrived."""
@@ -105,7 +115,10 @@ class Driver:
         with self._lock:
             self.iteration += 1
             self._unissued = len(self.plan.messages) + len(self.plan.second_phases)
-            self._engine.begin()
+            if self._node_engine is not None:
+                self._node_engine.begin(self.iteration)
+            else:
+                self._own_engine.begin()
             self._backend.begin(self._agreed_order())
             self.coordination.begin(self.iteration)
 
@@ -122,11 +135,13 @@ class Driver:
         Returns:
             The time of this, in ns of the monotonic clock.
         """
+        if self._node_engine is not None:
+            return self._node_engine.ready(tensor)
         self._events[tensor] = self._backend.so_far()
         now = now_ns()
         with self._lock:
             self._recorder.add("ready", self.iteration, tensor, now, now)
-            self._tell(self._engine.ready, tensor)
+            self._tell(self._own_engine.ready, tensor)
         return now
 
     def put_absent(self, tensor: int, gradient: torch.Tensor | None, scale: float, counts: bool) -> None:
@@ -215,11 +230,11 @@ class Driver:
         if error is not None:
             self.failures.suspect(error)
         else:
-            self._told_by_backend(self._engine.ended, message)
+            self._told_by_backend(self._own_engine.ended, message)
 
     def _message_sent(self, message: int) -> None:
         """Called by the backend on any thread, once for each message, if it `tells_sends`."""
-        self._told_by_backend(self._engine.sent, message)
+        self._told_by_backend(self._own_engine.sent, message)
 
     def _told_by_backend(self, fact: Callable[[int], None], message: int) -> None:
         # an error is noted in `failures`; this thread has no caller that could handle it
@@ -230,7 +245,7 @@ class Driver:
     def _follow(self, message: int) -> None:
         """Let `message` start, which rank 0 put next."""
         self._backend.expect(message)
-        self._tell(self._engine.allow, message)
+        self._tell(self._own_engine.allow, message)
 
     # -- waiting -----------------------------------------------------------------------------------
 
@@ -247,10 +262,7 @@ class Driver:
             JobError: the job has failed, or the sum did not arrive in time.
         """
         if not self._engine.has_arrived(tensor):
-            began = now_ns()
-            name = self.plan.tensors[tensor].name
-            self.failures.wait_until(lambda: self._engine.has_arrived(tensor), f"the sum of {name}")
-            self._recorder.add("wait", self.iteration, tensor, began, now_ns())
+            self._wait(lambda: self._engine.has_arrived(tensor), tensor, f"the sum of {self.plan.tensors[tensor].name}")
         if self._backend.has_streams and self.iteration >= 0:
             for message in self._engine.messages_of(tensor):
                 self._backend.join(message)
@@ -262,12 +274,18 @@ class Driver:
             JobError: the job has failed, or a sum did not arrive in time.
         """
         if not self._engine.all_arrived:
-            began = now_ns()
-            self.failures.wait_until(lambda: self._engine.all_arrived, "the sums of this iteration")
-            self._recorder.add("wait", self.iteration, -1, began, now_ns())
+            self._wait(lambda: self._engine.all_arrived, None, "the sums of this iteration")
         if self._backend.has_streams and self.iteration >= 0:
             for message in range(len(self.plan.messages)):
                 self._backend.join(message)
+
+    def _wait(self, has_arrived: Callable[[], bool], tensor: int | None, what: str) -> None:
+        began = now_ns()
+        if self._node_engine is not None:
+            self.failures.wait_in(self._node_engine, tensor, what)
+        else:
+            self.failures.wait_until(has_arrived, what)
+        self._recorder.add("wait", self.iteration, -1 if tensor is None else tensor, began, now_ns())
 
     def wait_for_works(self, groups: ProcessGroups, works: Sequence[Any], what: str) -> None:
         """Wait for collectives of torch.distributed. On a device, the stream waits instead.

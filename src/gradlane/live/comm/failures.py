@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from gradlane.errors import CommunicationError, JobError, PeerDied, PeerError
 from gradlane.live.backends.process_groups import ProcessGroups
+from gradlane.transport import NodeEngine
 
 _VERDICT_S = 1.5  # how long a failed collective waits for the control channel to name the culprit
 _LEFT_S = 5.0  # how long sums may still take after a rank has left in order
@@ -41,12 +42,14 @@ class Failures:
     Attributes:
         failure: the first failure; None while there is none.
         lock: guards all that the threads which bring facts share; `wait_until` waits on it.
+        interrupt: ends the wait of an engine in native code, see `wait_in`.
     """
 
     def __init__(self, whereabouts: Whereabouts, timeout_s: float) -> None:
         self.failure: JobError | None = None
         self.lock = threading.RLock()
         self._condition = threading.Condition(self.lock)
+        self.interrupt: Callable[[], None] = lambda: None
         self._whereabouts, self._timeout_s = whereabouts, timeout_s
         # a failed collective's error, and the time until which it may stay unexplained
         self._suspicion: tuple[BaseException, float] | None = None
@@ -67,6 +70,7 @@ class Failures:
             if self.failure is None:
                 self.failure = error
             self._condition.notify_all()
+        self.interrupt()
 
     def suspect(self, error: BaseException) -> None:
         """Report a failed collective; the control channel will soon tell which rank is to blame."""
@@ -74,6 +78,7 @@ class Failures:
             if self._suspicion is None:
                 self._suspicion = (error, time.monotonic() + _VERDICT_S)
             self._condition.notify_all()
+        self.interrupt()
 
     def left(self, rank: int) -> None:
         """Report that `rank` left in order: sums in flight get `_LEFT_S` more seconds to end."""
@@ -81,6 +86,7 @@ class Failures:
             if self._left is None:
                 self._left = (rank, time.monotonic() + _LEFT_S)
             self._condition.notify_all()
+        self.interrupt()
 
     def notify(self, error: BaseException | None = None) -> None:
         """Wake `wait_until`, since something has ended that it may wait for.
@@ -118,14 +124,38 @@ class Failures:
         with self._condition:
             self._awaited = predicate
             while not predicate():
-                self.check()
-                limits = [limit for _, limit in (self._suspicion or (0, deadline), self._left or (0, deadline))]
-                remaining = min(deadline, *limits) - time.monotonic()
-                if remaining > 0:
-                    self._condition.wait(remaining)
-                else:
-                    self.fail(self._why_not(what))
+                remaining_s = self._remaining(deadline, what)
+                if remaining_s > 0:
+                    self._condition.wait(remaining_s)
             self._awaited = None
+
+    def wait_in(self, engine: NodeEngine, tensor: int | None, what: str) -> None:
+        """Block until `tensor`, or with None everything, has arrived; natively, until something fails.
+
+        Args:
+            engine: carries out the plan; `interrupt` interrupts it.
+            tensor: what is waited for.
+            what: names it in error messages.
+
+        Raises:
+            JobError: as `wait_until`.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            interruptions = engine.interruptions  # before the look at what has failed
+            with self.lock:
+                remaining_s = self._remaining(deadline, what)
+            if engine.wait(tensor, interruptions, remaining_s):
+                return
+
+    def _remaining(self, deadline: float, what: str) -> float:
+        """Seconds until the wait for `what` fails, by `deadline` or earlier; raises the failure."""
+        self.check()
+        limits = [limit for _, limit in (self._suspicion or (0, deadline), self._left or (0, deadline))]
+        remaining_s = min(deadline, *limits) - time.monotonic()
+        if remaining_s <= 0:
+            self.fail(self._why_not(what))
+        return remaining_s
 
     def wait_for_works(self, groups: ProcessGroups, works: Sequence[Any], what: str) -> None:
         """Wait until collectives on the host have ended.

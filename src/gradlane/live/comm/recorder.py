@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
@@ -29,6 +29,7 @@ class Recorder:
     """Spans of the last iterations of one session."""
 
     def __init__(self) -> None:
+        self._elsewhere: Callable[[bool], list[Row]] = lambda last: []
         self._iterations: deque[list[Row]] = deque(maxlen=KEEP)
         self._spans: list[Row] = []
 
@@ -41,9 +42,13 @@ class Recorder:
         """Add a span; its fields are those of `Row`."""
         self._spans.append((kind, iteration, subject, start_ns, end_ns))
 
+    def note_elsewhere(self, rows: Callable[[bool], list[Row]]) -> None:
+        """More spans are kept by somebody else: `rows` gives those of the last iteration (True) or of all."""
+        self._elsewhere = rows
+
     def last(self) -> list[Row]:
         """The spans since the last `begin`, which is at the start of a backward pass."""
-        return list(self._spans)
+        return [*self._spans, *self._elsewhere(True)]
 
     def forget(self, iteration: int) -> None:
         """Drop all spans, since the plan changed before `iteration` and a timeline is of one plan.
@@ -62,7 +67,8 @@ class Recorder:
             plan: fingerprint of the plan that they ran under.
             rank: of this process.
         """
-        spans = [Span(*span) for spans in list(self._iterations) for span in list(spans) if span[1] >= 0]
+        rows = [row for rows in list(self._iterations) for row in list(rows) if row[1] >= 0]
+        spans = [Span(*row) for row in (*rows, *self._elsewhere(False))]
         return Timeline(plan, rank, tuple(sorted(spans, key=lambda span: span.start_ns)))
 
 

@@ -1,0 +1,133 @@
+"""NodeEngine: a plan that a node carries out by itself, in native code.
+
+It is `gradlane.schedule.Engine` over this transport. From `ready` on nothing enters the interpreter:
+what is sent and what ends starts the next message on the node's own thread, until somebody waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+from gradlane.core.plan import Plan
+from gradlane.core.records.dispatch_log import Fact, Log, What
+from gradlane.core.timeline import Kind
+from gradlane.schedule.dispatcher import describe_state
+from gradlane.schedule.native import native_schedule
+from gradlane.transport.node import Node
+
+_EVERYTHING = -1
+
+
+class MessageMemory(NamedTuple):
+    """Where the bytes of one message are.
+
+    Attributes:
+        address: of the memory that the node sends and receives.
+        ranges: address and size in bytes of each range that it stands for, copied to it before the
+            message starts and back when its sum is there; empty where it is the memory itself.
+    """
+
+    address: int
+    ranges: Sequence[tuple[int, int]]
+
+
+class NodeEngine:
+    """The messages of one plan on their way, iteration after iteration.
+
+    All memory must stay until the node carries out another plan or is closed. One thread calls
+    `begin`, `ready` and `wait`; any may call the rest.
+
+    Args:
+        node: its tensors from `first` on are the messages of the plan, in order.
+        plan: what is carried out, from now on; nothing of the plan before is under way.
+        memory: of each message.
+        first: the node's tensor that is message 0.
+        keeps_log: keep the last iterations' facts and answers, see `log`.
+    """
+
+    def __init__(self, node: Node, plan: Plan, memory: Sequence[MessageMemory], first: int, *, keeps_log: bool = False) -> None:
+        self.plan = plan
+        self._node = node.native
+        self._keeps_log = keeps_log
+        carried = [sorted(set(message.tensors)) for message in plan.messages]
+        self._messages_of: list[list[int]] = [[] for _ in plan.tensors]
+        for index, tensors in enumerate(carried):
+            for tensor in tensors:
+                self._messages_of[tensor].append(index)
+        self._engine = self._node.carry_out(
+            native_schedule(plan),
+            carried,
+            [(each.address, list(each.ranges)) for each in memory],
+            first,
+            forwards=plan.wire != "fifo",
+            keeps_log=keeps_log,
+        )
+
+    # -- facts -----------------------------------------------------------------------------------------
+
+    def begin(self, iteration: int) -> None:
+        """Iteration `iteration` begins; every message of the one before has arrived."""
+        self._node.begin(iteration)
+
+    def ready(self, tensor: int) -> int:
+        """The gradient of `tensor` is in its memory. Returns the time of it, in ns."""
+        return self._node.ready(tensor)
+
+    # -- questions --------------------------------------------------------------------------------------
+
+    def has_arrived(self, tensor: int) -> bool:
+        """Whether every message of `tensor` has arrived."""
+        return self._engine.has_arrived(tensor)
+
+    @property
+    def all_arrived(self) -> bool:
+        """Whether every message of this iteration has arrived."""
+        return self._engine.all_arrived()
+
+    def messages_of(self, tensor: int) -> list[int]:
+        """The messages in which `tensor` travels."""
+        return self._messages_of[tensor]
+
+    def describe_state(self) -> str:
+        """What is under way and what is waited for, for error messages."""
+        return describe_state(self.plan, *self._node.unfinished())
+
+    @property
+    def log(self) -> Log | None:
+        """The facts of the last iterations and what the Dispatcher answered; None where no log is kept."""
+        if not self._keeps_log:
+            return None
+        return Log(
+            self.plan, tuple(Fact(cast(What, what), subject, tuple(starts)) for what, subject, starts in self._node.facts())
+        )
+
+    def spans(self, *, last: bool) -> list[tuple[Kind, int, int, int, int]]:
+        """What happened when, over the last 64 iterations or the last one: kind, iteration, tensor or
+        message, start and end in ns.
+        """
+        return cast(list[tuple[Kind, int, int, int, int]], self._node.spans(last))
+
+    # -- waiting ----------------------------------------------------------------------------------------
+
+    @property
+    def interruptions(self) -> int:
+        """How often waits were to end for another reason than that something arrived."""
+        return self._engine.interruptions()
+
+    def interrupt(self) -> None:
+        """End the wait that is under way; a failure of the node does so too."""
+        self._engine.interrupt()
+
+    def wait(self, tensor: int | None, interruptions: int, timeout_s: float) -> bool:
+        """Wait until `tensor` has arrived, or with None everything, without the interpreter's lock.
+
+        Args:
+            tensor: what is waited for.
+            interruptions: the wait ends at once if there have been more by now.
+            timeout_s: seconds to wait at most.
+
+        Returns:
+            Whether it has arrived.
+        """
+        return self._engine.wait(_EVERYTHING if tensor is None else tensor, interruptions, max(0, round(timeout_s * 1000)))
