@@ -20,6 +20,7 @@ import time
 from typing import Any
 
 STEPS = 6
+STACKS = {"467 tensors of 4 KB": (467, 32), "161 tensors of 64 KB": (161, 128)}  # square layers, and their width
 NETS = ("467 tensors of 4 KB", "the demo's network")
 
 
@@ -32,24 +33,32 @@ def main() -> None:
     given = parser.parse_args()
     for net in NETS:
         with contextlib.ExitStack() as stack:
-            arms = [_Version(python, net, given, stack) for python in (given.other_python, sys.executable)]
+            arms = [Arm(python, net, given.policy, given.backend, stack) for python in (given.other_python, sys.executable)]
             times: list[list[float]] = [[], []]
             for turn in range(given.turns):
                 for which in (0, 1) if turn % 2 == 0 else (1, 0):
                     times[which].append(arms[which].turn())
-        pairs = [this / other for other, this in zip(*times, strict=True)]
-        quartiles = statistics.quantiles(pairs, n=4)
         print(
-            f"{net}, {given.policy} over {given.backend}: other {_spread(times[0])} ms, this {_spread(times[1])} ms, "
-            f"this/other {statistics.median(pairs):.3f} (pairs p25..p75 {quartiles[0]:.3f}..{quartiles[2]:.3f})",
+            f"{net}, {given.policy} over {given.backend}: other {spread(times[0])} ms, this {spread(times[1])} ms, "
+            f"this/other {ratio(times[1], times[0])}",
             flush=True,
         )
 
 
-class _Version:
-    """Two ranks under one interpreter, which take a turn when they are told to."""
+def ratio(times: list[float], others: list[float]) -> str:
+    """The median ratio of turns that were taken beside one another, and the middle half of them."""
+    pairs = [this / other for this, other in zip(times, others, strict=True)]
+    quartiles = statistics.quantiles(pairs, n=4)
+    return f"{statistics.median(pairs):.3f} (pairs p25..p75 {quartiles[0]:.3f}..{quartiles[2]:.3f})"
 
-    def __init__(self, python: str, net: str, given: argparse.Namespace, stack: contextlib.ExitStack) -> None:
+
+class Arm:
+    """Two ranks under one interpreter, policy and backend, which take a turn when they are told to.
+
+    policy "torch-ddp": plain DistributedDataParallel; the backend is ignored.
+    """
+
+    def __init__(self, python: str, net: str, policy: str, backend: str, stack: contextlib.ExitStack) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self._ranks = []
@@ -61,7 +70,7 @@ class _Version:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
             }
-            command = [python, __file__, "--rank", net, given.policy, given.backend]
+            command = [python, __file__, "--rank", net, policy, backend]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
             stack.callback(process.wait)
             stack.callback(process.stdin.close)  # type: ignore[union-attr]
@@ -92,12 +101,17 @@ def rank(net: str, policy: str, backend: Any) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
-    if net == NETS[0]:
-        model, inputs = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(467))), torch.randn(2, 32)
+    if net in STACKS:
+        layers, width = STACKS[net]
+        model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+        inputs = torch.randn(2, width)
     else:
         model, inputs = DigitsNet(), torch.randn(8, 1, 32, 32)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    session = gradlane.attach(model, optimizer, policy, backend=backend)
+    if policy == "torch-ddp":
+        model, session = nn.parallel.DistributedDataParallel(model), None
+    else:
+        session = gradlane.attach(model, optimizer, policy, backend=backend)
 
     def steps(count: int) -> list[int]:
         marks = [time.perf_counter_ns()]
@@ -110,14 +124,17 @@ def rank(net: str, policy: str, backend: Any) -> None:
 
     steps(12)
     for _ in sys.stdin:
-        session.flush()
+        if session is not None:
+            session.flush()
         dist.barrier()
         print(statistics.median(steps(STEPS)) / 1e6, flush=True)
-    session.close()
+    if session is not None:
+        session.close()
     dist.destroy_process_group()
 
 
-def _spread(times: list[float]) -> str:
+def spread(times: list[float]) -> str:
+    """Median, 10th and 90th percentile."""
     tenths = statistics.quantiles(times, n=10)
     return f"{statistics.median(times):.2f} ({tenths[0]:.2f}..{tenths[-1]:.2f})"
 

@@ -1,0 +1,40 @@
+"""Many small tensors and next to no computing: what a step costs beside torch DDP, in turns.
+
+    python -m bench.small_tensors [--turns 20] [ARM...]
+
+ARM: a policy and what carries its messages, as mercury@server; without any, those of docs/overhead.md. Each arm trains on
+two ranks on loopback, in processes that stay; of all arms' processes two are at work at a time, a few steps a turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+
+from bench.versions import STACKS, Arm, ratio, spread
+
+ARMS = ("blocks@all-reduce", "blocks@server", "mercury@server", "bytescheduler@server")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("arms", nargs="*", metavar="ARM")
+    parser.add_argument("--turns", type=int, default=20)
+    given = parser.parse_args()
+    names = ["torch-ddp@all-reduce", *(given.arms or ARMS)]
+    for net in STACKS:
+        with contextlib.ExitStack() as stack:
+            arms = [Arm(sys.executable, net, *name.split("@"), stack) for name in names]
+            times: list[list[float]] = [[] for _ in arms]
+            for turn in range(given.turns):
+                for place in range(len(arms)):
+                    which = (place + turn) % len(arms)
+                    times[which].append(arms[which].turn())
+        print(f"{net}: torch-ddp {spread(times[0])} ms")
+        for name, taken in zip(names[1:], times[1:], strict=True):
+            print(f"  {name:24s} {spread(taken)} ms, of DDP's {ratio(taken, times[0])}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
