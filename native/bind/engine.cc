@@ -77,17 +77,17 @@ void BindEngine(nb::module_& module, nb::class_<Node>& node) {
         .def("all_arrived", &Engine::AllArrived)
         .def("interruptions", &Engine::interruptions)
         .def("interrupt", &Engine::Interrupt)
-        .def("wait", [](Engine& engine, int64_t tensor, uint64_t interruptions, int64_t timeout_ms) {
+        .def("wait", [](Engine& engine, Node& node, int64_t tensor, uint64_t interruptions, int64_t timeout_ms) {
             if (tensor != Engine::kAll) Tensor(engine, static_cast<uint32_t>(tensor));
             return WaitInTurns(timeout_ms, [&](int64_t turn_ms) {
-                const bool is_there = engine.Wait(tensor, interruptions, turn_ms);
+                const bool is_there = node.WaitArrived(tensor, interruptions, turn_ms);
                 return std::make_pair(is_there || engine.interruptions() != interruptions, is_there);
             });
         });
     node.def("carry_out", &CarryOut, nb::arg("schedule"), nb::arg("carried"), nb::arg("memory"), nb::arg("first"),
              nb::arg("forwards"), nb::arg("keeps_log"))
         .def("begin", &Node::Begin)
-        .def("ready", &Node::Ready)
+        .def("ready", [](Node& self, uint32_t tensor) { return self.Ready(tensor); })
         .def("spans", [](Node& self, bool last) {
             nb::list rows;
             for (const auto& span : self.Spans(last)) {

@@ -14,10 +14,13 @@ Engine::Engine(Schedule schedule, std::vector<std::vector<uint32_t>> carried, st
       forwards_(forwards),
       keeps_log_(keeps_log),
       messages_of_(dispatcher_.schedule().tensors, 0),
+      waiters_(dispatcher_.schedule().tensors),
+      lacks_(carried_.size(), 0),
       began_ns_(carried_.size(), 0),
       missing_(dispatcher_.schedule().tensors) {
-    for (const auto& tensors : carried_) {
-        for (const uint32_t tensor : tensors) ++messages_of_[tensor];
+    for (uint32_t message = 0; message < carried_.size(); ++message) {
+        for (const uint32_t tensor : carried_[message]) ++messages_of_[tensor];
+        for (const uint32_t tensor : dispatcher_.schedule().messages[message].needs) waiters_[tensor].push_back(message);
     }
 }
 
@@ -30,6 +33,17 @@ int64_t Engine::Now() {
 void Engine::BeginIteration() {
     for (size_t tensor = 0; tensor < missing_.size(); ++tensor) missing_[tensor].store(messages_of_[tensor]);
     not_arrived_.store(static_cast<uint32_t>(carried_.size()));
+    for (size_t message = 0; message < lacks_.size(); ++message) {
+        lacks_[message] = static_cast<uint32_t>(dispatcher_.schedule().messages[message].needs.size());
+    }
+}
+
+uint64_t Engine::Completes(uint32_t tensor) {
+    uint64_t bytes = 0;
+    for (const uint32_t message : waiters_[tensor]) {
+        if (--lacks_[message] == 0) bytes += dispatcher_.schedule().messages[message].bytes;
+    }
+    return bytes;
 }
 
 bool Engine::Wait(int64_t tensor, uint64_t interruptions, int64_t timeout_ms) {

@@ -78,6 +78,9 @@ class Engine {
     // Ends a wait: there is something else to look at. Any thread may call it.
     void Interrupt();
     uint64_t interruptions() const { return interruptions_.load(); }
+    // `tensor` is ready: the bytes of the messages that now have all they need, 0 if there are none and
+    // so nothing to start.
+    uint64_t Completes(uint32_t tensor);
     uint32_t tensors() const { return static_cast<uint32_t>(missing_.size()); }
 
     // -- the node, under its lock --------------------------------------------------------------------
@@ -117,6 +120,8 @@ class Engine {
     const uint32_t first_;
     const bool forwards_, keeps_log_;
     std::vector<uint32_t> messages_of_;  // of each tensor: how many messages carry it
+    std::vector<std::vector<uint32_t>> waiters_;  // of each tensor: the messages that need it
+    std::vector<uint32_t> lacks_;        // of each message: tensors that are not ready, as the owner knows
 
     int64_t iteration_ = -1;
     uint32_t under_way_ = 0;  // messages that the node has

@@ -121,6 +121,10 @@ void Node::Submit(Command command) {
         std::lock_guard guard(command_mutex_);
         commands_.push_back(std::move(command));
     }
+    RunOrWake();
+}
+
+void Node::RunOrWake() {
     if (mutex_.try_lock()) {
         now_ns_ = Now();
         RunCommands(true);
@@ -128,10 +132,22 @@ void Node::Submit(Command command) {
         // a command that came while the lock was held here found it taken, and has woken the I/O thread
         return;
     }
+    urgent_ = true;
     Wake();
 }
 
+void Node::SubmitSoon(Command command, uint64_t bytes) {
+    {
+        std::lock_guard guard(command_mutex_);
+        commands_.push_back(std::move(command));
+        soon_bytes_ += bytes;
+        if (soon_bytes_ >= kInlineBytes) urgent_ = true;
+    }
+    if (bytes != 0 && (urgent_ || !lingering_)) Wake();
+}
+
 void Node::Wake() {
+    if (wake_pending_.exchange(true)) return;
     const uint64_t one = 1;
     (void)!write(wake_.get(), &one, sizeof one);
 }
@@ -183,13 +199,23 @@ void Node::Begin(int64_t iteration) {
         std::lock_guard guard(done_mutex_);
         awaited_->BeginIteration();
     }
-    Submit(BeginCommand{iteration});
+    SubmitSoon(BeginCommand{iteration}, 0);  // runs with the first gradient that starts something
 }
 
 int64_t Node::Ready(uint32_t tensor) {
     const int64_t now = Now();
-    Submit(ReadyCommand{tensor, now});
+    SubmitSoon(ReadyCommand{tensor, now}, awaited_->Completes(tensor));
     return now;
+}
+
+bool Node::WaitArrived(int64_t tensor, uint64_t interruptions, int64_t timeout_ms) {
+    bool pending;
+    {
+        std::lock_guard guard(command_mutex_);
+        pending = !commands_.empty();
+    }
+    if (pending) RunOrWake();
+    return awaited_->Wait(tensor, interruptions, timeout_ms);
 }
 
 std::vector<Engine::Span> Node::Spans(bool last) {

@@ -141,6 +141,8 @@ class Node : private Connection::Owner, private Outbox {
     // The gradient of a tensor of the plan is in its memory. Returns the time, in ns of the monotonic
     // clock.
     int64_t Ready(uint32_t tensor);
+    // Engine::Wait, for a thread that has nothing else to do: it sends what is ready at once.
+    bool WaitArrived(int64_t tensor, uint64_t interruptions, int64_t timeout_ms);
     // What the engine has noted; see Engine.
     std::vector<Engine::Span> Spans(bool last);
     std::vector<Engine::Fact> Facts();
@@ -166,6 +168,8 @@ class Node : private Connection::Owner, private Outbox {
     static constexpr size_t kInlineBytes = 64 << 10;
     // What the I/O thread writes to one connection before it turns to the next.
     static constexpr size_t kWriteBudget = 1 << 20;
+
+    static constexpr int64_t kLingerNs = 100'000;     // how long a gradient that is ready may wait for others to go with it
 
     static int64_t Now();
 
@@ -254,6 +258,10 @@ class Node : private Connection::Owner, private Outbox {
     void Disagree(uint32_t rank, const std::string& text) override { Fail({Code::kMismatch, static_cast<int32_t>(rank), -1, text}); }
 
     void Submit(Command command);
+    void RunOrWake();
+    // As Submit, but the calling thread does nothing itself, and the I/O thread may wait for more of the
+    // kind. bytes: that will be sent of it; with none it is run with the command that follows.
+    void SubmitSoon(Command command, uint64_t bytes);
     void RunCommands(bool inline_call);
     void Do(const DialCommand& command);
     bool Do(const DefineCommand& command);  // false: the node has failed
@@ -275,6 +283,7 @@ class Node : private Connection::Owner, private Outbox {
     void SweepOver();
 
     void Loop();
+    int Sleep(std::vector<epoll_event>& events, int timeout_ms);
     bool Turn(const epoll_event* events, int n);
     int64_t tick_ns() const { return int64_t{options_.ping_ms} * 500'000; }
     void OnEvent(Connection& connection, uint32_t events);
@@ -349,6 +358,7 @@ class Node : private Connection::Owner, private Outbox {
 
     std::mutex command_mutex_;  // taken after mutex_ or alone
     std::deque<Command> commands_;
+    uint64_t soon_bytes_ = 0;  // of commands that may wait for others
 
     std::mutex done_mutex_;  // taken last
     std::condition_variable done_;
@@ -360,6 +370,9 @@ class Node : private Connection::Owner, private Outbox {
     std::string missing_;
 
     std::atomic<bool> stop_{false};
+    std::atomic<bool> wake_pending_{false};  // the I/O thread was woken and has not heard it yet
+    std::atomic<bool> urgent_{false};        // and is not to wait for more
+    std::atomic<bool> lingering_{false};     // it waits for more, and will see whatever comes
 };
 
 }  // namespace gradlane

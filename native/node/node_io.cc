@@ -2,6 +2,7 @@
 
 #include "node/node.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -180,11 +181,6 @@ void Node::Reap() {
 // What is done between two sleeps, under the lock. True: there is more to do at once.
 bool Node::Turn(const epoll_event* events, int n) {
     now_ns_ = Now();
-    // first, so that the wake-up of a command that comes from here on is not taken for one of those before
-    if (std::any_of(events, events + n, [this](const epoll_event& event) { return event.data.ptr == &wake_; })) {
-        uint64_t count;
-        (void)!read(wake_.get(), &count, sizeof count);
-    }
     RunCommands(false);
     ReadResumed();
     for (int i = 0; i < n; ++i) {
@@ -208,6 +204,31 @@ bool Node::Turn(const epoll_event* events, int n) {
     return more;
 }
 
+// Sleeps until something happens or `timeout_ms` have passed. Gradients that become ready one soon after
+// another are handed over together: each alone would cost a wake-up and a call to the kernel.
+int Node::Sleep(std::vector<epoll_event>& events, int timeout_ms) {
+    const auto most = static_cast<int>(events.size());
+    int n = epoll_wait(epoll_.get(), events.data(), most, timeout_ms);
+    const auto is_wake = [this](const epoll_event& event) { return event.data.ptr == &wake_; };
+    const auto hear = [&] {
+        // before the commands are run, so that the wake-up of a later one is not taken for theirs
+        if (std::none_of(events.begin(), events.begin() + std::max(n, 0), is_wake)) return false;
+        uint64_t count;
+        (void)!read(wake_.get(), &count, sizeof count);
+        wake_pending_ = false;
+        return true;
+    };
+    if (!hear() || urgent_.exchange(false) || n > 1) return n;
+    lingering_ = true;
+    pollfd poll{epoll_.get(), POLLIN, 0};
+    const timespec linger{0, kLingerNs};
+    ppoll(&poll, 1, &linger, nullptr);
+    lingering_ = false;
+    n = epoll_wait(epoll_.get(), events.data(), most, 0);
+    if (hear()) urgent_ = false;
+    return n;
+}
+
 void Node::Loop() {
     std::vector<epoll_event> events(64);
     int64_t stop_by_ns = 0;
@@ -215,7 +236,7 @@ void Node::Loop() {
     while (true) {
         const int64_t until_tick = ticked_ns_ + tick_ns() - Now();
         const int timeout = working ? 0 : static_cast<int>(std::clamp<int64_t>(until_tick / 1'000'000 + 1, 0, 1000));
-        const int n = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), stop_by_ns != 0 ? std::min(timeout, 10) : timeout);
+        const int n = Sleep(events, stop_by_ns != 0 ? std::min(timeout, 10) : timeout);
         std::lock_guard guard(mutex_);
         ++stats_.wakeups;
         working = Turn(events.data(), std::max(n, 0));

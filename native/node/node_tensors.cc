@@ -20,7 +20,10 @@ void Node::RunCommands(bool inline_call) {
         Command command;
         {
             std::lock_guard guard(command_mutex_);
-            if (commands_.empty()) break;
+            if (commands_.empty()) {
+                soon_bytes_ = 0;
+                break;
+            }
             command = std::move(commands_.front());
             commands_.pop_front();
         }

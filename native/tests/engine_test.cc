@@ -118,7 +118,7 @@ void Iterate(Pair& pair, int iterations) {
             pair.ranks[1].node->Ready(tensors - 1 - place);
         }
         for (Rank& rank : pair.ranks) {
-            REQUIRE(rank.engine->Wait(Engine::kAll, rank.engine->interruptions(), kPatience));
+            REQUIRE(rank.node->WaitArrived(Engine::kAll, rank.engine->interruptions(), kPatience));
             for (uint32_t tensor = 0; tensor < tensors; ++tensor) CHECK(rank.engine->HasArrived(tensor));
             CHECK(rank.engine->AllArrived());
         }

@@ -130,4 +130,5 @@ class NodeEngine:
         Returns:
             Whether it has arrived.
         """
-        return self._engine.wait(_EVERYTHING if tensor is None else tensor, interruptions, max(0, round(timeout_s * 1000)))
+        awaited = _EVERYTHING if tensor is None else tensor
+        return self._engine.wait(self._node, awaited, interruptions, max(0, round(timeout_s * 1000)))
