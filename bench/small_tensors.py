@@ -25,7 +25,10 @@ def main() -> None:
     names = ["torch-ddp@all-reduce", *(given.arms or ARMS)]
     for net in STACKS:
         with contextlib.ExitStack() as stack:
-            arms = [Arm(sys.executable, net, *name.split("@"), stack) for name in names]
+            arms = [
+                Arm(sys.executable, net, policy, backend, stack)
+                for policy, _, backend in (name.partition("@") for name in names)
+            ]
             times: list[list[float]] = [[] for _ in arms]
             for turn in range(given.turns):
                 for place in range(len(arms)):

@@ -107,17 +107,18 @@ def rank(net: str, policy: str, backend: Any) -> None:
         inputs = torch.randn(2, width)
     else:
         model, inputs = DigitsNet(), torch.randn(8, 1, 32, 32)
+    trained: nn.Module
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     if policy == "torch-ddp":
-        model, session = nn.parallel.DistributedDataParallel(model), None
+        trained, session = nn.parallel.DistributedDataParallel(model), None
     else:
-        session = gradlane.attach(model, optimizer, policy, backend=backend)
+        trained, session = model, gradlane.attach(model, optimizer, policy, backend=backend)
 
     def steps(count: int) -> list[int]:
         marks = [time.perf_counter_ns()]
         for _ in range(count):
             optimizer.zero_grad()
-            model(inputs).square().mean().backward()
+            trained(inputs).square().mean().backward()
             optimizer.step()
             marks.append(time.perf_counter_ns())
         return [end - start for start, end in itertools.pairwise(marks)]
