@@ -6,7 +6,7 @@ what is sent and what ends starts the next message on the node's own thread, unt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 from gradlane.core.plan import Plan
@@ -44,11 +44,17 @@ class NodeEngine:
         memory: of each message.
         first: the node's tensor that is message 0.
         keeps_log: keep the last iterations' facts and answers, see `log`.
+
+    Attributes:
+        ready: the gradient of a tensor is in its memory; returns the time of this, in ns.
     """
+
+    ready: Callable[[int], int]
 
     def __init__(self, node: Node, plan: Plan, memory: Sequence[MessageMemory], first: int, *, keeps_log: bool = False) -> None:
         self.plan = plan
         self._node = node.native
+        self.ready = self._node.ready  # bound once: called for every gradient
         self._keeps_log = keeps_log
         carried = [sorted(set(message.tensors)) for message in plan.messages]
         self._messages_of: list[list[int]] = [[] for _ in plan.tensors]
@@ -69,10 +75,6 @@ class NodeEngine:
     def begin(self, iteration: int) -> None:
         """Iteration `iteration` begins; every message of the one before has arrived."""
         self._node.begin(iteration)
-
-    def ready(self, tensor: int) -> int:
-        """The gradient of `tensor` is in its memory. Returns the time of it, in ns."""
-        return self._node.ready(tensor)
 
     # -- questions --------------------------------------------------------------------------------------
 

@@ -255,6 +255,11 @@ class Driver:
             return False
         return not self._backend.has_streams or all(map(self._backend.has_ended, self._engine.messages_of(tensor)))
 
+    @property
+    def all_are_there(self) -> bool:
+        """Whether every sum of this iteration is in its slot. On a device, where it may be queued, False."""
+        return self._engine.all_arrived and not self._backend.has_streams
+
     def wait_for(self, tensor: int) -> None:
         """Wait until the sum of `tensor` is in its slot. On a device, the stream waits instead.
 

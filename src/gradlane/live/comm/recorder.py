@@ -22,6 +22,9 @@ STABLE = 0.05  # part of the backward pass by which times of nine in ten gradien
 Row = tuple[Kind, int, int, int, int]
 """A span: kind, iteration, subject (a tensor or message; -1 for none), start and end in ns."""
 
+_Rows = tuple[Kind, int, Sequence[int], int, int]
+"""A span of each of several subjects, which differ in nothing else."""
+
 now_ns = time.monotonic_ns
 
 
@@ -30,8 +33,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self._elsewhere: Callable[[bool], list[Row]] = lambda last: []
-        self._iterations: deque[list[Row]] = deque(maxlen=KEEP)
-        self._spans: list[Row] = []
+        self._iterations: deque[list[_Rows]] = deque(maxlen=KEEP)
+        self._spans: list[_Rows] = []
 
     def begin(self) -> None:
         """Begin a new iteration: the spans that follow are kept with it."""
@@ -40,7 +43,11 @@ class Recorder:
 
     def add(self, kind: Kind, iteration: int, subject: int, start_ns: int, end_ns: int) -> None:
         """Add a span; its fields are those of `Row`."""
-        self._spans.append((kind, iteration, subject, start_ns, end_ns))
+        self._spans.append((kind, iteration, (subject,), start_ns, end_ns))
+
+    def add_each(self, kind: Kind, iteration: int, subjects: Sequence[int], start_ns: int, end_ns: int) -> None:
+        """Add the same span for each of `subjects`, at the price of one."""
+        self._spans.append((kind, iteration, subjects, start_ns, end_ns))
 
     def note_elsewhere(self, rows: Callable[[bool], list[Row]]) -> None:
         """More spans are kept by somebody else: `rows` gives those of the last iteration (True) or of all."""
@@ -48,7 +55,7 @@ class Recorder:
 
     def last(self) -> list[Row]:
         """The spans since the last `begin`, which is at the start of a backward pass."""
-        return [*self._spans, *self._elsewhere(True)]
+        return [*_each(self._spans), *self._elsewhere(True)]
 
     def forget(self, iteration: int) -> None:
         """Drop all spans, since the plan changed before `iteration` and a timeline is of one plan.
@@ -56,7 +63,7 @@ class Recorder:
         The first span after that is a `switch`, which marks the change.
         """
         now = now_ns()
-        self._spans = [("switch", iteration, -1, now, now)]
+        self._spans = [("switch", iteration, (-1,), now, now)]
         self._iterations.clear()
         self._iterations.append(self._spans)
 
@@ -67,9 +74,14 @@ class Recorder:
             plan: fingerprint of the plan that they ran under.
             rank: of this process.
         """
-        rows = [row for rows in list(self._iterations) for row in list(rows) if row[1] >= 0]
+        rows = [row for rows in list(self._iterations) for row in _each(rows) if row[1] >= 0]
         spans = [Span(*row) for row in (*rows, *self._elsewhere(False))]
         return Timeline(plan, rank, tuple(sorted(spans, key=lambda span: span.start_ns)))
+
+
+def _each(spans: Sequence[_Rows]) -> list[Row]:
+    # of a copy: another thread may add one
+    return [(kind, iteration, one, start, end) for kind, iteration, many, start, end in list(spans) for one in many]
 
 
 class ProfileBuilder:

@@ -130,5 +130,4 @@ class DeferredUpdates:
             # what stood there before: the wrapper, or what the script has put there since step()
             self._params[tensor].grad = gradient
         ended = now_ns()
-        for tensor in tensors:
-            self._recorder.add("update", self._driver.iteration, tensor, began, ended)
+        self._recorder.add_each("update", self._driver.iteration, tensors, began, ended)

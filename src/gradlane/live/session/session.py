@@ -15,6 +15,7 @@ If the updates of a step cannot be deferred, the session waits for all sums firs
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
@@ -109,6 +110,7 @@ class Session(SessionBase):
         self._watched_iteration = -1  # the last in which all parameters were watched
         self._seen: set[int] = set()  # tensors whose parameters were used in this iteration
         self._in_forward = False
+        self._measures = False  # whether this iteration is measured for the profile
         # step() was called before all sums had arrived, so that there was something to defer
         self._is_late = False
         # steps in a row whose deferred updates had all run when the next forward pass began
@@ -292,6 +294,7 @@ class Session(SessionBase):
         self._fired = [0] * len(self._params)
         self._launched = [False] * len(self._params)
         self._driver.begin()
+        self._measures = self._planner.measures(self._driver.iteration)
         self._verifier.begin(self._driver.iteration)
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
@@ -318,9 +321,10 @@ class Session(SessionBase):
         if may_show:
             self._show(tensor, param)
         self._launched[tensor] = True
-        self._catch_up(self._driver.iteration)
+        if self._measures:
+            self._catch_up(self._driver.iteration)
         at = self._driver.ready(tensor)
-        if self._planner.measures(self._driver.iteration):
+        if self._measures:
             self._planner.builder.ready(self._plan.tensors[tensor].name, at - self._backward_began_ns)
 
     def _end(self) -> None:
@@ -449,12 +453,13 @@ class Session(SessionBase):
         """
         owed, shared = None, None
         keeps_none = keeps_no_gradient(optimizer)
+        all_are_there = self._driver.all_are_there
         for group in optimizer.param_groups:
             for param in group["params"]:
                 tensor = self._tensor_of.get(id(param))
                 if tensor is None or not self._gradients.stands_for_the_sum(tensor):
                     continue  # the session does not train it, or the script replaced or dropped it
-                if defer and tensor not in self._unguarded and not self._driver.has_arrived(tensor):
+                if not all_are_there and defer and tensor not in self._unguarded and not self._driver.has_arrived(tensor):
                     self._is_late = True
                     shared = shared or aliases.Aliases(optimizer, self._params, self._accumulators)
                     if not shared.of(param):
@@ -466,7 +471,8 @@ class Session(SessionBase):
                         f"something else holds the memory of {self._name_of(tensor)} or of the optimizer's state of it (a "
                         "state_dict that was kept, a view, a NumPy array): such parameters are updated at step(), not later",
                     )
-                self._driver.wait_for(tensor)
+                if not all_are_there:
+                    self._driver.wait_for(tensor)
                 self._verifier.arrived(param, self._driver.slots[tensor])
                 if keeps_none:
                     self._gradients.lend(tensor)
@@ -490,11 +496,10 @@ class Session(SessionBase):
             self._watch_all()
         if self._driver.iteration < 0:
             return
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                updated = self._tensor_of.get(id(param))
-                if updated is not None and updated not in self._deferred:
-                    self._recorder.add("update", self._driver.iteration, updated, self._step_began_ns, now)
+        params = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+        tensors = (self._tensor_of.get(id(param)) for param in params)
+        updated = [tensor for tensor in tensors if tensor is not None and tensor not in self._deferred]
+        self._recorder.add_each("update", self._driver.iteration, updated, self._step_began_ns, now)
         if self._planner.measures(self._driver.iteration):
             self._planner.builder.updated(now - self._step_began_ns)
 
