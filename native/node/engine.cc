@@ -40,6 +40,7 @@ void Engine::BeginIteration() {
 
 uint64_t Engine::Completes(uint32_t tensor) {
     uint64_t bytes = 0;
+    if (tensor >= waiters_.size()) return 0;  // OnReady refuses it
     for (const uint32_t message : waiters_[tensor]) {
         if (--lacks_[message] == 0) bytes += dispatcher_.schedule().messages[message].bytes;
     }
@@ -74,7 +75,7 @@ void Engine::OnBegin(int64_t iteration) {
 }
 
 bool Engine::OnReady(uint32_t tensor, int64_t at_ns, Dispatcher::Starts* starts) {
-    if (spans_.empty() || dispatcher_.IsReady(tensor)) return false;
+    if (spans_.empty() || tensor >= tensors() || dispatcher_.IsReady(tensor)) return false;
     Note(Kind::kReady, tensor, at_ns, at_ns);
     const size_t from = starts->size();
     dispatcher_.Ready(tensor, starts);

@@ -94,7 +94,7 @@ class Engine {
     // Facts. `starts`: messages to start now, for each of which the node calls Starting and then hands
     // it over, or releases it where it is in its second phase.
     void OnBegin(int64_t iteration);
-    // Returns false if the tensor was ready before in this iteration.
+    // Returns false if there is no such tensor, or if it was ready before in this iteration.
     bool OnReady(uint32_t tensor, int64_t at_ns, Dispatcher::Starts* starts);
     void OnSent(uint32_t message, Dispatcher::Starts* starts);
     void OnDone(uint32_t message, Dispatcher::Starts* starts);

@@ -78,7 +78,7 @@ void Node::Do(const ReadyCommand& command) {
     if (failed_) return;
     if (!engine_->OnReady(command.tensor, command.at_ns, &to_start_)) {
         Fail({Code::kProtocol, options_.rank, -1,
-              "gradient " + std::to_string(command.tensor) + " became ready twice in one iteration, or before the first"});
+              "gradient " + std::to_string(command.tensor) + " is not one of the plan's, became ready twice, or before the first iteration"});
         return;
     }
     StartMessages();

@@ -228,15 +228,16 @@ TEST(AWaitEndsWithAFailureOrAnInterruption) {
     CHECK(pair.ranks[0].node->failure().code == Code::kAborted);
 }
 
-TEST(AGradientThatIsReadyTwiceFailsTheNode) {
-    Pair pair(1);
-    pair.CarryOut(MessageEach(1, {}), false);
-    pair.ranks[0].node->Begin(0);
-    pair.ranks[0].node->Ready(0);
-    pair.ranks[0].node->Ready(0);
-    Engine& engine = *pair.ranks[0].engine;
-    CHECK(!engine.Wait(0, 0, kPatience));
-    CHECK(pair.ranks[0].node->failure().code == Code::kProtocol);
+TEST(AGradientThatIsReadyTwiceOrIsNoneFailsTheNode) {
+    for (const uint32_t second : {0, 7}) {
+        Pair pair(1);
+        pair.CarryOut(MessageEach(1, {}), false);
+        pair.ranks[0].node->Begin(0);
+        pair.ranks[0].node->Ready(0);
+        pair.ranks[0].node->Ready(second);
+        CHECK(!pair.ranks[0].node->WaitArrived(0, 0, kPatience));
+        CHECK(pair.ranks[0].node->failure().code == Code::kProtocol);
+    }
 }
 
 int main(int argc, char** argv) { return gradlane::testing::RunTests(argc, argv); }
