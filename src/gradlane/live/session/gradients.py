@@ -24,6 +24,7 @@ class Gradients:
         driver: the session's; has the slots.
         on_read: called with a tensor before anything operates on a gradient that stands for its
             sum.
+        scale: factor for each gradient before it is summed.
 
     Attributes:
         wrappers: by tensor: the `PendingGradient` that stands for its sum.
@@ -31,8 +32,9 @@ class Gradients:
             holds too, with those gradients.
     """
 
-    def __init__(self, driver: Driver, on_read: Callable[[int], None]) -> None:
-        self._driver, self._on_read = driver, on_read
+    def __init__(self, driver: Driver, on_read: Callable[[int], None], scale: float) -> None:
+        self._driver, self._on_read, self._scale = driver, on_read, scale
+        self._factors = {dtype: torch.tensor(scale, dtype=dtype) for dtype in (torch.float32, torch.float64)}
         self._params: Sequence[torch.nn.Parameter] = []
         self.wrappers: list[PendingGradient] = []
         self.of_the_script: list[tuple[int, Any]] = []
@@ -73,8 +75,8 @@ class Gradients:
             elif isinstance(gradient, PendingGradient):  # another parameter's
                 param.grad = gradient.own()
 
-    def put(self, tensor: int, scale: float) -> bool:
-        """Put the gradient that autograd left in `.grad`, times `scale`, into the slot.
+    def put(self, tensor: int) -> bool:
+        """Put the gradient that autograd left in `.grad`, times the scale, into the slot.
 
         Returns:
             Whether `.grad` may stand for the sum from now on. If not, the script also holds the
@@ -84,11 +86,13 @@ class Gradients:
         gradient = param.grad
         assert gradient is not None
         if gradient is slot:
-            slot.mul_(scale)
+            slot.mul_(self._scale)
             return True
         if aliases.is_held(self.wrappers, tensor):  # the script has kept an earlier step's gradient
             self.give(tensor)
-        torch.mul(gradient.detach(), scale, out=slot)
+        # a scalar that is a tensor already saves torch the making of one: 1.2 of 2.0 us for 4 KB
+        factor = self._factors.get(slot.dtype, self._scale) if gradient.dtype is slot.dtype else self._scale
+        torch.mul(gradient.detach() if gradient.requires_grad else gradient, factor, out=slot)
         is_accumulated = gradient._version > 0  # if not, autograd has just made it, for nobody else
         del gradient  # so that this reference is not counted
         if is_accumulated and aliases.is_the_scripts(param):
@@ -96,12 +100,11 @@ class Gradients:
             return False
         return True
 
-    def put_absent(self, tensor: int, scale: float, counts: bool) -> None:
+    def put_absent(self, tensor: int, counts: bool) -> None:
         """Fill the slot of a tensor that got no gradient in this pass.
 
         Args:
             tensor: whose `.grad` goes into the slot; zeros if it is None.
-            scale: factor for `.grad`.
             counts: whether this rank has used the tensor since the last sum nevertheless.
         """
         param = self._params[tensor]
@@ -109,7 +112,7 @@ class Gradients:
         if gradient is self._driver.slots[tensor] or aliases.is_held(self.wrappers, tensor):
             self.give(tensor)
             gradient = param.grad
-        self._driver.put_absent(tensor, gradient, scale, counts)
+        self._driver.put_absent(tensor, gradient, self._scale, counts)
 
     # -- from the slot to the script ---------------------------------------------------------------
 

@@ -92,7 +92,6 @@ class Session(SessionBase):
         self._optimizers = list(job.optimizers)
         self._planner, self._controller = planner, controller
         self._coordinated, self._may_cross = planner.place.coordinated, may_cross
-        self._scale = 1.0 / job.world
         self._backend = backend
         self._buffers = buffers
         self._device = job.device
@@ -122,7 +121,7 @@ class Session(SessionBase):
         self._failures = self._driver.failures
         self._verifier = verifier
         verifier.connect(self._driver.abort, self._driver.wait_for_works)
-        self._gradients = Gradients(self._driver, self._gradient_read)
+        self._gradients = Gradients(self._driver, self._gradient_read, scale=1.0 / job.world)
         self._deferred = DeferredUpdates(self._driver, self._recorder, verifier)
         if buffers is not None:
             buffers.connect(self._driver.coordination.announce_buffers, self._failures.notify)
@@ -316,7 +315,7 @@ class Session(SessionBase):
                 f"{self._name_of(tensor)} was read before its update had been made, by something that Python does not see (a "
                 "C++ extension?): put it into a module of its own and pass cross_barrier=False to gradlane.attach"
             )
-        may_show = self._gradients.put(tensor, self._scale)
+        may_show = self._gradients.put(tensor)
         self._verifier.contributes(param, self._driver.slots[tensor])
         if may_show:
             self._show(tensor, param)
@@ -371,7 +370,7 @@ class Session(SessionBase):
         produced it.
         """
         self._refuse_replaced([tensor])
-        self._gradients.put_absent(tensor, self._scale, counts=id(param) in self._accumulated)
+        self._gradients.put_absent(tensor, counts=id(param) in self._accumulated)
         self._verifier.contributes(param, self._driver.slots[tensor])
         self._driver.ready(tensor)
 
