@@ -18,9 +18,11 @@ from experiments.table import page
 PAPERS = ("bytescheduler", "mg_wfbp", "prophet", "geryon", "mercury")
 HEAD = """# The papers' figures, simulated
 
-Made by `python -m experiments --write docs/papers.md`. What was published stands beside what gradlane's simulator gives for
-the same question. Differences are relative, or in points of a percentage; "plot" is a value that a paper shows and does
-not state. Not everything agrees, and nothing was fitted so that it would.
+This page puts gradlane's results beside figures that the papers published.
+`python -m experiments --write docs/papers.md` writes it. The first tables come from the simulator;
+those below "In the lab" were measured on emulated hosts. Differences are relative, or in percentage
+points where the value is a percentage. "plot" stands for a value that a paper shows in a plot and
+does not state. Not everything agrees, and nothing was fitted to a published figure.
 
 """
 

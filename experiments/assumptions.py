@@ -1,16 +1,19 @@
 """What all of these simulations assume: one set for all papers, chosen before any figure was looked at.
 
-1. Models are the zoo's, on the device and with the batch that a paper states: exact tensors, times counted and
-   calibrated to one total where a paper states one (`gradlane zoo NAME` says which). No per-layer time of any paper's
-   testbed is known, but for MG-WFBP's recording of GoogLeNet.
-2. All-reduce costs what MG-WFBP fitted on its first cluster: a = 0.972 ms and b = 1.97 ns a byte on 16 GPUs, taken as
-   a ring, from which follow the startup between two nodes and the time per byte for other numbers of workers and for
+1. Models come from gradlane's zoo, on the device and with the batch size that a paper states.
+   Tensors are exact. Times are counted, and calibrated to a total where a paper states one
+   (`gradlane zoo NAME` says which). No paper's times per layer are known, except for MG-WFBP's
+   recording of GoogLeNet.
+2. An all-reduce costs what MG-WFBP fitted on its first cluster of 16 GPUs: a startup of a = 0.972
+   ms, and b = 1.97 ns per byte. These are taken as those of a ring. The startup and the time per
+   byte between two nodes follow from them, and so do the costs for other numbers of workers and for
    other algorithms (its Table 2).
-3. A message handed to parameter servers costs its sender 0.3 ms before its bytes go (ByteScheduler §4.1); summing takes
-   no time. Links carry their nominal rate each way at once, without loss. Servers: as many as workers, on hosts of
-   their own unless the paper says otherwise; bytes are dealt to them evenly unless it says otherwise.
-4. A framework's default is `wfbp`. ByteScheduler is tuned by trying a grid of partitions and credits in the simulator.
-   BytePS is not here.
+3. A sender spends 0.3 ms on each message to parameter servers before the message's bytes go
+   (ByteScheduler §4.1). Summing takes no time. Links carry their nominal rate in both directions at
+   once, without loss. Unless a paper says otherwise, there are as many servers as workers, they run
+   on hosts of their own, and bytes are distributed over them evenly.
+4. A framework's default is `wfbp`. ByteScheduler has the best partition and credit of a grid that
+   is tried in the simulator. BytePS is not simulated.
 """
 
 from __future__ import annotations

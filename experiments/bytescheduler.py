@@ -88,13 +88,19 @@ def _asynchronous() -> list[Row]:
 
 
 REMARKS = """
-Fig. 2 has its numbers in a picture only: the three layers here are a reconstruction whose whole iterations are 13 and 9
-units, the ratio that the text states. Fig. 13 has eight devices a machine, whose sum within the machine is not modelled.
+Fig. 2 has its numbers in a picture only. The three layers here are a reconstruction whose whole
+iterations take 13 and 9 units of time, the ratio that the text states. In Fig. 13 a machine has
+eight devices; the sum within a machine is not modelled.
 
-Fig. 14, over 8 seeds, mean and standard deviation: a trial is the simulator's iteration time with noise of 2 %, the best that
-of a grid of 7 by 7, and a search is there when it tries sizes within 2 % of it, or after 100 trials. Momentum is shown with the
-best of six settings for each model and network, as the paper does, known afterwards. "warm" begins from the simulator's
-predictions for a network of two thirds of the rate and half as much startup again. The Gaussian process is far ahead of
-momentum where good sizes are few (Transformer over servers, 25 Gbit/s) and a little over all-reduce, level where many sizes
-are good, and behind it for VGG-16 over servers at 10 Gbit/s, so that the paper's 28 to 51 % holds for one of the two models.
+Fig. 14 counts trials: mean ± standard deviation over 8 seeds. A trial's value is the simulated
+iteration time with noise of 2 %, and the best time is that of a grid of 7 by 7. A search ends when
+it tries sizes whose time without noise is within 2 % of the best, or after 100 trials. As in the
+paper, momentum is shown with the best of six settings for each model and network, which is known
+only afterwards. "Warm" begins from the simulator's predictions for a network with two thirds of the
+rate and 1.5 times the startup.
+
+The Gaussian process needs far fewer trials than momentum where few sizes are good (Transformer over
+servers, 25 Gbit/s), and slightly fewer over all-reduce. It needs as many where many sizes are good,
+and more for VGG-16 over servers at 10 Gbit/s. So the paper's 28 to 51 % holds for one of the two
+models.
 """

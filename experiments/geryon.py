@@ -111,8 +111,9 @@ def _efficiencies(model: str, gbit: int) -> tuple[float, float, float]:
 
 
 REMARKS = """
-Fig. 4(b) is the paper's own model, in which parameters are pulled when backward has ended. Tables II and III: "vanilla"
-deals whole variables to servers in turn, so that one server has the largest layer, as in
-TensorFlow. Of "partition and slicing" the simulator has only what evenly dealt bytes give. What remains to Geryon's
-testbed besides (aggregation on the processor, slices' own costs, RDMA) is not modelled.
+Fig. 4(b) uses the paper's own model, in which parameters are pulled after the backward pass has
+ended. In Tables II and III "vanilla" deals whole variables to servers in turn, as TensorFlow does,
+so that one server has the largest layer. "Partition and slicing" distributes bytes evenly over the
+servers, which is all that the simulator has of it. Other costs of Geryon's testbed (aggregation on
+the processor, the cost of each slice, RDMA) are not modelled.
 """

@@ -93,8 +93,9 @@ def _figure_13() -> list[Row]:
 
 
 REMARKS = """
-The order of Fig. 13 is the paper's: Mercury ahead of ByteScheduler and of itself without preemption, both ahead of the
-default, and ResNet-50 indifferent. In size the gain over the default is half of the testbed's, whose default also places
-tensors unevenly, and that over ByteScheduler is nearly nothing: with 0.3 ms a message, paid while others are on the wire, a
-tuned ByteScheduler loses little here, while the paper measures 73 % of the line rate for it.
+The order in Fig. 13 is the paper's: Mercury is ahead of ByteScheduler and of itself without
+preemption, both of them are ahead of the default, and ResNet-50 gains nothing. The gain over the
+default is half of the testbed's, whose default also places tensors unevenly. The gain over
+ByteScheduler is nearly zero: the 0.3 ms of a message are spent while other messages are on the
+wire, so a tuned ByteScheduler loses little here. The paper measures 73 % of the line rate for it.
 """

@@ -78,9 +78,11 @@ def _crossing(ring: dict[int, dict[str, tuple[int, int]]]) -> str:
 
 
 REMARKS = """
-The figures depend on the times of the testbed's layers, which are not published but for a recording of GoogLeNet whose
-batch is unstated and which has learnable layers only; the zoo's are calibrated to the throughput that the authors' script
-states, and their backward passes leave more room to hide in than the paper's seem to have had: fewer groups are worth
-merging, and the gains at 64 workers are smaller. With the recording, the gain over SyncEASGD is the paper's. The crossing
-of WFBP and SyncEASGD and the order under double binary trees hold with all three.
+These figures depend on the time that each layer took on the testbed. The paper does not publish
+these times. There is a recording of GoogLeNet by the authors, with an unstated batch size and
+without the layers that have no parameters. The zoo's times are calibrated to the throughput that
+the authors' script states. Their backward passes can hide more communication than the paper's seem
+to have hidden: fewer merges pay, so more groups remain, and the gains at 64 workers are smaller.
+With the recording, the gain over SyncEASGD is the paper's. With all three profiles, WFBP falls
+behind SyncEASGD where the paper has it, and the order under double binary trees is the paper's.
 """

@@ -1,4 +1,4 @@
-"""The page that results make."""
+"""Writes docs/fidelity.md from the results of trials."""
 
 from __future__ import annotations
 
@@ -15,40 +15,54 @@ from gradlane.core.backends import BackendName
 
 HEAD = """# How true the simulator is
 
-Made by `python -m experiments.fidelity --page docs/fidelity.md` from `experiments/fidelity/measured.json`, which came from
+This page compares simulated iteration times with measured ones, for those who want to rely on a
+prediction. `python -m experiments.fidelity --page docs/fidelity.md` writes it from
+`experiments/fidelity/measured.json`. The results in that file came from
 
     {command}
 
-on {machine}. Each trial is a model, a rate and a number of hosts (each pair of the
-first two with one of 2, 3 and 4, in turns), under every policy of both backends, {steps} measured steps an arm; in it
-all arms live side by side and take turns, as in `gradlane compare`. The simulator is given the profile that was emulated and
-the network that the run measured by itself, and simulates the very plan that ran. An error above 0 means that the simulator
-was too slow; it is that of the median step, and beside it stands the median error of the fastest step, which others have
-disturbed least.
+on {machine}. A trial is a model, a link rate and a number of hosts; each
+pair of model and rate has one trial, on 2, 3 or 4 hosts in turns. In a trial all policies of both
+backends (the arms) are alive in one job and train in turns, as in `gradlane compare`. Each has
+{steps} measured steps; an arm of a trial is a cell. The simulator gets the profile that the devices
+emulated and the network that the run measured, and simulates the plan that ran.
 
-Computing is stretched to {step_ms} and tensors shrunk to
-{megabytes:.1f} MB a model, so that two cores can carry it: more hosts have less of them each, which handle as many messages.
-"ratio" is the time of all bytes on an ideal link, as a part of computing. "others" is what processes that are
-not of the trial took of the machine meanwhile: each wake-up waits for them, and a message has several.
+An error above 0 means that the simulated iteration is longer than the median measured step. The
+column "of the fastest step" has the median error against the fastest step of each cell, which other
+processes have disturbed least.
+
+So that two cores can carry a trial, tensors are shrunk to {megabytes:.1f} MB a model, and computing is
+stretched to {step_ms}:
+the more hosts share the cores, the less of them each host has for the same number of messages.
+"ratio" is the time that one message with all bytes takes on an ideal link, divided by the time that
+computing takes. "others" is the fraction of the machine's processor time that went to processes
+outside the trial. Each thread that a message wakes up has to wait for them.
 
 """
 
-JUDGED = """The least of many medians of a few steps is low by chance, so finals judge the choice too: over each backend what is
-called best trains beside the {rivals} fastest others in a later run of {steps} measured steps an arm,
+JUDGED = """
+With few steps an arm, the least of many medians is low by chance. So finals judge the ranking too:
+over each backend, the policy that the simulator ranks first trains
+beside the {rivals} fastest others in a later run of {steps} measured steps an arm,
 
     {command}
 
-The error of those {count} cells was {median:.1%} in the median, nine of ten below {most:.1%}.
+The error of those {count} cells was {median:.1%} in the median, and below {most:.1%} in nine of ten.
 """
 
 TAIL = """
 ## What the model is
 
-A lone message costs startup + bytes / rate. In a stream it costs less: a part of the startup is latency, which keeps nobody
-waiting, and the rest is handling, of one message at a time, while another's bytes pass. Gloo has two sums under way a group,
-and a ring of N moves a message in 2 (N - 1) steps, between which the other sum's steps pass, of no more than two segments of
-1 MiB each. `python -m bench.shared_link` has messages start together and says when each ended, as a part of when all had;
-among two hosts, and `python -m bench.shared_link 3` among three:
+A lone message costs startup + bytes / rate. In a stream a message costs less. One part of its
+startup is latency, which delays no other message. The rest is handling: the processor handles one
+message at a time, while the link carries the bytes of another. Gloo has up to two sums of a process
+group in flight. A ring of N ranks moves a message in 2 (N - 1) steps of at most two segments of
+1 MiB each, and steps of the other sum go in between.
+
+`python -m bench.shared_link` starts messages together and prints when each ended, as a fraction of
+the time until all had ended; `python -m bench.shared_link 3` does so on three hosts. The largest
+difference from the simulator is in the second row: on two hosts the small message ends earlier
+than simulated.
 
 | messages, MiB | 2 hosts, measured | simulated | 3 hosts, measured | simulated |
 |---|---|---|---|---|
@@ -59,49 +73,71 @@ among two hosts, and `python -m bench.shared_link 3` among three:
 | 32 + 1/16 | 1 0.12 | 1 0.13 | 1 0.23 | 1 0.17 |
 | 2 + 2 + 2 + 2 | 0.38 0.50 0.88 1 | 0.38 0.50 0.88 1 | 0.45 0.52 0.94 1 | 0.44 0.50 0.94 1 |
 
-`probe` and sessions measure single messages and streams of eight, and wait for sums as a session does, so that what Python
-costs on Gloo's threads is in the startup. Where a stream costs more than its messages alone, because some stall, its mean is
-what a message costs: a plan pays for those too. `gradlane.sim.shared_link` simulates it.
+`gradlane probe` and sessions measure single messages and streams of eight. They wait for sums as a
+session does, so that the startup includes what Python costs on Gloo's threads. If a stream takes
+longer than its messages would take alone, because some of them stall, the mean over the stream is
+taken as the cost of a message, since a plan pays for stalls too. `gradlane.sim.shared_link`
+simulates this model.
 
-A small message costs the processor more than the link, and on a slow link its bytes pass meanwhile: no message takes less than
-that, and a larger one no more for it (`Network.min_message_ns`). As a startup beside the bytes, fitted by a line, it came out
-anywhere between 0.1 and 1.7 ms on one link. Alone it takes longer than in a stream, where one's threads are woken while
-another's work; what the stream saves is latency (`min_message_latency_ns`), and what is left of it is handling. Its times have
-two peaks, and what a plan pays is their mean. In these trials it took 1.4 to 2.3 ms among two hosts, 0.1 to 1.1 of it latency,
-2.8 to 4.0 and 0.2 to 2.0 among three, 5.3 to 7.1 and 1.6 to 3.0 among four. In none of them was a part of the startup that
-large messages have found to be latency: handling that passes behind bytes explains what their streams save.
+A small message costs the processor more than the link, and on a slow link its bytes pass while it
+is handled. So a message has a minimum time (`Network.min_message_ns`), which is not added to the
+time of a larger message. Where a line was fitted instead, with this cost as a startup, the startup
+came out anywhere between 0.1 and 1.7 ms on the same link. A small message takes longer alone than
+in a stream, where threads of one message wake up while those of another work. The fit counts what
+the stream saves as latency (`min_message_latency_ns`), and the rest as handling. The times of small
+messages have two peaks, and a plan pays their mean. These trials found
 
-Networks are measured while a thread beside computes, since messages share the processors with computing when a model trains.
-Each lane has a process group over Gloo, with two sums under way of its own.
+| hosts | minimum time of a message | its part that is latency |
+|---|---|---|
+| 2 | 1.4 to 2.3 ms | 0.1 to 1.1 ms |
+| 3 | 2.8 to 4.0 ms | 0.2 to 2.0 ms |
+| 4 | 5.3 to 7.1 ms | 1.6 to 3.0 ms |
+
+In no trial did the fit find latency in the startup of large messages: handling while bytes pass
+explains what their streams save.
+
+A thread computes while a network is measured, since messages and computing share the processors
+when a model trains. Over Gloo each lane has a process group of its own, with up to two sums in
+flight.
 
 ## What is wrong
 
-- **`searched`, among four hosts, is called best and is not** for Inception-v3 at ratio 1: 6 % slower than `blocks`, in the
-  finals 4 %. It was made to be the best in the simulator, so that what the simulator leaves out makes it look better than it
-  is: by 7 % there, 1.4 % in the median. For BERT-Base at 0.5 it was 7 % slower than `blocks`, in the finals level with the
-  best.
-- **Hundreds of small messages over Gloo**: up to 28 % too slow (`geryon` and Inception-v3 among three hosts), and one at a
-  time (`prophet`, `tictac`) 9 to 19 % too slow where tensors are many and computing is short. What such a message costs was
-  measured alone, and depends on whose thread runs when.
-- **Many messages over servers**: handing one over and taking it back costs Python's thread more than is simulated, which
-  shows where hosts are many and computing is short for the number of tensors (GoogLeNet and Inception-v3 at ratio 0.5): up to
-  17 %. For GoogLeNet among four hosts `mercury` (128 messages) is called best, and is 7 % slower in the finals than `searched`
-  (fewer), which takes what was simulated. What handling costs is known to `auto`, which counts it between plans that are
-  predicted alike.
-- **One small message at a time over servers** (`tictac`, GoogLeNet among two hosts: 14 % too fast). A message of one packet has
-  one server, so that one direction of each link carries it; workers that are alike are simulated as one, with bytes like water
-  on all links. Packet by packet (`whole=True` in `gradlane.sim.servers`) half of the error is gone.
-- **`dear` over Gloo** is 3 % slower than simulated.
+- **On four hosts the simulator ranks `searched` first where another policy is faster.** For
+  Inception-v3 at ratio 1 it was 6 % slower than `blocks`, and 4 % slower in the finals. `searched`
+  minimizes the simulated time, so it also gains from what the simulator leaves out: its prediction
+  was too short by 7 % there, and by 1.4 % in the median. For BERT-Base at ratio 0.5 it was 7 %
+  slower than `blocks`, and level with the best in the finals.
+- **Hundreds of small messages over Gloo**: predictions are up to 28 % too long (`geryon` and
+  Inception-v3 on three hosts). Where policies send one small message at a time (`prophet`,
+  `tictac`), they are 9 to 19 % too long if tensors are many and computing is short. The cost of a
+  small message was measured with no other message in flight; in a job it depends on which thread
+  runs when.
+- **Many messages over servers**: a message's start and end cost Python's thread more than is
+  simulated. This shows where hosts are many and computing is short for the number of tensors
+  (GoogLeNet and Inception-v3 at ratio 0.5): predictions are up to 17 % too short. For GoogLeNet on
+  four hosts `mercury` (128 messages) is ranked first, and is 7 % slower in the finals than
+  `searched`, which has fewer messages and takes as long as simulated. `auto` adds an estimate of
+  this cost when it chooses between plans with nearly equal predictions.
+- **One small message at a time over servers** (`tictac`, GoogLeNet on two hosts): the prediction is
+  14 % too short. A message of one packet goes to one server, so it uses one direction of each link.
+  The simulator lets one worker stand for all workers that are alike, and spreads bytes over all
+  links. Simulated packet by packet (`whole=True` in `gradlane.sim.servers`), half of the error is
+  gone.
+- **`dear` over Gloo** takes 3 % longer than simulated.
 
-The cells over all-reduce are of runs of their own (`--backends all-reduce`), after the last change to how messages over Gloo
-are simulated; those over servers, which it does not touch, of runs of both backends before. Before it, handling a message
-kept the link from all others, so that `wfbp`, `bytescheduler` and `geryon` were 13 to 31 % too slow over Gloo where small
-messages are many: 234 cells of the same trials were wrong by 2.1 % in the median, nine of ten by less than 13.4 %.
+The cells over all-reduce come from runs of that backend alone (`--backends all-reduce`), after the
+last change to how messages over Gloo are simulated. This change does not affect servers; their
+cells come from earlier runs of both backends. Before the change, a message that was handled kept
+all others from the link, and predictions for `wfbp`, `bytescheduler` and `geryon` over Gloo were 13
+to 31 % too long where small messages are many. The error of the same 234 cells was then 2.1 % in
+the median, and below 13.4 % in nine of ten.
 
-With `blocks` over servers the simulator is the faster one where communicating takes as long as computing. The most urgent block
-is the last to be ready, and goes behind what is queued, both ways; where two ranks are apart by 10 ms they send in different
-orders, and each of its parts waits for the other rank's. In one run it took 38 ms, where 20 were simulated by a worker that
-stands for both. Packets that overtake (`mercury`, the default over servers) do not have it.
+With `blocks` over servers, steps take longer than simulated where communicating takes as long as
+computing. The most urgent block is the last to be ready, and queues behind other blocks on the way
+to the servers and back. If one rank runs 10 ms ahead of the other, they send in different orders,
+and each part of the block waits for the other rank's. In one run the block took 38 ms; the
+simulator, in which one worker stands for both, gave 20 ms. Packets that overtake others (`mercury`,
+the default over servers) avoid this.
 """
 
 QUIET = 0.3
@@ -122,7 +158,10 @@ def page(results: Results) -> str:
     rows = [_row("all", cells, results)]
     rows += [_row(backend, [each for each in cells if backend_of(each[1]) == backend], results) for backend in results.backends]
     text += _table(("backend", *ERRORS, "best within 3 %", *(["in finals"] if results.finals else [])), rows)
-    text += "\nBest within 3 %: in how many trials what the simulator calls best took at most so much longer than the best.\n"
+    text += (
+        "\nBest within 3 %: the number of trials in which the policy that the simulator ranks first took at\n"
+        "most 3 % longer than the fastest one, counted for each backend.\n"
+    )
     if results.finals:
         final = [cell for trial in results.trials for cell in trial.finals if cell.arm != BASELINE]
         median, most = spread([cell.error for cell in final])
@@ -205,12 +244,14 @@ def _anatomies(results: Results) -> str:
                 late[f"{policy_of(cell)}, {backend_of(cell)}"].append(tuple(each / cell.median_ns for each in seen.late_ns))
                 gaps.append((abs(seen.largest.gap_ns) / cell.median_ns, trial, cell, seen.largest))
     text = (
-        "When tensors were ready and when the last message with a part of one started and ended, later than simulated, as a "
-        "part of the step: the median tensor of the median trial.\n\n"
+        "How much later than simulated tensors were ready, and how much later the last message with a part\n"
+        'of a tensor started ("sent") and ended ("summed"), as a fraction of the step: the median over\n'
+        "tensors of the median trial.\n\n"
     )
     rows = [(name, *(f"{statistics.median(column):+.1%}" for column in zip(*each, strict=True))) for name, each in late.items()]
     text += _table(("", *STAGES), rows)
-    text += "\nThe largest gaps: a tensor that took longer (or shorter) from one stage to the next than simulated.\n\n"
+    text += "\nThe largest gaps: how much longer (above 0) or shorter (below 0) than simulated a tensor took from\n"
+    text += "one stage to the next.\n\n"
     gaps.sort(key=lambda gap: -gap[0])
     rows = [
         (

@@ -141,22 +141,28 @@ EXPERIMENTS: dict[str, Callable[[Path], list[Measured]]] = {
 }
 
 REMARKS = """
-Fig. 5: two servers answer one worker over its link of 100 Mbit/s, 4 MB each; the urgent one's packets are marked EF. Its
-simulated value is that of Geryon's table above.
+In Fig. 5 two servers answer one worker over its link of 100 Mbit/s, with 4 MB each; packets of the
+urgent answer are marked EF. The simulated value is that of Geryon's table above.
 
-Tables II to IV: four workers with a server in each one's process, where the paper has eight, on links that tell two classes
-apart. "Vanilla" is `wfbp`, whole tensors behind the barrier. TensorFlow deals whole variables to servers in turn, so that one
-of eight has 62 % of AlexNet or 72 % of VGG-19, and its link carries 4.9 or 5.7 times the model each way; the lab deals packets
-evenly, and has one server for all of the four workers' bytes instead, on a host of its own, whose link carries 4 times the
-model. For ResNet-50, whose variables are small, vanilla has a server in each process too. "Slices" are `geryon`'s with all
-layers in one lane, first in, first out, across the barrier. YOLO is left out for its size. Sums and copies of Geryon's testbed
-on the processor, and RDMA, are not there. At 10 Gbit/s AlexNet and ResNet-50 have 0.02 of the bytes, VGG-19 0.01 with all
-times half as long; at 40 Gbit/s AlexNet has 0.01. Slices are as much smaller, and as many as at full size. Table IV's order by
-hosts is `p3` with slices of that size, one at a time, in place of TicTac with slices: its threads, to which the paper lays the
-loss, are not there.
+In Tables II to IV four workers have a server in each one's process, where the paper has eight, on
+links that serve two classes. "Vanilla" is `wfbp`: whole tensors, behind the barrier. TensorFlow
+deals whole variables to servers in turn, so that one of eight servers has 62 % of AlexNet or 72 %
+of VGG-19, and its link carries 4.9 or 5.7 times the model each way. The lab distributes packets
+evenly; for a link as busy, vanilla has a single server for all four workers, on a host of its own,
+whose link carries 4 times the model. For ResNet-50, whose variables are small, vanilla has a server
+in each process too. "Slices" is `geryon` with all layers in one lane, first in, first out, across
+the barrier.
 
-What came out: on the paper's own links slices alone are at 96 to 99 % here, where the paper's were at 79 to 90 %, so that
-lanes have nothing to add. On links so slow that the simulator has slices where the paper had them ("matched", 300 Mbit/s in
-the lab), lanes add 9 points for AlexNet and 14 for VGG-19, where the paper has 15, and nothing for ResNet-50, where it has 6
-and the simulator 14: between its many small tensors two cores lose what lanes would win.
+YOLO is left out because of its size. The lab has neither RDMA nor the sums and copies on the
+processor of Geryon's testbed. At 10 Gbit/s bytes are scaled by 0.02 for AlexNet and ResNet-50, and
+by 0.01 for VGG-19, with all times half as long; at 40 Gbit/s they are scaled by 0.01 for AlexNet.
+Slices are scaled by the same factor, so there are as many as at full size. In Table IV, "ordered by
+hosts" is `p3` with slices of that size, one at a time, in place of TicTac with slices. TicTac's
+threads, to which the paper attributes the loss, are not reproduced.
+
+Results: on the paper's own links slices alone reach 96 to 99 % here, where the paper has 79 to 90
+%, so that lanes have nothing to add. The rows "matched" have links so slow that slices have the
+paper's efficiency in the simulator (300 Mbit/s in the lab). There lanes add 9 points for AlexNet
+and 14 for VGG-19, where the paper has 15. For ResNet-50 they add nothing, where the paper has 6
+points and the simulator 14: its many small tensors cost two cores what lanes would gain.
 """

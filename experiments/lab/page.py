@@ -42,11 +42,15 @@ def _place(row: Measured) -> list[tuple[int, str]]:
 
 
 REMARKS = """
-Made by `python -m experiments.lab`: emulated devices and hosts, real processes, sockets and TCP, on two cores. Tensors, links
-and the sizes that a paper's system has as knobs (partitions, credits, slices, packets) are a small part of what they are there,
-the same for all, which keeps every transfer's time. What a message costs whatever its size does not shrink with them. Where
-an experiment is stretched, all of a device's times are longer and links slower by the same factor, which keeps the ratio of
-computing to communicating, and makes a message's own cost count for less. "Simulated" is of the very plans that ran, with the
-network and the computing time that the run measured, but where a paper's remarks say otherwise. A policy over servers has
-one in each worker's process, so that each link carries as many bytes as with as many servers on hosts of their own.
+`python -m experiments.lab` measured what follows, with emulated devices and hosts, real processes,
+sockets and TCP, on two cores. Tensors, links and the sizes that a system has as knobs (partitions,
+credits, slices, packets) are scaled down by the same factor, which keeps the time of every
+transfer. The cost that a message has at any size is not scaled. Where an experiment is stretched,
+all computing times are longer and links slower by a second factor. This keeps the ratio of
+computing to communicating, and the cost of each message weighs less.
+
+"Simulated" is the simulation of the plans that ran, with the network and the computing time that
+the run measured, unless a paper's remarks say otherwise. A policy over servers has one server in
+each worker's process, so that each link carries as many bytes as with as many servers on hosts of
+their own. "A, of that of B" is A divided by B.
 """

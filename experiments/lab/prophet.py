@@ -143,18 +143,23 @@ EXPERIMENTS: dict[str, Callable[[Path], list[Measured]]] = {
 }
 
 REMARKS = """
-Two workers with a server in each one's process; the paper has one server and up to seven workers, and does not say how many
-there were. Gradients become ready twelve at a time, as in the paper's Fig. 4. A tenth of the bytes, at 10 Gbit/s a twentieth.
-ByteScheduler is BytePS with its defaults, here partitions of 4 MB and four of them as credit, as in the simulated Table 2; the
-framework's default is `wfbp`. The rate of Figs. 8, 9 and 11 is not stated; here it is 3 Gbit/s. Fig. 10 is left out: bytes a
-step are the same under any policy, so that its ratio would be that of speeds. Fig. 11: a gradient waits from when it is ready
-until the first of it is handed over, and is on its way until the last of its sum is back.
+Two workers have a server in each one's process. The paper has one server and up to seven workers,
+and does not say how many workers an experiment has. Gradients become ready twelve at a time, as in
+the paper's Fig. 4. Bytes are scaled by 0.1, and by 0.05 at 10 Gbit/s. ByteScheduler stands for
+BytePS with its defaults, taken as partitions of 4 MB and a credit of four partitions, as in the
+simulated Table 2. The framework's default is `wfbp`. The paper does not state the rate of Figs. 8,
+9 and 11; here it is 3 Gbit/s. Fig. 10 is left out: a step has the same bytes under every policy, so
+its ratio would be that of speeds. In Fig. 11 a gradient waits from when it is ready until its first
+part is handed over, and is on its way until the last part of its sum is back.
 
-Sec. 5.3 with unlike links: the other link has 10 Gbit/s (not stated); 0.025 of the bytes, all times half as long. The
-simulator has the links as they were made.
+In Sec. 5.3 with unlike links the other link has 10 Gbit/s (the paper does not state it). Bytes are
+scaled by 0.025, with all times half as long. The simulator uses the rates that the links were
+given.
 
-What came out: Prophet is level where the network is fast enough, as published at 10 Gbit/s, and behind where it is not. What
-does not fit before the next step is held until the backward pass has ended, and the link rests meanwhile; ByteScheduler's
-credit keeps it busy. Lab and simulator agree. The testbed's ByteScheduler reached half of what its schedule allows (see the
-simulated table above), and that is what Prophet was ahead of there; without steps it would be further behind here.
+Results: Prophet is level where the network is fast enough, as published for 10 Gbit/s, and behind
+where it is not. Prophet holds a gradient that does not fit before the next twelve are ready until
+the backward pass has ended, and the link idles meanwhile; ByteScheduler's credit keeps the link
+busy. Lab and simulator agree. The testbed's ByteScheduler reached half of what its schedule allows
+(see the simulated table above), which is why Prophet was ahead of it there. If gradients became
+ready one by one, Prophet would be further behind here.
 """
