@@ -21,6 +21,7 @@ always sent as DDP sends them, at the start of the next forward pass of any kind
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -186,6 +187,7 @@ class BufferSync:
         self._versions: list[tuple[int, int]] = []  # of the buffers after the last forward pass
         self._script_changes = False  # rank 0's script has changed one between two forward passes
         self._closed = False
+        self._closing = threading.Lock()  # the control channel's thread may announce while this one closes
         self._announce: Announce = lambda forward, extra: None
         self._notify: Callable[[BaseException | None], None] = lambda error: None
 
@@ -455,11 +457,12 @@ class BufferSync:
             forward: they are for the forward pass that follows the first `forward` ones.
             extra: why rank 0 sends them, an `Extra`.
         """
-        if self._closed:
-            return
-        message = self._last.alike()
-        self._extras.append((forward, Extra(extra), message))
-        self._start(message, _ANNOUNCED)
+        with self._closing:
+            if self._closed:
+                return
+            message = self._last.alike()
+            self._extras.append((forward, Extra(extra), message))
+            self._start(message, _ANNOUNCED)
 
     def _ask(self, ahead: bool = False, must_come: bool = True) -> None:
         """Begin to receive the next regular broadcast, unless one is in flight.
@@ -514,7 +517,8 @@ class BufferSync:
 
     def close(self) -> None:
         """Close the process groups, unless a broadcast is in flight to a rank that has left."""
-        self._closed = True
+        with self._closing:
+            self._closed = True
         extras = [message for _, _, message in list(self._extras)]
         if all(message.ended for message in (*self._regular, *extras)):
             self._groups.close()
