@@ -87,6 +87,7 @@ void BindEngine(nb::module_& module, nb::class_<Node>& node) {
     node.def("carry_out", &CarryOut, nb::arg("schedule"), nb::arg("carried"), nb::arg("memory"), nb::arg("first"),
              nb::arg("forwards"), nb::arg("keeps_log"))
         .def("begin", &Node::Begin)
+        .def("flush", &Node::Flush)
         .def("ready", [](Node& self, uint32_t tensor) { return self.Ready(tensor); })
         .def("spans", [](Node& self, bool last) {
             nb::list rows;

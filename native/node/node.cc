@@ -208,13 +208,19 @@ int64_t Node::Ready(uint32_t tensor) {
     return now;
 }
 
+bool Node::IsCommandPending() {
+    std::lock_guard guard(command_mutex_);
+    return !commands_.empty();
+}
+
+void Node::Flush() {
+    if (!IsCommandPending()) return;
+    urgent_ = true;
+    Wake();
+}
+
 bool Node::WaitArrived(int64_t tensor, uint64_t interruptions, int64_t timeout_ms) {
-    bool pending;
-    {
-        std::lock_guard guard(command_mutex_);
-        pending = !commands_.empty();
-    }
-    if (pending) RunOrWake();
+    if (IsCommandPending()) RunOrWake();
     return awaited_->Wait(tensor, interruptions, timeout_ms);
 }
 

@@ -141,6 +141,8 @@ class Node : private Connection::Owner, private Outbox {
     // The gradient of a tensor of the plan is in its memory. Returns the time, in ns of the monotonic
     // clock.
     int64_t Ready(uint32_t tensor);
+    // No more gradients follow for now: what is ready is sent at once.
+    void Flush();
     // Engine::Wait, for a thread that has nothing else to do: it sends what is ready at once.
     bool WaitArrived(int64_t tensor, uint64_t interruptions, int64_t timeout_ms);
     // What the engine has noted; see Engine.
@@ -169,7 +171,7 @@ class Node : private Connection::Owner, private Outbox {
     // What the I/O thread writes to one connection before it turns to the next.
     static constexpr size_t kWriteBudget = 1 << 20;
 
-    static constexpr int64_t kLingerNs = 100'000;     // how long a gradient that is ready may wait for others to go with it
+    static constexpr int64_t kLingerNs = 300'000;     // how long a gradient that is ready may wait for others to go with it
 
     static int64_t Now();
 
@@ -259,6 +261,7 @@ class Node : private Connection::Owner, private Outbox {
 
     void Submit(Command command);
     void RunOrWake();
+    bool IsCommandPending();
     // As Submit, but the calling thread does nothing itself, and the I/O thread may wait for more of the
     // kind. bytes: that will be sent of it; with none it is run with the command that follows.
     void SubmitSoon(Command command, uint64_t bytes);

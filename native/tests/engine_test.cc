@@ -117,6 +117,7 @@ void Iterate(Pair& pair, int iterations) {
             pair.ranks[0].node->Ready(place);
             pair.ranks[1].node->Ready(tensors - 1 - place);
         }
+        if (iteration % 2 == 0) pair.ranks[1].node->Flush();
         for (Rank& rank : pair.ranks) {
             REQUIRE(rank.node->WaitArrived(Engine::kAll, rank.engine->interruptions(), kPatience));
             for (uint32_t tensor = 0; tensor < tensors; ++tensor) CHECK(rank.engine->HasArrived(tensor));

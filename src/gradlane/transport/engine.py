@@ -76,6 +76,10 @@ class NodeEngine:
         """Iteration `iteration` begins; every message of the one before has arrived."""
         self._node.begin(iteration)
 
+    def flush(self) -> None:
+        """No more gradients follow for now: what is ready is sent at once, and not with what follows."""
+        self._node.flush()
+
     # -- questions --------------------------------------------------------------------------------------
 
     def has_arrived(self, tensor: int) -> bool:

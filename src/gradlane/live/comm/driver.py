@@ -144,6 +144,11 @@ class Driver:
             self._tell(self._own_engine.ready, tensor)
         return now
 
+    def all_are_ready(self) -> None:
+        """Every gradient of this iteration was reported ready."""
+        if self._node_engine is not None:
+            self._node_engine.flush()
+
     def put_absent(self, tensor: int, gradient: torch.Tensor | None, scale: float, counts: bool) -> None:
         """Fill the slot of a tensor that got no gradient in this backward pass.
 

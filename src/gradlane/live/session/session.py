@@ -341,6 +341,7 @@ class Session(SessionBase):
             else:
                 self._launch_absent(tensor, param)
                 absent.append(tensor)
+        self._driver.all_are_ready()
         if self._watched_iteration == self._driver.iteration > 0:
             unseen = {self._name_of(tensor) for tensor, fired in enumerate(self._fired) if fired and tensor not in self._seen}
             if unseen:
