@@ -132,7 +132,6 @@ void Node::RunOrWake() {
         // a command that came while the lock was held here found it taken, and has woken the I/O thread
         return;
     }
-    urgent_ = true;
     Wake();
 }
 
@@ -143,10 +142,15 @@ void Node::SubmitSoon(Command command, uint64_t bytes) {
         soon_bytes_ += bytes;
         if (soon_bytes_ >= kInlineBytes) urgent_ = true;
     }
-    if (bytes != 0 && (urgent_ || !lingering_)) Wake();
+    if (bytes != 0 && (urgent_ || !lingering_)) Nudge();
 }
 
 void Node::Wake() {
+    urgent_ = true;
+    Nudge();
+}
+
+void Node::Nudge() {
     if (wake_pending_.exchange(true)) return;
     const uint64_t one = 1;
     (void)!write(wake_.get(), &one, sizeof one);
@@ -214,9 +218,7 @@ bool Node::IsCommandPending() {
 }
 
 void Node::Flush() {
-    if (!IsCommandPending()) return;
-    urgent_ = true;
-    Wake();
+    if (IsCommandPending()) Wake();
 }
 
 bool Node::WaitArrived(int64_t tensor, uint64_t interruptions, int64_t timeout_ms) {

@@ -298,7 +298,8 @@ class Node : private Connection::Owner, private Outbox {
     bool FlushTouched(size_t budget);
     void ResumeParked(uint32_t tensor);
     void ReadResumed();
-    void Wake();
+    void Wake();   // the I/O thread does what there is to do at once,
+    void Nudge();  // or waits a little for more
     void Touch(Connection& connection);
     void Watch(Connection& connection, bool output);
     void Tick(int64_t now_ns);
