@@ -2,9 +2,21 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+#include <tuple>
+#include <utility>
+#include <vector>
+
 #include "node/node.h"
 
 namespace gradlane {
+
+// unfinished, in flight, missing; as Dispatcher::State
+using StateTuple = std::tuple<uint32_t, std::vector<uint32_t>, std::vector<uint32_t>>;
+
+inline StateTuple AsTuple(Dispatcher::State state) {
+    return {state.unfinished, std::move(state.in_flight), std::move(state.missing)};
+}
 
 // Adds the classes Schedule and Dispatcher to the module.
 void BindDispatcher(nanobind::module_& module);

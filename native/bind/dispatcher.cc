@@ -89,11 +89,7 @@ void BindDispatcher(nb::module_& module) {
             return starts;
         })
         .def("done", &Dispatcher::done)
-        .def("unfinished", &Dispatcher::unfinished)
-        .def("is_ready", [](Dispatcher& dispatcher, uint32_t tensor) { return dispatcher.IsReady(Tensor(dispatcher, tensor)); })
-        .def("is_in_flight", [](Dispatcher& dispatcher, uint32_t message) {
-            return dispatcher.IsInFlight(Message(dispatcher, message));
-        })
+        .def("state", [](Dispatcher& dispatcher) { return AsTuple(dispatcher.Describe()); })
         .def("is_in_second_phase", [](Dispatcher& dispatcher, uint32_t message) {
             return dispatcher.IsInSecondPhase(Message(dispatcher, message));
         });

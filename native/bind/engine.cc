@@ -96,10 +96,7 @@ void BindEngine(nb::module_& module, nb::class_<Node>& node) {
             }
             return rows;
         })
-        .def("unfinished", [](Node& self) {
-            Engine::State state = self.EngineState();
-            return std::make_tuple(state.unfinished, std::move(state.in_flight), std::move(state.missing));
-        })
+        .def("plan_state", [](Node& self) { return AsTuple(self.EngineState()); })
         .def("facts", [](Node& self) {
             nb::list rows;
             for (const auto& fact : self.Facts()) {

@@ -14,13 +14,11 @@ Engine::Engine(Schedule schedule, std::vector<std::vector<uint32_t>> carried, st
       forwards_(forwards),
       keeps_log_(keeps_log),
       messages_of_(dispatcher_.schedule().tensors, 0),
-      waiters_(dispatcher_.schedule().tensors),
       lacks_(carried_.size(), 0),
       began_ns_(carried_.size(), 0),
       missing_(dispatcher_.schedule().tensors) {
     for (uint32_t message = 0; message < carried_.size(); ++message) {
         for (const uint32_t tensor : carried_[message]) ++messages_of_[tensor];
-        for (const uint32_t tensor : dispatcher_.schedule().messages[message].needs) waiters_[tensor].push_back(message);
     }
 }
 
@@ -40,8 +38,8 @@ void Engine::BeginIteration() {
 
 uint64_t Engine::Completes(uint32_t tensor) {
     uint64_t bytes = 0;
-    if (tensor >= waiters_.size()) return 0;  // OnReady refuses it
-    for (const uint32_t message : waiters_[tensor]) {
+    if (tensor >= tensors()) return 0;  // OnReady refuses it
+    for (const uint32_t message : dispatcher_.WaitersOf(tensor)) {
         if (--lacks_[message] == 0) bytes += dispatcher_.schedule().messages[message].bytes;
     }
     return bytes;
@@ -140,18 +138,6 @@ std::vector<Engine::Span> Engine::Spans(bool last) const {
         spans.insert(spans.end(), spans_[i].begin(), spans_[i].end());
     }
     return spans;
-}
-
-Engine::State Engine::Describe() const {
-    State state;
-    state.unfinished = dispatcher_.unfinished();
-    for (uint32_t message = 0; message < carried_.size(); ++message) {
-        if (dispatcher_.IsInFlight(message)) state.in_flight.push_back(message);
-    }
-    for (uint32_t tensor = 0; tensor < tensors(); ++tensor) {
-        if (!dispatcher_.IsReady(tensor)) state.missing.push_back(tensor);
-    }
-    return state;
 }
 
 std::vector<Engine::Fact> Engine::Facts() const {

@@ -50,12 +50,6 @@ class Engine {
         uint32_t subject;
         Dispatcher::Starts starts;
     };
-    // For messages to people: how many messages are unfinished, which are in flight, which tensors are
-    // not ready.
-    struct State {
-        uint32_t unfinished = 0;
-        std::vector<uint32_t> in_flight, missing;
-    };
     static constexpr size_t kIterations = 64;        // of spans that are kept
     static constexpr size_t kLoggedIterations = 20;  // of facts
     static constexpr int64_t kAll = -1;              // every tensor
@@ -104,7 +98,7 @@ class Engine {
     // Those of the last iteration, or of all that are kept.
     std::vector<Span> Spans(bool last) const;
     std::vector<Fact> Facts() const;
-    State Describe() const;
+    Dispatcher::State Describe() const { return dispatcher_.Describe(); }
 
   private:
     static int64_t Now();
@@ -120,7 +114,6 @@ class Engine {
     const uint32_t first_;
     const bool forwards_, keeps_log_;
     std::vector<uint32_t> messages_of_;  // of each tensor: how many messages carry it
-    std::vector<std::vector<uint32_t>> waiters_;  // of each tensor: the messages that need it
     std::vector<uint32_t> lacks_;        // of each message: tensors that are not ready, as the owner knows
 
     int64_t iteration_ = -1;

@@ -231,9 +231,9 @@ std::vector<Engine::Span> Node::Spans(bool last) {
     return engine_ ? engine_->Spans(last) : std::vector<Engine::Span>();
 }
 
-Engine::State Node::EngineState() {
+Dispatcher::State Node::EngineState() {
     std::lock_guard guard(mutex_);
-    return engine_ ? engine_->Describe() : Engine::State();
+    return engine_ ? engine_->Describe() : Dispatcher::State();
 }
 
 std::vector<Engine::Fact> Node::Facts() {

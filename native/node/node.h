@@ -148,7 +148,7 @@ class Node : private Connection::Owner, private Outbox {
     // What the engine has noted; see Engine.
     std::vector<Engine::Span> Spans(bool last);
     std::vector<Engine::Fact> Facts();
-    Engine::State EngineState();
+    Dispatcher::State EngineState();
 
     // Waits until every worker that is connected to this server has said goodbye. Returns false
     // after timeout_ms, a failure or Close.

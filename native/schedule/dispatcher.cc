@@ -90,6 +90,18 @@ void Dispatcher::Allow(uint32_t message, Starts* starts) {
     Start(lane, starts);
 }
 
+Dispatcher::State Dispatcher::Describe() const {
+    State state;
+    state.unfinished = unfinished_;
+    for (uint32_t message = 0; message < is_in_flight_.size(); ++message) {
+        if (is_in_flight_[message]) state.in_flight.push_back(message);
+    }
+    for (uint32_t tensor = 0; tensor < schedule_.tensors; ++tensor) {
+        if (!is_ready_[tensor]) state.missing.push_back(tensor);
+    }
+    return state;
+}
+
 void Dispatcher::Enqueue(uint32_t message) {
     const Schedule::Message& details = schedule_.messages[message];
     std::vector<Waiting>& queue = lanes_[details.lane].queue;

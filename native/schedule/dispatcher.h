@@ -55,12 +55,21 @@ class Dispatcher {
 
     const Schedule& schedule() const { return schedule_; }
     bool done() const { return unfinished_ == 0; }
-    uint32_t unfinished() const { return unfinished_; }
     bool IsReady(uint32_t tensor) const { return is_ready_[tensor]; }
     bool AnyIsReady() const { return ready_ > 0; }
+    // The messages that need `tensor`; the same in every iteration, so that any thread may ask.
+    const std::vector<uint32_t>& WaitersOf(uint32_t tensor) const { return waiters_[tensor]; }
     bool IsInFlight(uint32_t message) const { return is_in_flight_[message]; }
     // Whether `message` is two-phase and its first phase has finished.
     bool IsInSecondPhase(uint32_t message) const { return is_reduced_[message]; }
+
+    // For messages to people: how many messages are unfinished, which are in flight, which tensors are
+    // not ready.
+    struct State {
+        uint32_t unfinished = 0;
+        std::vector<uint32_t> in_flight, missing;
+    };
+    State Describe() const;
 
   private:
     struct Waiting {

@@ -10,21 +10,20 @@ from typing import Any
 from unittest.mock import patch
 
 from gradlane.live.backends.all_reduce import AllReduceBackend
-from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.session.deferred_step import DeferredStep
 from gradlane.transport import NodeEngine
 
 
-class Late:
+class Late(AllReduceBackend):
     """The real sums, each of whose ends is heard `delay_s` later: on loopback they would all come before `step()`."""
 
     delay_s = 0.002
 
     def start(self, message: int, tensor: Any, ready: Any, on_done: Any, on_sent: Any) -> bool:
-        return super().start(message, tensor, ready, self._later(on_done), on_sent)  # type: ignore[misc]
+        return super().start(message, tensor, ready, self._later(on_done), on_sent)
 
     def start_second_phase(self, message: int, tensor: Any, on_done: Any) -> bool:
-        return super().start_second_phase(message, tensor, self._later(on_done))  # type: ignore[misc]
+        return super().start_second_phase(message, tensor, self._later(on_done))
 
     def _later(self, on_done: Any) -> Any:
         def later(index: int, error: BaseException | None) -> None:
@@ -33,14 +32,6 @@ class Late:
             timer.start()
 
         return later
-
-
-class LateAllReduce(Late, AllReduceBackend):
-    pass
-
-
-class LateServers(Late, ParameterServerBackend):
-    """Tensors on a device; messages of tensors in CPU memory are the node's own, see `LateEngine`."""
 
 
 class LateEngine(NodeEngine):
@@ -80,8 +71,7 @@ class LateEngine(NodeEngine):
 def slow_network() -> Iterator[type[Late]]:
     """Sessions attached inside have a slow network; its `delay_s` may be changed."""
     with (
-        patch("gradlane.live.startup.attach.AllReduceBackend", LateAllReduce),
-        patch("gradlane.live.startup.attach.ParameterServerBackend", LateServers),
+        patch("gradlane.live.startup.attach.AllReduceBackend", Late),
         patch("gradlane.live.backends.parameter_server.NodeEngine", LateEngine),
         patch.object(Late, "delay_s", Late.delay_s),
     ):

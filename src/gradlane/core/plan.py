@@ -158,6 +158,15 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sum(message.size_bytes for message in self.messages)
 
     @property
+    def messages_by_tensor(self) -> list[list[int]]:
+        """For each tensor the messages that carry bytes of it, each once."""
+        found: list[list[int]] = [[] for _ in self.tensors]
+        for index, message in enumerate(self.messages):
+            for tensor in set(message.tensors):
+                found[tensor].append(index)
+        return found
+
+    @property
     def second_phases(self) -> tuple[int, ...]:
         """The two-phase messages, in the order in which their second phases start."""
         two_phase = (index for index, message in enumerate(self.messages) if message.two_phase)

@@ -48,10 +48,7 @@ class Engine:
         self.plan = plan
         self._owner = owner
         self._dispatcher = (LoggedDispatcher if keeps_log else NativeDispatcher)(plan, follow=follow)
-        self._messages_of: list[list[int]] = [[] for _ in plan.tensors]
-        for index, message in enumerate(plan.messages):
-            for tensor in message.tensors:
-                self._messages_of[tensor].append(index)
+        self._messages_of = plan.messages_by_tensor
         self._missing = [0] * len(plan.tensors)  # messages of each tensor that have not arrived
         self._sent: set[int] = set()  # messages that left their windows before their sums arrived
         self._to_start: deque[int] = deque()
@@ -87,7 +84,7 @@ class Engine:
         if details.two_phase and not self.in_second_phase(message):
             self._leave(message)
             return
-        for tensor in details.tensors:
+        for tensor in set(details.tensors):
             self._missing[tensor] -= 1
         if not details.two_phase and message not in self._sent:
             self._leave(message)

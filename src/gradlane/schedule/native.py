@@ -52,12 +52,11 @@ class NativeDispatcher:
     @property
     def in_flight(self) -> frozenset[int]:
         """The messages that were started and have not finished."""
-        return frozenset(filter(self._machine.is_in_flight, range(len(self.plan.messages))))
+        return frozenset(self._machine.state()[1])
 
     def describe_state(self) -> str:
         """The messages in flight and the gradients that are missing, as text for error messages."""
-        missing = [tensor for tensor in range(len(self.plan.tensors)) if not self._machine.is_ready(tensor)]
-        return describe_state(self.plan, self._machine.unfinished(), self.in_flight, missing)
+        return describe_state(self.plan, *self._machine.state())
 
 
 def native_schedule(plan: Plan, *, follow: bool = False) -> Schedule:

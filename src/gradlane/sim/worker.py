@@ -45,10 +45,7 @@ class SimulatedWorker:
         self._tensors_of = tensors_by_layer(profile)
         self._forward = ForwardPass(profile, plan.crosses_barrier, self)
         self._dispatcher = NativeDispatcher(plan)
-        self._messages_of = [0] * len(plan.tensors)
-        for message in plan.messages:
-            for tensor in set(message.tensors):
-                self._messages_of[tensor] += 1
+        self._messages_of = [len(messages) for messages in plan.messages_by_tensor]
         self._spans: list[Span] = []
         self._sent: dict[int, tuple[int, int]] = {}  # when, and its place among the spans
         self._pushed: dict[int, int] = {}

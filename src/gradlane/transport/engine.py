@@ -56,14 +56,10 @@ class NodeEngine:
         self._node = node.native
         self.ready = self._node.ready  # bound once: called for every gradient
         self._keeps_log = keeps_log
-        carried = [sorted(set(message.tensors)) for message in plan.messages]
-        self._messages_of: list[list[int]] = [[] for _ in plan.tensors]
-        for index, tensors in enumerate(carried):
-            for tensor in tensors:
-                self._messages_of[tensor].append(index)
+        self._messages_of = plan.messages_by_tensor
         self._engine = self._node.carry_out(
             native_schedule(plan),
-            carried,
+            [sorted(set(message.tensors)) for message in plan.messages],
             [(each.address, list(each.ranges)) for each in memory],
             first,
             forwards=plan.wire != "fifo",
@@ -97,7 +93,7 @@ class NodeEngine:
 
     def describe_state(self) -> str:
         """What is under way and what is waited for, for error messages."""
-        return describe_state(self.plan, *self._node.unfinished())
+        return describe_state(self.plan, *self._node.plan_state())
 
     @property
     def log(self) -> Log | None:

@@ -16,7 +16,6 @@ from typing import Any
 from unittest.mock import patch
 
 from gradlane.live.backends.all_reduce import AllReduceBackend
-from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.comm.failures import Failures
 from gradlane.transport import NodeEngine
 
@@ -102,12 +101,12 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
 
         return ended
 
-    class Held:
+    class HeldAllReduce(AllReduceBackend):
         def start(self, message: int, tensor: Any, ready: Any, on_done: Any, on_sent: Any) -> bool:
-            return super().start(message, tensor, ready, late(on_done), on_sent)  # type: ignore[misc]
+            return super().start(message, tensor, ready, late(on_done), on_sent)
 
         def start_second_phase(self, message: int, tensor: Any, on_done: Any) -> bool:
-            return super().start_second_phase(message, tensor, late(on_done))  # type: ignore[misc]
+            return super().start_second_phase(message, tensor, late(on_done))
 
     class HeldEngine(NodeEngine):
         """The engine of a node: a tensor has arrived once it was waited for, if any of its messages is held."""
@@ -136,8 +135,7 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
 
     with (
         patch("gradlane.live.backends.parameter_server.NodeEngine", HeldEngine),
-        patch("gradlane.live.startup.attach.AllReduceBackend", type("HeldAllReduce", (Held, AllReduceBackend), {})),
-        patch("gradlane.live.startup.attach.ParameterServerBackend", type("HeldServers", (Held, ParameterServerBackend), {})),
+        patch("gradlane.live.startup.attach.AllReduceBackend", HeldAllReduce),
         patch.object(Failures, "wait_until", waits),
     ):
         try:

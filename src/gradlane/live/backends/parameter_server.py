@@ -125,7 +125,6 @@ class ParameterServerBackend:
         self._failure: JobError | None = None
         self._engine: NodeEngine | None = None
         self._on_failure: Callable[[JobError], None] = lambda error: None
-        self._memory: list[torch.Tensor] = []  # of the messages of the plan in force
         self._open(self._options.lanes)
 
     # -- the node and its thread ---------------------------------------------------------------------------
@@ -248,8 +247,8 @@ class ParameterServerBackend:
         self._first = self._next
         self._node.forget_below(self._first)
         self._engine, self._buffers = None, buffers
-        self._memory = [buffer.tensor for buffer in buffers] if self._staging is None else self._staging.prepare(buffers)
-        for index, (message, part) in enumerate(zip(plan.messages, self._memory, strict=True)):
+        memory = [buffer.tensor for buffer in buffers] if self._staging is None else self._staging.prepare(buffers)
+        for index, (message, part) in enumerate(zip(plan.messages, memory, strict=True)):
             self._node.define(
                 self._next,
                 part.data_ptr(),

@@ -69,24 +69,21 @@ class Failures:
         with self._condition:
             if self.failure is None:
                 self.failure = error
-            self._condition.notify_all()
-        self.interrupt()
+            self._end_waits()
 
     def suspect(self, error: BaseException) -> None:
         """Report a failed collective; the control channel will soon tell which rank is to blame."""
         with self._condition:
             if self._suspicion is None:
                 self._suspicion = (error, time.monotonic() + _VERDICT_S)
-            self._condition.notify_all()
-        self.interrupt()
+            self._end_waits()
 
     def left(self, rank: int) -> None:
         """Report that `rank` left in order: sums in flight get `_LEFT_S` more seconds to end."""
         with self._condition:
             if self._left is None:
                 self._left = (rank, time.monotonic() + _LEFT_S)
-            self._condition.notify_all()
-        self.interrupt()
+            self._end_waits()
 
     def notify(self, error: BaseException | None = None) -> None:
         """Wake `wait_until`, since something has ended that it may wait for.
@@ -106,6 +103,11 @@ class Failures:
         """
         if self._awaited is not None and self._awaited():
             self._condition.notify_all()
+
+    def _end_waits(self) -> None:
+        """Let whoever waits look at what has failed. Called under the lock."""
+        self._condition.notify_all()
+        self.interrupt()
 
     # -- waiting -----------------------------------------------------------------------------------
 
