@@ -1,6 +1,7 @@
-"""What the parts of a step cost, on one rank without a network, in microseconds each.
+"""What the parts of a step cost, on one rank without a network, in microseconds each, beside what DDP takes for the same.
 
-Run by `python -m bench`. The work of torch itself is measured beside and subtracted; A and B take turns.
+Run by `python -m bench`. All arms take turns in one process: torch alone, DDP, DDP with a bucket for each tensor, and
+gradlane with one message for all tensors and with one for each.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import nn
 
 import gradlane
 from gradlane import policies
+from gradlane.core.backends import BackendName
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
@@ -24,6 +26,7 @@ from gradlane.schedule import NativeDispatcher
 
 LAYERS = 200
 TURNS = 40
+BACKENDS: tuple[BackendName, ...] = ("all-reduce", "server")
 
 
 def network() -> nn.Module:
@@ -31,19 +34,26 @@ def network() -> nn.Module:
     return nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(LAYERS)])
 
 
-def trained(policy: str | None) -> Callable[[], None]:
-    """One forward and backward pass of many small layers, with or without gradlane."""
-    model = network()
+def trained(policy: str, backend: BackendName = "all-reduce") -> Callable[[], None]:
+    """A training step of many small layers, which waits for all sums.
+
+    policy: of gradlane; or "plain", "ddp", or "ddp, a bucket a tensor" for torch alone.
+    """
+    model: nn.Module = network()
     x = torch.randn(2, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    if policy is not None:
-        session = gradlane.attach(model, optimizer, policy, network=Network.line(1, 10_000, 10**9))
+    if policy == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    elif policy == "ddp, a bucket a tensor":
+        model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-6)
+    elif policy != "plain":
+        cluster = Network.line(1, 10_000, 10**9)
+        gradlane.attach(model, optimizer, policy, backend=backend, network=cluster, cross_barrier=False)
 
     def step() -> None:
-        model(x).sum().backward()
-        if policy is not None:
-            session.flush()
         optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
 
     for _ in range(8):
         step()
@@ -59,15 +69,6 @@ def interleaved(*calls: Callable[[], None]) -> list[float]:
             call()
             taken.append(time.perf_counter() - began)
     return [statistics.median(taken) for taken in times]
-
-
-def collectives() -> None:
-    """As many all-reduces of one rank as there are layers: what torch.distributed takes by itself."""
-    data = torch.zeros(256)
-    works = [dist.all_reduce(data, async_op=True) for _ in range(LAYERS)]
-    for work in works:
-        if work is not None:
-            work.wait()
 
 
 def dispatcher() -> Callable[[], None]:
@@ -107,20 +108,25 @@ def updates() -> tuple[Callable[[], None], Callable[[], None], Callable[[], None
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    plain, merged, single, raw = interleaved(trained(None), trained("sync-easgd"), trained("wfbp"), collectives)
+    plain, ddp, ddp_single, *gradlanes = interleaved(
+        trained("plain"), trained("ddp"), trained("ddp, a bucket a tensor"),
+        *(trained(policy, backend) for backend in BACKENDS for policy in ("sync-easgd", "wfbp")),
+    )  # fmt: skip
     (core,) = interleaved(dispatcher())
     step, one_by_one, together = interleaved(*updates())
     each = 1e6 / LAYERS
-    print(f"\nparts, one rank, {LAYERS} tensors of 1 KiB: microseconds each")
-    print(
-        f"  {(merged - plain) * each:7.1f}  a tensor: hook, division into its slot, readiness (DDP's reducer: not subtracted)"
-    )
-    print(f"  {(single - merged) * each:7.1f}  a message: scheduling and torch.distributed's own work")
-    print(f"  {raw * each:7.1f}    of which an all_reduce called by hand takes")
-    print(f"  {core * each:7.1f}    of which the Dispatcher takes")
-    print(f"  {step * each:7.1f}  an update by optimizer.step() as it is")
-    print(f"  {one_by_one * each:7.1f}  a deferred update alone")
-    print(f"  {together * each:7.1f}  a deferred update together with the others", flush=True)
+    print(f"\nparts, one rank, {LAYERS} tensors of 1 KiB: microseconds each, beside what DDP takes for the same")
+    print(f"{'what':>46} {'DDP':>7} {'gradlane':>9} {'more':>6}")
+
+    def row(what: str, own: float, ours: float) -> None:
+        print(f"{what:>46} {own * each:7.1f} {ours * each:9.1f} {(ours - own) * each:6.1f}", flush=True)
+
+    for backend, merged, single in zip(BACKENDS, gradlanes[::2], gradlanes[1::2], strict=True):
+        row(f"a tensor, over {backend}", ddp - plain, merged - plain)
+        row(f"a message, over {backend}", ddp_single - ddp, single - merged)
+    row("an update that is deferred, alone", step, one_by_one)
+    row("an update that is deferred, with the others", step, together)
+    print(f"  (the Dispatcher: {core * each:.1f} a message)", flush=True)
     dist.destroy_process_group()
 
 

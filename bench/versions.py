@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Any
 
-STEPS = 6
+STEPS, WARM_UP = 6, 200  # of a turn, and before the first one
 STACKS = {"467 tensors of 4 KB": (467, 32), "161 tensors of 64 KB": (161, 128)}  # square layers, and their width
 NETS = ("467 tensors of 4 KB", "the demo's network")
 
@@ -55,7 +55,10 @@ def ratio(times: list[float], others: list[float]) -> str:
 class Arm:
     """Two ranks under one interpreter, policy and backend, which take a turn when they are told to.
 
-    policy "torch-ddp": plain DistributedDataParallel; the backend is ignored.
+    policy "torch-ddp": plain DistributedDataParallel; the backend is ignored. backend "any": none is named.
+
+    Attributes:
+        first_ms: how long each of the first steps took, on rank 0.
     """
 
     def __init__(self, python: str, net: str, policy: str, backend: str, stack: contextlib.ExitStack) -> None:
@@ -75,6 +78,7 @@ class Arm:
             stack.callback(process.wait)
             stack.callback(process.stdin.close)  # type: ignore[union-attr]
             self._ranks.append(process)
+        self.first_ms = [float(each) for each in self._ranks[0].stdout.readline().split()]  # type: ignore[union-attr]
         self.turn()
 
     def turn(self) -> float:
@@ -112,7 +116,8 @@ def rank(net: str, policy: str, backend: Any) -> None:
     if policy == "torch-ddp":
         trained, session = nn.parallel.DistributedDataParallel(model), None
     else:
-        trained, session = model, gradlane.attach(model, optimizer, policy, backend=backend)
+        named = {} if backend == "any" else {"backend": backend}
+        trained, session = model, gradlane.attach(model, optimizer, policy, **named)
 
     def steps(count: int) -> list[int]:
         marks = [time.perf_counter_ns()]
@@ -123,7 +128,10 @@ def rank(net: str, policy: str, backend: Any) -> None:
             marks.append(time.perf_counter_ns())
         return [end - start for start, end in itertools.pairwise(marks)]
 
-    steps(12)
+    first = steps(WARM_UP)
+    while session is not None and getattr(session, "tuning", False):
+        steps(10)
+    print(*(taken / 1e6 for taken in first), flush=True)
     for _ in sys.stdin:
         if session is not None:
             session.flush()

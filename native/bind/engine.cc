@@ -88,7 +88,11 @@ void BindEngine(nb::module_& module, nb::class_<Node>& node) {
              nb::arg("forwards"), nb::arg("keeps_log"))
         .def("begin", &Node::Begin)
         .def("flush", &Node::Flush)
-        .def("ready", [](Node& self, uint32_t tensor) { return self.Ready(tensor); })
+        .def("ready", [](Node& self, const std::vector<uint32_t>& tensors) {
+            int64_t at_ns = 0;
+            for (const uint32_t tensor : tensors) at_ns = self.Ready(tensor);
+            return at_ns;
+        })
         .def("spans", [](Node& self, bool last) {
             nb::list rows;
             for (const auto& span : self.Spans(last)) {

@@ -127,6 +127,8 @@ void Configure(const Fd& socket, const SocketOptions& options) {
     }
 }
 
+void AwaitBytes(const Fd& socket, size_t bytes) { Set(socket, SOL_SOCKET, SO_RCVLOWAT, static_cast<int>(bytes)); }
+
 int64_t NanosecondsSinceAck(const Fd& socket) {
     tcp_info info{};
     socklen_t length = sizeof info;

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -46,6 +47,8 @@ Fd Accept(const Fd& listener);
 int ErrorOf(const Fd& socket);
 
 void Configure(const Fd& socket, const SocketOptions& options);
+// From now on a poller calls the socket readable when this many bytes have come, or its end has (SO_RCVLOWAT).
+void AwaitBytes(const Fd& socket, size_t bytes);
 // How long ago the peer's host last acknowledged anything; 0 where the kernel does not tell.
 int64_t NanosecondsSinceAck(const Fd& socket);
 std::string PeerOf(const Fd& socket);  // "10.0.0.2:41234"

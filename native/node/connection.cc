@@ -73,8 +73,15 @@ Connection::Io Connection::Parse(Owner& owner) {
     }
 }
 
+// Before this side waits for the poller: it has taken what the kernel had, or leaves the rest for later.
+void Connection::AwaitRest() {
+    const size_t bytes = in_payload_ ? std::min(remaining_, kMostAwaited) : 1;
+    if (bytes == awaited_) return;
+    awaited_ = bytes;
+    AwaitBytes(socket_, bytes);
+}
+
 Connection::Io Connection::Read(Owner& owner, size_t budget, int64_t now_ns) {
-    heard_ns = now_ns;
     for (size_t taken = 0; taken < budget;) {
         const Io parsed = Parse(owner);
         if (parsed != Io::kDone) return parsed;
@@ -92,10 +99,14 @@ Connection::Io Connection::Read(Owner& owner, size_t budget, int64_t now_ns) {
         if (n == 0) return Io::kEnd;
         if (n < 0) {
             if (errno == EINTR) continue;
-            if (errno == EAGAIN || errno == EWOULDBLOCK) return Io::kDone;
+            if (errno == EAGAIN || errno == EWOULDBLOCK) {
+                AwaitRest();
+                return Io::kDone;
+            }
             return Fault(Broken(errno), std::string("its connection broke: ") + std::strerror(errno));
         }
         const auto got = static_cast<size_t>(n);
+        heard_ns = now_ns;
         taken += got;
         received_bytes += got;
         const size_t straight = std::min(got, direct);
@@ -106,11 +117,14 @@ Connection::Io Connection::Read(Owner& owner, size_t budget, int64_t now_ns) {
         stage_end_ += got - straight;
     }
     const Io parsed = Parse(owner);
-    return parsed == Io::kDone ? Io::kMore : parsed;
+    if (parsed != Io::kDone) return parsed;
+    AwaitRest();
+    return Io::kMore;
 }
 
-void Connection::FillBatch() {
+void Connection::FillBatch(Owner& owner) {
     batch_packets_ = iov_begin_ = iov_end_ = 0;
+    awaits_turn_ = false;
     if (!control_.empty()) {
         control_sending_.swap(control_);
         control_.clear();
@@ -118,6 +132,8 @@ void Connection::FillBatch() {
         batch_left_ += control_sending_.size();
     }
     for (size_t bytes = 0; batch_packets_ < kBatch && bytes < kBatchBytes && !queue_.empty();) {
+        awaits_turn_ = !owner.IsTurn(*this);
+        if (awaits_turn_) break;
         Packet& packet = packets_[batch_packets_] = queue_.Next();
         packet.header.sender = sender;
         if (checksum) {
@@ -129,6 +145,7 @@ void Connection::FillBatch() {
         iov_[iov_end_++] = {header, kHeaderBytes};
         iov_[iov_end_++] = {const_cast<uint8_t*>(packet.payload), packet.header.length};
         bytes += packet.header.length;
+        taken_bytes_ += packet.header.length;
         batch_left_ += kHeaderBytes + packet.header.length;
         ++batch_packets_;
     }
@@ -137,7 +154,7 @@ void Connection::FillBatch() {
 Connection::Io Connection::Write(Owner& owner, size_t budget, int64_t now_ns) {
     touched = false;
     for (size_t written = 0; written < budget;) {
-        if (batch_left_ == 0) FillBatch();
+        if (batch_left_ == 0) FillBatch(owner);
         if (batch_left_ == 0) return Io::kDone;
         msghdr message{};
         message.msg_iov = iov_.data() + iov_begin_;
@@ -179,6 +196,7 @@ void Connection::Drop() {
     control_.clear();
     for (size_t i = 0; i < batch_packets_; ++i) packets_[i].buffer.reset();
     batch_packets_ = batch_left_ = 0;
+    awaits_turn_ = false;
     receiving.reset();
 }
 

@@ -9,6 +9,7 @@
 
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -48,6 +49,9 @@ class Connection {
         virtual bool OnFrame(Connection& connection, const Header& header) = 0;
         // A push of `tensor` has been copied into the kernel: its memory is not read again.
         virtual void OnSent(Connection& connection, uint32_t tensor) = 0;
+        // Whether the connection may take its next packet now. If not, it takes none until it is
+        // written to again.
+        virtual bool IsTurn(const Connection& connection) = 0;
     };
 
     enum class Io : uint8_t {
@@ -66,7 +70,14 @@ class Connection {
 
     void Queue(uint32_t priority, Run run) { queue_.Put(priority, std::move(run)); }
     void QueueControl(const std::vector<uint8_t>& frame) { control_.insert(control_.end(), frame.begin(), frame.end()); }
-    bool has_output() const { return !queue_.empty() || !control_.empty() || batch_left_ != 0; }
+    bool has_output() const { return has_packets() || !control_.empty() || batch_left_ != 0; }
+    uint32_t priority() const { return queue_.priority(); }  // of the next packet
+    bool has_packets() const { return !queue_.empty() || batch_packets_ != 0; }
+    bool awaits_turn() const { return awaits_turn_; }  // it has packets, and Owner::IsTurn has said no
+    bool can_ping() const { return !has_output() || awaits_turn_; }  // the socket has room
+    uint64_t taken_bytes() const { return taken_bytes_; }  // of payloads, and what Forgo() added
+    // Counts as if at least this much had been taken.
+    void Forgo(uint64_t bytes) { taken_bytes_ = std::max(taken_bytes_, bytes); }
     void Abandon() { queue_.Clear(); }  // drops packets that have not begun to be sent
     void Resume() { parked_ = false; }
     void Drop();  // closes the socket and drops what was queued
@@ -74,6 +85,7 @@ class Connection {
     const Fd& socket() const { return socket_; }
     bool dialled() const { return dialled_; }
     bool parked() const { return parked_; }
+    bool awaits_rest() const { return awaited_ > 1; }  // the poller does not tell of every byte
     Code code() const { return code_; }
     const std::string& why() const { return why_; }
     uint8_t* control_payload() { return control_payload_.data(); }
@@ -82,12 +94,16 @@ class Connection {
     // One read takes many small frames into the stage. Large payloads are read past it.
     static constexpr size_t kStageBytes = 4096;
     static constexpr size_t kBatch = 16;  // packets in one call to the kernel, when they are small
+    // A packet is of use only when it is whole, so the poller need not tell of each part. Of a larger one it tells
+    // twice or more, so that the kernel's buffer need not hold it.
+    static constexpr size_t kMostAwaited = 128 << 10;
     // A larger batch would choose packets too early.
     static constexpr size_t kBatchBytes = 24 << 10;
 
     Io Parse(Owner& owner);
     Io Fault(Code code, std::string why);
-    void FillBatch();
+    void AwaitRest();
+    void FillBatch(Owner& owner);
 
     Fd socket_;
     const bool dialled_;
@@ -103,6 +119,7 @@ class Connection {
     uint8_t* payload_ = nullptr;
     uint8_t* into_ = nullptr;
     size_t remaining_ = 0;
+    size_t awaited_ = 1;  // bytes that must have come before the poller tells
     std::array<uint8_t, kMaxControlBytes> control_payload_;
 
     // writing
@@ -114,6 +131,8 @@ class Connection {
     std::array<iovec, 2 * kBatch + 1> iov_;
     size_t iov_begin_ = 0, iov_end_ = 0;
     size_t batch_left_ = 0;
+    bool awaits_turn_ = false;
+    uint64_t taken_bytes_ = 0;
 
   public:
     // What the node notes about a connection.
@@ -131,6 +150,7 @@ class Connection {
     uint32_t place = 0;      // of the push that is being received
     BufferRef receiving;     // the buffer that it is received into
     int64_t heard_ns = 0, sent_ns = 0, opened_ns = 0;
+    int64_t queued_ns = 0;   // when packets were queued where there were none
     uint32_t parked_for = 0;  // the tensor of a parked push
     std::unique_ptr<ServerGreeting> as_server;
     std::unique_ptr<WorkerGreeting> as_worker;

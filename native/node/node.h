@@ -58,7 +58,8 @@ struct NodeOptions {
     uint32_t packet_bytes = 30 << 10;   // a multiple of 64
     Order order = Order::kArrival;
     bool checksum = true;
-    // Deal each tensor's packets evenly over the servers, not those of all tensors together.
+    // Deal each tensor's packets evenly over the servers, not those of all tensors together, and let
+    // connections take turns (node_io.cc).
     bool deal_evenly = false;
     bool tell_tables = false;  // servers in processes without a worker learn tensors from Define frames
     SocketOptions socket;
@@ -249,6 +250,7 @@ class Node : private Connection::Owner, private Outbox {
     Connection::Sink OnHeader(Connection& connection, const Header& header) override;
     bool OnFrame(Connection& connection, const Header& header) override;
     void OnSent(Connection& connection, uint32_t tensor) override;
+    bool IsTurn(const Connection& connection) override;
     // Outbox
     void Return(uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout, uint32_t place,
                 uint32_t iteration, BufferRef sum) override;
@@ -301,6 +303,11 @@ class Node : private Connection::Owner, private Outbox {
     void Wake();   // the I/O thread does what there is to do at once,
     void Nudge();  // or waits a little for more
     void Touch(Connection& connection);
+    void Queue(Connection& connection, uint32_t priority, Run run);
+    bool IsStuck(const Connection& connection) const;
+    void FindLeastTurn(const Connection* asking);
+    bool GoesFirst(const Connection& connection) const;
+    bool PassTurns();
     void Watch(Connection& connection, bool output);
     void Tick(int64_t now_ns);
     void Reap();
@@ -336,6 +343,11 @@ class Node : private Connection::Owner, private Outbox {
     std::list<std::unique_ptr<Connection>> connections_;
     std::vector<std::vector<Connection*>> to_server_, to_worker_;  // by peer and lane; null: not open
     std::vector<Connection*> touched_;
+    // Turns between connections: taken_bytes() of the one that took a packet last, and the least of
+    // any that has packets (or less), with the priority of what that one sends next.
+    uint64_t turn_ = 0, least_turn_ = 0;
+    uint32_t least_priority_ = 0;
+    bool turn_awaited_ = false;  // a connection awaits its turn
     std::unordered_map<uint32_t, Tensor> tensors_;
     Dealer dealer_;
     uint32_t next_tensor_ = 0;  // ids below this have been defined

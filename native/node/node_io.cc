@@ -3,6 +3,7 @@
 #include "node/node.h"
 
 #include <poll.h>
+#include <pthread.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -17,6 +18,12 @@ namespace {
 constexpr size_t kReadBudget = 128 << 10;   // of one connection before the next has its turn
 constexpr uint64_t kWorkBytes = 256 << 10;  // of local sums between two looks at the sockets
 
+// How far a connection may be ahead of others that have packets to send. The default packet between hosts; with
+// twice as much, four hosts lost again what turns had won (docs/overhead.md).
+constexpr uint64_t kLeadBytes = 128 << 10;
+// A connection that has sent nothing for so long holds up nobody: its peer may wait for what others would send.
+constexpr int64_t kPatienceNs = 50'000'000;
+
 }  // namespace
 
 // -- sockets ----------------------------------------------------------------------------------------------
@@ -27,14 +34,16 @@ void Node::Touch(Connection& connection) {
     touched_.push_back(&connection);
 }
 
-// Returns whether what was sent has started more, which is not on its way yet.
+// Returns whether there is more to send at once.
 bool Node::FlushTouched(size_t budget) {
+    PassTurns();
     // writing may touch others (a sum that ends), which then are in the list too
     for (size_t i = 0; i < touched_.size(); ++i) {
         if (touched_[i]->touched) WriteTo(*touched_[i], budget);
     }
     touched_.clear();
-    return RunEngine();
+    const bool started = RunEngine();
+    return PassTurns() || started;
 }
 
 void Node::Watch(Connection& connection, bool output) {
@@ -50,6 +59,7 @@ void Node::Watch(Connection& connection, bool output) {
 
 void Node::WriteTo(Connection& connection, size_t budget) {
     if (connection.state == Connection::State::kClosed || connection.state == Connection::State::kConnecting) return;
+    if (IsStuck(connection)) connection.Forgo(turn_);  // it went on without turns, and so did the others
     switch (connection.Write(*this, budget, now_ns_)) {
         case Connection::Io::kDone: Watch(connection, false); break;
         case Connection::Io::kBlocked:
@@ -118,6 +128,71 @@ void Node::OnEvent(Connection& connection, uint32_t events) {
     if (connection.state != Connection::State::kClosed && (events & EPOLLOUT) != 0) WriteTo(connection, kWriteBudget);
 }
 
+// -- turns ------------------------------------------------------------------------------------------------
+
+// A tensor that is dealt evenly over the servers is done when the slowest connection has carried its part. TCP alone
+// shares a link unevenly, above all after a loss: some connections end early, and while the others catch up, a part of
+// the link is not used. So connections with packets to send take turns: none is more than kLeadBytes ahead of another.
+
+void Node::Queue(Connection& connection, uint32_t priority, Run run) {
+    if (!connection.has_packets()) {
+        connection.Forgo(turn_);
+        connection.queued_ns = now_ns_;
+    }
+    connection.Queue(priority, std::move(run));
+    Touch(connection);
+}
+
+bool Node::IsStuck(const Connection& connection) const {
+    return now_ns_ - std::max(connection.sent_ns, connection.queued_ns) > kPatienceNs;
+}
+
+// Among those that can send. asking: the one that wants to take a packet, which can; or null.
+void Node::FindLeastTurn(const Connection* asking) {
+    uint64_t least = UINT64_MAX;
+    for (const auto& each : connections_) {
+        const bool can_send = each.get() == asking || each->awaits_turn() || !IsStuck(*each);
+        if (!can_send || !each->has_packets() || each->taken_bytes() >= least) continue;
+        least = each->taken_bytes();
+        least_priority_ = each->priority();
+    }
+    if (least != UINT64_MAX) least_turn_ = least;
+}
+
+// Whether it is not too far ahead, or has something more urgent to send.
+bool Node::GoesFirst(const Connection& connection) const {
+    return connection.taken_bytes() <= least_turn_ + kLeadBytes || connection.priority() < least_priority_;
+}
+
+bool Node::IsTurn(const Connection& connection) {
+    if (!options_.deal_evenly) return true;
+    if (connection.taken_bytes() > least_turn_ + kLeadBytes) {
+        FindLeastTurn(&connection);  // what was found before may be too little, never too much
+        if (!GoesFirst(connection)) {
+            turn_awaited_ = true;
+            return false;
+        }
+    }
+    turn_ = connection.taken_bytes();
+    return true;
+}
+
+// Touches the connections whose turn has come. Returns whether there are any.
+bool Node::PassTurns() {
+    if (!turn_awaited_) return false;
+    FindLeastTurn(nullptr);
+    turn_awaited_ = false;
+    bool any = false;
+    for (const auto& each : connections_) {
+        if (!each->awaits_turn()) continue;
+        turn_awaited_ = true;
+        if (!GoesFirst(*each)) continue;
+        Touch(*each);
+        any = true;
+    }
+    return any;
+}
+
 // -- the thread -------------------------------------------------------------------------------------------
 
 void Node::Tick(int64_t now_ns) {
@@ -132,7 +207,7 @@ void Node::Tick(int64_t now_ns) {
         if (connection->parked()) {
             // nothing is read from it, but its host acknowledges pings. Where pings cannot leave, since the peer does
             // not read either, silence means nothing.
-            connection->heard_ns = now_ns - (connection->has_output() ? 0 : NanosecondsSinceAck(connection->socket()));
+            connection->heard_ns = now_ns - (connection->can_ping() ? NanosecondsSinceAck(connection->socket()) : 0);
         }
         if (connection->state != Connection::State::kOpen) {
             if (now_ns - connection->opened_ns > int64_t{options_.greeting_ms} * 1'000'000) {
@@ -141,12 +216,16 @@ void Node::Tick(int64_t now_ns) {
             continue;
         }
         if (connection->left) continue;
+        if (connection->awaits_rest() && !connection->parked()) {  // on a slow link a part is a sign of life
+            ReadFrom(*connection);
+            if (connection->state == Connection::State::kClosed) continue;
+        }
         if (now_ns - connection->heard_ns > dead_ns) {
             Lose(*connection, Code::kStalled, "has said nothing for " + std::to_string((now_ns - connection->heard_ns) / 1'000'000) +
                                                   " ms, though it is connected");
             continue;
         }
-        if (now_ns - connection->sent_ns > ping_ns - 1'000'000 && !connection->has_output()) {
+        if (now_ns - connection->sent_ns > ping_ns - 1'000'000 && connection->can_ping()) {
             connection->QueueControl(ControlFrame(FrameType::kPing, connection->sender, 0, nullptr, 0));
             Touch(*connection);
         }
@@ -230,16 +309,19 @@ int Node::Sleep(std::vector<epoll_event>& events, int timeout_ms) {
 }
 
 void Node::Loop() {
+    pthread_setname_np(pthread_self(), "gradlane-io");  // for ps and perf
     std::vector<epoll_event> events(64);
     int64_t stop_by_ns = 0;
-    bool working = false;
+    bool working = false, turn_awaited = false;
     while (true) {
         const int64_t until_tick = ticked_ns_ + tick_ns() - Now();
-        const int timeout = working ? 0 : static_cast<int>(std::clamp<int64_t>(until_tick / 1'000'000 + 1, 0, 1000));
+        const int64_t idle_ms = turn_awaited ? kPatienceNs / 1'000'000 : 1000;
+        const int timeout = working ? 0 : static_cast<int>(std::clamp<int64_t>(until_tick / 1'000'000 + 1, 0, idle_ms));
         const int n = Sleep(events, stop_by_ns != 0 ? std::min(timeout, 10) : timeout);
         std::lock_guard guard(mutex_);
         ++stats_.wakeups;
         working = Turn(events.data(), std::max(n, 0));
+        turn_awaited = turn_awaited_;
         if (!stop_) continue;
         if (stop_by_ns == 0) {
             closing_ = true;

@@ -271,8 +271,7 @@ void Node::Do(const PushCommand& command) {
         run.server = server;
         run.end = places;
         state.unsent += places;
-        connection->Queue(QueuePriority(state.spec), std::move(run));
-        Touch(*connection);
+        Queue(*connection, QueuePriority(state.spec), std::move(run));
     }
     // no sum is whole without this worker's part, so that a server is held by keeping that back
     if (aggregator_ && !held && aggregator_->Has(tensor)) {
@@ -361,8 +360,7 @@ void Node::QueueResult(uint32_t rank, uint32_t tensor, const Spec& spec, const s
     run.next = place;
     run.end = place + 1;
     run.buffer = std::move(result);
-    connection->Queue(QueuePriority(spec), std::move(run));
-    Touch(*connection);
+    Queue(*connection, QueuePriority(spec), std::move(run));
 }
 
 void Node::Delivered(uint32_t tensor, uint32_t packets) {

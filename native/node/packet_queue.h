@@ -51,6 +51,9 @@ class PacketQueue {
 
     bool empty() const { return by_priority_.empty(); }
 
+    // The priority of the packet to send now; the least urgent one if the queue is empty.
+    uint32_t priority() const { return empty() ? UINT32_MAX : by_priority_.begin()->first; }
+
     // Takes the packet to send now. The queue must not be empty.
     Packet Next() {
         const auto first = by_priority_.begin();

@@ -1,6 +1,7 @@
 #include "node/connection.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -35,6 +36,7 @@ struct Collector : Connection::Owner {
     std::vector<Bytes> payloads;
     std::vector<uint32_t> sent;
     int parks = 0;  // how many headers shall be parked first
+    bool is_turn = true;
 
     Connection::Sink OnHeader(Connection&, const Header& header) override {
         if (parks > 0) {
@@ -51,6 +53,7 @@ struct Collector : Connection::Owner {
         return true;
     }
     void OnSent(Connection&, uint32_t tensor) override { sent.push_back(tensor); }
+    bool IsTurn(const Connection&) override { return is_turn; }
 };
 
 Bytes FrameOf(uint32_t tensor, size_t length) {
@@ -122,6 +125,36 @@ TEST(AByteAtATimeAndASmallBudgetLoseNothing) {
     CHECK_EQ(got.frames.size(), 5);
     CHECK_EQ(connection.received_bytes, stream.size());
     CHECK_EQ(connection.received_packets, 5);
+}
+
+TEST(ThePollerTellsWhenTheRestOfAPacketHasCome) {
+    std::string why;
+    const Fd listener = Listen("127.0.0.1", 0, &why);
+    const Fd theirs = Connect("127.0.0.1", PortOf(listener), &why);
+    pollfd poller{listener.get(), POLLIN, 0};
+    REQUIRE(poll(&poller, 1, -1) == 1);
+    Connection connection(Accept(listener), false, Connection::State::kOpen);
+    poller.fd = theirs.get();
+    poller.events = POLLOUT;
+    REQUIRE(poll(&poller, 1, -1) == 1);
+    poller = {connection.socket().get(), POLLIN, 0};
+    Collector got;
+    const Bytes frame = FrameOf(1, 3000);
+    Say(theirs, frame.data(), 1000);
+    REQUIRE(poll(&poller, 1, -1) == 1);
+    CHECK(connection.Read(got, 1 << 20, 0) == Connection::Io::kDone);
+    CHECK(connection.awaits_rest());
+    CHECK(connection.Read(got, 1 << 20, 7) == Connection::Io::kDone);
+    CHECK_EQ(connection.heard_ns, 0);  // to look is not to hear
+    Say(theirs, frame.data() + 1000, 1000);
+    CHECK_EQ(poll(&poller, 1, 0), 0);
+    Say(theirs, frame.data() + 2000, frame.size() - 2000);
+    REQUIRE(poll(&poller, 1, -1) == 1);
+    CHECK(connection.Read(got, 1 << 20, 0) == Connection::Io::kDone);
+    CHECK(!connection.awaits_rest());
+    CHECK_EQ(got.frames.size(), 1);
+    Say(theirs, frame.data(), 1);
+    CHECK_EQ(poll(&poller, 1, -1), 1);
 }
 
 TEST(NoFlippedBitOfAFrameIsTaken) {
@@ -220,6 +253,30 @@ TEST(WhatIsWrittenIsRead) {
     CHECK(back == memory);
     CHECK_EQ(sender.sent.size(), packets);
     CHECK_EQ(writes.sent_bytes, reads.received_bytes);
+}
+
+TEST(WhoeverAwaitsItsTurnSendsControlFramesOnly) {
+    Pair pair;
+    Collector sender, receiver;
+    Connection writes(std::move(pair.ours), true, Connection::State::kOpen);
+    Connection reads(std::move(pair.theirs), false, Connection::State::kOpen);
+    const Bytes memory(1000, 1);
+    writes.Queue(0, RunOf(1, memory, 640));
+    sender.is_turn = false;
+    CHECK(writes.Write(sender, 64 << 10, 0) == Connection::Io::kDone);
+    CHECK(writes.awaits_turn() && writes.has_packets() && writes.can_ping());
+    writes.QueueControl(ControlFrame(FrameType::kPing, 7, 0, nullptr, 0));
+    CHECK(writes.Write(sender, 64 << 10, 0) == Connection::Io::kDone);
+    CHECK(writes.awaits_turn());
+    reads.Read(receiver, 1 << 20, 0);
+    REQUIRE(receiver.frames.size() == 1);
+    CHECK(receiver.frames[0].type == FrameType::kPing);
+    sender.is_turn = true;
+    CHECK(writes.Write(sender, 64 << 10, 0) == Connection::Io::kDone);
+    CHECK(!writes.awaits_turn() && !writes.has_output());
+    CHECK_EQ(writes.taken_bytes(), memory.size());
+    reads.Read(receiver, 1 << 20, 0);
+    CHECK_EQ(receiver.frames.size(), 3);
 }
 
 // While the socket is full nothing is chosen: what becomes urgent meanwhile goes next.

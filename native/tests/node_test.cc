@@ -281,6 +281,33 @@ TEST(WhoeverIsAheadWaitsAndHoldsUpNobody) {
     CHECK_EQ(b[0], 3.0f);
 }
 
+// Rank 2 comes late. The others have begun a second tensor by then, and rank 2 reads no more of that: it has buffered
+// what it may. It still gets the sums of the first, though connections take turns and some of them are stuck.
+TEST(ConnectionsThatAreStuckKeepNoTurnFromOthers) {
+    Shape shape;
+    shape.world = shape.servers = 3;
+    shape.evenly = true;
+    shape.packet_bytes = 64 << 10;
+    constexpr size_t kFirst = 6 << 20, kSecond = 32 << 20, kMostBuffered = 64 << 20;  // values, values, bytes
+    std::vector<float> first[3], second(kSecond, 1), sum(kSecond);
+    for (auto& each : first) each.assign(kFirst, 1);
+    Cluster cluster(shape);
+    Spec all = Floats(kFirst), to_last = Floats(kSecond);
+    all.once = to_last.once = true;
+    to_last.to = 2;
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+        cluster.workers[rank]->Start(0, all, first[rank].data(), first[rank].data(), false);
+        cluster.workers[rank]->Start(1, to_last, second.data(), nullptr, false);
+    }
+    while (cluster.workers[2]->stats().received_bytes < kMostBuffered) std::this_thread::yield();
+    cluster.workers[2]->Start(0, all, first[2].data(), first[2].data(), false);
+    for (const auto& node : cluster.workers) REQUIRE(node->Wait(0, kPatience));
+    cluster.workers[2]->Start(1, to_last, second.data(), sum.data(), false);
+    for (const auto& node : cluster.workers) REQUIRE(node->Wait(1, kPatience));
+    CHECK_EQ(first[2][kFirst - 1], 3.0f);
+    CHECK_EQ(sum[kSecond - 1], 3.0f);
+}
+
 TEST(TensorsOfUnlikeSizesEndInAnErrorOnBothSides) {
     Shape shape;
     shape.evenly = true;

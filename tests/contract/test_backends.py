@@ -12,18 +12,21 @@ from tests.live.ranks import RankError, Ranks
 TIMEOUT_S = 60.0
 
 
-def made(name: str, **options: Any) -> Any:
-    """On each rank: the backend of that name."""
+def made(name: str, keys: str = "", **options: Any) -> Any:
+    """On each rank: the backend of that name. keys: of the store are apart from those of others."""
     import torch
     import torch.distributed as dist
 
     from gradlane.live.backends.all_reduce import AllReduceBackend
+    from gradlane.live.backends.carriers import Carriers
     from gradlane.live.backends.parameter_server import ParameterServerBackend
 
+    if name == "carriers":
+        return Carriers(made("all-reduce", **options), made("server", "carriers", rank_order=False, **options))
     if name == "all-reduce":
         return AllReduceBackend(torch.device("cpu"), None, None, TIMEOUT_S, **options)
     default = dist.distributed_c10d._get_default_store()
-    store = dist.distributed_c10d.PrefixStore(f"check/{sorted(options.items())}", default)
+    store = dist.distributed_c10d.PrefixStore(f"check/{keys}{sorted(options.items())}", default)
     return ParameterServerBackend(None, None, store, TIMEOUT_S, fingerprint=bytes(32), packet_bytes=1024, **options)
 
 
@@ -49,6 +52,18 @@ def test_servers_beside_the_ranks(three_ranks: Ranks, rank_order: bool, weight: 
     wires = ("fifo", "packet-fifo", "packet-priority")
     found = three_ranks.run("tests.contract.test_backends:check", name="server", options=options, wires=wires)
     assert found == [[]] * 3
+
+
+def check_carriers(rank: int, world: int, **options: Any) -> list[str]:
+    """On each rank: the check of both in one session, each plan over one and then over the other."""
+    import msgspec
+
+    return check(rank, world, "carriers", options, over=("server", "all-reduce", msgspec.UNSET, "server"))
+
+
+@pytest.mark.parametrize("weight", [1, 2])
+def test_all_reduce_and_servers_in_turns(three_ranks: Ranks, weight: int) -> None:
+    assert three_ranks.run("tests.contract.test_backends:check_carriers", weight=weight) == [[]] * 3
 
 
 def check_broken(rank: int, world: int, fault: str) -> None:

@@ -84,7 +84,7 @@ def test_every_study_and_every_command_uses_the_plan_of_the_door(profile_file, n
 
 @pytest.mark.parametrize(("where", "options", "place"), PLACES)
 def test_auto_tries_the_plans_of_the_door(where, options, place):
-    answer = rank(Question(PROFILE, place.network, place.backend, place.servers, look=0, most=100, budget_ns=60 * 10**9))
+    answer = rank(Question(PROFILE, (place,), look=0, most=100, budget_ns=60 * 10**9))
     assert answer.worth_trying
     for each in answer.worth_trying:
         assert each.plan == make_plan(catalog.get(each.choice.policy, **each.choice.knobs), PROFILE, place)

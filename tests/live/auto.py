@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec import UNSET
 from torch.nn.parallel import DistributedDataParallel
 
 import gradlane
 from gradlane.core.plan import Plan
 from gradlane.core.records.search_log import SearchLog
 from gradlane.errors import JobError
+from gradlane.live.adapt.auto import Auto
 from gradlane.live.adapt.controller import ControlDecision, ControlDecisions
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.backends.base import Backend
@@ -89,16 +91,18 @@ class AtRandom:
         if not self._decisions.is_due(driver):
             return None
         decision = policy = None
+        over: Any = UNSET
         if self._rank == 0:
             decision = ControlDecision.SETTLED if self.changes >= self._wanted else ControlDecision.CHANGE
-            policy = catalog.get(self._draw.choice(self._names))
+            over = self._draw.choice([place.backend for place in planner.places])
+            policy = catalog.get(self._draw.choice([name for name in self._names if name in catalog.names(over)]))
             policy = type(policy)(**{name: 64 * self._draw.randint(16, 200) for name in getattr(policy, "tunable", {})})
         decision = self._decisions.announce(driver, decision, self._draw.choice((1, 1, 1, 2, 3)))
         self.settled = ControlDecision.SETTLED in decision
         if ControlDecision.CHANGE not in decision:
             return None
         self.changes += 1
-        return planner.change(policy, backend, driver.failures.collective)
+        return planner.change(policy, backend, driver.failures.collective, over)
 
     def record(self) -> None:
         return None
@@ -107,20 +111,29 @@ class AtRandom:
         pass
 
 
-def change_at_random(rank: int, world: int, names: tuple[str, ...], changes: int, **attach: Any) -> dict[str, Any]:
-    """Train while plans change so many times, nothing flushed in between; what differs from DDP."""
+def change_at_random(
+    rank: int, world: int, names: tuple[str, ...], changes: int, both: bool = False, **attach: Any
+) -> dict[str, Any]:
+    """Train while plans change so many times, nothing flushed in between; what differs from DDP.
+
+    both: their carriers change too.
+    """
     model, optimizer, generator = parts(rank)
     losses: list[float] = []
     plans: set[str] = set()
+    carriers: list[Any] = []
     turns = AtRandom(rank, names, changes)
+    policy = "auto" if both else "ddp"
+    options = {} if both else {"network": GIVEN}
     with (
         counting_deferred_updates() as deferred,
-        gradlane.attach(model, optimizer, "ddp", network=GIVEN, profile_iterations=1, timeout=20, **attach) as session,
+        gradlane.attach(model, optimizer, policy, profile_iterations=1, timeout=20, **options, **attach) as session,
     ):
-        _put(session, turns)
+        put(session, turns)
         while not turns.settled:
             losses.append(step(model, model.batch, optimizer, generator))
             plans.add(session.plan.fingerprint)
+            carriers.append(str(session.plan.backend))
         session.flush()
         bits = bits_of(model, optimizer)
     reference = under_ddp(rank, len(losses))
@@ -130,11 +143,13 @@ def change_at_random(rank: int, world: int, names: tuple[str, ...], changes: int
         "changes": turns.changes,
         "plans": len(plans),
         "deferred": sum(deferred),
+        "carriers": carriers,
     }
 
 
-def _put(session: Session, turns: AtRandom) -> None:
-    assert session._controller is None  # raises if a session no longer calls it so
+def put(session: Session, turns: Any) -> None:
+    """Let `turns` change the plans of a session that has not begun."""
+    assert session._controller is None or isinstance(session._controller, Auto)  # raises if a session no longer calls it so
     session._controller = turns
 
 

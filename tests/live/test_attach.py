@@ -14,11 +14,14 @@ import gradlane
 from gradlane import policies
 from gradlane.core.backends import BACKENDS
 from gradlane.core.cluster import Cluster
+from gradlane.core.launch_options import LaunchOptions
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError, JobError, PlanError, UnsupportedError
+from gradlane.live.backends.parameter_server import ParameterServerBackend
+from gradlane.live.startup.options import AttachOptions
 from gradlane.planning.plans import make_plan
 from gradlane.planning.questions import Case, judge, sweep
 from tests.live.loops import Mlp, momentum
@@ -107,14 +110,14 @@ def test_a_plan_of_a_smaller_model_is_refused(a_world_of_one):
 def test_a_plan_that_all_reduce_cannot_carry_out_is_refused(a_world_of_one):
     plan = replace(_plan(), wire="packet-priority")
     with pytest.raises(PlanError, match="wire 'packet-priority' needs gradlane's own transport"):
-        gradlane.attach(_model(), None, plan)
+        gradlane.attach(_model(), None, plan, backend="all-reduce")
 
 
 @pytest.mark.parametrize(
     ("policy", "options", "simulated"),
     [
-        ("mercury", {}, GIVEN),
-        ("mercury-no-preemption", {}, GIVEN),
+        ("mercury", {"backend": "all-reduce"}, GIVEN),
+        ("mercury-no-preemption", {"backend": "all-reduce"}, GIVEN),
         ("dear", {"backend": "server", "servers": 2}, Cluster.homogeneous(2, 2, 10**9)),
     ],
 )
@@ -130,6 +133,52 @@ def test_a_policy_that_a_backend_cannot_carry_is_refused_at_attach_in_the_words_
             ask()
         words.append(str(refused.value))
     assert words[0] == words[1]
+
+
+@pytest.mark.parametrize(
+    "asked", ["mercury", policies.get("mercury"), "a plan for packets", "a plan of a session over servers"]
+)
+def test_what_only_servers_carry_is_carried_by_servers_where_no_backend_is_named(a_world_of_one, asked):
+    if isinstance(asked, str) and "plan" in asked:
+        asked = replace(_plan(), wire="packet-priority") if "packets" in asked else replace(_plan(), backend="server")
+    model = _model()
+    with gradlane.attach(model, momentum(model), asked, network=GIVEN) as session:
+        assert isinstance(session._backend, ParameterServerBackend)
+
+
+def test_a_plan_for_another_backend_than_the_one_that_is_named_is_refused(a_world_of_one):
+    with pytest.raises(PlanError, match="it was made for backend 'server', and this is 'all-reduce'"):
+        gradlane.attach(_model(), None, replace(_plan(), backend="server"), backend="all-reduce")
+
+
+@pytest.mark.parametrize("options", [{"policy": "mercury"}, {"policy": "auto"}, {}])
+def test_a_coordinator_is_refused_for_what_servers_carry_and_else_leaves_no_choice(options):
+    asked = {"order": "coordinator", **options}
+    policy = asked.pop("policy", None)
+    if policy == "mercury":
+        with pytest.raises(InputError, match="expected 'planned' with backend='server'"):
+            AttachOptions.of(policy, asked, LaunchOptions())
+    else:
+        found = AttachOptions.of(policy, asked, LaunchOptions())
+        assert (found.backend, found.may_choose_backend) == ("all-reduce", False)
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "may_choose"),
+    [
+        (None, {}, True),
+        ("auto", {"weight": 2}, True),
+        ("auto", {"backend": "all-reduce"}, False),
+        ("auto", {"network": GIVEN}, False),
+        ("blocks", {}, False),
+        (None, {"tune": True}, False),
+    ],
+)
+def test_only_auto_without_a_named_backend_or_network_may_choose_what_carries(policy, options, may_choose):
+    found = AttachOptions.of(policy, options, LaunchOptions())
+    assert (found.backend, found.may_choose_backend) == ("all-reduce", may_choose)
+    named = AttachOptions.of(policy, options, LaunchOptions(backend="server"))
+    assert (named.backend, named.may_choose_backend) == ("server", False)
 
 
 def _profile_of(model: nn.Module) -> Profile:

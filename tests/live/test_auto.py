@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
+import msgspec
 import pytest
 
 from gradlane.cli.launch import launch
@@ -31,10 +33,15 @@ def test_auto_ends_on_one_plan_on_all_ranks_and_every_step_on_the_way_equals_ddp
     verdicts = said_whatever_the_time(first["lines"])
     assert verdicts[: 1 + len(later)] == [f"gradlane: {each.verdict}" for each in (look, *later)]
     assert auto.looks[-1].verdict.startswith(f"auto keeps {auto.kept}: ")
-    assert look.tried[0].choice == auto.safe == SAFE
+    backends = [options["backend"]] if "backend" in options else ["all-reduce"] if options else ["all-reduce", "server"]
+    free = len(backends) > 1
+    assert look.tried[0].choice == auto.safe == msgspec.structs.replace(SAFE, backend="all-reduce" if free else None)
+    assert auto.backend == ("any" if free else backends[0])
     assert look.tried
-    assert {each.choice.policy for each in look.predicted} <= set(catalog.names(options.get("backend", "all-reduce")))
+    assert {each.choice.policy for each in look.predicted} <= {name for each in backends for name in catalog.names(each)}
+    assert {each.choice.backend for each in look.predicted} == (set(backends) if free else {None})
     assert first["plan"].policy == auto.kept.policy
+    assert first["plan"].backend == (auto.kept.backend if free else msgspec.UNSET)
     assert sum(len(tried.times_ns) for tried in look.tried) <= 50
     # the timeline begins with the change to the plan in force, on both ranks at the same iteration
     assert first["switches"] == second["switches"] == [auto.switches[-1].iteration]
@@ -64,6 +71,17 @@ def test_five_hundred_changes_of_plan_change_no_bit(two_ranks, backend):
         assert found["losses"]
         assert found["changes"] == 500
         assert found["plans"] > 50
+
+
+def test_three_hundred_changes_of_plan_and_carrier_change_no_bit(two_ranks):
+    unmarked = [name for name in catalog.names() if name not in ("geryon", "searched")]
+    for found in two_ranks.run("tests.live.auto:change_at_random", names=tuple(unmarked), changes=300, both=True):
+        assert found["differs"] == []
+        assert found["losses"]
+        assert found["changes"] == 300
+        assert found["plans"] > 50
+        assert sum(before != after for before, after in pairwise(found["carriers"])) > 80
+        assert set(found["carriers"]) == {"all-reduce", "server", "UNSET"}
 
 
 def test_launch_takes_auto_for_a_script_that_knows_nothing_of_it():

@@ -12,15 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradlane import zoo
+from gradlane.core.backends import refuse_what_cannot_be_done
 from gradlane.core.checks import check_plan
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.records.search_log import Choice
 from gradlane.core.stepwise import GradientStep, describe, steps, stepwise
+from gradlane.errors import PlanError
 from gradlane.planning import catalog
 from gradlane.planning.choosing import Choosing
 from gradlane.planning.plans import make_plan
-from gradlane.planning.ranking import SAFE, Answer, Question, likeness, policy_of, rank
+from gradlane.planning.ranking import SAFE, Answer, Question, likeness, policy_of, rank, safe_choice
 from gradlane.sim import iteration_ns
 from gradlane.testing.generators import profile_of
 
@@ -28,6 +30,8 @@ MS = 10**6
 A, B, C = Choice("blocks"), Choice("p3"), Choice("bytescheduler", {"partition_bytes": 2**20})
 PROFILE = zoo.profile("resnet50", device="v100", batch=32)
 NETWORK = Network.line(8, startup_ns=200_000, bytes_per_second=2 * 10**9)
+HERE = (Place(NETWORK),)
+BOTH = (Place(NETWORK), Place(NETWORK, "server"))
 
 
 def planned(choice):
@@ -83,7 +87,7 @@ def test_a_look_ends_within_fifty_iterations_and_never_keeps_what_it_saw_to_be_s
 
 @pytest.mark.slow
 def test_everything_that_a_backend_carries_is_predicted_and_the_order_is_that_of_the_simulator():
-    answer = rank(Question(PROFILE, NETWORK, "all-reduce", 0, look=0, most=4, budget_ns=60 * 10**9))
+    answer = rank(Question(PROFILE, HERE, look=0, most=4, budget_ns=60 * 10**9))
     by_policy = {each.choice.policy: each.iteration_ns for each in reversed(answer.predicted)}
     alike = {"mg-wfbp-exact", "sync-easgd", "wfbp", "prophet", "tictac"}  # as others, of so small a model
     assert set(by_policy) >= set(catalog.names("all-reduce")) - alike - {"geryon"}  # whose classes this network may not know
@@ -101,7 +105,7 @@ def test_everything_that_a_backend_carries_is_predicted_and_the_order_is_that_of
 
 @pytest.mark.slow
 def test_where_each_step_waits_for_all_sums_policies_are_predicted_behind_the_barrier_and_may_still_cross_it():
-    question = Question(PROFILE, NETWORK, "all-reduce", 0, look=0, most=4, budget_ns=60 * 10**9, crosses=False)
+    question = Question(PROFILE, HERE, look=0, most=4, budget_ns=60 * 10**9, crosses=False)
     answer = rank(question)
     assert any(each.plan.crosses_barrier for each in answer.worth_trying)
     for each in answer.predicted[:5]:
@@ -111,7 +115,7 @@ def test_where_each_step_waits_for_all_sums_policies_are_predicted_behind_the_ba
 
 def test_what_crosses_the_barrier_is_expected_to_gain_by_it_only_where_it_can():
     network = Network.line(2, 100_000, 5 * 10**8)
-    behind = Question(zoo.profile("alexnet"), network, "all-reduce", 0, look=0, most=2, budget_ns=1, crosses=False)
+    behind = Question(zoo.profile("alexnet"), (Place(network),), look=0, most=2, budget_ns=1, crosses=False)
     takes = [
         {each.choice.policy: each.iteration_ns for each in rank(question).predicted}
         for question in (behind, msgspec.structs.replace(behind, crosses=True))
@@ -121,9 +125,7 @@ def test_what_crosses_the_barrier_is_expected_to_gain_by_it_only_where_it_can():
 
 
 def test_time_that_is_up_ends_it_after_three():
-    answer = rank(
-        Question(PROFILE, NETWORK, "all-reduce", 0, look=2, most=4, budget_ns=1), now_ns=iter(range(0, 10**6, 100)).__next__
-    )
+    answer = rank(Question(PROFILE, HERE, look=2, most=4, budget_ns=1), now_ns=iter(range(0, 10**6, 100)).__next__)
     assert [each.choice.look for each in answer.predicted] == [2, 2, 2]
     assert {each.choice.policy for each in answer.predicted} == {"ddp", "blocks", "mg-wfbp"}
 
@@ -131,17 +133,60 @@ def test_time_that_is_up_ends_it_after_three():
 @pytest.mark.slow
 @pytest.mark.parametrize("servers", [0, 1])
 def test_servers_are_predicted_with_the_policies_that_only_they_carry(servers):
-    question = Question(PROFILE, Network.line(4, 100_000, 10**8), "server", servers, look=0, most=4, budget_ns=10**9)
+    question = Question(PROFILE, (Place(Network.line(4, 100_000, 10**8), "server", servers),), look=0, most=4, budget_ns=10**9)
     answer = rank(question)
     assert {"ddp", "blocks"} <= {each.choice.policy for each in answer.predicted}
     assert all(policy_of(each.choice) for each in answer.predicted)
 
 
 def test_asked_as_a_process_it_answers_the_same():
-    question = Question(PROFILE, NETWORK, "all-reduce", 0, look=1, most=2, budget_ns=1)
+    question = Question(PROFILE, HERE, look=1, most=2, budget_ns=1)
     command = [sys.executable, "-m", "gradlane.planning.ranking"]
     done = subprocess.run(command, input=msgspec.json.encode(question), capture_output=True, check=True, timeout=60)
     assert msgspec.json.decode(done.stdout, type=Answer).worth_trying[0] == rank(question).worth_trying[0]
+
+
+def over_both(all_reduce, server, most=6):
+    places = (Place(all_reduce), Place(server, "server"))
+    return rank(Question(PROFILE, places, look=0, most=most, budget_ns=2 * 10**9))
+
+
+def test_over_two_backends_each_choice_names_its_own_and_its_plan_does():
+    answer = over_both(NETWORK, NETWORK)
+    assert {each.choice.backend for each in answer.predicted} == {"all-reduce", "server"}
+    assert len(answer.worth_trying) == 6
+    for tried in answer.worth_trying:
+        assert tried.plan.backend == tried.choice.backend
+        assert (tried.plan.sequence is None) == (tried.choice.backend == "server")
+        check_plan(tried.plan, PROFILE.specs)
+    assert {each.choice.backend for each in answer.worth_trying} == {"all-reduce", "server"}
+    assert safe_choice(BOTH) not in [each.choice for each in answer.worth_trying]
+    assert str(safe_choice(BOTH)) == "ddp over all-reduce"
+    assert str(safe_choice(HERE)) == "ddp"
+    assert str(Choice("p3", {"slice_bytes": 2**20}, backend="server")) == "p3 slice_bytes=1.0 MiB over servers"
+
+
+def test_a_backend_that_is_predicted_to_be_far_slower_gets_no_trial():
+    slow = Network.line(8, startup_ns=200_000, bytes_per_second=2 * 10**8)
+    assert {each.choice.backend for each in over_both(NETWORK, slow).worth_trying} == {"all-reduce"}
+    assert {each.choice.backend for each in over_both(slow, NETWORK).worth_trying} == {"server"}
+
+
+def test_of_one_policy_over_two_backends_only_the_faster_is_tried_unless_they_are_near():
+    slower = Network.line(8, startup_ns=300_000, bytes_per_second=16 * 10**8)
+    answer = over_both(slower, NETWORK)
+    takes = {str(each.choice): each.iteration_ns for each in answer.predicted}
+    for name in {each.choice.policy for each in answer.worth_trying if not each.choice.knobs}:
+        over = [each.choice.backend for each in answer.worth_trying if each.choice.policy == name and not each.choice.knobs]
+        if len(over) == 2 and name != "blocks":  # the default over all-reduce
+            assert takes[f"{name} over all-reduce"] < 1.06 * takes[f"{name} over servers"]
+
+
+def test_a_plan_for_one_backend_is_refused_by_the_other():
+    plan = msgspec.structs.replace(planned(A), backend="server")
+    with pytest.raises(PlanError, match="it was made for backend 'server', and this is 'all-reduce'"):
+        refuse_what_cannot_be_done(plan, "all-reduce")
+    refuse_what_cannot_be_done(plan, "server")
 
 
 def profile_at(*ready):

@@ -42,6 +42,7 @@ NOUNS: dict[str, Any] = {
         Sharing(max_in_flight=2, chunks=6, chunk_bytes=8_388_608),
         min_message_ns=90_000,
         min_message_latency_ns=40_000,
+        start_ns=35_000,
     ),
     "cluster": Cluster(
         (Host(Link(10**9, (RateStep(5_000, 10**8),)), Link(10**9)), Host(Link(2 * 10**9), Link(2 * 10**9))),
@@ -106,6 +107,16 @@ def test_a_network_written_before_there_was_latency_has_none_and_carries_message
 def test_the_fingerprint_of_the_golden_plan_is_what_it_was():
     # a change of it would make two releases refuse each other's plans
     assert NOUNS["plan"].fingerprint == "547645e3a4c7f942"
+
+
+def test_a_plan_that_names_no_backend_is_written_without_one_and_one_that_does_reads_back_with_it():
+    plan = NOUNS["plan"]
+    named = msgspec.structs.replace(plan, backend="server")
+    assert b'"backend"' not in files.dumps(plan)
+    assert files.loads(files.dumps(named), Plan) == named
+    assert named.fingerprint != plan.fingerprint
+    with pytest.raises(FormatError, match="backend"):
+        files.loads(files.dumps(named).replace(b'"server"', b'"nccl"'), Plan)
 
 
 @settings(max_examples=30, deadline=None)

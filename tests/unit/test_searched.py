@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 
@@ -10,11 +11,13 @@ from gradlane import policies
 from gradlane.core.backends import why_not
 from gradlane.core.checks import check_plan, check_timeline
 from gradlane.core.network import CostSegment, Network, Sharing
+from gradlane.core.place import Place
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.batching import best_batches
+from gradlane.planning.plans import make_plan
 from gradlane.planning.schedule_problem import Schedule, ScheduleProblem
 from gradlane.planning.searched import Searched
 from gradlane.sim import iteration_ns, planned_ahead, simulate
@@ -68,6 +71,19 @@ def test_the_search_finds_the_best_of_all_orders_and_merges_in_nearly_every_smal
         assert found.bound_ns <= best
         near += found.iteration_ns <= 1.01 * best
     assert near >= 57
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_where_starting_a_message_takes_time_the_search_counts_it_in_the_end(seed):
+    profile, network = drawn(seed)
+    starting = msgspec.structs.replace(network, start_ns=200)
+    found = QUICK.search(profile, starting)
+    assert found.iteration_ns == iteration_ns(found.plan, profile, starting)
+    for name in policies.names("all-reduce"):
+        plan = make_plan(policies.get(name), profile, Place(starting))
+        if not plan.second_phases:
+            assert found.iteration_ns <= iteration_ns(plan, profile, starting)
+    assert found.bound_ns <= found.iteration_ns
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -94,7 +95,7 @@ def test_the_last_step_counts_what_the_forward_pass_after_it_waits_for_as_not_hi
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
-@given(profile=profiles(), network=networks(overlapping=False))
+@given(profile=profiles(), network=networks(overlapping=False, starting=False))
 def test_wfbp_takes_what_equations_7_and_8_say(profile, network):
     # Eq. 7: a layer's communication starts when its gradient is ready and the one before has ended;
     # Eq. 8: forward, then the end of the last; the update is ours
@@ -107,9 +108,27 @@ def test_wfbp_takes_what_equations_7_and_8_say(profile, network):
     assert timeline.iteration_ns() == [expected] * 3
 
 
+def test_starting_a_message_keeps_the_backward_pass_waiting():
+    tensors = tuple(TensorProfile(TensorSpec(f"t{index}", 100), 1000 * index, 2 - index) for index in range(3))
+    profile = Profile("three", "none", tensors, tuple(Layer(f"l{index}", 10) for index in range(3)), 2500)
+    network = Network.line(2, 500, 10**9)
+    free, starting = (
+        simulate(policies.get("wfbp").plan(profile, each), profile, each)
+        for each in (network, msgspec.structs.replace(network, start_ns=70))
+    )
+    ready = {
+        span.subject: span.start_ns - starting.of("backward")[0].start_ns
+        for span in starting.of("ready")
+        if span.iteration == 0
+    }
+    assert ready == {0: 0, 1: 1070, 2: 2140}
+    # the last sum ends 600 ns after its gradient; without starts at 2600, with two of them at 2740
+    assert starting.iteration_ns() == [ns + 140 for ns in free.iteration_ns()] == [2740 + 30] * 3
+
+
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
-@given(profile=profiles(dtypes=("float32",)), network=networks())
+@given(profile=profiles(dtypes=("float32",)), network=networks(starting=False))
 def test_sync_easgd_takes_forward_backward_one_message_and_the_updates(profile, network):
     end = profile.tensors[-1].ready_ns + network.cost_ns(profile.size_bytes)
     updates = sum(layer.update_ns for layer in profile.layers)

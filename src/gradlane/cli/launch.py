@@ -175,7 +175,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--backend",
         choices=["all-reduce", "server"],
-        help="what carries messages: torch.distributed, or gradlane's transport",
+        help="what carries messages: torch.distributed, or gradlane's transport (default: auto chooses, others take "
+        "all-reduce)",
     )
     group.add_argument("--packet-bytes", metavar="SIZE", help="size of a packet of backend server (default: 30KiB)")
     group.add_argument("--weight", metavar="N", type=int,

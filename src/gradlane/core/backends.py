@@ -6,10 +6,14 @@ reason, from here.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-from gradlane.core.plan import Plan
+from msgspec import UNSET
+
 from gradlane.errors import PlanError
+
+if TYPE_CHECKING:
+    from gradlane.core.plan import Plan
 
 BackendName = Literal["all-reduce", "server"]
 """all-reduce: torch.distributed. server: gradlane's own transport and parameter servers. The simulator has both."""
@@ -29,6 +33,8 @@ def why_not(plan: Plan, backend: BackendName, external: bool = False) -> str | N
     Returns:
         The reason, or None if `backend` can carry `plan`.
     """
+    if plan.backend is not UNSET and plan.backend != backend:
+        return f"it was made for backend {plan.backend!r}, and this is {backend!r}; expected backend={plan.backend!r}, or none"
     if backend == "all-reduce" and plan.wire != "fifo":
         return (
             f"wire {plan.wire!r} needs gradlane's own transport, and all-reduce has 'fifo' only; expected servers "

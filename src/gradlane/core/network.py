@@ -95,6 +95,8 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         min_message_ns: the least time of a message, however small.
         min_message_latency_ns: the part of `min_message_ns` that delays no other message, as a
             segment's `latency_ns`.
+        start_ns: the time for which a message that starts keeps the thread that computes from
+            computing. No part of any other time here.
     """
 
     workers: int
@@ -105,6 +107,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sharing: Sharing = ONE_BY_ONE
     min_message_ns: int = msgspec.field(default=0, name="least_ns")
     min_message_latency_ns: int = msgspec.field(default=0, name="least_latency_ns")
+    start_ns: int = 0
 
     def __post_init__(self) -> None:
         need_int("workers", self.workers, 1, MAX_WORKERS)
@@ -112,6 +115,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need_name("algorithm", self.algorithm)
         need_int("least_ns", self.min_message_ns, 0, MAX_NS)
         need_int("least_latency_ns", self.min_message_latency_ns, 0, self.min_message_ns)
+        need_int("start_ns", self.start_ns, 0, MAX_NS)
         need(0 <= self.residual < 1e6, "residual", self.residual, "a relative error of 0 or more")
         for before, after in itertools.pairwise(self.segments):
             need(before.up_to_bytes < after.up_to_bytes, "pieces", after.up_to_bytes, "ascending up_to_bytes")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
+from msgspec import UnsetType
 
 from gradlane.core.backends import BACKENDS, BackendName
 from gradlane.core.cluster import Cluster
@@ -56,3 +58,8 @@ class Place(msgspec.Struct, frozen=True):
         collectives in one order.
         """
         return self.backend == "all-reduce" and not self.coordinated
+
+
+def place_of(backend: BackendName | UnsetType, places: Sequence[Place]) -> Place:
+    """The one of `places` with `backend`; the first where it is UNSET or none has it."""
+    return next((place for place in places if place.backend == backend), places[0])

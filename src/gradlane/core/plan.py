@@ -15,7 +15,9 @@ import hashlib
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from gradlane.core.backends import BackendName
 from gradlane.core.fields import MAX_BYTES, MAX_MESSAGES, MAX_TENSORS, need, need_int, need_name
 from gradlane.core.profile import TensorSpec
 from gradlane.units import format_bytes
@@ -115,6 +117,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         sequence: None, or all messages in the order in which they start within each lane, each as
             soon as it is ready and its window has room. Collectives need it, as every rank must
             issue them in one order.
+        backend: what carries the plan, where a session has more than one backend to choose from.
+            UNSET, and left out of files and the fingerprint: whatever the session has.
     """
 
     policy: str
@@ -125,6 +129,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wire: Literal["fifo", "packet-fifo", "packet-priority"] = "fifo"
     crosses_barrier: bool = False
     sequence: tuple[int, ...] | None = None
+    backend: BackendName | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         need_name("policy", self.policy)
@@ -180,8 +185,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The plan for people: a headline, then one line for each of the first `limit` messages."""
         windows = ", ".join("no limit" if lane.window_bytes is None else format_bytes(lane.window_bytes) for lane in self.lanes)
         barrier = "crosses the barrier" if self.crosses_barrier else "waits for all before the next forward pass"
+        over = "" if self.backend is UNSET else f" over {self.backend}"
         lines = [
-            f"{self.policy} for {self.model}: {len(self.messages)} messages, {format_bytes(self.size_bytes)}, "
+            f"{self.policy} for {self.model}{over}: {len(self.messages)} messages, {format_bytes(self.size_bytes)}, "
             f"window {windows}, {barrier}, fingerprint {self.fingerprint}"
         ]
         order = self.sequence if self.sequence is not None else range(len(self.messages))

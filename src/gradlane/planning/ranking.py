@@ -1,4 +1,4 @@
-"""Ranking: simulates all policies, and several sizes of each, for one job.
+"""Ranking: simulates all policies, and several sizes of each, for one job, over each of its backends.
 
     python -m gradlane.planning.ranking < question.json > answer.json
 
@@ -8,9 +8,10 @@ loop.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -30,24 +31,28 @@ from gradlane.planning.search.space import MOST_PIECES, Space
 from gradlane.sim import iteration_ns, simulate_servers
 
 SAFE = Choice("ddp")
-"""DDP's own buckets: the only plan that is sure to be no slower than DDP."""
+"""DDP's own buckets: over all-reduce the only plan that is sure to be no slower than DDP."""
 _FIRST = ("blocks", "mercury", "mg-wfbp", "bytescheduler", "prophet", "tictac")
 _NAMES_LAST = ("searched",)
 _SEARCH_MOVES = 1500  # for `searched` as one candidate among many: about a second
 _SIZES = 4  # of each knob
-# Processor time that a message takes from computing, which the simulator leaves out: at least this
-# many ns, and this fraction of the startup, which is mostly the processor's. It decides between
-# plans with nearly equal predictions.
+# Processor time that a message takes from computing: at least this many ns, and this fraction of
+# the startup, which is mostly the processor's. The simulator has only what the network's `start_ns`
+# says. The rest decides between plans with nearly equal predictions.
 _OVERHEAD_NS, _OVERHEAD_PART = 20_000, 0.25
 _NEAR = 1.25  # plans predicted to take this many times the best prediction are not tried
+# of one policy and size over two backends only the faster one is tried, if the other is predicted
+# to take this many times as long
+_APART = 1.05
 
 
 class Question(msgspec.Struct, frozen=True):
     """What to rank.
 
     Attributes:
-        profile, network, backend: the job and its fitted network.
-        servers: servers in processes of their own.
+        profile: the job.
+        places: its fitted network, with what carries messages there; one place for each backend
+            that may be chosen.
         look: number of the search round.
         most: how many plans to return.
         budget_ns: time to spend on predictions.
@@ -56,24 +61,25 @@ class Question(msgspec.Struct, frozen=True):
     """
 
     profile: Profile
-    network: Network
-    backend: BackendName
-    servers: int
+    places: tuple[Place, ...]
     look: int
     most: int
     budget_ns: int
     crosses: bool = True
 
-    @property
-    def place(self) -> Place:
-        return Place(self.network, self.backend, self.servers)
-
 
 class Ranked(msgspec.Struct, frozen=True):
-    """A candidate to try, with its plan and the order of its messages."""
+    """A candidate to try, with its plan and the order of its messages.
+
+    Attributes:
+        predicted: the choice and its predicted iteration time.
+        plan: of the choice.
+        expected_ns: the prediction, and the processor time of the messages.
+    """
 
     predicted: Predicted
     plan: Plan
+    expected_ns: float
 
     @property
     def choice(self) -> Choice:
@@ -99,6 +105,15 @@ def policy_of(choice: Choice) -> Policy:
         InputError: the policy does not exist.
     """
     return catalog.get(choice.policy, **choice.knobs)
+
+
+def safe_choice(places: Sequence[Place]) -> Choice:
+    """The safe choice at `places`, the first of which it is carried at."""
+    return msgspec.structs.replace(SAFE, backend=_named(places[0], places))
+
+
+def _named(place: Place, places: Sequence[Place]) -> BackendName | None:
+    return place.backend if len(places) > 1 else None
 
 
 def often_good(backend: BackendName, external: bool = False) -> tuple[Choice, ...]:
@@ -129,18 +144,29 @@ def candidates(profile: Profile, backend: BackendName, external: bool = False) -
         yield Choice("searched", {"moves": _SEARCH_MOVES})
 
 
+def candidates_at(profile: Profile, places: Sequence[Place]) -> Iterator[tuple[Place, Choice]]:
+    """The `candidates` of all places in turns, so that each has its share of the time."""
+    of_each = [candidates(profile, place.backend, place.has_external_servers) for place in places]
+    for choices in itertools.zip_longest(*of_each):
+        for place, choice in zip(places, choices, strict=True):
+            if choice is not None:
+                yield place, msgspec.structs.replace(choice, backend=_named(place, places))
+
+
 def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> Answer:
-    """Predict candidates until the time is spent, but at least three.
+    """Predict candidates until the time is spent, but at least three for each place.
 
     Plans that do the same count once.
     """
-    profile, place = question.profile, question.place
+    profile, places = question.profile, question.places
     deadline_ns = now_ns() + question.budget_ns
     found: dict[str, Ranked] = {}
-    for choice in candidates(profile, question.backend, place.has_external_servers):
-        if len(found) >= 3 and now_ns() > deadline_ns:
+    for place, choice in candidates_at(profile, places):
+        if len(found) >= 3 * len(places) and now_ns() > deadline_ns:
             break
         plan = make_plan(policy_of(choice), profile, place)
+        if len(places) > 1:
+            plan = msgspec.structs.replace(plan, backend=place.backend)
         if len(plan.messages) > 2 * MOST_PIECES:
             continue  # no network makes up for the overhead of so many messages
         if any(lane.network_priority for lane in plan.lanes):
@@ -149,11 +175,11 @@ def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> A
         if alike not in found:
             carried = plan if question.crosses else msgspec.structs.replace(plan, crosses_barrier=False)
             took_ns = simulated_ns(carried, profile, place)
-            found[alike] = Ranked(Predicted(msgspec.structs.replace(choice, look=question.look), took_ns), plan)
-    overhead_ns = max(_OVERHEAD_NS, _OVERHEAD_PART * place.network.startup_ns)
-    ranked = sorted(found.values(), key=lambda each: each.predicted.iteration_ns + overhead_ns * len(each.plan.messages))
-    default = policies.default(question.backend)
-    return Answer(tuple(each.predicted for each in ranked), tuple(_worth_trying(ranked, question.most, default)))
+            overhead_ns = max(0, max(_OVERHEAD_NS, _OVERHEAD_PART * place.network.startup_ns) - place.network.start_ns)
+            predicted = Predicted(msgspec.structs.replace(choice, look=question.look), took_ns)
+            found[alike] = Ranked(predicted, plan, took_ns + overhead_ns * len(plan.messages))
+    ranked = sorted(found.values(), key=lambda each: each.expected_ns)
+    return Answer(tuple(each.predicted for each in ranked), tuple(_worth_trying(ranked, question)))
 
 
 def likeness(plan: Plan) -> str:
@@ -169,23 +195,42 @@ def simulated_ns(plan: Plan, profile: Profile, place: Place) -> int:
     return max(timeline.iteration_ns()[-1] for timeline in simulate_servers(plan, profile, simulated, iterations=2))
 
 
-def _worth_trying(ranked: list[Ranked], most: int, default: str) -> list[Ranked]:
-    """The best candidate of each of the best policies, then other sizes, then cut to `most`.
+def _worth_trying(ranked: list[Ranked], question: Question) -> list[Ranked]:
+    """The best candidate over each backend, of each of the best policies, the backends' default
+    policies, then other sizes, cut to `question.most`.
 
     An error of the simulator for one size holds for the next size of that policy too, so policies
-    come first. The backend's default policy is always among them.
+    come first. The default policy of the backend that has the best prediction is always among them;
+    that of another backend only if something over it is predicted to be nearly as fast.
     """
-    near = [each for each in ranked if each.predicted.iteration_ns <= ranked[0].predicted.iteration_ns * _NEAR]
+    safe = safe_choice(question.places)
+    twins: dict[str, float] = {}  # by policy and knobs: what is expected over the best backend
+    for each in ranked:
+        twins.setdefault(_apart_from_backend(each.choice), each.expected_ns)
+    near = [
+        each for each in ranked
+        if each.predicted.iteration_ns <= ranked[0].predicted.iteration_ns * _NEAR
+        and each.expected_ns <= twins[_apart_from_backend(each.choice)] * _APART
+    ]  # fmt: skip
+    over_backend: dict[BackendName | None, Ranked] = {}
     of_policy: dict[str, Ranked] = {}
     for each in near:
+        over_backend.setdefault(each.choice.backend, each)
         of_policy.setdefault(each.choice.policy, each)
-    own = [each for each in ranked if each.choice.policy == default and not each.choice.knobs]
-    order = [*list(of_policy.values())[: max(1, most - 1)], *own, *near]
-    chosen: list[Ranked] = []
-    for each in order:
-        if each not in chosen and not (each.choice.policy == SAFE.policy and not each.choice.knobs):
-            chosen.append(each)
-    return chosen[:most]
+    defaults = [
+        Choice(policies.default(backend or question.places[0].backend), look=question.look, backend=backend)
+        for backend in over_backend
+    ]
+    own = [each for default in defaults for each in ranked if each.choice == default]
+    best = list(dict.fromkeys(each.choice for each in (*over_backend.values(), *of_policy.values())))
+    order = [*best[: max(1, question.most - len(own))], *(each.choice for each in (*own, *near))]
+    left = [choice for choice in dict.fromkeys(order) if msgspec.structs.replace(choice, look=0) != safe]
+    by_choice = {each.choice: each for each in ranked}
+    return [by_choice[choice] for choice in left[: question.most]]
+
+
+def _apart_from_backend(choice: Choice) -> str:
+    return str(msgspec.structs.replace(choice, backend=None))
 
 
 def main() -> None:

@@ -81,7 +81,7 @@ class Core:
         """The gradient of `tensor` is in its memory, which belongs to the summation until its sum is there."""
         with self._condition:
             self._check()
-            self._engine.ready(tensor)
+            self._engine.ready((tensor,))
 
     def notify_sent(self, message: int) -> None:
         """This rank's part of `message` is on its way: it leaves its window now, rather than with its sum.

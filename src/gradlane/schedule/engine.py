@@ -8,6 +8,7 @@ clock and no I/O; its owner calls it under one lock.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 from gradlane.core.plan import Plan
@@ -62,9 +63,10 @@ class Engine:
         self._sent.clear()
         self._dispatcher.begin()
 
-    def ready(self, tensor: int) -> None:
-        """The gradient of `tensor` is in its memory."""
-        self._start(self._dispatcher.ready(tensor))
+    def ready(self, tensors: Sequence[int]) -> None:
+        """The gradients of `tensors` are in their memory."""
+        ready = self._dispatcher.ready
+        self._start([message for tensor in tensors for message in ready(tensor)])
 
     def allow(self, message: int) -> None:
         """The coordinator put `message` next."""
@@ -127,6 +129,8 @@ class Engine:
         self._start(self._dispatcher.finished(message))
 
     def _start(self, messages: list[int]) -> None:
+        if not messages:
+            return
         self._to_start.extend(messages)
         if self._is_starting:  # a message ended while it was being started: the loop below continues with what it freed
             return

@@ -22,6 +22,7 @@ from gradlane.core.timeline import Timeline
 from gradlane.sim.fabric import Job, Notice
 from gradlane.sim.shared_link import SharedLink
 from gradlane.sim.simulation import Simulation
+from gradlane.sim.starting import delayed
 from gradlane.sim.steady import planned_ahead
 from gradlane.units import NS_PER_SECOND
 
@@ -46,6 +47,7 @@ def simulate(plan: Plan, profile: Profile, network: Network, iterations: int = 3
             range.
     """
     refuse_what_cannot_be_done(plan, "all-reduce")
+    profile = delayed(plan, profile, network.start_ns)
     return _run(plan, profile, CollectiveFabric(plan, network, 1), [100], iterations)[0]
 
 
@@ -91,6 +93,7 @@ def simulate_heterogeneous(
         need_int("compute_percent", worker, 1, 1_000_000)
     if plan.sequence is None:
         plan = planned_ahead(plan, profile, network)
+    profile = delayed(plan, profile, network.start_ns)
     return _run(plan, profile, CollectiveFabric(plan, network, len(percent), steps), percent, iterations, jitter, seed)
 
 

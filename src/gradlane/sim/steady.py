@@ -18,6 +18,7 @@ from gradlane.core.profile import Profile
 from gradlane.schedule import NativeDispatcher
 from gradlane.sim.passes import forward_ends
 from gradlane.sim.shared_link import SharedLink
+from gradlane.sim.starting import delayed
 
 
 class Sent(NamedTuple):
@@ -46,6 +47,7 @@ def iteration_ns(plan: Plan, profile: Profile, network: Network) -> int:
     Raises:
         PlanError: all-reduce cannot carry out the plan.
     """
+    profile = delayed(plan, profile, network.start_ns)
     sends = _communicate(NativeDispatcher(plan), plan, profile, network)
     return forward_ends(profile, _arrivals(plan, sends), plan.crosses_barrier)
 
@@ -69,7 +71,7 @@ def planned_ahead(plan: Plan, profile: Profile, network: Network) -> Plan:
     Raises:
         PlanError: all-reduce cannot carry out the plan.
     """
-    sends = _communicate(NativeDispatcher(plan), plan, profile, network)
+    sends = _communicate(NativeDispatcher(plan), plan, delayed(plan, profile, network.start_ns), network)
     first_halves = sorted((sent for sent in sends if not sent.second_half), key=lambda sent: sent.start_ns)
     return plan.with_sequence(tuple(sent.message for sent in first_halves))
 

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from msgspec import structs
+from msgspec import UNSET, UnsetType, structs
 
 from gradlane.core import files
+from gradlane.core.backends import BackendName
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import DTYPE_BYTES, TensorSpec
 from gradlane.errors import JobError, OrderError
@@ -34,6 +35,7 @@ def check_backend(
     *,
     device: torch.device | None = None,
     wires: Sequence[Wire] = ("fifo",),
+    over: Sequence[BackendName | UnsetType] = (UNSET,),
     two_phase: bool = True,
     dtype: str = "float32",
     timeout_s: float = 60.0,
@@ -58,6 +60,8 @@ def check_backend(
         backend: as it has been made; nothing has been called on it.
         device: of the gradients; the CPU where not given.
         wires: kinds of `Plan.wire` that it carries.
+        over: what each plan names as its `Plan.backend`, one after another, for a backend that
+            has several carriers.
         two_phase: whether it carries two-phase messages.
         dtype: of the gradients, a key of `gradlane.core.profile.DTYPE_BYTES`.
         timeout_s: seconds that the sums of one iteration may take.
@@ -71,9 +75,8 @@ def check_backend(
         specs = tuple(TensorSpec(f"t{index}", count * DTYPE_BYTES[dtype], dtype) for index, count in enumerate(_ELEMENTS))
         for wire in wires:
             for plan in _plans(specs, wire, two_phase):
-                if backend.needs_one_order:
-                    plan = plan.with_sequence(tuple(reversed(range(len(plan.messages)))))
-                _Run(backend, plan, device, rank, world, timeout_s).run()
+                for named in over:
+                    _Run(backend, structs.replace(plan, backend=named), device, rank, world, timeout_s).run()
     except BaseException as error:
         backend.close(JobError(f"check_backend: {error}"))
         raise
@@ -115,11 +118,17 @@ class _Run:
     """Iterations of one plan on one rank, driven by a Dispatcher as a session drives them."""
 
     def __init__(self, backend: Backend, plan: Plan, device: torch.device, rank: int, world: int, timeout_s: float) -> None:
-        self._backend, self._plan, self._rank, self._world, self._timeout_s = backend, plan, rank, world, timeout_s
+        self._backend, self._rank, self._world, self._timeout_s = backend, rank, world, timeout_s
         dtype = getattr(torch, plan.tensors[0].dtype)
         params = [torch.nn.Parameter(torch.zeros(count, dtype=dtype, device=device)) for count in _ELEMENTS]
         self._gradients = GradientBuffers(params)
         self._buffers = self._gradients.message_buffers(plan)
+        # what carries the plan says only then whether it needs an order, and whether it tells sends
+        backend.prepare(plan, self._buffers)
+        if backend.needs_one_order:
+            plan = plan.with_sequence(tuple(reversed(range(len(plan.messages)))))
+            backend.prepare(plan, self._buffers)
+        self._plan = plan
         self._dispatcher = NativeDispatcher(plan)
         self._changed = threading.Condition(threading.RLock())
         self._told: list[list[str]] = []
@@ -134,7 +143,6 @@ class _Run:
         self._expected = [twice if message.two_phase else once for message in plan.messages]
 
     def run(self) -> None:
-        self._backend.prepare(self._plan, self._buffers)
         if self._backend.needs_one_order:
             self._check_refused()
         for iteration in range(_ITERATIONS):
@@ -177,6 +185,8 @@ class _Run:
             with self._changed:
                 self._start(self._dispatcher.ready(tensor))
         with self._changed:
+            self._backend.look()
+            self._backend.await_ends(range(len(self._plan.messages)))
             self._changed.wait_for(lambda: not self._missing or self._failure, self._timeout_s)
             if self._failure is not None:
                 raise AssertionError(f"{self._where(iteration)}: {self._failure}") from self._failure

@@ -92,13 +92,14 @@ def profiles(
 
 
 @st.composite
-def networks(draw: st.DrawFn, overlapping: bool = True) -> Network:
+def networks(draw: st.DrawFn, overlapping: bool = True, starting: bool = True) -> Network:
     """Any network of 2 to 64 workers and one or two segments, with messages of next to nothing that
     cost what they cost.
 
     Args:
         overlapping: whether messages may also be in flight together; otherwise they pass one after
             another.
+        starting: whether to start a message may also take time from computing.
     """
     sharing = Sharing()
     if overlapping and draw(st.booleans()):
@@ -117,6 +118,7 @@ def networks(draw: st.DrawFn, overlapping: bool = True) -> Network:
         sharing=sharing,
         min_message_ns=min_message_ns,
         min_message_latency_ns=draw(st.integers(0, min_message_ns)),
+        start_ns=draw(st.sampled_from((0, 0, 40_000))) if starting else 0,
     )
 
 

@@ -46,15 +46,15 @@ class NodeEngine:
         keeps_log: keep the last iterations' facts and answers, see `log`.
 
     Attributes:
-        ready: the gradient of a tensor is in its memory; returns the time of this, in ns.
+        ready: the gradients of some tensors are in their memory; returns the time of this, in ns.
     """
 
-    ready: Callable[[int], int]
+    ready: Callable[[Sequence[int]], int]
 
     def __init__(self, node: Node, plan: Plan, memory: Sequence[MessageMemory], first: int, *, keeps_log: bool = False) -> None:
         self.plan = plan
         self._node = node.native
-        self.ready = self._node.ready  # bound once: called for every gradient
+        self.ready = self._node.ready  # bound once: called for every few gradients
         self._keeps_log = keeps_log
         self._messages_of = plan.messages_by_tensor
         self._engine = self._node.carry_out(

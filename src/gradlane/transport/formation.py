@@ -19,11 +19,16 @@ from typing import Any
 from gradlane.errors import CommunicationError
 from gradlane.transport.node import Node, NodeOptions
 
+# Every kernel has it, and every process may choose it. A host's default may be BBR, whose pacing
+# leaves the processors idle between packets where nothing can be congested.
+_LOCAL_CONGESTION = "reno"
+
 
 def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local_packet_bytes: int | None = None) -> Node:
     """Form the job's data plane; all members call it with matching arguments.
 
-    Members on one host connect over loopback, without checksums, as those bytes cross no network.
+    Members on one host connect over loopback, without checksums, as those bytes cross no network,
+    and with a congestion control that does not pace.
 
     Args:
         store: the job's store, under a prefix for this formation.
@@ -70,6 +75,7 @@ def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local
             secret=secret,
             address="127.0.0.1" if is_local else address,
             checksum=options.checksum and not is_local,
+            congestion=options.congestion or (_LOCAL_CONGESTION if is_local else ""),
             packet_bytes=local_packet_bytes if is_local and local_packet_bytes else options.packet_bytes,
         )
     )

@@ -65,7 +65,8 @@ class NodeOptions:
             of a sum do not depend on the schedule.
         checksum: whether packets have one.
         deal_evenly: distribute each tensor evenly over the servers (for tensors that come one at a
-            time), not the whole table.
+            time), not the whole table; connections then take turns, so that all end at about the
+            same time.
         tell_tables: servers run in processes without a worker, and workers tell them of each
             tensor.
         lanes: how packets of each lane are marked.
@@ -132,6 +133,7 @@ class Node:
 
     def __init__(self, options: NodeOptions) -> None:
         self.options = options
+        self._dialled: dict[str, str] = {}  # by server as in error messages: where it was said to be
         try:
             self._native = start_node(
                 rank=-1 if options.rank is None else options.rank,
@@ -178,6 +180,7 @@ class Node:
 
     def dial(self, server: int, address: str, port: int) -> None:
         """Connect the worker to `server` in another process, with one connection for each lane."""
+        self._dialled[f"server {server}"] = f" at {address}:{port}"
         self._native.dial(server, address, port)
 
     def join(self, timeout_s: float) -> None:
@@ -190,9 +193,11 @@ class Node:
         joined, missing = self._native.join(round(timeout_s * 1000))
         if not joined:
             self.check()
+            named = ", ".join(peer + self._dialled.get(peer, "") for peer in missing.split(", "))
+            here = "" if self.options.server is None else f" (this process listens on {self.options.address}:{self.port})"
             raise CommunicationError(
-                f"transport: no connection with {missing or 'the others'} within {timeout_s:.0f} s; did they start, and is "
-                "their address reachable from here?"
+                f"transport: no connection with {named or 'the others'} within {timeout_s:.0f} s; did they start, and is "
+                f"their address reachable from here?{here}"
             )
 
     def define(

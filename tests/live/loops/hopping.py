@@ -16,12 +16,15 @@ _EVERY = 2  # iterations
 
 
 class Hopping:
-    """Rank 0 goes through plans that cross the barrier, and says so in decisions as `auto` announces them."""
+    """Rank 0 goes through plans that cross the barrier, and says so in decisions as `auto` announces them.
+
+    Where the session has several backends, each plan comes over another one than the plan before.
+    """
 
     over, settled = False, True
 
     def __init__(self, rank: int) -> None:
-        self._rank = rank
+        self._rank, self._turn = rank, 0
         self._decisions = ControlDecisions()
         self._policies = itertools.cycle(
             [
@@ -38,7 +41,9 @@ class Hopping:
         if not self._decisions.is_due(driver):
             return None
         self._decisions.announce(driver, ControlDecision.CHANGE if self._rank == 0 else None, _EVERY)
-        return planner.change(next(self._policies) if self._rank == 0 else None, backend, driver.failures.collective)
+        self._turn += 1
+        over = planner.places[self._turn % len(planner.places)].backend
+        return planner.change(next(self._policies) if self._rank == 0 else None, backend, driver.failures.collective, over)
 
     def record(self) -> None:
         return None

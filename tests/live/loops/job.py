@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradlane
 from gradlane.core.network import Network
 from gradlane.errors import GradlaneError
+from gradlane.live.adapt.auto import Auto
 from gradlane.live.session.module_buffers import BufferSync
 from tests.live.cases import bits_of, differences
 from tests.live.loops.hopping import Hopping
@@ -53,6 +54,8 @@ ARMS = {
     "bytescheduler": Arm("bytescheduler"),
     "hopping": Arm("bytescheduler", hops=True),
     "mercury over servers": Arm("mercury", backend="server"),
+    # plans go over all-reduce and over servers in turns: for some loops only (test_carriers)
+    "hopping between carriers": Arm("auto", backend=None, hops=True),
     # messages over servers, not packets: for some loops only (test_servers)
     "bytescheduler over servers": Arm("bytescheduler", backend="server"),
 }
@@ -243,7 +246,7 @@ def compare_with_late_announcements(**case: Any) -> dict[str, dict[str, Any]]:
 
 
 def _in_arm(case: Loop, rank: int, world: int, arm: Arm, reference: dict[str, torch.Tensor]) -> dict[str, Any]:
-    policy = gradlane.policies.get(arm.policy, **POLICIES.get(arm.policy, {}))
+    policy = "auto" if arm.policy == "auto" else gradlane.policies.get(arm.policy, **POLICIES.get(arm.policy, {}))
     differs: list[str] = []
     text, typed = "", False
     with slow_network(), counting_deferred_updates() as deferred, log_lines() as lines:
@@ -291,7 +294,7 @@ def under_gradlane(
             model,
             optimizer if isinstance(optimizer, (torch.optim.Optimizer, list)) else None,
             policy,
-            network=Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second),
+            network=None if policy == "auto" else Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second),
             profile_iterations=1,
             timeout=20,
             **case.attach,
@@ -300,7 +303,8 @@ def under_gradlane(
     ):
         warnings.simplefilter("ignore")
         if hops:
-            assert session._controller is None  # raises if a session no longer calls it so
+            # raises if a session no longer calls it so
+            assert session._controller is None or isinstance(session._controller, Auto)
             session._controller = Hopping(rank)
         generator = torch.Generator().manual_seed(1000 + rank)
         job = Job(rank, model, model, optimizer, session.no_sync, generator, session)

@@ -13,16 +13,19 @@ One search, ranking and trying, is a "look" in the `SearchLog`.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
+from collections.abc import Sequence
 from statistics import median
 
 import msgspec
+from msgspec import UNSET
 
-from gradlane.core.backends import BackendName
+from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
-from gradlane.core.records.search_log import Choice, SearchLog, SearchRound, Switch
+from gradlane.core.records.search_log import ANY, Choice, SearchLog, SearchRound, Switch
 from gradlane.live.adapt.controller import ControlDecision, ControlDecisions, quiet_iterations
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.adapt.ranking_process import RankingProcess
@@ -32,13 +35,14 @@ from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.planning.choosing import ALLOWANCE_NS, PART_OF_TIME, Choosing
 from gradlane.planning.monitor import PATIENCE
-from gradlane.planning.ranking import Answer, Question, likeness, often_good, policy_of
+from gradlane.planning.ranking import Answer, Question, candidates_at, likeness, policy_of, safe_choice
 
 log = logging.getLogger("gradlane")
 
 _MOST_PLANS, _MOST_PLANS_AGAIN = 6, 2  # tried in the first search and in each later one
 # iterations from this length on: a later search tries one plan, so that it ends within ten seconds
 _SLOW_NS = 500_000_000
+_UNRANKED = 3  # plans to try if there is no ranking
 _MOST_SWITCHES = 1000  # on record
 _LEAST_PAUSE_NS, _MOST_PAUSE_NS = 2 * 10**9, 600 * 10**9  # from the end of a search to the next
 # limit of a ranking: the time of 8 iterations, but at least 0.5 s, and at most 3 s in the first
@@ -51,22 +55,22 @@ class Auto:
 
     Args:
         rank: of this process.
-        about: the record to complete, without searches so far; its `safe` choice is in force at the
-            start.
-        backend: of the session.
-        servers: how many there are in processes of their own.
+        model: the model's name, for the record.
+        places: one for each backend to choose from. The safe choice, over the first of them, is in
+            force at the start.
         stream_ordered: see `Watch`.
     """
 
     over = False  # auto watches until the session ends
 
-    def __init__(self, rank: int, about: SearchLog, backend: BackendName, servers: int, stream_ordered: bool) -> None:
-        self._rank, self._about, self._backend, self._servers = rank, about, backend, servers
-        self._stream_ordered = stream_ordered
+    def __init__(self, rank: int, model: str, places: Sequence[Place], stream_ordered: bool) -> None:
+        self._rank, self._stream_ordered = rank, stream_ordered
+        backend = places[0].backend if len(places) == 1 else ANY
+        self._about = SearchLog(model, places[0].network.workers, backend, safe_choice(places))
         self._decisions, self._quiet_iterations = ControlDecisions(), 1
         self.settled = False
         """Whether no search is going on. The same on all ranks."""
-        self._in_force = about.safe
+        self._in_force = self._about.safe
         self._ranking: RankingProcess | None = None
         self._choosing: Choosing | None = None
         self._answer = Answer((), ())
@@ -82,7 +86,7 @@ class Auto:
 
     def start(self, planner: Planner, recorder: Recorder) -> None:
         if self._rank == 0:
-            self._watch = Watch(recorder, planner.network, self._stream_ordered)
+            self._watch = Watch(recorder, planner.places, self._stream_ordered)
             self._start_ranking(planner)
         self._since_ns = now_ns()
 
@@ -97,7 +101,8 @@ class Auto:
             self.settled = ControlDecision.SETTLED in decision
             if ControlDecision.CHANGE in decision:
                 began_ns = now_ns()
-                plan = planner.change(self._plan_of_choice(planner), backend, driver.failures.collective)
+                over = self._in_force.backend or UNSET
+                plan = planner.change(self._plan_of_choice(), backend, driver.failures.collective, over)
                 self._changing_ns += now_ns() - began_ns
         self._since_ns = now_ns()
         return plan
@@ -131,7 +136,7 @@ class Auto:
         if self._ranking is not None:
             answer = self._ranking.answer() if is_due else None
             if answer is not None:
-                self._try(answer, driver.plan)
+                self._try(answer, planner, driver.plan)
             return ControlDecision.STAY
         # the policies were ranked for updates that cross the barrier, and by now it is known that
         # this script allows none
@@ -140,7 +145,7 @@ class Auto:
             self._why = str(moved) if moved is not None else "updates are needed before the next forward pass"
             self._began = driver.iteration + 1
             if moved is not None:
-                planner.network = self._watch.network
+                planner.plan_for(self._watch.places())
                 planner.profile = self._watch.profile(planner.profile, moved)
             self._quiet_iterations = 1
             self._start_ranking(planner)
@@ -160,21 +165,21 @@ class Auto:
         look = len(self._about.looks)
         most = _MOST_PLANS if not look else _MOST_PLANS_AGAIN if iteration_ns < _SLOW_NS else 1
         budget_ns = min(max(_LEAST_RANKING_NS, _RANKING_ITERATIONS * iteration_ns), _MOST_RANKING_NS[bool(look)])
-        self._assumed, self._crosses = planner.network, planner.crosses
-        self._ranking = RankingProcess(
-            Question(planner.profile, planner.network, self._backend, self._servers, look, most, budget_ns, planner.crosses)
-        )
+        self._assumed, self._crosses = planner.places[0].network, planner.crosses
+        places = tuple(Place(place.network, place.backend, place.servers) for place in planner.places)
+        self._ranking = RankingProcess(Question(planner.profile, places, look, most, budget_ns, planner.crosses))
 
-    def _try(self, answer: Answer, in_force: Plan) -> None:
+    def _try(self, answer: Answer, planner: Planner, in_force: Plan) -> None:
         self._ranking, self._answer, self._changing_ns = None, answer, 0
         self._plans = {each.choice: each.plan for each in answer.worth_trying} | {self._in_force: in_force}
         others = [each.choice for each in answer.worth_trying if likeness(each.plan) != likeness(in_force)]
         if not answer.worth_trying:  # the ranking has failed
-            unranked = often_good(self._backend, external=self._servers > 0)[1:4]
-            others = [msgspec.structs.replace(choice, look=len(self._about.looks)) for choice in unranked]
+            assert planner.profile is not None
+            unranked = itertools.islice(candidates_at(planner.profile, planner.places), _UNRANKED + 1)
+            others = [msgspec.structs.replace(choice, look=len(self._about.looks)) for _, choice in unranked][1:]
         self._choosing = Choosing(self._in_force, self._about.safe, others, again=bool(self._about.looks))
 
-    def _plan_of_choice(self, planner: Planner) -> Policy | Plan | None:
+    def _plan_of_choice(self) -> Policy | Plan | None:
         """Rank 0's plan for the choice in force: the one that was simulated or in force before;
         else its policy, to plan for the present network. None on other ranks.
         """

@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
+from msgspec import UNSET, UnsetType, structs
 
 from gradlane.core import files
+from gradlane.core.backends import BackendName
 from gradlane.core.checks import check_plan
 from gradlane.core.network import Network
-from gradlane.core.place import Place
+from gradlane.core.place import Place, place_of
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile, TensorSpec
@@ -40,7 +41,8 @@ class Planner:
 
     Args:
         policy: what to plan with, or a plan made before.
-        place: the network and what carries messages.
+        places: the network, with what carries messages there; several, each with a backend of its
+            own, if the session chooses between backends while it trains.
         profile: to plan from; None to measure one.
         specs: the model's tensors.
         iterations: how many to measure before there is a plan.
@@ -51,13 +53,17 @@ class Planner:
     def __init__(
         self,
         policy: Policy | Plan,
-        place: Place,
+        places: Sequence[Place],
         profile: Profile | None,
         specs: Sequence[TensorSpec],
         iterations: int,
         until_stable: bool = False,
     ) -> None:
-        self.place = place
+        self.places = tuple(places)
+        self.place = self.places[0]
+        """The one of `places` at which the plan in force is carried out. A controller that sees the
+        network change calls `plan_for`.
+        """
         self.profile = profile
         self.crosses = True
         """Whether the next forward pass may begin before all sums have arrived. The first
@@ -66,19 +72,26 @@ class Planner:
         """
         self.builder = ProfileBuilder(specs)
         self._policy = policy
-        has_order = isinstance(policy, Plan) and (policy.sequence is not None or not place.needs_sequence)
+        has_order = isinstance(policy, Plan) and (policy.sequence is not None or not self.place.needs_sequence)
         self._measures = profile is None and not has_order
         self._iterations = iterations if self._measures else 0
         self._until_stable = until_stable and self._measures
 
     @property
     def network(self) -> Network:
-        """The network to plan for. A controller that sees it change assigns the new one."""
+        """The network of `place`."""
         return self.place.network
 
-    @network.setter
-    def network(self, network: Network) -> None:
-        self.place = msgspec.structs.replace(self.place, network=network)
+    def plan_for(self, places: Sequence[Place]) -> None:
+        """Plan for other networks from now on: `places` with the backends of before."""
+        self.places, self.place = tuple(places), place_of(self.place.backend, places)
+
+    @property
+    def ready_ns(self) -> dict[str, int] | None:
+        """By tensor name, when its gradient is ready in a backward pass, in ns; None without a
+        profile.
+        """
+        return None if self.profile is None else {each.spec.name: each.ready_ns for each in self.profile.tensors}
 
     def measures(self, iteration: int) -> bool:
         """Whether `iteration` is measured for the profile."""
@@ -116,16 +129,20 @@ class Planner:
             collective(lambda: dist.all_reduce(ready, group=group))
             world = dist.get_world_size(group)
             self.profile = self.builder.build(model, str(device), [int(total) // world for total in ready.tolist()])
-        plan = self._share(self._plan(self._policy), backend, collective)
+        plan = self._share(self._plan(self._policy, UNSET), backend, collective)
         check_fits(plan, self.builder.specs)
         return plan
 
-    def change(self, policy: Policy | Plan | None, backend: Backend, collective: Collective) -> Plan:
+    def change(
+        self, policy: Policy | Plan | None, backend: Backend, collective: Collective, over: BackendName | UnsetType = UNSET
+    ) -> Plan:
         """Make another plan for the present profile and network (collective).
 
         Args:
             policy: rank 0's policy or plan; None on other ranks.
             backend, collective: as for `decide`.
+            over: what is to carry the plan of a policy, where there are several places; UNSET for
+                the first of them. A plan names its own.
 
         Returns:
             Rank 0's plan, on every rank.
@@ -133,7 +150,7 @@ class Planner:
         Raises:
             MismatchError: a rank holds another plan than rank 0.
         """
-        plan = None if policy is None else self._plan(policy)
+        plan = None if policy is None else self._plan(policy, over)
         return self._share(plan, backend, collective)
 
     def simulated_ns(self, policy: Policy) -> int:
@@ -141,19 +158,21 @@ class Planner:
         assert self.profile is not None, "there is a profile once the first plan is decided"
         return simulated_ns(make_plan(policy, self.profile, self.place), self.profile, self.place)
 
-    def _plan(self, policy: Policy | Plan) -> Plan:
+    def _plan(self, policy: Policy | Plan, over: BackendName | UnsetType) -> Plan:
         profile = self.profile
         if profile is None:
             assert isinstance(policy, Plan)
             return policy
-        if not isinstance(policy, Plan):
-            return make_plan(policy, profile, self.place)
-        return accepted(policy, profile.in_order_of(policy.tensors), self.place)
+        place = place_of(policy.backend if isinstance(policy, Plan) else over, self.places)
+        if isinstance(policy, Plan):
+            plan = accepted(policy, profile.in_order_of(policy.tensors), place)
+        else:
+            plan = make_plan(policy, profile, place)
+        return structs.replace(plan, backend=place.backend) if len(self.places) > 1 else plan
 
-    @staticmethod
-    def _share(own: Plan | None, backend: Backend, collective: Collective) -> Plan:
+    def _share(self, own: Plan | None, backend: Backend, collective: Collective) -> Plan:
         """Broadcast rank 0's plan and compare its fingerprint over all ranks; other ranks' `own` is
-        ignored.
+        ignored. `place` is that of the plan from now on.
         """
         group, device = backend.control_group, backend.control_device
         data = files.dumps(own) if own is not None else b""
@@ -172,6 +191,7 @@ class Planner:
         for other, theirs in enumerate(prints.tolist()):
             if theirs != mine:
                 raise MismatchError(f"rank {other} holds another plan than rank {rank}: {theirs:x} and {mine:x}")
+        self.place = place_of(plan.backend, self.places)
         return plan
 
 

@@ -46,7 +46,7 @@ class Replanning:
         if self._rank == 0:
             assert planner.profile is not None
             log.info("gradlane: %s", describe(planner.profile))
-            self._watch = Watch(recorder, planner.network, self._stream_ordered)
+            self._watch = Watch(recorder, planner.places, self._stream_ordered)
         self._since_ns = now_ns()
 
     def decide(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
@@ -75,7 +75,7 @@ class Replanning:
         if moved is None:
             return None
         assert planner.profile is not None
-        planner.network = self._watch.network
+        planner.plan_for(self._watch.places())
         planner.profile = self._watch.profile(planner.profile, moved)
         self._watch.settle()
         rate = format_rate(planner.network.bytes_per_second)

@@ -7,10 +7,13 @@ Rank 0 alone watches. It sees a slowdown of another rank as sums that arrive lat
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
-from gradlane.core.network import Network
+from msgspec import structs
+
+from gradlane.core.backends import BackendName
+from gradlane.core.place import Place, place_of
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.live.adapt.contention import Pressure
@@ -24,19 +27,21 @@ class Watch:
 
     Args:
         recorder: of the session; it has the spans of the last iteration.
-        network: the one that the first plan was made for.
+        places: those that the first plans were made for, one for each backend of the session.
         stream_ordered: sums are reported done when they are queued on a device's stream. Their
             times then say nothing about the network, and only computing and iteration times are
             watched.
     """
 
-    def __init__(self, recorder: Recorder, network: Network, stream_ordered: bool) -> None:
-        self._recorder, self._network, self._stream_ordered = recorder, network, stream_ordered
+    def __init__(self, recorder: Recorder, places: Sequence[Place], stream_ordered: bool) -> None:
+        self._recorder, self._places, self._stream_ordered = recorder, tuple(places), stream_ordered
         self._pressure = Pressure()
         self._ready: deque[Mapping[str, float]] = deque(maxlen=PATIENCE)
-        # slowness of the first `LEARN` iterations, when `network` had just been measured
-        self._first: list[float] = []
+        # over each backend, slowness of the first `LEARN` iterations: as if its network had just been
+        # measured, so that what `places` had been slowed down by then is divided out
+        self._first: dict[BackendName, list[float]] = {place.backend: [] for place in places}
         self._last: deque[float] = deque(maxlen=PATIENCE)
+        self._in_force, self._slowed = self._places[0].backend, 1.0
         self._monitor, self._crowd = Monitor(), Crowd()
 
     def settle(self, iteration_ns: int | None = None) -> None:
@@ -63,13 +68,17 @@ class Watch:
         waiting = self._pressure.part_of(iteration_ns)
         if watching and self._crowd.observe(waiting):
             return None
-        seen = observe(self._recorder.last(), plan, self._network, iteration_ns)
+        place = place_of(plan.backend, self._places)
+        if place.backend != self._in_force:
+            self._in_force = place.backend
+            self._last.clear()
+        seen = observe(self._recorder.last(), plan, place.network, iteration_ns)
         self._ready.append(seen.ready)
         if self._stream_ordered:
             seen = Observed(iteration_ns, seen.compute_ns, None)
         elif seen.slowness is not None:
-            if len(self._first) < LEARN:
-                self._first.append(seen.slowness)
+            if len(self._first[place.backend]) < LEARN:
+                self._first[place.backend].append(seen.slowness / self._slowed)
             self._last.append(seen.slowness)
         if not watching:
             return None
@@ -84,11 +93,13 @@ class Watch:
             planned_for = with_pattern(planned_for, {name: median(ready[name] for ready in self._ready) for name in names})
         return planned_for.stretched(moved.compute)
 
-    @property
-    def network(self) -> Network:
-        """The network as it is now: the first one, slowed down by the factor by which messages take
-        longer now.
+    def places(self) -> tuple[Place, ...]:
+        """The places as they are now: the first ones, all slowed down by the factor by which
+        messages take longer now over the backend in force, since they share the links.
         """
-        if not self._last or len(self._first) < LEARN:
-            return self._network
-        return slowed(self._network, median(self._last) / median(self._first))
+        first = self._first[self._in_force]
+        if self._last and len(first) == LEARN:
+            self._slowed = median(self._last) / median(first)
+        if self._slowed == 1.0:
+            return self._places
+        return tuple(structs.replace(place, network=slowed(place.network, self._slowed)) for place in self._places)

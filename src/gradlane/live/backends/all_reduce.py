@@ -7,7 +7,7 @@ letting ranks add different messages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from gradlane.errors import JobError, OrderError, UnsupportedError
 from gradlane.live.backends.base import OnDone, OnSent
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.probe import measure
-from gradlane.live.backends.process_groups import ProcessGroups
+from gradlane.live.backends.process_groups import ProcessGroups, UnderWay
 from gradlane.live.backends.sockets import set_traffic_class
 from gradlane.live.backends.streams import Event, Streams
 from gradlane.live.backends.two_phase import TwoPhase
@@ -56,6 +56,7 @@ class AllReduceBackend:
     ) -> None:
         self.control_device, self._weight = device, weight
         self._groups = ProcessGroups(group, timeout_s)
+        self._sum = dist.AllreduceOptions()  # a sum, where nothing else is said
         self._traffic_classes: list[TrafficClass] = []
         self._open(1)
         self._streams, self.has_streams = streams, streams is not None
@@ -63,6 +64,9 @@ class AllReduceBackend:
         self._ends: dict[int, Event] = {}
         self._expected: list[list[int]] = []
         self._issued: list[int] = []
+        self._tells_at_once = True
+        self._untold: dict[int, UnderWay] = {}  # messages whose ends are not told by themselves
+        self._awaited: set[int] = set()
 
     def _open(self, groups: int) -> None:
         while len(self._groups) < groups:
@@ -88,6 +92,8 @@ class AllReduceBackend:
         self._two_phase = {index: TwoPhase(buffers[index].tensor, world) for index in plan.second_phases}
         self._lanes = [message.lane for message in plan.messages]
         self._plan = plan
+        # otherwise nothing that starts depends on what has ended
+        self._tells_at_once = bool(plan.second_phases) or any(lane.window_bytes is not None for lane in plan.lanes)
         self.begin([[] for _ in plan.lanes])
 
     def _set_traffic_class(self, group: int, traffic_class: TrafficClass) -> None:
@@ -113,6 +119,7 @@ class AllReduceBackend:
         """
         self._expected = expected
         self._issued = [0] * len(expected)
+        self._awaited.clear()
 
     def expect(self, message: int) -> None:
         self._expected[self._lanes[message]].append(message)
@@ -132,7 +139,8 @@ class AllReduceBackend:
         if self._stream is None:
             buffer.gather()
             if two_phase is None:
-                self._report_end(message, [dist.all_reduce(buffer.tensor, group=group, async_op=True)], buffer.scatter, on_done)
+                # `dist.all_reduce` does the same after 13 us of checks
+                self._report_end(message, [group.allreduce([buffer.tensor], self._sum)], buffer.scatter, on_done)
             else:
                 self._report_end(message, two_phase.scatter(group), two_phase.add, on_done)
             return False
@@ -194,7 +202,28 @@ class AllReduceBackend:
                 then()
             on_done(message, error)
 
-        self._groups.when_ended(works, ended)
+        begun = self._groups.under_way(works, ended)
+        if self._tells_at_once or message in self._awaited:
+            begun.tell()
+        else:
+            self._untold[message] = begun
+
+    def look(self) -> None:
+        """Tell of the sums that have ended, up to the first that has not."""
+        while self._untold:
+            message, begun = next(iter(self._untold.items()))
+            if not begun.has_ended:
+                return
+            del self._untold[message]
+            begun.tell()
+
+    def await_ends(self, messages: Iterable[int]) -> None:
+        """Tell of the ends of `messages` when they are there, of this iteration."""
+        for message in messages:
+            self._awaited.add(message)
+            begun = self._untold.pop(message, None)
+            if begun is not None:
+                begun.tell()
 
     def join(self, message: int) -> None:
         """Make the script's stream wait for the sum of `message`; nothing to do on the CPU."""

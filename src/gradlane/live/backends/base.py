@@ -1,12 +1,13 @@
 """Backend: what carries the messages of a session. There are two: `AllReduceBackend` over
-torch.distributed, and `ParameterServerBackend` over gradlane's own transport.
+torch.distributed, and `ParameterServerBackend` over gradlane's own transport. `Carriers` has both,
+for a session whose plans choose.
 
 A backend starts sums in the order that it is given and reports each one's end; it decides nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +22,9 @@ from gradlane.transport import NodeEngine
 OnDone = Callable[[int, BaseException | None], None]
 """Called with a message and None, or what went wrong, on any thread, once for each `start` and
 `start_second_phase` that did not return True. Of a two-phase message whose sending is told
-(`tells_sends`) the end of the first phase is told by `OnSent` instead."""
+(`tells_sends`) the end of the first phase is told by `OnSent` instead. Where no message has to end
+before another may start, a backend may tell an end late: when it is asked to `look`, or once the
+message is awaited (`await_ends`)."""
 OnSent = Callable[[int], None]
 """Called with a message on any thread, once, before its end, if the backend `tells_sends`."""
 
@@ -48,7 +51,7 @@ class Backend(Protocol):
     """Whether what is reported done may still be queued on a device, see `join`."""
     needs_one_order: bool
     """Whether every rank must start the messages of a lane in one order, since what meets on the
-    network is told apart by that alone."""
+    network is told apart by that alone. `prepare` may change this, and `tells_sends`."""
     tells_sends: bool
     """Whether a message leaves its window when this rank's part has been sent, told by `on_sent`;
     otherwise it does when it has ended."""
@@ -153,6 +156,16 @@ class Backend(Protocol):
             As `start` does.
 
         Raises what `start` raises.
+        """
+
+    def look(self) -> None:
+        """Tell, from within this call, of messages that have ended, as far as their ends are not
+        told by themselves. Under the session's lock.
+        """
+
+    def await_ends(self, messages: Iterable[int]) -> None:
+        """Somebody waits for `messages`: from now on tell of their ends when they are there. Under
+        the session's lock.
         """
 
     def join(self, message: int) -> None:

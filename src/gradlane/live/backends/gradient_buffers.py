@@ -2,9 +2,9 @@
 them.
 
 Each tensor has a slot: its elements in the parameter's memory order, one presence element, and
-padding to a cache line. A rank sets the presence element to 1 if it produced the gradient and to 0
-if not. It is summed with the data, so that every rank sees whether any rank used the parameter,
-without a message for that. Slots lie in the order of the plan's tensors, so that a message that
+padding to a cache line. A rank sets the presence element to a number above 0 if it produced the
+gradient and to 0 if not. It is summed with the data, so that every rank sees whether any rank used
+the parameter, without a message for that. Slots lie in the order of the plan's tensors, so that a message that
 merges neighbours is one range and needs no copy.
 
 Owned by one session. Nothing here blocks, locks or communicates.
@@ -78,6 +78,15 @@ class GradientBuffers:
         """Set every presence element to 1, in place of the last iteration's sums."""
         for buffer, index in zip(self._buffers, self._presence_index, strict=True):
             buffer.index_fill_(0, index, 1)
+
+    def range_of(self, first: int, last: int) -> torch.Tensor:
+        """The slots from tensor `first` to tensor `last`, with presence and padding, as one tensor.
+
+        All of them must have one dtype and device.
+        """
+        begin, end = self._places[first], self._places[last]
+        assert begin.buffer == end.buffer, f"tensors {first} and {last} are in different buffers"
+        return self._buffers[begin.buffer][begin.start : end.end]
 
     def message_buffers(self, plan: Plan) -> list[MessageBuffer]:
         """The memory of each message of `plan`, whose tensors must be `params`, in that order."""

@@ -22,7 +22,8 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -76,6 +77,9 @@ class ParameterServerBackend:
         servers_store: "host:port" of the store at which external servers meet the job; None for the
             job's own.
         weight: TCP connections per lane and peer; the lane's messages are dealt over them.
+        control: a process group of torch.distributed over the same ranks for CPU tensors, which
+            somebody else owns; None for one of its own.
+        connect_s: seconds to connect at first; None for `timeout_s`.
 
     Raises:
         JobError, UnsupportedError: as `transport.formation.form` and `meet_servers`.
@@ -98,11 +102,16 @@ class ParameterServerBackend:
         external: int = 0,
         servers_store: str | None = None,
         weight: int = 1,
+        control: Any = None,
+        connect_s: float | None = None,
     ) -> None:
-        ranks = None if group is None else dist.get_process_group_ranks(group)
-        # the job's own may be NCCL, which does not take CPU tensors
-        control_backend = None if streams is None else "gloo"
-        self._control: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), backend=control_backend)
+        self._owns_control = control is None
+        if control is None:
+            ranks = None if group is None else dist.get_process_group_ranks(group)
+            # the job's own may be NCCL, which does not take CPU tensors
+            control_backend = None if streams is None else "gloo"
+            control = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), backend=control_backend)
+        self._control: Any = control
         self._streams, self.has_streams = streams, streams is not None
         self._staging = None if streams is None else Staging(streams)
         self._store, self._timeout_s, self._servers_store = store, timeout_s, servers_store
@@ -125,19 +134,19 @@ class ParameterServerBackend:
         self._failure: JobError | None = None
         self._engine: NodeEngine | None = None
         self._on_failure: Callable[[JobError], None] = lambda error: None
-        self._open(self._options.lanes)
+        self._open(self._options.lanes, connect_s or timeout_s)
 
     # -- the node and its thread ---------------------------------------------------------------------------
 
-    def _open(self, lanes: tuple[WireLane, ...]) -> None:
+    def _open(self, lanes: tuple[WireLane, ...], connect_s: float) -> None:
         prefix = dist.distributed_c10d.PrefixStore(f"node/{self._formations}", self._store)
         self._formations += 1
         self._lanes = lanes
         options = replace(self._options, lanes=lanes)
         if options.tell_tables:
-            self._node = meet_servers(prefix, options, own_address(), self._timeout_s, self._servers_store)
+            self._node = meet_servers(prefix, options, own_address(), connect_s, self._servers_store)
         else:
-            self._node = form(prefix, options, own_address(), self._timeout_s)
+            self._node = form(prefix, options, own_address(), connect_s)
         # ids of the node's tensors: the first of this plan, and the next to define
         self._first = self._next = 0
         self._ending = threading.Event()
@@ -190,12 +199,15 @@ class ParameterServerBackend:
         """A process group of torch.distributed, used only between iterations."""
         return self._control
 
-    def measure(self) -> Network:
+    def measure(self, budget_s: float = 1.0) -> Network:
         """Measure what messages cost, in streams, where one message returns while the next is sent
         (collective).
 
         A message alone would make the links look slower than they are: nothing overlaps with its
         way back. The startup time of a message is at least that of a message of 64 bytes.
+
+        Args:
+            budget_s: see `probe.sweep`; less of it leaves out the largest messages.
         """
         beside: dict[int, list[torch.Tensor]] = {}
 
@@ -205,7 +217,7 @@ class ParameterServerBackend:
                 beside[data.numel()] = [torch.zeros_like(data) for _ in range(_IN_FLIGHT - 1)]
             self._sum_stream([data, *beside[data.numel()]])
 
-        samples = sweep(self._control, self.control_device, (_SMALLEST_BYTES, *QUICK_SIZES), repeats=3, all_reduce=sum_a_stream)
+        samples = sweep(self._control, self.control_device, (_SMALLEST_BYTES, *QUICK_SIZES), 3, budget_s, sum_a_stream)
         each = [(size_bytes, duration_ns // _STREAM) for size_bytes, duration_ns in samples]
         min_message_ns = round(median(duration_ns for size_bytes, duration_ns in each if size_bytes == _SMALLEST_BYTES))
         network = fit_network(
@@ -216,6 +228,27 @@ class ParameterServerBackend:
         min_message_ns = max(min_message_ns, network.min_message_ns)
         pieces = tuple(structs.replace(piece, startup_ns=max(piece.startup_ns, min_message_ns)) for piece in network.segments)
         return structs.replace(network, segments=pieces, min_message_ns=0)
+
+    def use_packets(self, packet_bytes: int) -> None:
+        """Connect anew for packets of that size, a multiple of 64 up to 512 KiB, unless they have it
+        (collective). No plan may have been prepared.
+        """
+        if packet_bytes != self._options.packet_bytes:
+            self._options = replace(self._options, packet_bytes=packet_bytes)
+            self._shut()
+            self._open(self._lanes, self._timeout_s)
+
+    def time_stream(self, size_bytes: int) -> int:
+        """Time a stream of 16 messages of `size_bytes`, 4 in flight, on this rank, in ns (collective)."""
+        parts = [torch.zeros(size_bytes // 4) for _ in range(_IN_FLIGHT)]
+        start_ns = time.monotonic_ns()
+        self._sum_stream(parts)
+        return time.monotonic_ns() - start_ns
+
+    @staticmethod
+    def stream_bytes(size_bytes: int) -> int:
+        """Bytes of all messages of a stream whose messages have `size_bytes`."""
+        return _STREAM * size_bytes
 
     def _sum_stream(self, parts: Sequence[torch.Tensor]) -> None:
         """Sum 16 messages of which `len(parts)` are in flight: each begins when the oldest in
@@ -241,7 +274,7 @@ class ParameterServerBackend:
         lanes = wire_lanes(plan) * self._weight
         if lanes != self._lanes:
             self._shut()
-            self._open(lanes)
+            self._open(lanes, self._timeout_s)
         if self._options.rank == 0:
             log.info("gradlane: each server holds at most %s of packets at once", format_bytes(self.most_held_bytes(buffers)))
         self._first = self._next
@@ -329,6 +362,12 @@ class ParameterServerBackend:
         self._node.release(self._first + message)
         return False
 
+    def look(self) -> None:
+        """Ends are told by themselves: nothing to do."""
+
+    def await_ends(self, messages: Iterable[int]) -> None:
+        """Ends are told by themselves: nothing to do."""
+
     def join(self, message: int) -> None:
         """Make the script's stream wait until the sum of `message` is back on the device; nothing
         to do on the CPU.
@@ -350,7 +389,7 @@ class ParameterServerBackend:
         if failure is not None:
             self._node.abort(str(failure))
         self._shut()
-        if failure is None:
+        if failure is None and self._owns_control:
             # at exit the script may already have destroyed all groups
             with contextlib.suppress(ValueError, AssertionError):
                 dist.destroy_process_group(self._control)

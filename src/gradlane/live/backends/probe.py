@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec import structs
 
 from gradlane.core.network import Network, Sharing
 from gradlane.planning.fit import fit_network
@@ -128,19 +129,48 @@ def measure(group: Any, device: torch.device, source: str, **options: Any) -> Ne
         options: for `sweep`.
     """
     samples = sweep(group, device, **options)
-    return fit(group, device, samples, sweep_streams(group, device, samples), source)
+    return fit(group, device, samples, sweep_streams(group, device, samples), measure_start(group, device), source)
 
 
 def fit(
-    group: Any, device: torch.device, samples: list[tuple[int, int]], streams: list[tuple[int, int, int]], source: str
+    group: Any,
+    device: torch.device,
+    samples: list[tuple[int, int]],
+    streams: list[tuple[int, int, int]],
+    start_ns: int,
+    source: str,
 ) -> Network:
-    """Fit a network to the results of `sweep` and `sweep_streams`."""
+    """Fit a network to the results of `sweep`, `sweep_streams` and `measure_start`. Not collective."""
     workers = dist.get_world_size(group)
-    return fit_network(samples, workers, streams=streams, sharing=sharing(group, device), source=source)
+    network = fit_network(samples, workers, streams=streams, sharing=sharing(group, device), source=source)
+    return structs.replace(network, start_ns=start_ns)
+
+
+def measure_start(group: Any, device: torch.device, repeats: int = 9) -> int:
+    """Measure what it takes the calling thread to start an all-reduce (collective).
+
+    Returns:
+        The median over `repeats` streams, of the slowest rank, in ns of processor time; the same on
+        every rank.
+    """
+    memory = [torch.zeros(QUICK_SIZES[0] // 4, device=device) for _ in range(STREAM)]
+    took_ns = []
+    for _ in range(repeats):
+        begun_ns = time.thread_time_ns()
+        wait = _start(group, device, memory)
+        took_ns.append((time.thread_time_ns() - begun_ns) // STREAM)
+        wait()
+    return _slowest(group, device, [round(median(took_ns))])[0]
 
 
 def _sum(group: Any, device: torch.device, data: list[torch.Tensor]) -> None:
-    """Start all sums and wait for them. On the CPU by callback, as a session does: Gloo's thread
+    _start(group, device, data)()
+
+
+def _start(group: Any, device: torch.device, data: list[torch.Tensor]) -> Callable[[], None]:
+    """Start all sums; return a call that waits for them.
+
+    On the CPU by callback, as a session does where messages wait for others to end: Gloo's thread
     runs the callback before it begins the next sum, so that Python's time there is part of what a
     message costs.
     """
@@ -152,11 +182,15 @@ def _sum(group: Any, device: torch.device, data: list[torch.Tensor]) -> None:
         if device.type == "cpu":
             work.get_future().add_done_callback(lambda _: ended.release())
         works.append(work)
-    if device.type == "cpu":
-        for _ in works:
-            ended.acquire()
-    for work in works:
-        work.wait()
+
+    def wait() -> None:
+        if device.type == "cpu":
+            for _ in works:
+                ended.acquire()
+        for work in works:
+            work.wait()
+
+    return wait
 
 
 def _timed(device: torch.device, work: Callable[[Any], Any], data: Any) -> int:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from gradlane.core import files
-from gradlane.live.backends.probe import FULL_SIZES, fit, sweep, sweep_streams
+from gradlane.live.backends.probe import FULL_SIZES, fit, measure_start, sweep, sweep_streams
 
 
 def main(out: str, budget_s: float) -> None:
@@ -22,8 +22,9 @@ def main(out: str, budget_s: float) -> None:
     group, device = dist.group.WORLD, torch.device("cpu")
     samples = sweep(group, device, FULL_SIZES, repeats=7, budget_s=budget_s)
     streams = sweep_streams(group, device, samples)
+    start_ns = measure_start(group, device)
     if dist.get_rank() == 0:
-        network = fit(group, device, samples, streams, "gradlane probe, Gloo")
+        network = fit(group, device, samples, streams, start_ns, "gradlane probe, Gloo")
         files.write(Path(out, "network.json"), network)
         Path(out, "samples.json").write_bytes(msgspec.json.encode(samples))
         Path(out, "streams.json").write_bytes(msgspec.json.encode(streams))

@@ -27,6 +27,51 @@ from gradlane.live.backends.sockets import Sockets, ends_of, open_sockets
 _END_S = 5.0  # for sums to end once their connections are shut down
 
 
+OnEnd = Callable[[BaseException | None], None]
+
+
+class UnderWay:
+    """Collectives that were begun together and have not ended, as far as anybody was told.
+
+    To be told of an end costs a turn at the interpreter's lock, on a thread of torch.distributed:
+    50 to 100 us, most of which the training thread waits too. Whoever can look now and then saves
+    it.
+
+    Args:
+        works: what torch.distributed returned for them.
+        callback: called once, with None, or with the error of a work that failed.
+        after: called after that, with this object.
+    """
+
+    def __init__(self, works: Sequence[Any], callback: OnEnd, after: Callable[[UnderWay], None]) -> None:
+        self._works, self._callback, self._after = works, callback, after
+        self._is_to_tell = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all have ended, by now. Does not wait."""
+        return all(work.is_completed() for work in self._works)
+
+    def tell(self) -> None:
+        """Call the callback: from within this call if all have ended, else when they have."""
+        if self._is_to_tell:
+            return
+        self._is_to_tell = True
+        futures = [work.get_future() for work in self._works]
+        (futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)).add_done_callback(self._ended)
+
+    def _ended(self, future: Any) -> None:
+        try:
+            try:
+                future.wait()
+            except Exception as error:
+                self._callback(error)
+            else:
+                self._callback(None)
+        finally:
+            self._after(self)
+
+
 class ProcessGroups:
     """A list of process groups over the same ranks, in the order in which they were opened.
 
@@ -41,7 +86,7 @@ class ProcessGroups:
         self._all: list[Any] = []
         self._sockets: list[Sockets] = []
         self._changed = threading.Condition()
-        self._under_way = 0
+        self._under_way: set[UnderWay] = set()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -63,31 +108,26 @@ class ProcessGroups:
         """
         return self._sockets[index]
 
-    def when_ended(self, works: Sequence[Any], callback: Callable[[BaseException | None], None]) -> None:
+    def when_ended(self, works: Sequence[Any], callback: OnEnd) -> None:
         """Call `callback` once all `works` have ended, on a thread of torch.distributed.
 
         Args:
             works: of collectives on CPU tensors in these groups.
             callback: called with None, or with the error of a work that failed.
         """
+        self.under_way(works, callback).tell()
 
-        def ended(future: Any) -> None:
-            try:
-                try:
-                    future.wait()
-                except Exception as error:
-                    callback(error)
-                else:
-                    callback(None)
-            finally:
-                with self._changed:
-                    self._under_way -= 1
-                    self._changed.notify_all()
-
+    def under_way(self, works: Sequence[Any], callback: OnEnd) -> UnderWay:
+        """As `when_ended`, but `callback` is not called before the result's `tell` was."""
+        begun = UnderWay(works, callback, self._has_ended)
         with self._changed:
-            self._under_way += 1
-        futures = [work.get_future() for work in works]
-        (futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)).add_done_callback(ended)
+            self._under_way.add(begun)
+        return begun
+
+    def _has_ended(self, ended: UnderWay) -> None:
+        with self._changed:
+            self._under_way.discard(ended)
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Destroy the groups; no collective may be in flight."""
@@ -109,6 +149,8 @@ class ProcessGroups:
                     one.shutdown(socket.SHUT_RDWR)
         deadline = time.monotonic() + _END_S
         with self._changed:
+            for begun in list(self._under_way):
+                begun.tell()
             while self._under_way and time.monotonic() < deadline:
                 self._changed.wait(deadline - time.monotonic())
         if not self._under_way:

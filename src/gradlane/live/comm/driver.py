@@ -1,17 +1,18 @@
 """Driver: carries out a session's plan, from a gradient in its slot to the sum in the same slot.
 
-It owns the session's engine, starts the engine's messages on the backend, and records the times. A
-fact is handled at once, under one lock, by the thread that brings it: the training thread, the
-backend's thread that finished a sum, or the control channel's thread. There is no scheduling thread
-that a message would have to wait for. Waiting and failing is in `failures.py`; what rank 0 decides
-for all is in `coordination.py`.
+Where the backend can carry the plan out by itself (`Backend.carry_out`), the driver tells the node's
+engine what is ready and asks it what has arrived. Elsewhere it owns the engine, starts its messages
+on the backend, and records the times. A fact is then handled at once, under one lock, by the thread
+that brings it: the training thread, the backend's thread that finished a sum, or the control
+channel's thread. Waiting and failing is in `failures.py`; what rank 0 decides for all is in
+`coordination.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,6 +31,7 @@ from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.schedule import Engine
 from gradlane.transport import NodeEngine
 
+Subject = TypeVar("Subject")
 _64_BITS = 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -86,6 +88,9 @@ class Driver:
             plan: the same on every rank.
             params: in the order of the plan's tensors.
             coordinated: rank 0 decides the order of messages while they run, and the others follow.
+
+        Raises:
+            JobError: what carries the plan has failed meanwhile; the other ranks are told.
         """
         # if the tensors are the same, the slots stay: others refer to them, and caches hold them
         if plan.tensors != self._laid_out:
@@ -97,9 +102,17 @@ class Driver:
         self._began_ns = [0] * len(plan.messages)
         self._coordinated, self._chooses = coordinated, coordinated and self.rank == 0
         self._rolling_hashes = [0] * len(plan.lanes)
-        self._backend.prepare(plan, self._buffers)
+        self._agreed_order = _agreed_order(plan)
+        try:
+            self._backend.prepare(plan, self._buffers)
+        except JobError as error:  # of this rank alone, maybe
+            self.abort(error)
+            raise
         self._engine: Engine | NodeEngine
         self._node_engine = self._backend.carry_out(self._keeps_log, self.failures.suspect)
+        # the engine of the plan before may have been a node's
+        self.failures.interrupt = lambda: None
+        self._recorder.note_elsewhere(lambda last: [])
         if self._node_engine is not None:
             node_engine = self._engine = self._node_engine
             self.failures.interrupt = node_engine.interrupt
@@ -119,30 +132,30 @@ class Driver:
                 self._node_engine.begin(self.iteration)
             else:
                 self._own_engine.begin()
-            self._backend.begin(self._agreed_order())
+            self._backend.begin([list(lane) for lane in self._agreed_order])
             self.coordination.begin(self.iteration)
 
-    def _agreed_order(self) -> list[list[int]]:
-        order: list[list[int]] = [[] for _ in self.plan.lanes]
-        if self.plan.sequence is not None:
-            for message in (*self.plan.sequence, *self.plan.second_phases):
-                order[self.plan.messages[message].lane].append(message)
-        return order
-
-    def ready(self, tensor: int) -> int:
-        """Report that the slot of `tensor` holds this rank's gradient.
+    def ready(self, tensors: Sequence[int]) -> int:
+        """Report that the slots of `tensors`, one or more, hold this rank's gradients.
 
         Returns:
             The time of this, in ns of the monotonic clock.
         """
         if self._node_engine is not None:
-            return self._node_engine.ready(tensor)
-        self._events[tensor] = self._backend.so_far()
+            return self._node_engine.ready(tensors)
+        reached = self._backend.so_far()
         now = now_ns()
         with self._lock:
-            self._recorder.add("ready", self.iteration, tensor, now, now)
-            self._tell(self._own_engine.ready, tensor)
+            self._recorder.add_each("ready", self.iteration, tensors, now, now)
+            for tensor in tensors:
+                self._events[tensor] = reached
+            self._backend.look()
+            self._tell(self._own_engine.ready, tensors)
         return now
+
+    def range_of(self, tensors: Sequence[int]) -> torch.Tensor:
+        """The slots of `tensors`, which are neighbours in the plan and of one dtype, as one tensor."""
+        return self._gradient_buffers.range_of(tensors[0], tensors[-1])
 
     def all_are_ready(self) -> None:
         """Every gradient of this iteration was reported ready."""
@@ -220,7 +233,7 @@ class Driver:
 
     # -- facts, on any thread ----------------------------------------------------------------------
 
-    def _tell(self, fact: Callable[[int], None], subject: int) -> None:
+    def _tell(self, fact: Callable[[Subject], None], subject: Subject) -> None:
         """Hand a fact to the engine. If it cannot start messages, that is the job's failure."""
         try:
             fact(subject)
@@ -263,7 +276,14 @@ class Driver:
     @property
     def all_are_there(self) -> bool:
         """Whether every sum of this iteration is in its slot. On a device, where it may be queued, False."""
+        self.look()
         return self._engine.all_arrived and not self._backend.has_streams
+
+    def look(self) -> None:
+        """Take note of what has arrived by now, where that is not told by itself."""
+        if self._node_engine is None:
+            with self._lock:
+                self._backend.look()
 
     def wait_for(self, tensor: int) -> None:
         """Wait until the sum of `tensor` is in its slot. On a device, the stream waits instead.
@@ -294,6 +314,9 @@ class Driver:
         if self._node_engine is not None:
             self.failures.wait_in(self._node_engine, tensor, what)
         else:
+            with self._lock:
+                messages = range(len(self.plan.messages)) if tensor is None else self._engine.messages_of(tensor)
+                self._backend.await_ends(messages)
             self.failures.wait_until(has_arrived, what)
         self._recorder.add("wait", self.iteration, -1 if tensor is None else tensor, began, now_ns())
 
@@ -345,3 +368,12 @@ class Driver:
         self._closed = True
         self.coordination.channel.close()
         self._backend.close(self.failures.verdict())
+
+
+def _agreed_order(plan: Plan) -> list[list[int]]:
+    """By lane, the order of messages that the plan fixes, two-phase ones twice; empty without one."""
+    order: list[list[int]] = [[] for _ in plan.lanes]
+    if plan.sequence is not None:
+        for message in (*plan.sequence, *plan.second_phases):
+            order[plan.messages[message].lane].append(message)
+    return order

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from gradlane.errors import CommunicationError, JobError, PeerDied, PeerError
+from gradlane.errors import CommunicationError, JobError, PeerDied, PeerError, PeerFailed
 from gradlane.live.backends.process_groups import ProcessGroups
 from gradlane.transport import NodeEngine
 
@@ -202,6 +202,9 @@ class Failures:
         where = self._whereabouts.where
         if self._suspicion is not None and isinstance(self._suspicion[0], PeerError) and self._suspicion[0].rank is None:
             # an external server is gone; ranks that have left since then left because of that
+            return self._suspicion[0]
+        if self._suspicion is not None and isinstance(self._suspicion[0], PeerFailed):
+            # a node was told why; ranks that have left since then left because of that
             return self._suspicion[0]
         # a rank that left in order closed its connections, and torch.distributed reports a failure
         if self._left is not None and (self._suspicion is not None or time.monotonic() >= self._left[1]):

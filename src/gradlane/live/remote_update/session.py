@@ -75,7 +75,7 @@ class ServedSession(SessionBase):
         self._iteration = -1
         self._failure: JobError | None = None
         self._fired = [0] * len(params)
-        self._expected = [1] * len(params)
+        self._expected = [0] * len(params)
         self._sent: list[SentGradient | None] = [None] * len(params)
         self._is_sent = [False] * len(params)
         self._rules = groups.rules()
@@ -160,8 +160,8 @@ class ServedSession(SessionBase):
             if self._is_replaced(param, name):
                 self._fail(f"{name} was replaced since attach: close() the session before, and attach again", UnsupportedError)
 
-    def _launch(self, tensor: int, param: torch.nn.Parameter) -> None:
-        gradient = param.grad
+    def _launch(self, tensor: int) -> None:
+        gradient = self._params[tensor].grad
         assert gradient is not None
         torch.mul(gradient.detach(), self._scale, out=self._values.slots[tensor])
         self._sent[tensor] = SentGradient(gradient)
@@ -179,7 +179,7 @@ class ServedSession(SessionBase):
             if self._is_sent[tensor]:
                 continue
             if param.grad is not None and any(self._fired):
-                self._launch(tensor, param)
+                self._launch(tensor)
             else:
                 self._unstepped.add(tensor)
                 self._values.send_none(tensor)
@@ -356,8 +356,7 @@ class ServedSession(SessionBase):
                 self._values.meet()
         finally:
             self._detach_hooks()
-            for param in self._params:
-                guards.unwatch(param)
+            guards.unwatch_all(self._params)
             self._values.close()
             self._after_close(self)
 

@@ -48,7 +48,8 @@ class SessionBase(ABC):
         self._hook_of: dict[int, int] = {}  # by id of parameter: the key of its hook
         # ids of parameters that got a gradient under `no_sync()` since the last sum
         self._accumulated: set[int] = set()
-        # by tensor: how often its hook fires in one pass; more than once under checkpoints
+        # by tensor: how often its hook fires in one pass, more than once under checkpoints; 0 until
+        # that has been counted
         self._expected: list[int] = []
 
     # -- what each kind of session defines ---------------------------------------------------------
@@ -76,8 +77,8 @@ class SessionBase(ABC):
         """A backward pass begins."""
 
     @abstractmethod
-    def _launch(self, tensor: int, param: torch.nn.Parameter) -> None:
-        """The gradient of a parameter is complete."""
+    def _launch(self, tensor: int) -> None:
+        """The gradient of a tensor is complete."""
 
     @abstractmethod
     def _refuse_replaced(self) -> None:
@@ -200,22 +201,22 @@ class SessionBase(ABC):
 
     def _gradient_ready(self, param: torch.nn.Parameter) -> None:
         """Hook: autograd has accumulated into `param.grad`, more than once under checkpoints."""
-        if not self._sums:
-            self._accumulated.add(id(param))
-            return
         if not self._in_backward:
+            if not self._sums:
+                self._accumulated.add(id(param))
+                return
             self._begin()
         tensor = self._tensor_of[id(param)]
         fired = self._fired[tensor] = self._fired[tensor] + 1
         expected = self._expected[tensor]
-        if self._counting or fired < expected:
-            return  # while hooks are counted, all gradients are sent at the end of the pass
-        if fired > expected:
+        if fired == expected:
+            self._launch(tensor)
+        # while hooks are counted, all gradients are sent at the end of the pass
+        elif fired > expected and not self._counting:
             self._fail(
                 f"the gradient of {self._name_of(tensor)} arrived {fired} times in one backward pass, expected {expected}; use "
                 "checkpoint(use_reentrant=False), and one backward pass a step"
             )
-        self._launch(tensor, param)
 
     def _is_replaced(self, param: torch.nn.Parameter, name: str) -> bool:
         """Whether the model no longer trains `param` with this session's hook.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -49,13 +50,27 @@ def keeps_no_gradient(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(optimizer, tuple(PER_PARAMETER))
 
 
-@contextlib.contextmanager
-def as_at_step() -> Iterator[None]:
+def as_at_step() -> contextlib.AbstractContextManager[Any]:
     """Run a deferred update as `step()` would have run it.
 
     The first use of a parameter may be inside a trace, functorch's levels, or dispatch and function
     modes; the update must not be.
     """
+    if not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+    ):
+        return _AS_IT_IS
+    return _outside_of_modes()
+
+
+_AS_IT_IS = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _outside_of_modes() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if torch._C._len_torch_dispatch_stack():
             stack.enter_context(_disable_current_modes())
@@ -68,6 +83,16 @@ def as_at_step() -> Iterator[None]:
             torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
             stack.callback(torch._C._set_tracing_state, trace)  # type: ignore[attr-defined]
         yield
+
+
+def _in_full_precision(device: str) -> contextlib.AbstractContextManager[Any]:
+    """Outside of inference_mode and of autocast, under which the first use may be."""
+    if not (torch.is_inference_mode_enabled() or torch.is_autocast_enabled(device)):
+        return _AS_IT_IS
+    stack = contextlib.ExitStack()
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.autocast(device, enabled=False))
+    return stack
 
 
 class DeferredStep:
@@ -92,7 +117,17 @@ class DeferredStep:
         members: dict[int, list[torch.nn.Parameter]] = {}
         for param in params:
             members.setdefault(self._group_of[id(param)], []).append(param)
-        self._step(members)
+        self._step(self._part, members)
+
+    @functools.cached_property
+    def _part(self) -> Any:
+        """The shallow copy of the optimizer that updates some of its parameters."""
+        part = object.__new__(self._class)
+        part.__dict__ = dict(self.optimizer.__dict__)
+        part.__dict__.pop("step", None)  # the wrapper with which an LR scheduler counts steps
+        part._optimizer_step_pre_hooks = OrderedDict()
+        part._optimizer_step_post_hooks = OrderedDict()
+        return part
 
     def ended(self) -> None:
         """Sort the entries that this step made in the optimizer's state; its last update has run.
@@ -119,20 +154,15 @@ class DeferredStep:
         for param, copied, state in copies:
             members.setdefault(self._group_of[id(param)], []).append(copied)
             states[copied] = state
-        self._step(members, state=states)
-
-    def _step(self, members: dict[int, list[torch.nn.Parameter]], **instead: Any) -> None:
         part = object.__new__(self._class)
-        part.__dict__ = {**self.optimizer.__dict__, **instead}
-        part.__dict__.pop("step", None)  # the wrapper with which an LR scheduler counts steps
+        part.__dict__ = {**self._part.__dict__, "state": states}
+        self._step(part, members)
+
+    def _step(self, part: Any, members: dict[int, list[torch.nn.Parameter]]) -> None:
         part.param_groups = [{**self._groups[index], "params": params} for index, params in sorted(members.items())]
-        part._optimizer_step_pre_hooks = OrderedDict()
-        part._optimizer_step_post_hooks = OrderedDict()
         # without torch's wrapper, which profiles the call and runs hooks: they ran at step()
         step: Any = type(part).step
-        device = next(iter(members.values()))[0].device.type
-        # the first use may be under autocast or inference_mode; the update must not be
-        with torch.inference_mode(False), torch.autocast(device, enabled=False):
+        with _in_full_precision(next(iter(members.values()))[0].device.type):
             getattr(step, "__wrapped__", step)(part)
 
 

@@ -84,6 +84,7 @@ class DeferredUpdates:
 
         All other deferred updates whose sums have arrived run with it.
         """
+        self._driver.look()
         self._driver.wait_for(tensor)
         if tensor not in self._steps:
             return

@@ -7,7 +7,7 @@ copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -40,15 +40,22 @@ class Gradients:
         self.of_the_script: list[tuple[int, Any]] = []
         self._lent: list[int] = []  # tensors whose slots the optimizer sees during its step
 
-    def take_up(self, params: Sequence[torch.nn.Parameter]) -> None:
+    def take_up(self, params: Sequence[torch.nn.Parameter], groups: Sequence[Sequence[int]]) -> None:
         """Switch to a plan with another order of tensors, which the driver has already taken up.
 
         Args:
             params: in the order of the plan's tensors.
+            groups: of tensors that are neighbours in the plan and of one dtype.
         """
         before = {id(param): wrapper for param, wrapper in zip(self._params, self.wrappers, strict=True)}
         self._params = params
         self.wrappers = [self._wrapper_of(tensor, before.get(id(param))) for tensor, param in enumerate(params)]
+        # by the first tensor of a group: the slots, one by one and as one tensor
+        self._of_group = {
+            group[0]: ([self._driver.slots[tensor] for tensor in group], self._driver.range_of(group))
+            for group in groups
+            if len(group) > 1
+        }
 
     def _wrapper_of(self, tensor: int, before: PendingGradient | None) -> PendingGradient:
         """The wrapper for `tensor`, given the one of the last plan, if there was one."""
@@ -70,17 +77,62 @@ class Gradients:
         """Let the next backward pass add to the sums that are still in `.grad`, in their slots."""
         for param, wrapper in zip(self._params, self.wrappers, strict=True):
             gradient = param.grad
+            if gradient is None:
+                continue
             if gradient is wrapper:
                 param.grad = wrapper.slot
             elif isinstance(gradient, PendingGradient):  # another parameter's
                 param.grad = gradient.own()
 
-    def put(self, tensor: int) -> bool:
-        """Put the gradient that autograd left in `.grad`, times the scale, into the slot.
+    def put(self, tensors: Sequence[int]) -> None:
+        """Put the gradients that autograd left in `.grad`, times the scale, into their slots.
+
+        From then on `.grad` stands for the sum. Where the script also holds the gradient's memory,
+        it stays in `.grad`, and the sum has to be copied there, see `of_the_script`.
+
+        Args:
+            tensors: one, or a whole group.
+
+        Raises:
+            RuntimeError: torch refuses, since a parameter now has another dtype, shape or device.
+        """
+        if len(tensors) > 1 and self._put_together(tensors):
+            return
+        for tensor in tensors:
+            if self._put_alone(tensor):
+                self.show(tensor)
+            else:
+                self.of_the_script.append((tensor, self._params[tensor].grad))
+
+    def _put_together(self, tensors: Sequence[int]) -> bool:
+        """Put a whole group, if autograd has just made all its gradients, for nobody else.
+
+        It costs 0.6 us a gradient of 4 KB to copy them and to multiply all at once, and 1.3 us to
+        multiply each into its slot.
 
         Returns:
-            Whether `.grad` may stand for the sum from now on. If not, the script also holds the
-            gradient's memory, and the sum has to be copied there.
+            Whether it was done.
+        """
+        params, wrappers = self._params, self.wrappers
+        gradients = []
+        for tensor in tensors:
+            gradient = params[tensor].grad
+            if gradient is None or gradient._version or aliases.is_held(wrappers, tensor):
+                return False
+            gradients.append(gradient)
+        slots, whole = self._of_group[tensors[0]]
+        with torch.no_grad():  # gradients of `backward(create_graph=True)` have a graph themselves
+            torch._foreach_copy_(slots, gradients)
+            whole.mul_(self._factors.get(whole.dtype, self._scale))
+        for tensor in tensors:
+            params[tensor].grad = wrappers[tensor]
+        return True
+
+    def _put_alone(self, tensor: int) -> bool:
+        """Put one gradient.
+
+        Returns:
+            Whether `.grad` may stand for the sum from now on: nobody else holds its memory.
         """
         param, slot = self._params[tensor], self._driver.slots[tensor]
         gradient = param.grad
@@ -93,12 +145,10 @@ class Gradients:
         # a scalar that is a tensor already saves torch the making of one: 1.2 of 2.0 us for 4 KB
         factor = self._factors.get(slot.dtype, self._scale) if gradient.dtype is slot.dtype else self._scale
         torch.mul(gradient.detach() if gradient.requires_grad else gradient, factor, out=slot)
-        is_accumulated = gradient._version > 0  # if not, autograd has just made it, for nobody else
+        # if nothing was added to it, and no hook has seen it, autograd has made it for nobody else
+        is_new = gradient._version == 0 and len(param._post_accumulate_grad_hooks) == 1
         del gradient  # so that this reference is not counted
-        if is_accumulated and aliases.is_the_scripts(param):
-            self.of_the_script.append((tensor, param.grad))
-            return False
-        return True
+        return is_new or not aliases.is_the_scripts(param)
 
     def put_absent(self, tensor: int, counts: bool) -> None:
         """Fill the slot of a tensor that got no gradient in this pass.
@@ -133,20 +183,25 @@ class Gradients:
             with torch.no_grad():
                 gradient.copy_(self._driver.slots[tensor])
 
-    def stands_for_the_sum(self, tensor: int) -> bool:
-        """Whether `.grad` stands for the sum: the script has neither replaced nor dropped it."""
-        return self._params[tensor].grad is self.wrappers[tensor]
+    def that_stand_for_sums(self, tensors: Iterable[int]) -> list[int]:
+        """Those of `tensors` whose `.grad` the script has neither replaced nor dropped."""
+        params, wrappers = self._params, self.wrappers
+        return [tensor for tensor in tensors if params[tensor].grad is wrappers[tensor]]
 
-    def lend(self, tensor: int) -> None:
-        """Show the slot itself to the optimizer that steps now and keeps no reference to it."""
-        self._params[tensor].grad = self._driver.slots[tensor]
-        self._lent.append(tensor)
+    def lend(self, tensors: Sequence[int]) -> None:
+        """Show the slots themselves to the optimizer that steps now and keeps no reference to them."""
+        params, slots = self._params, self._driver.slots
+        for tensor in tensors:
+            params[tensor].grad = slots[tensor]
+        self._lent += tensors
 
     def take_back(self) -> None:
         """Undo `lend` for all tensors: the optimizer has stepped."""
+        params, slots, wrappers = self._params, self._driver.slots, self.wrappers
         for tensor in self._lent:
-            if self._params[tensor].grad is self._driver.slots[tensor]:
-                self.show(tensor)
+            param = params[tensor]
+            if param.grad is slots[tensor]:
+                param.grad = wrappers[tensor]
         self._lent.clear()
 
     # -- given to the script -----------------------------------------------------------------------
@@ -157,9 +212,8 @@ class Gradients:
 
     def give_all(self) -> None:
         """Make every gradient an ordinary tensor, which the session will not touch."""
-        for tensor in range(len(self._params)):
-            if self.stands_for_the_sum(tensor):
-                self.give(tensor)
+        for tensor in self.that_stand_for_sums(range(len(self._params))):
+            self.give(tensor)
 
     def _give_away(self, wrapper: PendingGradient, memory: torch.Tensor | None = None) -> torch.Tensor:
         """Make `wrapper` stand for memory of the script's own, and return that memory.

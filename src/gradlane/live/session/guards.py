@@ -233,6 +233,13 @@ def unwatch(param: torch.nn.Parameter) -> None:
         param.__class__ = type(param).__mro__[2]  # [pending class, _Pending, own class, ...]
 
 
+def unwatch_all(params: Iterable[torch.nn.Parameter]) -> None:
+    """Give all `params` their own classes back."""
+    if _watched:
+        for param in params:
+            unwatch(param)
+
+
 def is_watched(param: torch.nn.Parameter) -> bool:
     """Whether `param` has not been used since `watch`, nor been unwatched."""
     return id(param) in _watched

@@ -15,9 +15,8 @@ If the updates of a step cannot be deferred, the session waits for all sums firs
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -40,6 +39,7 @@ from gradlane.live.session import aliases, guards
 from gradlane.live.session.base import SessionBase
 from gradlane.live.session.deferred_step import DeferredStep, keeps_no_gradient
 from gradlane.live.session.deferred_updates import DeferredUpdates
+from gradlane.live.session.gradient_groups import GradientGroups
 from gradlane.live.session.gradients import Gradients
 from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_traced, parameters_of_scripts
 from gradlane.live.session.job import Job
@@ -110,6 +110,7 @@ class Session(SessionBase):
         self._seen: set[int] = set()  # tensors whose parameters were used in this iteration
         self._in_forward = False
         self._measures = False  # whether this iteration is measured for the profile
+        self._stepped: list[int] = []  # tensors of the optimizer whose step runs or ran last
         # step() was called before all sums had arrived, so that there was something to defer
         self._is_late = False
         # steps in a row whose deferred updates had all run when the next forward pass began
@@ -136,11 +137,12 @@ class Session(SessionBase):
         self._tensor_of = {id(param): tensor for tensor, param in enumerate(self._params)}
         self._driver.take_up(plan, self._params, self._coordinated and self._settled)
         self._find_unguarded()
-        self._gradients.take_up(self._params)
+        self._groups = GradientGroups(plan, self._planner.ready_ns if self._settled else None)
+        self._gradients.take_up(self._params, self._groups.members)
         self._deferred.take_up(self._params, self._gradients.show)
         self._fired = [0] * len(self._params)
         self._launched = [False] * len(self._params)
-        self._expected = [self._fires_in_a_pass.get(spec.name, 1) for spec in plan.tensors]
+        self._expected = [self._fires_in_a_pass.get(spec.name, 0) for spec in plan.tensors]
         self._recorder.forget(self._driver.iteration + 1)
 
     def _find_unguarded(self) -> None:
@@ -292,6 +294,7 @@ class Session(SessionBase):
         self._backward_began_ns = self._now(self._driver.iteration + 1)
         self._fired = [0] * len(self._params)
         self._launched = [False] * len(self._params)
+        self._groups.begin()
         self._driver.begin()
         self._measures = self._planner.measures(self._driver.iteration)
         self._verifier.begin(self._driver.iteration)
@@ -308,23 +311,42 @@ class Session(SessionBase):
     def _name_of(self, tensor: int) -> str:
         return self._plan.tensors[tensor].name
 
-    def _launch(self, tensor: int, param: torch.nn.Parameter) -> None:
-        """Put the gradient, divided by the world size as in DDP, into its slot; report it ready."""
-        if tensor in self._stale:
-            self._fail(
-                f"{self._name_of(tensor)} was read before its update had been made, by something that Python does not see (a "
-                "C++ extension?): put it into a module of its own and pass cross_barrier=False to gradlane.attach"
-            )
-        may_show = self._gradients.put(tensor)
-        self._verifier.contributes(param, self._driver.slots[tensor])
-        if may_show:
-            self._show(tensor, param)
-        self._launched[tensor] = True
+    def _launch(self, tensor: int) -> None:
+        # a hook of the script's comes after this one, and must not see what stands for no sum yet
+        if len(self._params[tensor]._post_accumulate_grad_hooks) > 1 and self._groups.is_shared(tensor):
+            self._groups.dissolve([tensor])
+        group = self._groups.add(tensor)
+        if group:
+            self._launch_group(group)
+
+    def _launch_group(self, tensors: Sequence[int]) -> None:
+        """Put gradients, divided by the world size as in DDP, into their slots; report them ready."""
+        if self._stale:
+            self._refuse_stale(tensors)
+        try:
+            self._gradients.put(tensors)
+        except RuntimeError:
+            self._refuse_another(tensors)
+            raise
+        for tensor in tensors:
+            self._launched[tensor] = True
+            if self._verifier.verifies:
+                self._verifier.contributes(self._params[tensor], self._driver.slots[tensor])
         if self._measures:
             self._catch_up(self._driver.iteration)
-        at = self._driver.ready(tensor)
+        at = self._driver.ready(tensors)
         if self._measures:
-            self._planner.builder.ready(self._plan.tensors[tensor].name, at - self._backward_began_ns)
+            for tensor in tensors:
+                self._planner.builder.ready(self._plan.tensors[tensor].name, at - self._backward_began_ns)
+
+    def _refuse_stale(self, tensors: Iterable[int]) -> None:
+        """Fail if a parameter got a gradient whose update was still deferred in the forward pass."""
+        for tensor in tensors:
+            if tensor in self._stale:
+                self._fail(
+                    f"{self._name_of(tensor)} was read before its update had been made, by something that Python does not see "
+                    "(a C++ extension?): put it into a module of its own and pass cross_barrier=False to gradlane.attach"
+                )
 
     def _end(self) -> None:
         """Report the gradients that the backward pass, which is over, did not produce."""
@@ -333,14 +355,16 @@ class Session(SessionBase):
             self._expected = [max(1, fired) for fired in self._fired]
             self._fires_in_a_pass = {spec.name: n for spec, n in zip(self._plan.tensors, self._expected, strict=True)}
         absent = []
-        for tensor, param in enumerate(self._params):
-            if self._launched[tensor]:
-                continue
-            if self._fired[tensor]:
-                self._launch(tensor, param)
-            else:
-                self._launch_absent(tensor, param)
-                absent.append(tensor)
+        if not all(self._launched):
+            for tensor, param in enumerate(self._params):
+                if self._launched[tensor]:
+                    continue
+                if self._fired[tensor]:
+                    self._launch_group((tensor,))
+                else:
+                    self._launch_absent(tensor, param)
+                    absent.append(tensor)
+            self._groups.dissolve(absent)
         self._driver.all_are_ready()
         if self._watched_iteration == self._driver.iteration > 0:
             unseen = {self._name_of(tensor) for tensor, fired in enumerate(self._fired) if fired and tensor not in self._seen}
@@ -373,7 +397,7 @@ class Session(SessionBase):
         self._refuse_replaced([tensor])
         self._gradients.put_absent(tensor, counts=id(param) in self._accumulated)
         self._verifier.contributes(param, self._driver.slots[tensor])
-        self._driver.ready(tensor)
+        self._driver.ready((tensor,))
 
     def _refuse_replaced(self, tensors: Iterable[int] | None = None) -> None:
         for tensor in range(len(self._params)) if tensors is None else tensors:
@@ -404,22 +428,22 @@ class Session(SessionBase):
                 gradient.copy_(self._driver.slots[tensor])
         self._gradients.of_the_script.clear()
 
-    def _show(self, tensor: int, param: torch.nn.Parameter) -> None:
-        """Let `.grad` stand for the sum from now on; fail if the parameter is another tensor."""
-        try:
-            self._gradients.show(tensor)
-        except RuntimeError:  # torch compares dtype, shape and device
-            spec = self._plan.tensors[tensor]
-            self._fail(
-                f"{spec.name} is {param.dtype} of shape {tuple(param.shape)} on {param.device} now and was another tensor of "
-                f"{spec.dtype} at attach: close() the session before such a change, and attach again",
-                UnsupportedError,
-            )
+    def _refuse_another(self, tensors: Iterable[int]) -> None:
+        """Fail if a parameter has another dtype, shape or device than its slot."""
+        for tensor in tensors:
+            param, slot, spec = self._params[tensor], self._driver.slots[tensor], self._plan.tensors[tensor]
+            if (param.dtype, param.shape, param.device) != (slot.dtype, slot.shape, slot.device):
+                self._fail(
+                    f"{spec.name} is {param.dtype} of shape {tuple(param.shape)} on {param.device} now and was another tensor "
+                    f"of {spec.dtype} at attach: close() the session before such a change, and attach again",
+                    UnsupportedError,
+                )
 
     # -- step --------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._failures.check()
+        self._stepped = []
         if self._in_backward:
             self._refuse_step_in_backward(optimizer)
         else:
@@ -451,33 +475,49 @@ class Session(SessionBase):
             optimizer: the one that steps.
             defer: updates may be deferred; if not, wait for all of its sums.
         """
-        owed, shared = None, None
         keeps_none = keeps_no_gradient(optimizer)
         all_are_there = self._driver.all_are_there
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                tensor = self._tensor_of.get(id(param))
-                if tensor is None or not self._gradients.stands_for_the_sum(tensor):
-                    continue  # the session does not train it, or the script replaced or dropped it
-                if not all_are_there and defer and tensor not in self._unguarded and not self._driver.has_arrived(tensor):
-                    self._is_late = True
-                    shared = shared or aliases.Aliases(optimizer, self._params, self._accumulators)
-                    if not shared.of(param):
-                        owed = owed or DeferredStep(optimizer)
-                        self._deferred.hide(tensor, owed)
-                        continue
-                    self._tell(
-                        "aliases",
-                        f"something else holds the memory of {self._name_of(tensor)} or of the optimizer's state of it (a "
-                        "state_dict that was kept, a view, a NumPy array): such parameters are updated at step(), not later",
-                    )
-                if not all_are_there:
-                    self._driver.wait_for(tensor)
-                self._verifier.arrived(param, self._driver.slots[tensor])
-                if keeps_none:
-                    self._gradients.lend(tensor)
-                else:
-                    self._gradients.give(tensor)
+        self._stepped = self._tensors_of(optimizer)
+        tensors = self._gradients.that_stand_for_sums(self._stepped)
+        if not all_are_there:
+            tensors = self._hide_what_is_late(optimizer, tensors) if defer else tensors
+            for tensor in tensors:
+                self._driver.wait_for(tensor)
+        if self._verifier.verifies:
+            for tensor in tensors:
+                self._verifier.arrived(self._params[tensor], self._driver.slots[tensor])
+        if keeps_none:
+            self._gradients.lend(tensors)
+        else:
+            for tensor in tensors:
+                self._gradients.give(tensor)
+
+    def _tensors_of(self, optimizer: torch.optim.Optimizer) -> list[int]:
+        """The tensors of this session that `optimizer` updates, in its order."""
+        of = self._tensor_of
+        return [of[id(param)] for group in optimizer.param_groups for param in group["params"] if id(param) in of]
+
+    def _hide_what_is_late(self, optimizer: torch.optim.Optimizer, tensors: Sequence[int]) -> list[int]:
+        """Defer the updates of those of `tensors` whose sums have not arrived; return the others."""
+        owed, shared = None, None
+        others = []
+        for tensor in tensors:
+            if tensor in self._unguarded or self._driver.has_arrived(tensor):
+                others.append(tensor)
+                continue
+            self._is_late = True
+            shared = shared or aliases.Aliases(optimizer, self._params, self._accumulators)
+            if shared.of(self._params[tensor]):
+                self._tell(
+                    "aliases",
+                    f"something else holds the memory of {self._name_of(tensor)} or of the optimizer's state of it (a "
+                    "state_dict that was kept, a view, a NumPy array): such parameters are updated at step(), not later",
+                )
+                others.append(tensor)
+                continue
+            owed = owed or DeferredStep(optimizer)
+            self._deferred.hide(tensor, owed)
+        return others
 
     def _needs_all(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> bool:
         """Whether the updates of this call of `step` cannot be deferred."""
@@ -496,9 +536,7 @@ class Session(SessionBase):
             self._watch_all()
         if self._driver.iteration < 0:
             return
-        params = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
-        tensors = (self._tensor_of.get(id(param)) for param in params)
-        updated = [tensor for tensor in tensors if tensor is not None and tensor not in self._deferred]
+        updated = [tensor for tensor in self._stepped if tensor not in self._deferred] if self._deferred else self._stepped
         self._recorder.add_each("update", self._driver.iteration, updated, self._step_began_ns, now)
         if self._planner.measures(self._driver.iteration):
             self._planner.builder.updated(now - self._step_began_ns)
@@ -536,8 +574,7 @@ class Session(SessionBase):
             return
         self._deferred.make_all_current()
         self._driver.wait_for_all()
-        for param in self._params:
-            guards.unwatch(param)
+        guards.unwatch_all(self._params)
 
     # -- what a training script calls --------------------------------------------------------------
 
@@ -656,8 +693,7 @@ class Session(SessionBase):
         finally:
             self._detach_hooks()
             self._deferred.forget()
-            for param in self._params:
-                guards.unwatch(param)
+            guards.unwatch_all(self._params)
             self._gradients.close(failed=self.failed)
             if self._controller is not None:
                 self._controller.close()

@@ -72,6 +72,8 @@ class Unverified:
     In all methods, `owed` tells whether the update of a parameter is deferred.
     """
 
+    verifies = False
+    """Whether this iteration is compared, so that its gradients have to be reported."""
     verified = 0
     """How many updates of single parameters have been compared."""
 

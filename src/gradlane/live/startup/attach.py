@@ -23,7 +23,7 @@ from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy, replans
 from gradlane.core.profile import Layer, Profile, TensorProfile
-from gradlane.core.records.search_log import AUTO, SearchLog
+from gradlane.core.records.search_log import ANY, AUTO
 from gradlane.core.records.tuned import Tuned
 from gradlane.errors import JobError
 from gradlane.live.adapt.auto import Auto
@@ -33,6 +33,7 @@ from gradlane.live.adapt.replanning import Replanning
 from gradlane.live.adapt.tuner import digest, prepare
 from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.base import Backend
+from gradlane.live.backends.carriers import CONNECT_S, Carriers, with_servers
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.streams import streams_of
 from gradlane.live.comm.control_channel import ControlChannel
@@ -89,7 +90,9 @@ def attach(
             over servers.
         backend: "all-reduce" uses torch.distributed. "server" uses gradlane's own transport,
             through CPU memory; it needs no order planned ahead and also carries policies that
-            choose each packet as it is sent.
+            choose each packet as it is sent. None lets "auto" choose between the two, for tensors
+            in CPU memory and unless `network` or `order="coordinator"` is given; elsewhere it is
+            all-reduce, or servers for a policy or plan that only they can carry.
         servers: server backend only. Number of servers in processes of their own (`gradlane launch
             --servers`, `gradlane server`); 0 for one in each rank's process.
         packet_bytes: server backend only. A multiple of 64 up to 512 KiB; None for 30 KiB.
@@ -163,7 +166,8 @@ class _Start:
     Args:
         chosen: the policy or plan that was asked for; under `auto`, the safe one.
         first: `chosen` with the knobs from a file, if one was given.
-        controller: changes the plan while the session trains; None to keep the first one.
+        controller: changes the plan while the session trains; None to keep the first one. Under
+            `auto` it is made later, when it is known what carries messages.
         iterations: measured before `first` is planned.
         until_stable: measure fewer once gradients become ready at the same times again and again.
         fault: why this rank cannot start, which the other ranks cannot know by themselves; "" if it
@@ -182,7 +186,7 @@ def _start_of(job: Job, options: AttachOptions) -> _Start:
     policy = options.policy
     chosen = policy_of(SAFE) if options.is_auto else catalog.get(policy) if isinstance(policy, str) else policy
     _refuse_what_does_not_fit(chosen, job, options)
-    backend, servers = options.carrier.backend, options.carrier.servers
+    backend = options.backend
     repeats = not isinstance(chosen, Plan) and replans(chosen)
     stream_ordered = streams_of(job.device) is not None and backend == "all-reduce"
     first: Policy | Plan = chosen
@@ -193,9 +197,6 @@ def _start_of(job: Job, options: AttachOptions) -> _Start:
         first, controller, fault = prepare(chosen, job.specs, about, job.rank, options.adapting.tune, options.adapting.knobs)
     if controller is None and not isinstance(chosen, Plan) and repeats and job.world > 1:
         controller = Replanning(job.rank, chosen, stream_ordered)
-    if options.is_auto and job.world > 1:
-        search_log = SearchLog(job.model_name, job.world, backend, SAFE)
-        controller = Auto(job.rank, search_log, backend, servers, stream_ordered)
     given = options.measuring.profile_iterations
     until_stable = given is None and repeats
     return _Start(chosen, first, controller, given or (_UNTIL_STABLE if until_stable else _ITERATIONS), until_stable, fault)
@@ -203,7 +204,7 @@ def _start_of(job: Job, options: AttachOptions) -> _Start:
 
 def _refuse_what_does_not_fit(chosen: Policy | Plan, job: Job, options: AttachOptions) -> None:
     """Raise `PlanError` if the backend cannot carry `chosen`, or it is a plan of another model."""
-    backend, servers = options.carrier.backend, options.carrier.servers
+    backend, servers = options.backend, options.carrier.servers
     if isinstance(chosen, Plan):
         refuse_what_cannot_be_done(chosen, backend, external=servers > 0)
         check_fits(chosen, job.specs)
@@ -234,7 +235,7 @@ def _terms(job: Job, options: AttachOptions, start: _Start, may_cross: bool) -> 
         torch=str(torch.__version__),
         world_size=job.world,
         policy=AUTO if options.is_auto else f"plan {chosen.fingerprint}" if isinstance(chosen, Plan) else repr(chosen),
-        backend=options.carrier.backend,
+        backend=ANY if _may_choose_backend(job, options) else options.backend,
         order=options.stepping.order,
         optimizers=tuple(type(one).__name__ for one in job.optimizers),
         options={"cross_barrier": may_cross, **options.terms()},
@@ -248,20 +249,35 @@ def _terms(job: Job, options: AttachOptions, start: _Start, may_cross: bool) -> 
 
 def _connect(job: Job, options: AttachOptions, store: Any, terms: handshake.Terms) -> Backend:
     carrier, streams = options.carrier, streams_of(job.device)
-    if carrier.backend == "all-reduce":
-        return AllReduceBackend(job.device, streams, job.group, job.timeout_s, carrier.weight)
-    return ParameterServerBackend(
-        streams,
-        job.group,
-        store,
-        job.timeout_s,
-        fingerprint=terms.fingerprint(),
-        packet_bytes=carrier.packet_bytes or NodeOptions.packet_bytes,
-        rank_order=carrier.summation_order == "rank",
-        external=carrier.servers,
-        servers_store=carrier.servers_store,
-        weight=carrier.weight,
-    )
+
+    def connect_servers(control: Any = None, connect_s: float | None = None) -> ParameterServerBackend:
+        return ParameterServerBackend(
+            streams,
+            job.group,
+            store,
+            job.timeout_s,
+            fingerprint=terms.fingerprint(),
+            packet_bytes=carrier.packet_bytes or NodeOptions.packet_bytes,
+            rank_order=carrier.summation_order == "rank",
+            external=carrier.servers,
+            servers_store=carrier.servers_store,
+            weight=carrier.weight,
+            control=control,
+            connect_s=connect_s,
+        )
+
+    if options.backend == "server":
+        return connect_servers()
+    all_reduce = AllReduceBackend(job.device, streams, job.group, job.timeout_s, carrier.weight)
+    if not _may_choose_backend(job, options):
+        return all_reduce
+    connect = partial(connect_servers, all_reduce.control_group, min(CONNECT_S, job.timeout_s))
+    return with_servers(all_reduce, connect, store, job.rank, job.timeout_s)
+
+
+def _may_choose_backend(job: Job, options: AttachOptions) -> bool:
+    on_host = job.device.type == "cpu" and streams_of(job.device) is None
+    return options.may_choose_backend and job.world > 1 and on_host
 
 
 @contextmanager
@@ -288,17 +304,16 @@ def _build(job: Job, options: AttachOptions, start: _Start, may_cross: bool, sto
     tensors = (*job.model.parameters(), *job.model.buffers())
     copy_from_rank_0([tensor for tensor in tensors if tensor.numel() > 0], job.group)
     profile, stepping = options.measuring.profile, options.stepping
-    place = Place(
-        options.measuring.network or backend.measure(),
-        options.carrier.backend,
-        options.carrier.servers,
-        coordinated=stepping.order == "coordinator",
-    )
+    places = _places(options, backend)
+    controller = start.controller
+    if options.is_auto and job.world > 1:
+        stream_ordered = backend.has_streams and options.backend == "all-reduce"
+        controller = Auto(job.rank, job.model_name, places, stream_ordered)
     return Session(
         job,
         backend,
-        planner=Planner(start.first, place, profile, job.specs, start.iterations, start.until_stable),
-        controller=start.controller,
+        planner=Planner(start.first, places, profile, job.specs, start.iterations, start.until_stable),
+        controller=controller,
         first_plan=make_plan(policies.get("ddp"), _unmeasured_profile(job), Place(_UNMEASURED)),
         may_cross=may_cross,
         make_channel=partial(ControlChannel, store, job.rank, job.world, job.timeout_s),
@@ -306,6 +321,15 @@ def _build(job: Job, options: AttachOptions, start: _Start, may_cross: bool, sto
         verifier=Unverified() if stepping.verify is None else Verifier(stepping.verify, job),
         keeps_log=stepping.keep_log,
     )
+
+
+def _places(options: AttachOptions, backend: Backend) -> tuple[Place, ...]:
+    """Where plans can be carried out; the networks are measured now unless one is given (collective)."""
+    if isinstance(backend, Carriers):
+        return tuple(Place(network, name) for name, network in backend.measure_each().items())
+    network = options.measuring.network or backend.measure()
+    coordinated = options.stepping.order == "coordinator"
+    return (Place(network, options.backend, options.carrier.servers, coordinated),)
 
 
 def _buffer_sync(job: Job, broadcast_buffers: bool | str) -> BufferSync | None:

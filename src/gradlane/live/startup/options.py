@@ -16,7 +16,7 @@ import msgspec
 
 from gradlane import policies
 from gradlane.core import files
-from gradlane.core.backends import BACKENDS, BackendName, SummationOrder
+from gradlane.core.backends import BACKENDS, BackendName, SummationOrder, why_not
 from gradlane.core.fields import need, need_int
 from gradlane.core.launch_options import LaunchOptions
 from gradlane.core.network import Network
@@ -32,7 +32,7 @@ from gradlane.planning.tuning import TuneOptions
 class AttachKeywords(TypedDict, total=False):
     """The keywords of `attach`, which documents them. Defaults are those of the options below."""
 
-    backend: BackendName
+    backend: BackendName | None
     packet_bytes: int | None
     summation_order: SummationOrder | None
     servers: int
@@ -59,7 +59,7 @@ class CarrierOptions(msgspec.Struct, frozen=True):
             job's own.
     """
 
-    backend: BackendName = "all-reduce"
+    backend: BackendName | None = None
     packet_bytes: int | None = None
     summation_order: SummationOrder | None = None
     servers: int = 0
@@ -67,7 +67,7 @@ class CarrierOptions(msgspec.Struct, frozen=True):
     weight: int = 1
 
     def __post_init__(self) -> None:
-        need(self.backend in BACKENDS, "backend", self.backend, "'all-reduce' or 'server'")
+        need(self.backend in (None, *BACKENDS), "backend", self.backend, "'all-reduce' or 'server'")
         need_int("weight", self.weight, 1, 8)
         if self.backend != "server":
             need(self.packet_bytes is None, "packet_bytes", self.packet_bytes, "none: packets are of backend='server'")
@@ -144,7 +144,7 @@ class AttachOptions(msgspec.Struct, frozen=True):
     folders: FolderOptions = FolderOptions()
 
     def __post_init__(self) -> None:
-        if self.carrier.backend == "server":
+        if self.backend == "server":
             order = self.stepping.order
             need(order == "planned", "order", order, "'planned' with backend='server', which needs no order")
         asked = (self.adapting.tune, self.adapting.knobs)
@@ -175,7 +175,7 @@ class AttachOptions(msgspec.Struct, frozen=True):
         adapting = AdaptingOptions((TuneOptions() if tune is True else tune) or None, None if knobs is None else Path(knobs))
         policy = _chosen(launched) or policy
         if policy is None:
-            policy = policies.default(carrier.backend) if adapting.given else AUTO
+            policy = policies.default(carrier.backend or "all-reduce") if adapting.given else AUTO
         return AttachOptions(
             policy,
             carrier,
@@ -189,6 +189,29 @@ class AttachOptions(msgspec.Struct, frozen=True):
     def is_auto(self) -> bool:
         """Whether the session searches for its policy."""
         return isinstance(self.policy, str) and self.policy == AUTO
+
+    @property
+    def backend(self) -> BackendName:
+        """What carries messages unless the session chooses between backends: what is named. If
+        nothing is, what the plan names; servers for a policy or plan that only they can carry; else
+        all-reduce.
+        """
+        if self.carrier.backend is not None:
+            return self.carrier.backend
+        if isinstance(self.policy, Plan):
+            only_servers = why_not(self.policy, "all-reduce") is not None and why_not(self.policy, "server") is None
+        else:
+            name = self.policy if isinstance(self.policy, str) else self.policy.name
+            only_servers = name in catalog.names("server") and name not in catalog.names("all-reduce")
+        return "server" if only_servers else "all-reduce"
+
+    @property
+    def may_choose_backend(self) -> bool:
+        """Whether the session may choose between backends: `auto` looks for the policy, no backend is
+        named and nothing says what only one of them has.
+        """
+        order, network = self.stepping.order, self.measuring.network
+        return self.is_auto and self.carrier.backend is None and order == "planned" and network is None
 
     def terms(self) -> dict[str, Any]:
         """Options that must be equal on all ranks, beside policy, backend, order and barrier.

@@ -1,0 +1,217 @@
+"""Carriers: all-reduce and servers beside the ranks in one session, between which its plans choose.
+
+Each plan names what carries it (`Plan.backend`). Plans change between two iterations, when nothing
+is under way, so that no sum moves from one carrier to the other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from msgspec import UNSET
+
+from gradlane.core.backends import BackendName
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.errors import JobError, PeerError
+from gradlane.live.backends.all_reduce import AllReduceBackend
+from gradlane.live.backends.base import Backend, OnDone, OnSent
+from gradlane.live.backends.gradient_buffers import MessageBuffer
+from gradlane.live.backends.parameter_server import ParameterServerBackend
+from gradlane.live.backends.streams import Event
+from gradlane.transport import NodeEngine, NodeOptions
+from gradlane.units import NS_PER_SECOND, format_bytes
+
+log = logging.getLogger("gradlane")
+
+CONNECT_S = 5.0
+"""Seconds in which every rank has to reach every other one's server; otherwise all-reduce carries."""
+PACKET_BYTES = (NodeOptions.packet_bytes, 128 << 10, 512 << 10)
+"""Packets that are measured, the smallest first: it can be ordered best."""
+_NEARLY = 1.05  # the smallest packet stays whose streams take at most this many times the least time
+# a stream of 4 MiB; if one takes longer than this, the links set the pace and not the packets
+_STREAM_BYTES, _LINK_BOUND_NS = 256 << 10, 100_000_000
+_BUDGET_S = 0.4  # to measure servers in, beside the time that measuring all-reduce takes
+_STREAMS = 5  # that are timed for each size of packet
+
+
+class Carriers:
+    """A `Backend` over two others; its methods are documented there. On the CPU only.
+
+    Plans that name no carrier are carried by all-reduce, which also has the control group. If the
+    node of the servers fails while all-reduce carries, the next plan over servers fails the job.
+
+    Args:
+        all_reduce: carries the first plan.
+        servers: connected; `all_reduce.control_group` is its control group too.
+    """
+
+    has_streams = False
+
+    def __init__(self, all_reduce: AllReduceBackend, servers: ParameterServerBackend) -> None:
+        self._carriers: dict[BackendName, AllReduceBackend | ParameterServerBackend] = {
+            "all-reduce": all_reduce,
+            "server": servers,
+        }
+        self._all_reduce, self._servers = all_reduce, servers
+        self._put_in_force(all_reduce)
+
+    def _put_in_force(self, carrier: AllReduceBackend | ParameterServerBackend) -> None:
+        self._in_force = carrier
+        self.needs_one_order, self.tells_sends = carrier.needs_one_order, carrier.tells_sends
+
+    @property
+    def control_group(self) -> Any:
+        """All-reduce's, whatever carries the plan in force."""
+        return self._all_reduce.control_group
+
+    @property
+    def control_device(self) -> torch.device:
+        return self._all_reduce.control_device
+
+    def measure(self) -> Network:
+        """The network of all-reduce (collective)."""
+        return self._all_reduce.measure()
+
+    def measure_each(self) -> dict[BackendName, Network]:
+        """Choose the size of packets, and measure the networks of all carriers, all-reduce's first
+        (collective).
+        """
+        networks: dict[BackendName, Network] = {"all-reduce": self.measure()}
+        _choose_packets(self._servers, self.control_group)
+        networks["server"] = self._servers.measure(_BUDGET_S)
+        return networks
+
+    def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
+        """Take up a plan, over the carrier that it names (collective)."""
+        self._put_in_force(self._all_reduce if plan.backend is UNSET else self._carriers[plan.backend])
+        self._in_force.prepare(plan, buffers)
+
+    def carry_out(self, keeps_log: bool, on_failure: Callable[[JobError], None]) -> NodeEngine | None:
+        return self._in_force.carry_out(keeps_log, on_failure)
+
+    def begin(self, expected: list[list[int]]) -> None:
+        self._in_force.begin(expected)
+
+    def expect(self, message: int) -> None:
+        self._in_force.expect(message)
+
+    def so_far(self) -> Event | None:
+        """None: it is on the CPU."""
+        return None
+
+    def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
+        return self._in_force.start(message, buffer, ready, on_done, on_sent)
+
+    def start_second_phase(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
+        return self._in_force.start_second_phase(message, buffer, on_done)
+
+    def look(self) -> None:
+        self._in_force.look()
+
+    def await_ends(self, messages: Iterable[int]) -> None:
+        self._in_force.await_ends(messages)
+
+    def join(self, message: int) -> None:
+        self._in_force.join(message)
+
+    def has_ended(self, message: int) -> bool:
+        return self._in_force.has_ended(message)
+
+    def close(self, failure: JobError | None) -> None:
+        """Close both, all-reduce last."""
+        self._servers.close(failure)
+        self._all_reduce.close(failure)
+
+
+def with_servers(
+    all_reduce: AllReduceBackend, connect: Callable[[], ParameterServerBackend], store: Any, rank: int, timeout_s: float
+) -> Backend:
+    """`all_reduce` beside servers if every rank can connect, else alone (collective).
+
+    If they cannot, rank 0 logs one line that names a rank and the address that it did not reach.
+
+    Args:
+        all_reduce: of this job.
+        connect: connects this rank with the servers, within `CONNECT_S`.
+        store: for this session alone.
+        rank: of this process.
+        timeout_s: seconds to wait for what the other ranks say.
+    """
+    servers, reason = None, ""
+    try:
+        servers = connect()
+    except JobError as error:
+        # a peer that has given up before says itself why, and its reason sorts first: this rank only
+        # lost its connection, or was told that its own server was not reached
+        is_cause = "cannot be reached" in str(error) and f"server {rank} at" not in str(error)
+        follows = isinstance(error, PeerError) and not is_cause
+        reason = f"{int(follows)} rank {rank}: {error}"
+    store.set(f"carriers/{rank}", reason)
+    keys = [f"carriers/{each}" for each in range(dist.get_world_size(all_reduce.control_group))]
+    try:
+        store.wait(keys, timedelta(seconds=timeout_s))
+        reasons = [text for key in keys if (text := bytes(store.get(key)).decode())]
+    except RuntimeError as error:
+        failure = JobError(f"rank {rank}: not every rank said whether it reaches the others within {timeout_s:.0f} s ({error})")
+        _close(servers, all_reduce, failure)
+        raise failure from None
+    if servers is not None and not reasons:
+        return Carriers(all_reduce, servers)
+    _close(servers, None, JobError(f"transport: given up, {min(reasons)[2:]}"))
+    if rank == 0:
+        log.warning(
+            "gradlane: all-reduce carries all messages, since gradlane's own ports cannot be reached: %s", min(reasons)[2:]
+        )
+    return all_reduce
+
+
+def _close(servers: ParameterServerBackend | None, all_reduce: AllReduceBackend | None, failure: JobError) -> None:
+    for each in (servers, all_reduce):
+        if each is not None:
+            each.close(failure)
+
+
+def _choose_packets(servers: ParameterServerBackend, group: Any) -> None:
+    """Time streams with packets of each size, and go on with the smallest whose streams take at most
+    5 % longer than the best (collective).
+
+    Where a stream of 4 MiB with the smallest packets takes longer than 100 ms, the links set the
+    pace, and no other size is measured: the measuring would take long and tell nothing.
+    """
+    taken_ns: dict[int, int] = {}
+    for packet_bytes in PACKET_BYTES:
+        servers.use_packets(packet_bytes)
+        taken_ns[packet_bytes] = _time_streams(servers, group)
+        if taken_ns[packet_bytes] > _LINK_BOUND_NS:
+            break
+    best_ns = min(taken_ns.values())
+    kept = next(packet_bytes for packet_bytes, ns in taken_ns.items() if ns <= best_ns * _NEARLY)
+    servers.use_packets(kept)
+    if dist.get_rank(group) == 0:
+        rates = ", ".join(
+            f"{format_bytes(size)} {servers.stream_bytes(_STREAM_BYTES) * NS_PER_SECOND / ns / 1e6:.0f} MB/s"
+            for size, ns in taken_ns.items()
+        )
+        log.info("gradlane: packets of %s (%s)", format_bytes(kept), rates)
+
+
+def _time_streams(servers: ParameterServerBackend, group: Any) -> int:
+    """The least time of a stream on its slowest rank, in ns; the same on every rank (collective).
+
+    The least, since whatever else disturbs the machine makes a stream longer.
+    """
+    first_ns = _slowest(group, [servers.time_stream(_STREAM_BYTES)])[0]
+    repeats = 1 if first_ns > _LINK_BOUND_NS else _STREAMS
+    return min(_slowest(group, [servers.time_stream(_STREAM_BYTES) for _ in range(repeats)]))
+
+
+def _slowest(group: Any, durations_ns: list[int]) -> list[int]:
+    shared = torch.tensor(durations_ns, dtype=torch.int64)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
+    return [int(duration) for duration in shared.tolist()]
