@@ -37,6 +37,7 @@ _NEARLY = 1.05  # the smallest packet stays whose streams take at most this many
 # a stream of 4 MiB; if one takes longer than this, the links set the pace and not the packets
 _STREAM_BYTES, _LINK_BOUND_NS = 256 << 10, 100_000_000
 _BUDGET_S = 0.4  # to measure servers in, beside the time that measuring all-reduce takes
+_CAUSES = 3  # reasons told at most why the own ports are not used
 _STREAMS = 5  # that are timed for each size of packet
 
 
@@ -147,8 +148,8 @@ def with_servers(
     try:
         servers = connect()
     except JobError as error:
-        # a peer that has given up before says itself why, and its reason sorts first: this rank only
-        # lost its connection, or was told that its own server was not reached
+        # a peer that has given up before says itself why: this rank only lost its connection, or was
+        # told that its own server was not reached
         is_cause = "cannot be reached" in str(error) and f"server {rank} at" not in str(error)
         follows = isinstance(error, PeerError) and not is_cause
         reason = f"{int(follows)} rank {rank}: {error}"
@@ -163,12 +164,20 @@ def with_servers(
         raise failure from None
     if servers is not None and not reasons:
         return Carriers(all_reduce, servers)
-    _close(servers, None, JobError(f"transport: given up, {min(reasons)[2:]}"))
+    why = _causes_among(reasons)
+    _close(servers, None, JobError(f"transport: given up, {why}"))
     if rank == 0:
-        log.warning(
-            "gradlane: all-reduce carries all messages, since gradlane's own ports cannot be reached: %s", min(reasons)[2:]
-        )
+        log.warning("gradlane: all-reduce carries all messages, since gradlane's own ports cannot be reached: %s", why)
     return all_reduce
+
+
+def _causes_among(reasons: list[str]) -> str:
+    """The reasons that follow from no other one, at most `_CAUSES` of them; each begins with 0 or 1.
+
+    Which came first is not known: a rank that gives up closes its port, so that others are refused.
+    """
+    first = [reason[2:] for reason in sorted(reasons) if reason[0] == min(reasons)[0]]
+    return "; ".join(first[:_CAUSES]) + (f"; and {len(first) - _CAUSES} more ranks" if len(first) > _CAUSES else "")
 
 
 def _close(servers: ParameterServerBackend | None, all_reduce: AllReduceBackend | None, failure: JobError) -> None:
