@@ -180,7 +180,6 @@ def refusal(rank: int, world: int, change: str) -> tuple[str, str]:
         "dropped": lambda: optimizer.zero_grad(),
         "two passes": lambda: F.cross_entropy(model(torch.ones(2, 12)), torch.zeros(2, dtype=torch.long)).backward(),
         "two steps": optimizer.step,
-        "closure": lambda: optimizer.step(lambda: 0.0),
         "state": optimizer.state_dict,
         "load": lambda: optimizer.load_state_dict({}),
         "written": lambda: weight.detach().zero_(),

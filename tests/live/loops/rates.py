@@ -93,17 +93,31 @@ def lbfgs_with_a_closure(job: Job) -> None:
         job.see("loss", job.optimizer.step(closure))
 
 
-@loop(defers=False, says="closure")
-def sgd_with_a_closure(job: Job) -> None:
+def _whole_step(job: Job) -> Any:
+    """A closure with all that comes before an update, as trainers pass it."""
+
+    def closure() -> torch.Tensor:
+        job.optimizer.zero_grad()
+        loss = job.loss()
+        loss.backward()
+        return loss
+
+    return closure
+
+
+@loop()
+def a_closure_that_is_run_once(job: Job) -> None:
+    for step in range(STEPS):
+        closure = _whole_step(job)
+        job.see("loss", job.optimizer.step(closure) if step % 2 else job.optimizer.step(closure=closure))
+
+
+@loop()
+def no_closure_said_aloud(job: Job) -> None:
     for _ in range(STEPS):
-
-        def closure() -> torch.Tensor:
-            job.optimizer.zero_grad()
-            loss = job.loss()
-            loss.backward()
-            return loss
-
-        job.optimizer.step(closure)
+        job.optimizer.zero_grad()
+        job.backward()
+        job.optimizer.step(None)
 
 
 class NormedSgd(torch.optim.Optimizer):

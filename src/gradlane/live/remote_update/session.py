@@ -29,6 +29,7 @@ from gradlane.live.remote_update.states import fetched_states
 from gradlane.live.remote_update.values import SentGradient, Values
 from gradlane.live.session import guards
 from gradlane.live.session.base import SessionBase
+from gradlane.live.session.closures import run_first
 from gradlane.live.session.hooks import Hook, inside_a_backward_pass, is_compiled, parameters_of_scripts
 
 
@@ -188,10 +189,9 @@ class ServedSession(SessionBase):
 
     # -- step ------------------------------------------------------------------------------------------
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        instead = run_first(optimizer, args, kwargs)
         self.check()
-        if len(args) > 1 or kwargs.get("closure") is not None:
-            self._fail("optimizer.step(closure) with the update on the servers: call step() without", UnsupportedError)
         if self._groups.rules() != self._rules:
             self._fail(
                 "the learning rate, or another number of the optimizer, changed between backward() and step(), when the "
@@ -216,6 +216,7 @@ class ServedSession(SessionBase):
             if tensor in self._unguarded:
                 self._values.wait_for(tensor)
         self._copy_arrived(tensor for tensor in tensors if self._values.has_arrived(tensor))
+        return instead
 
     def _check_gradient(self, tensor: int, param: torch.nn.Parameter) -> None:
         if tensor not in self._unstepped:

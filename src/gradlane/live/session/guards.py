@@ -322,8 +322,14 @@ def watch_state(optimizer: torch.optim.Optimizer, settle: Callable[[], None]) ->
 def unwatch_state(optimizer: torch.optim.Optimizer) -> None:
     """Give `optimizer` its own class back."""
     if _owing.pop(id(optimizer), None) is not None:
-        # the order is [pending class, _PendingOptimizer, own class, ...]
-        optimizer.__class__ = type(optimizer).__mro__[2]
+        optimizer.__class__ = own_class(optimizer)
+
+
+def own_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
+    """The class that the script made `optimizer` of, also while its state is watched."""
+    found = type(optimizer)
+    # the order is [pending class, _PendingOptimizer, own class, ...]
+    return found.__mro__[2] if issubclass(found, _PendingOptimizer) else found
 
 
 # these show, replace or copy the state; everything else of an optimizer (groups, learning rates,

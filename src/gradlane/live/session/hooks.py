@@ -49,7 +49,7 @@ class _Handles:
         self.remove = remove
 
 
-def around_step(optimizer: torch.optim.Optimizer, before: Callable[..., None], after: Callable[..., None]) -> _Handles:
+def around_step(optimizer: torch.optim.Optimizer, before: Callable[..., Any], after: Callable[..., None]) -> _Handles:
     """Call `before` right before `optimizer` updates, and `after` right after.
 
     The script's own step hooks, whenever it registers them, run outside of the two and so see

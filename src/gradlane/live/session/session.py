@@ -37,6 +37,7 @@ from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.live.session import aliases, guards
 from gradlane.live.session.base import SessionBase
+from gradlane.live.session.closures import closure_of, run_first
 from gradlane.live.session.deferred_step import DeferredStep, keeps_no_gradient
 from gradlane.live.session.deferred_updates import DeferredUpdates
 from gradlane.live.session.gradient_groups import GradientGroups
@@ -441,7 +442,8 @@ class Session(SessionBase):
 
     # -- step --------------------------------------------------------------------------------------
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        instead = run_first(optimizer, args, kwargs)
         self._failures.check()
         self._stepped = []
         if self._in_backward:
@@ -451,11 +453,12 @@ class Session(SessionBase):
                 self._refused_aloud(lambda buffers: buffers.check(self._failures.wait_until))
             if self._deferred.of(optimizer):  # a second step() before its updates were needed
                 self._settle()
-            needs_all = self._needs_all(optimizer, args, kwargs)
+            needs_all = self._needs_all(optimizer, has_closure=instead is None and closure_of(args, kwargs) is not None)
             self._split_step(optimizer, defer=not needs_all and self._crosses)
             if "closure" not in self._told:
                 self._verifier.stepping(optimizer, self._is_owed)
         self._step_began_ns = self._now(self._driver.iteration)
+        return instead
 
     def _refuse_step_in_backward(self, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
@@ -519,11 +522,15 @@ class Session(SessionBase):
             self._deferred.hide(tensor, owed)
         return others
 
-    def _needs_all(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> bool:
-        """Whether the updates of this call of `step` cannot be deferred."""
-        has_closure = kwargs.get("closure") is not None or (len(args) > 1 and args[1] is not None)
+    def _needs_all(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
+        """Whether the updates of this call of `step` cannot be deferred.
+
+        Args:
+            optimizer: the one that steps.
+            has_closure: it was given a closure, which it will run itself.
+        """
         if has_closure and self._may_cross:
-            self._tell("closure", "optimizer.step(closure) keeps the barrier")
+            self._tell("closure", f"{type(optimizer).__name__}.step(closure) keeps the barrier")
         # a GradScaler gives a fused optimizer its scale for the time of one call
         return has_closure or hasattr(optimizer, "grad_scale")
 
