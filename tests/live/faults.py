@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -18,8 +19,9 @@ from torch.nn import functional as F
 
 import gradlane
 from gradlane.errors import GradlaneError, JobError
+from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.comm import control_channel
-from gradlane.schedule import Dispatcher
+from gradlane.schedule import Dispatcher, Engine
 from tests.live.cases import bits_of, differences
 from tests.live.loops import GIVEN, POLICIES, Mlp, momentum
 
@@ -116,6 +118,28 @@ def another_order(rank: int, world: int, fault: str) -> tuple[str, str, list[str
         wrong = differences(good, bits_of(model, optimizer))
         wrong += [f"{name}.grad" for name, param in model.named_parameters() if param.grad is not None]
     return type(failed).__name__, str(failed), wrong, seconds
+
+
+def raises_in_a_callback(rank: int, world: int, method: str) -> tuple[str, str, str, float]:
+    """Rank 1's code that torch.distributed calls at the end of a sum raises in iteration 4: what each rank hears of it, the
+    cause of that, and after how many seconds.
+    """
+    model, optimizer, session = _attached(rank)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(4):
+        _step(model, optimizer, generator)
+    session.flush()
+    owner = Engine if method == "ended" else MessageBuffer
+    began, failed = time.monotonic(), JobError("nothing")
+    with patch.object(owner, method, side_effect=LookupError("by the test")) if rank == 1 else contextlib.nullcontext():
+        try:
+            for _ in range(100):
+                _step(model, optimizer, generator)
+        except JobError as error:
+            failed = error
+    seconds = time.monotonic() - began
+    session.close()
+    return type(failed).__name__, str(failed), repr(failed.__cause__), seconds
 
 
 def _is_refused(stranger: socket.socket) -> bool:

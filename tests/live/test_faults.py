@@ -284,6 +284,22 @@ def test_another_order_on_one_rank_ends_in_an_error_on_both_and_in_no_wrong_sum(
         assert seconds < 15
 
 
+# -- exceptions that have no caller ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["ended", "scatter"])
+def test_an_exception_in_a_callback_of_torch_ends_the_job_at_once_with_its_own_traceback(method):
+    ranks = Ranks(2)  # of its own: sums are left half done
+    try:
+        other, culprit = ranks.run("tests.live.faults:raises_in_a_callback", method=method)
+    finally:
+        ranks.close()
+    for kind, text, _, seconds in (other, culprit):
+        assert (kind, text) == ("PeerFailed", "rank 1 failed: LookupError: by the test")
+        assert seconds < 5
+    assert culprit[2] == "LookupError('by the test')"
+
+
 # -- strangers, and what is left behind ------------------------------------------------------------------------
 
 

@@ -198,8 +198,11 @@ class AllReduceBackend:
 
     def _report_end(self, message: int, works: list[Any], then: Callable[[], None], on_done: OnDone) -> None:
         def ended(error: BaseException | None) -> None:
-            if error is None:
-                then()
+            try:
+                if error is None:
+                    then()
+            except Exception as raised:  # torch.distributed would drop it
+                error = raised
             on_done(message, error)
 
         begun = self._groups.under_way(works, ended)

@@ -10,7 +10,6 @@ channel's thread. Waiting and failing is in `failures.py`; what rank 0 decides f
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -245,8 +244,10 @@ class Driver:
 
     def _message_done(self, message: int, error: BaseException | None) -> None:
         """Called by the backend on any thread, once for each message or phase that has ended."""
-        if error is not None:
+        if isinstance(error, (JobError, RuntimeError)):  # torch.distributed raises RuntimeError
             self.failures.suspect(error)
+        elif error is not None:
+            self.abort(error)
         else:
             self._told_by_backend(self._own_engine.ended, message)
 
@@ -255,10 +256,13 @@ class Driver:
         self._told_by_backend(self._own_engine.sent, message)
 
     def _told_by_backend(self, fact: Callable[[int], None], message: int) -> None:
-        # an error is noted in `failures`; this thread has no caller that could handle it
-        with self._lock, contextlib.suppress(JobError):
-            if not self._closed and self.failures.failure is None:
-                self._tell(fact, message)
+        try:
+            with self._lock:
+                if not self._closed and self.failures.failure is None:
+                    self._tell(fact, message)
+        except BaseException as error:  # this thread has no caller that could handle it
+            if self.failures.failure is None:
+                self.abort(error)
 
     def _follow(self, message: int) -> None:
         """Let `message` start, which rank 0 put next."""
@@ -358,8 +362,11 @@ class Driver:
         In this order, so that two ranks that find the same fault each keep their own error rather
         than blame one another.
         """
-        own = error if isinstance(error, JobError) else None
-        self.failures.fail(own or PeerFailed(f"rank {self.rank} failed: {type(error).__name__}: {error}", self.rank))
+        own = error
+        if not isinstance(own, JobError):
+            own = PeerFailed(f"rank {self.rank} failed: {type(error).__name__}: {error}", self.rank)
+            own.__cause__ = error
+        self.failures.fail(own)
         if not self._closed:
             self.coordination.channel.fail(error)
 

@@ -217,7 +217,9 @@ class Failures:
             if isinstance(error, JobError):
                 return error
             reason = str(error).strip().partition("\n")[0]
-            return CommunicationError(f"{where}: {what} failed in torch.distributed: {reason}")
+            failed = CommunicationError(f"{where}: {what} failed in torch.distributed: {reason}")
+            failed.__cause__ = error
+            return failed
         return CommunicationError(
             f"{where}: no end of {what} within {self._timeout_s:.0f} s; {self._whereabouts.describe_state()}; every rank still "
             "answers, so a rank is slow or has not reached this iteration; raise timeout= if that is to be expected"
