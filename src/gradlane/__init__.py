@@ -18,6 +18,7 @@ from gradlane.core.timeline import Timeline
 from gradlane.errors import GradlaneError
 
 if TYPE_CHECKING:
+    from gradlane.live import IdleSession as IdleSession
     from gradlane.live import ServedSession as ServedSession
     from gradlane.live import Session as Session
     from gradlane.live import VerifyOptions as VerifyOptions
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "GradlaneError", "Network", "Plan", "Profile", "ServedSession", "Session", "Timeline", "VerifyOptions", "__version__",
+    "GradlaneError", "IdleSession", "Network", "Plan", "Profile", "ServedSession", "Session", "Timeline", "VerifyOptions", "__version__",
     "attach", "attach_to_servers", "policies",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("attach", "attach_to_servers", "ServedSession", "Session", "VerifyOptions"):
+    if name in ("attach", "attach_to_servers", "IdleSession", "ServedSession", "Session", "VerifyOptions"):
         from gradlane import live
 
         return getattr(live, name)

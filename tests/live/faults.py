@@ -73,7 +73,7 @@ def attach_on_one_rank(rank: int, world: int, missing: int) -> tuple[str, str, f
     return "nothing", "", time.monotonic() - began
 
 
-def _attached(rank: int, backend: Any = "all-reduce") -> tuple[nn.Module, torch.optim.Optimizer, gradlane.live.Session]:
+def _attached(rank: int, backend: Any = "all-reduce") -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     torch.manual_seed(7)
     model = Mlp()
     optimizer = momentum(model)

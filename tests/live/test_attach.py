@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -223,6 +225,11 @@ def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(a_world_of_o
         ({"backend": "server", "order": "coordinator"}, "expected 'planned' with backend='server', which needs no order"),
         ({"optimizer": "sgd"}, "optimizer: got a str"),
         ({"optimizer": [1]}, "optimizer: got a int"),
+        ({"optimizer": object()}, r"optimizer: got a object, expected a torch\.optim\.Optimizer"),
+        ({"optimizer": momentum(nn.Linear(2, 2))}, r"optimizer: none of the 2 parameters of this SGD is the model's"),
+        ({"network": "net.json"}, r"network: got 'net\.json', expected a gradlane\.Network \(gradlane\.core\.files\.read"),
+        ({"profile": "profile.json"}, r"profile: got 'profile\.json', expected a gradlane\.Profile"),
+        ({"timeout": timedelta(seconds=60)}, "timeout: got .* expected a number of seconds"),
     ],
 )
 def test_an_option_of_no_use_is_refused(a_world_of_one, options, reason):
@@ -230,9 +237,53 @@ def test_an_option_of_no_use_is_refused(a_world_of_one, options, reason):
         gradlane.attach(_model(), **options)
 
 
-def test_attach_before_init_process_group_is_refused():
+@pytest.mark.parametrize("model", [nn.Linear(2, 2).parameters(), None, "resnet50"])
+def test_what_is_no_module_is_refused(a_world_of_one, model):
+    with pytest.raises(InputError, match=rf"model: got a {type(model).__name__}, expected the torch\.nn\.Module itself"):
+        gradlane.attach(model)
+
+
+def test_one_of_several_ranks_is_refused_before_init_process_group(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match=r"call torch\.distributed\.init_process_group"):
         gradlane.attach(_model())
+
+
+def _alone() -> list[torch.Tensor]:
+    model = _model()
+    optimizer = momentum(model)
+    with gradlane.attach(model, optimizer) as session:
+        assert type(session) is gradlane.live.IdleSession
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        for _ in range(3):
+            with session.no_sync():
+                model(torch.ones(2, 12)).sum().backward()
+            optimizer.step()
+        session.flush()
+        with pytest.raises(JobError, match="no plan: one process trains alone"):
+            print(session.plan)
+    assert session.closed
+    return [param.detach().clone() for param in model.parameters()]
+
+
+def test_a_process_that_trains_alone_gets_a_session_that_does_nothing():
+    model = _model()
+    optimizer = momentum(model)
+    for _ in range(3):
+        model(torch.ones(2, 12)).sum().backward()
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(_alone(), model.parameters(), strict=True))
+
+
+def test_one_rank_of_which_nothing_is_asked_gets_a_session_that_does_nothing(a_world_of_one):
+    _alone()
+
+
+def test_an_idle_session_has_what_scripts_use_of_a_session():
+    def public(kind: type) -> set[str]:
+        return {name for name in (*dir(kind), "model", "rank", "world", "closed") if not name.startswith("_")}
+
+    assert public(gradlane.live.Session) - public(gradlane.live.IdleSession) == {"on_close"}
 
 
 def _sparse() -> nn.Module:
@@ -256,6 +307,7 @@ def _complex() -> nn.Module:
         (lambda: nn.LazyBatchNorm1d(affine=False), "running_mean is uninitialised"),
         (_complex, "bias is of torch.complex64|weight is of torch.complex64"),
         (lambda: torch.jit.script(nn.Linear(4, 4)), "ScriptModule"),
+        (lambda: nn.DataParallel(nn.Linear(4, 4)), "the model is a DataParallel, which computes on copies"),
     ],
 )
 def test_a_model_that_cannot_be_served_is_refused_with_the_reason(a_world_of_one, make, reason):
@@ -263,10 +315,35 @@ def test_a_model_that_cannot_be_served_is_refused_with_the_reason(a_world_of_one
         gradlane.attach(make())
 
 
-def test_a_model_in_ddp_and_a_model_attached_to_already_are_refused(a_world_of_one):
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: nn.Sequential(model)], ids=["itself", "a part"])
+def test_ddp_around_or_inside_a_model_is_refused_at_attach(a_world_of_one, wrap):
+    with pytest.raises(
+        UnsupportedError, match="is a DistributedDataParallel, which sums gradients too: attach to the model before"
+    ):
+        gradlane.attach(wrap(nn.parallel.DistributedDataParallel(_model())))
+
+
+@pytest.mark.parametrize("where", ["around", "further around", "inside"])
+@pytest.mark.parametrize("served", [False, True], ids=["attach", "attach_to_servers"])
+def test_ddp_put_around_or_inside_a_model_later_is_refused_in_the_next_forward_pass(a_world_of_one, where, served):
     model = _model()
-    with pytest.raises(UnsupportedError, match=r"pass \.module"):
-        gradlane.attach(nn.parallel.DistributedDataParallel(_model()))
+    attach = gradlane.attach_to_servers if served else partial(gradlane.attach, network=GIVEN)
+    with attach(model, momentum(model)):
+        called: nn.Module = model
+        if where == "inside":
+            if served:
+                return  # only sessions that measure their first iterations look for it
+            model.layers[1] = nn.parallel.DistributedDataParallel(model.layers[1])
+        else:
+            called = nn.parallel.DistributedDataParallel(model if where == "around" else nn.Sequential(model))
+        with pytest.raises(
+            UnsupportedError, match=r"DistributedDataParallel was put around .* since attach, and sums gradients"
+        ):
+            called(torch.randn(2, 12))
+
+
+def test_a_model_attached_to_already_is_refused(a_world_of_one):
+    model = _model()
     session = gradlane.attach(model, momentum(model), network=GIVEN)
     with pytest.raises(UnsupportedError, match="attached to this model already"):
         gradlane.attach(model, momentum(model), network=GIVEN)

@@ -19,7 +19,7 @@ from tests.live.networks import counting_deferred_updates, slow_network
 STEPS = 8
 
 
-def _attached(rank: int, model: str, optimizer: str, **options: Any) -> tuple[Any, Any, gradlane.Session]:
+def _attached(rank: int, model: str, optimizer: str, **options: Any) -> tuple[Any, Any, Any]:
     torch.manual_seed(7)
     net = MODELS[model]()
     opt = OPTIMIZERS[optimizer](net.parameters())

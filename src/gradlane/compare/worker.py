@@ -35,6 +35,7 @@ from gradlane.core.profile import Profile
 from gradlane.core.records.search_log import AUTO
 from gradlane.emulation.model import Emulated
 from gradlane.live.backends.probe import measure
+from gradlane.live.session.idle import IdleSession
 from gradlane.live.session.session import Session
 from gradlane.live.startup.attach import attach
 from gradlane.planning import catalog
@@ -137,7 +138,7 @@ class Arm:
         self.model = load.model
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
         self.call: nn.Module = self.model
-        self.session: Session | None = None
+        self.session: Session | IdleSession | None = None
         if spec is not None:
             policy = AUTO if spec.policy == AUTO else catalog.get(spec.policy, **spec.knobs)
             known |= {"backend": spec.backend, "packet_bytes": spec.packet_bytes, "servers": spec.servers}

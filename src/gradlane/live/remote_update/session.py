@@ -98,6 +98,7 @@ class ServedSession(SessionBase):
         self.check()
         if inside_a_backward_pass():
             return  # activation checkpointing runs the model again
+        self._refuse_wrappers(inside=False)
         trains = torch.is_grad_enabled() and module.training
         if self._in_backward and trains:
             self._fail("the backward pass was left unfinished (an exception that the script caught?)")

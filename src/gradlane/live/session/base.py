@@ -13,7 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
+from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.session.aliases import accumulator_of
 from gradlane.live.session.hooks import Hook, ModuleHook, around_step, is_compiled, tensors_in
 from gradlane.live.session.torch_patches import guard_torchscript
@@ -92,8 +94,8 @@ class SessionBase(ABC):
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None: ...
 
     @abstractmethod
-    def _fail(self, text: str) -> NoReturn:
-        """Raise an error with `text`, and tell the other ranks."""
+    def _fail(self, text: str, kind: type[JobError] | type[UnsupportedError] = JobError) -> NoReturn:
+        """Raise an error of `kind` with `text`, and tell the other ranks."""
 
     @abstractmethod
     def flush(self) -> None: ...
@@ -107,6 +109,29 @@ class SessionBase(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
+
+    # -- wrappers ----------------------------------------------------------------------------------
+
+    def _refuse_wrappers(self, inside: bool) -> None:
+        """Fail if DistributedDataParallel sums the model's gradients, too, since attach.
+
+        Args:
+            inside: look for one inside the model, not only around it.
+        """
+        around = DistributedDataParallel._active_ddp_module
+        if around is not None and any(module is self.model for module in around.modules()):
+            self._fail_wrapped("DistributedDataParallel was put around the model")
+        if inside:
+            for name, module in self.model.named_modules():
+                if isinstance(module, DistributedDataParallel):
+                    self._fail_wrapped(f"DistributedDataParallel was put around {name}")
+
+    def _fail_wrapped(self, what: str) -> NoReturn:
+        self._fail(
+            f"{what} since attach, and sums gradients too: do not wrap what gradlane is attached to (a trainer that wraps the "
+            "model by itself has to be told not to)",
+            UnsupportedError,
+        )
 
     # -- hooks -------------------------------------------------------------------------------------
 

@@ -178,6 +178,7 @@ class Session(SessionBase):
         if is_traced():
             self._settle()  # only the model must be recorded
             return
+        self._refuse_wrappers(inside=not self._settled)
         trains = torch.is_grad_enabled() and module.training
         if self._in_backward and trains:
             self._fail(

@@ -38,6 +38,7 @@ from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.streams import streams_of
 from gradlane.live.comm.control_channel import ControlChannel
 from gradlane.live.session.deferred_step import why_it_needs_the_barrier
+from gradlane.live.session.idle import IdleSession
 from gradlane.live.session.job import Job
 from gradlane.live.session.module_buffers import BufferSync, places_of_buffers
 from gradlane.live.session.session import Session
@@ -45,7 +46,7 @@ from gradlane.live.session.verification import Unverified, Verifier
 from gradlane.live.startup import handshake
 from gradlane.live.startup.lifecycle import forget, keep
 from gradlane.live.startup.options import AttachOptions, FolderOptions, launched
-from gradlane.live.startup.validation import Optimizers, copy_from_rank_0, job_of, require_process_group
+from gradlane.live.startup.validation import Optimizers, copy_from_rank_0, job_of, trains_alone
 from gradlane.planning import catalog
 from gradlane.planning.plans import make_plan
 from gradlane.planning.ranking import SAFE, policy_of
@@ -72,16 +73,17 @@ def attach(
     *,
     process_group: Any = None,
     **options: Unpack[AttachKeywords],
-) -> Session:
+) -> Session | IdleSession:
     """Schedule the gradient communication of `model` from now on, in place of
     DistributedDataParallel.
 
     Call it on every rank after `init_process_group()`, with the model on its device and before any
     `compile()`. Parameters and buffers become rank 0's. The training loop stays as it is. Options
-    that `gradlane launch` was given win over these.
+    that `gradlane launch` was given win over these. In a process that trains alone (no process
+    group, or one rank and no policy, backend or measurement asked for) the session does nothing.
 
     Args:
-        model: on one device per rank, not wrapped in DistributedDataParallel.
+        model: on one device per rank, neither wrapped in DistributedDataParallel nor later.
         optimizer: one or several that update `model`; None if the script updates the parameters
             itself.
         policy: a name from `gradlane policies`, a Policy with its knobs, a Plan (from `gradlane
@@ -141,9 +143,11 @@ def attach(
         CommunicationError: ranks or servers cannot be reached. All before any gradient is sent, on
             every rank that the failing rank can still reach.
     """
-    require_process_group()
     resolved = AttachOptions.of(policy, options, launched())
+    alone = trains_alone()
     job = job_of(model, optimizer, process_group, resolved.stepping.timeout)
+    if alone or (job.world == 1 and resolved.asks_for_nothing):
+        return IdleSession(model)
     start = _start_of(job, resolved)
     may_cross = _may_cross(job, resolved.stepping.cross_barrier)
     terms = _terms(job, resolved, start, may_cross)

@@ -50,6 +50,13 @@ class AttachKeywords(TypedDict, total=False):
     keep_log: bool
 
 
+def _need_kind(field: str, value: object, kind: type) -> None:
+    """Raise `InputError` unless `value` is of `kind` or None."""
+    name = f"gradlane.{kind.__name__}"
+    is_one = value is None or isinstance(value, kind)
+    need(is_one, field, value, f"a {name} (gradlane.core.files.read(path, {name}) reads one from a file)")
+
+
 class CarrierOptions(msgspec.Struct, frozen=True):
     """What carries the messages.
 
@@ -89,6 +96,8 @@ class MeasuringOptions(msgspec.Struct, frozen=True):
     profile_iterations: int | None = None
 
     def __post_init__(self) -> None:
+        _need_kind("network", self.network, Network)
+        _need_kind("profile", self.profile, Profile)
         given = self.profile_iterations
         need(given is None or given >= 1, "profile_iterations", given, "1 or more")
 
@@ -118,7 +127,8 @@ class SteppingOptions(msgspec.Struct, frozen=True):
     keep_log: bool = False
 
     def __post_init__(self) -> None:
-        need(self.timeout > 0, "timeout", self.timeout, "seconds, more than 0")
+        is_number = isinstance(self.timeout, (int, float)) and not isinstance(self.timeout, bool)
+        need(is_number and self.timeout > 0, "timeout", self.timeout, "a number of seconds, more than 0")
         need(self.order in ("planned", "coordinator"), "order", self.order, "'planned' or 'coordinator'")
         buffers = self.broadcast_buffers
         need(buffers in (True, False, "forward"), "broadcast_buffers", buffers, "True, False or 'forward'")
@@ -184,6 +194,11 @@ class AttachOptions(msgspec.Struct, frozen=True):
             _struct(SteppingOptions, given, verify=(VerifyOptions() if verify is True else verify) or None),
             FolderOptions(_path(launched.timeline), _path(launched.profile)),
         )
+
+    @property
+    def asks_for_nothing(self) -> bool:
+        """Whether one rank has nothing to do: no plan to carry out and nothing to measure or check."""
+        return self.may_choose_backend and self.folders == FolderOptions() and self.stepping.verify is None
 
     @property
     def is_auto(self) -> bool:

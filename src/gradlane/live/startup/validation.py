@@ -4,6 +4,7 @@ parameters to all ranks.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,12 +16,20 @@ from gradlane.errors import InputError, UnsupportedError
 from gradlane.live.session.job import Job
 from gradlane.live.startup.lifecycle import session_of
 
+_WRAPPERS = {  # by the name of a wrapper's class: why it cannot be attached, and what to do
+    "DistributedDataParallel": "which sums gradients too: attach to the model before anything wraps it, and do not wrap it",
+    "DataParallel": "which computes on copies of the model in one process: start one process a device instead",
+    "FullyShardedDataParallel": "whose shards are summed by itself: sharded models are not supported",
+}
+
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
 def as_list(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
     """`optimizer` as a list. Raises `InputError` for anything but torch's optimizers."""
-    optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    if optimizer is None:
+        return []
+    optimizers: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     for one in optimizers:
         if not isinstance(one, torch.optim.Optimizer):
             raise InputError(
@@ -30,17 +39,32 @@ def as_list(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
     return optimizers
 
 
+def refuse_other_optimizers(optimizers: Sequence[torch.optim.Optimizer], model: torch.nn.Module) -> None:
+    """Raise `InputError` for an optimizer that has none of the model's parameters."""
+    own = {id(param) for param in model.parameters()}
+    for optimizer in optimizers:
+        given = [param for group in optimizer.param_groups for param in group["params"]]
+        if own.isdisjoint(map(id, given)):
+            raise InputError(
+                f"optimizer: none of the {len(given)} parameters of this {type(optimizer).__name__} is the model's, expected "
+                "an optimizer made from model.parameters() (of this model, after it was moved, converted or loaded)"
+            )
+
+
 def trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     """Names and parameters that get gradients, the last registered first: about the order in which
     they become ready.
 
     Raises:
+        InputError: `model` is no module.
         UnsupportedError: the model cannot be attached; says why and what to do.
     """
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise UnsupportedError(
-            "the model is wrapped in DistributedDataParallel, which sums its gradients already: pass .module"
-        )
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"model: got a {type(model).__name__}, expected the torch.nn.Module itself")
+    for name, module in model.named_modules():
+        reason = _WRAPPERS.get(type(module).__name__)
+        if reason is not None:
+            raise UnsupportedError(f"{name or 'the model'} is a {type(module).__name__}, {reason}")
     if session_of(model) is not None:
         raise UnsupportedError("gradlane is attached to this model already: close() that session first")
     if isinstance(model, torch.jit.ScriptModule):
@@ -71,18 +95,21 @@ def trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Param
 
 
 def job_of(model: torch.nn.Module, optimizer: Optimizers, group: Any, timeout_s: float) -> Job:
-    """Describe the job to attach.
+    """Describe the job to attach; without torch.distributed it has one rank.
 
     Args:
         model, optimizer, group: as for `attach`.
         timeout_s: seconds after which a sum that has not ended is an error.
 
     Raises:
-        InputError: `optimizer` is none of torch's.
+        InputError: `model` is no module, or `optimizer` none of torch's or none of this model.
         UnsupportedError: the model cannot be attached, or `group` does not have all ranks.
     """
     optimizers = as_list(optimizer)
     params = trained_parameters(model)
+    refuse_other_optimizers(optimizers, model)
+    if not dist.is_initialized():
+        return Job(model, params, optimizers, None, 0, 1, timeout_s)
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     if world != dist.get_world_size():
         # each lane needs a group of its own, and torch.distributed's names for groups of some ranks
@@ -96,6 +123,19 @@ def require_process_group() -> None:
     """Raise `InputError` unless torch.distributed is initialised."""
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised: call torch.distributed.init_process_group() before attach")
+
+
+def trains_alone() -> bool:
+    """Whether this process was started alone and has no process group.
+
+    Raises:
+        InputError: it was started as one of several ranks, and has none either.
+    """
+    if dist.is_initialized():
+        return False
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        require_process_group()
+    return True
 
 
 def copy_from_rank_0(tensors: Sequence[torch.Tensor], group: Any) -> None:
