@@ -18,22 +18,25 @@ from gradlane.core.timeline import Timeline
 from gradlane.errors import GradlaneError
 
 if TYPE_CHECKING:
+    from gradlane.live import DistributedDataParallel as DistributedDataParallel
     from gradlane.live import IdleSession as IdleSession
     from gradlane.live import ServedSession as ServedSession
     from gradlane.live import Session as Session
     from gradlane.live import VerifyOptions as VerifyOptions
     from gradlane.live import attach as attach
     from gradlane.live import attach_to_servers as attach_to_servers
+    from gradlane.live import replace_ddp as replace_ddp
 
 __version__ = "0.1.0"
-__all__ = [
-    "GradlaneError", "IdleSession", "Network", "Plan", "Profile", "ServedSession", "Session", "Timeline", "VerifyOptions", "__version__",
-    "attach", "attach_to_servers", "policies",
-]  # fmt: skip
+_OF_LIVE = (
+    "DistributedDataParallel", "IdleSession", "ServedSession", "Session", "VerifyOptions", "attach", "attach_to_servers",
+    "replace_ddp",
+)  # fmt: skip
+__all__ = ["GradlaneError", "Network", "Plan", "Profile", "Timeline", "__version__", "policies", *_OF_LIVE]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("attach", "attach_to_servers", "IdleSession", "ServedSession", "Session", "VerifyOptions"):
+    if name in _OF_LIVE:
         from gradlane import live
 
         return getattr(live, name)

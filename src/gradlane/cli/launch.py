@@ -37,7 +37,7 @@ from gradlane.units import parse_bytes
 _USAGE = "gradlane launch [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]..."
 _ABOUT = (
     "Start SCRIPT as torchrun would, with gradlane's options. They win over what the script gives to attach(); "
-    "a script that never calls attach() runs as it is."
+    "a script that never calls attach() runs as it is, but for --ddp."
 )
 _MORE = """\
 torchrun options:
@@ -45,6 +45,7 @@ torchrun options:
   --nnodes, --node-rank, --rdzv-endpoint, --master-addr, --log-dir, ... (torchrun --help)
 
 examples:
+  gradlane launch --nproc 2 --ddp train.py --epochs 3
   gradlane launch --nproc 2 train.py --epochs 3
   gradlane launch --nproc 2 --policy bytescheduler --knob partition_bytes=1MiB train.py
   gradlane launch --nproc 2 --policy bytescheduler --tune --knobs tuned.json train.py
@@ -191,6 +192,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        help="try other values of the policy's knobs while training, and keep the best")  # fmt: skip
     group.add_argument("--knobs", metavar="FILE",
                        help="tuned knobs: used from this file, or with --tune left there (and begun from)")  # fmt: skip
+    group.add_argument("--ddp", action="store_true",
+                       help="put gradlane.DistributedDataParallel in the place of torch's: for scripts that know nothing of "
+                       "gradlane")  # fmt: skip
     group.add_argument("--verify", action="store_true",
                        help="compare the first 20 steps, and each 100th, with what DDP would have done, and end where they "
                        "differ: what to do first with a new script")  # fmt: skip
@@ -246,6 +250,7 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         timeout=None if given.timeout is None else _seconds(given.timeout),
         verify=given.verify,
         timeline=_absolute(given.timeline),
+        ddp=given.ddp,
     )
 
 

@@ -16,7 +16,8 @@ LAUNCH_VARIABLE = "GRADLANE_OPTIONS"
 class LaunchOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a launcher's command line says; fields that are None were not given. Paths are absolute.
 
-    policy_knobs: of the policy that is named. knobs: a file of tuned ones. plan, network: files.
+    policy_knobs: of the policy that is named. knobs: a file of tuned ones. plan, network: files. ddp: gradlane's
+    DistributedDataParallel is put in the place of torch's.
     """
 
     policy: str | None = None
@@ -35,6 +36,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     verify: bool = False
     timeline: str | None = None
     profile: str | None = None
+    ddp: bool = False
 
     def to_text(self) -> str:
         """For the environment variable `LAUNCH_VARIABLE`."""

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,11 +44,13 @@ class Arm:
     """What a loop runs under: a policy over a backend.
 
     hops: in every second iteration another plan takes over, as `auto` changes plans while it tries policies.
+    wraps: gradlane's DistributedDataParallel in place of torch's, rather than attach.
     """
 
     policy: str
     backend: Any = "all-reduce"
     hops: bool = False
+    wraps: bool = False
 
 
 ARMS = {
@@ -56,6 +59,8 @@ ARMS = {
     "mercury over servers": Arm("mercury", backend="server"),
     # plans go over all-reduce and over servers in turns: for some loops only (test_carriers)
     "hopping between carriers": Arm("auto", backend=None, hops=True),
+    # the script wraps the model, and gradlane finds its optimizers: for some loops only (test_ddp)
+    "drop-in": Arm("bytescheduler", wraps=True),
     # messages over servers, not packets: for some loops only (test_servers)
     "bytescheduler over servers": Arm("bytescheduler", backend="server"),
 }
@@ -90,7 +95,7 @@ class Job:
     no_sync: Callable[[], contextlib.AbstractContextManager[None]]
     generator: torch.Generator
     session: gradlane.live.Session | None
-    ddp: dict[str, Any] = field(default_factory=dict)
+    wrap: Callable[[nn.Module], nn.Module] | None = None
     seen: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,10 +125,10 @@ class Job:
         """Another DDP, where parameters were converted to another dtype or given other memory by `set_`, since its hooks on
         them are gone, and where they have other strides, since it would take their gradients for transposed ones.
         """
-        if self.session is None:
+        if self.wrap is not None:
             self.call = self.no_sync = None
             gc.collect()  # what DDP left on the other parameters goes with it
-            self.call = DistributedDataParallel(self.model, **self.ddp)
+            self.call = self.wrap(self.model)
             self.no_sync = self.call.no_sync
 
     def step(self) -> torch.Tensor:
@@ -251,7 +256,10 @@ def _in_arm(case: Loop, rank: int, world: int, arm: Arm, reference: dict[str, to
     text, typed = "", False
     with slow_network(), counting_deferred_updates() as deferred, log_lines() as lines:
         try:
-            found = under_gradlane(case, rank, world, policy, arm.hops, backend=arm.backend)
+            if arm.wraps:
+                found = under_drop_in(case, rank, world, policy)
+            else:
+                found = under_gradlane(case, rank, world, policy, arm.hops, backend=arm.backend)
             differs = differences(reference, found)
         except Exception as error:  # of the loop or of gradlane: a finding
             text, typed = f"{type(error).__name__}: {error}".partition("\n")[0], isinstance(error, GradlaneError)
@@ -276,10 +284,39 @@ def under_ddp(case: Loop, rank: int) -> dict[str, torch.Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         generator = torch.Generator().manual_seed(1000 + rank)
-        job = Job(rank, model, None, optimizer, contextlib.nullcontext, generator, None, case.ddp)
+        wrap = partial(DistributedDataParallel, **case.ddp)
+        job = Job(rank, model, None, optimizer, contextlib.nullcontext, generator, None, wrap)
         job.wrap_again()
         case.run(job)
     return {**bits(model, job.optimizer), **job.seen}
+
+
+def under_drop_in(case: Loop, rank: int, world: int, policy: Any) -> dict[str, torch.Tensor]:
+    """As `under_ddp`, with gradlane's class in place of torch's."""
+    torch.manual_seed(7)
+    model = case.model()
+    optimizer = case.optimizer(model)
+    network = Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second)
+    options = {"policy": policy, "network": network, "profile_iterations": 1, "timeout": 20, **case.attach}
+    wrapped: list[gradlane.DistributedDataParallel] = []
+
+    def wrap(module: nn.Module) -> nn.Module:
+        wrapped.append(gradlane.DistributedDataParallel(module, options=options, **case.ddp))
+        return wrapped[-1]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        generator = torch.Generator().manual_seed(1000 + rank)
+        job = Job(rank, model, None, optimizer, contextlib.nullcontext, generator, None, wrap)
+        job.wrap_again()
+        try:
+            case.run(job)
+            found = {**bits(model, job.optimizer), **job.seen}
+        finally:
+            for each in wrapped:
+                if each.session is not None:
+                    each.session.close()
+    return found
 
 
 def under_gradlane(

@@ -29,11 +29,15 @@ class SessionBase(ABC):
 
     Args:
         model: gets the hooks, once `_attach_hooks` is called.
+
+    Attributes:
+        sync: whether backward passes sum gradients; `no_sync()` sets it, and so may whoever wraps the
+            model.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
-        self._sync = True
+        self.sync = True
         self._in_backward = False
         self._closed = False
         self._handles: list[Any] = []
@@ -169,12 +173,12 @@ class SessionBase(ABC):
             evaluation mode, which may be an evaluation on this rank alone, they become due only if
             a backward pass follows that sums gradients.
         """
-        if not self._sync and not self._forward_summed:
+        if not self.sync and not self._forward_summed:
             self._forward_summed = False
             return False
         self._hook_outputs(output)
-        self._was_evaluated = self._sync and not module.training
-        return self._sync and module.training
+        self._was_evaluated = self.sync and not module.training
+        return self.sync and module.training
 
     def _hook_outputs(self, output: Any) -> None:
         """Hook the model's output, so that a backward pass is noticed where it begins.
@@ -211,7 +215,7 @@ class SessionBase(ABC):
         As in DDP, they are if a forward pass since the last sum was outside of `no_sync()`. If the
         script calls parts of the model instead, the backward pass itself has to be outside.
         """
-        return self._sync if self._forward_summed is None else self._forward_summed
+        return self.sync if self._forward_summed is None else self._forward_summed
 
     def _will_accumulate(self) -> bool:
         """Whether the pass will reach a parameter; `torch.autograd.grad` of inputs does not."""
@@ -273,11 +277,11 @@ class SessionBase(ABC):
 
         Their forward passes belong inside too.
         """
-        before, self._sync = self._sync, False
+        before, self.sync = self.sync, False
         try:
             yield
         finally:
-            self._sync = before
+            self.sync = before
 
     def __enter__(self) -> Self:
         return self

@@ -6,7 +6,7 @@ One script then serves one rank and many.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -33,6 +33,7 @@ class IdleSession:
     rank, world = 0, 1
     settled, tuning, crosses_barrier, failed = True, False, False, False
     tuned = auto = None
+    optimizers: Sequence[torch.optim.Optimizer] = ()
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model

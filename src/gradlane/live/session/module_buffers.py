@@ -147,6 +147,7 @@ class BufferSync:
         always_at_start: broadcast at the start of forward passes, as DDP does, whatever the script
             does.
         has_channel: whether rank 0 can announce broadcasts; if not, all are as on a device.
+        are_due: the first forward pass begins with rank 0's buffers.
     """
 
     def __init__(
@@ -158,6 +159,7 @@ class BufferSync:
         timeout_s: float,
         always_at_start: bool,
         has_channel: bool = True,
+        are_due: bool = True,
     ) -> None:
         self._owners, self._names, self._rank = owners, names, rank
         self._groups = ProcessGroups(group, timeout_s)
@@ -173,7 +175,7 @@ class BufferSync:
         # how many forward passes have ended after which buffers are due; a broadcast that is for
         # the next forward pass carries this number
         self._ended = 0
-        self._due_to_train = self._due_to_evaluate = True
+        self._due_to_train = self._due_to_evaluate = are_due
         # in flight; on ranks other than 0: those whose reception has begun
         self._regular: deque[_Message] = deque()
         # announced: `_ended` of the forward pass that each is for, and why it is sent

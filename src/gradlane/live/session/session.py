@@ -198,7 +198,7 @@ class Session(SessionBase):
             )
         if not trains:
             return
-        if self._sync and self._buffers is not None:
+        if self.sync and self._buffers is not None:
             self._verifier.forward_begins(self._driver.iteration + 1)
         for name, param in self._frozen:
             if param.requires_grad:
@@ -585,6 +585,11 @@ class Session(SessionBase):
         guards.unwatch_all(self._params)
 
     # -- what a training script calls --------------------------------------------------------------
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Those that were given to attach."""
+        return self._optimizers
 
     @property
     def plan(self) -> Plan:

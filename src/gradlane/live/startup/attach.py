@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -143,6 +143,38 @@ def attach(
         CommunicationError: ranks or servers cannot be reached. All before any gradient is sent, on
             every rank that the failing rank can still reach.
     """
+    return attach_from(model, optimizer, policy, process_group, options)
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """How torch's DistributedDataParallel leaves a model: equal on all ranks, but for its buffers.
+
+    Args:
+        buffers_are_due: the next forward pass begins with rank 0's buffers; the same on all ranks.
+    """
+
+    buffers_are_due: bool
+
+
+def attach_from(
+    model: torch.nn.Module,
+    optimizer: Optimizers,
+    policy: str | Policy | Plan | None,
+    process_group: Any,
+    options: Mapping[str, Any],
+    wrapped: Wrapped | None = None,
+) -> Session | IdleSession:
+    """As `attach`, for a model that torch's DistributedDataParallel may have trained before.
+
+    Args:
+        model, optimizer, policy, process_group: as for `attach`.
+        options: the keywords of `attach`.
+        wrapped: how torch's class leaves the model; None if it was not wrapped.
+
+    Returns:
+        As `attach`, and raises as it does.
+    """
     resolved = AttachOptions.of(policy, options, launched())
     alone = trains_alone()
     job = job_of(model, optimizer, process_group, resolved.stepping.timeout)
@@ -154,7 +186,11 @@ def attach(
     store = handshake.agree(terms, process_group, str(next(_attachments)), job.timeout_s, start.fault)
     backend = _connect(job, resolved, store, terms)
     with _given_back_on_failure(backend):
-        session = _build(job, resolved, start, may_cross, store, backend)
+        if wrapped is None:
+            tensors = (*model.parameters(), *model.buffers())
+            copy_from_rank_0([tensor for tensor in tensors if tensor.numel() > 0], job.group)
+        buffers_are_due = wrapped is None or wrapped.buffers_are_due
+        session = _build(job, resolved, start, may_cross, store, backend, buffers_are_due)
     keep(session)
     session.on_close(before=partial(_leave_files, resolved.folders), after=forget)
     return session
@@ -301,12 +337,10 @@ def _given_back_on_failure(backend: Backend) -> Iterator[None]:
 # -- building -------------------------------------------------------------------------------------------------
 
 
-def _build(job: Job, options: AttachOptions, start: _Start, may_cross: bool, store: Any, backend: Backend) -> Session:
-    """Copy rank 0's parameters to all ranks, measure the network where none is given, and start the
-    session.
-    """
-    tensors = (*job.model.parameters(), *job.model.buffers())
-    copy_from_rank_0([tensor for tensor in tensors if tensor.numel() > 0], job.group)
+def _build(
+    job: Job, options: AttachOptions, start: _Start, may_cross: bool, store: Any, backend: Backend, buffers_are_due: bool
+) -> Session:
+    """Measure the network where none is given, and start the session."""
     profile, stepping = options.measuring.profile, options.stepping
     places = _places(options, backend)
     controller = start.controller
@@ -321,7 +355,7 @@ def _build(job: Job, options: AttachOptions, start: _Start, may_cross: bool, sto
         first_plan=make_plan(policies.get("ddp"), _unmeasured_profile(job), Place(_UNMEASURED)),
         may_cross=may_cross,
         make_channel=partial(ControlChannel, store, job.rank, job.world, job.timeout_s),
-        buffers=_buffer_sync(job, stepping.broadcast_buffers),
+        buffers=_buffer_sync(job, stepping.broadcast_buffers, buffers_are_due),
         verifier=Unverified() if stepping.verify is None else Verifier(stepping.verify, job),
         keeps_log=stepping.keep_log,
     )
@@ -336,10 +370,11 @@ def _places(options: AttachOptions, backend: Backend) -> tuple[Place, ...]:
     return (Place(network, options.backend, options.carrier.servers, coordinated),)
 
 
-def _buffer_sync(job: Job, broadcast_buffers: bool | str) -> BufferSync | None:
+def _buffer_sync(job: Job, broadcast_buffers: bool | str, are_due: bool) -> BufferSync | None:
     if not broadcast_buffers or not any(True for _ in job.model.buffers()):
         return None
-    return BufferSync(*places_of_buffers(job.model), job.group, job.rank, job.timeout_s, broadcast_buffers == "forward")
+    places, at_start = places_of_buffers(job.model), broadcast_buffers == "forward"
+    return BufferSync(*places, job.group, job.rank, job.timeout_s, at_start, are_due=are_due)
 
 
 def _unmeasured_profile(job: Job) -> Profile:

@@ -2,7 +2,8 @@
 script.
 
 Options of the command line win over what the script passes to `attach`, so that one script can be
-tried under many policies. A script that never calls `attach` runs unchanged.
+tried under many policies. A script that never calls `attach` runs unchanged; with `--ddp` its
+DistributedDataParallel is gradlane's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+import gradlane
 from gradlane.core.launch_options import LaunchOptions
 from gradlane.errors import GradlaneError, InputError
 from gradlane.live.startup import rendezvous
@@ -25,13 +27,16 @@ def main(arguments: list[str]) -> None:
     cannot be run.
     """
     try:
-        set_launched(LaunchOptions.from_environment(os.environ))
+        options = LaunchOptions.from_environment(os.environ)
+        set_launched(options)
         script = arguments[0]
         if not Path(script).is_file():
             raise InputError(f"script: got {script!r}, expected a Python file")
     except GradlaneError as error:
         sys.exit(f"gradlane: {error}")
     dist.init_process_group = rendezvous.init_process_group  # type: ignore[assignment]
+    if options.ddp:
+        gradlane.replace_ddp()
     sys.argv = arguments
     sys.path[0] = str(Path(script).resolve().parent)
     runpy.run_path(script, run_name="__main__")

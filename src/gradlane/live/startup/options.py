@@ -8,6 +8,7 @@ agree on.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -277,12 +278,16 @@ def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
 
 
-_launched = LaunchOptions()
+_launched: LaunchOptions | None = None
 
 
 def launched() -> LaunchOptions:
-    """The options of the launcher of this process; empty if there was none."""
-    return _launched
+    """The options of the launcher of this process, or of its environment; empty if there are none.
+
+    Raises:
+        InputError: the environment variable has a wrong value.
+    """
+    return LaunchOptions.from_environment(os.environ) if _launched is None else _launched
 
 
 def set_launched(options: LaunchOptions) -> None:

@@ -1,0 +1,229 @@
+"""DistributedDataParallel: torch's, whose gradients gradlane schedules once it has seen an optimizer.
+
+Until the first optimizer steps, and wherever gradlane cannot attach, this is torch's own class with
+its own behaviour. The forward pass after the first step attaches, on all ranks at the same place.
+"""
+
+# torch's class has no types
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from gradlane.errors import JobError, UnsupportedError
+from gradlane.live.ddp.optimizers import tell_of_steps
+from gradlane.live.session.idle import IdleSession
+from gradlane.live.session.session import Session
+from gradlane.live.startup.attach import Wrapped, attach_from
+from gradlane.live.startup.lifecycle import session_of
+
+log = logging.getLogger("gradlane")
+
+_of_wrappers: weakref.WeakSet[Session] = weakref.WeakSet()
+_abandoned: list[Session] = []  # their wrappers are gone; any thread may have dropped those
+
+_OWN = ("_optimizers", "_session", "_kept_by_torch", "_syncs")  # attributes that no copy gets
+
+
+def _take_back(module: nn.Module) -> None:
+    """Close the session of an earlier wrapper of `module`, and those whose wrappers are gone.
+
+    Raises:
+        UnsupportedError: the script itself is attached to `module`.
+    """
+    while _abandoned:
+        _abandoned.pop().close()
+    session = session_of(module)
+    if session is not None and session not in _of_wrappers:
+        raise UnsupportedError(
+            "gradlane is attached to this model, which sums its gradients: do not wrap it in DistributedDataParallel, too"
+        )
+    if session is not None:
+        session.close()
+
+
+class DistributedDataParallel(TorchDDP):
+    """In place of `torch.nn.parallel.DistributedDataParallel`, with the same arguments and methods.
+
+    The optimizers are found by themselves: the first training forward pass after a `step()` of
+    optimizers that hold parameters of the module calls `gradlane.attach` for them. An optimizer
+    that steps for the first time later is taken in before the next forward pass. Torch sums the
+    gradients before, and also afterwards where gradlane refuses the model; then one line says why.
+
+    `bucket_cap_mb`, `gradient_as_bucket_view`, `static_graph` and `find_unused_parameters` matter
+    for as long as torch sums: gradlane's plan decides what travels together, and any parameter may
+    be unused. A model under `join()` or `torch.distributed.algorithms.Join` stays torch's.
+
+    Args:
+        module: on one device.
+        args: torch's.
+        options: keywords for `gradlane.attach`; those of `gradlane launch` win over them.
+        kwargs: torch's.
+
+    Raises:
+        UnsupportedError: `mixed_precision`, or `delay_all_reduce_named_params` with
+            `param_to_hook_all_reduce`: they let others sum gradients.
+    """
+
+    _optimizers: list[torch.optim.Optimizer]
+    _session: Session | None
+    _kept_by_torch: str  # why, or ""
+    _syncs: bool
+    reducer: Any
+    logger: Any
+    module: nn.Module
+
+    def __init__(self, module: nn.Module, *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        for name in ("mixed_precision", "delay_all_reduce_named_params", "param_to_hook_all_reduce"):
+            if kwargs.get(name) is not None:
+                raise UnsupportedError(
+                    f"DistributedDataParallel: got {name}, with which others sum gradients or see them in another dtype; "
+                    "leave it out (autocast serves mixed precision), or use torch's class"
+                )
+        _take_back(module)
+        self._begin_as_torchs()
+        super().__init__(module, *args, **kwargs)
+        self._options = dict(options or {})
+        tell_of_steps(self)
+
+    def _begin_as_torchs(self) -> None:
+        # torch's constructor sets what is a property here; Module.__setattr__ is not ready before it
+        self.__dict__.update(_optimizers=[], _session=None, _kept_by_torch="", _syncs=True)
+
+    @property
+    def session(self) -> Session | None:
+        """The session that schedules this module's gradients; None while torch sums them."""
+        return self._session
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """Whether backward passes sum gradients; `no_sync()` sets it, and so do trainers."""
+        return self._syncs
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, syncs: bool) -> None:
+        self._syncs = syncs
+        if self._session is not None:
+            self._session.sync = syncs
+
+    # -- from torch to gradlane --------------------------------------------------------------------
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called before the first step of each optimizer of this process."""
+        if any(optimizer is one for one in self._optimizers):
+            return
+        own = {id(param) for param in self.module.parameters()}
+        if any(id(param) in own for group in optimizer.param_groups for param in group["params"]):
+            self._optimizers.append(optimizer)
+            if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
+                self._keep_torchs("ZeroRedundancyOptimizer updates a share of the parameters on each rank")
+
+    @property
+    def _is_due(self) -> bool:
+        if not self._optimizers or self._kept_by_torch or not self.training or not torch.is_grad_enabled():
+            return False
+        return self._session is None or len(self._session.optimizers) < len(self._optimizers)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _attach(self) -> None:
+        self._detach()
+        if self._join_config.enable:
+            self._keep_torchs("join() lets ranks run out of inputs one by one, which torch's class is made for")
+            return
+        options = {"broadcast_buffers": self.broadcast_buffers, **self._options}
+        policy = options.pop("policy", None)
+        wrapped = Wrapped(buffers_are_due=self.require_forward_param_sync)
+        self._own_gradients()
+        try:
+            session = attach_from(self.module, self._optimizers, policy, self.process_group, options, wrapped)
+        except UnsupportedError as error:
+            self._keep_torchs(str(error))
+            return
+        if isinstance(session, IdleSession):
+            self._keep_torchs("one rank trains alone")
+            return
+        session.sync = self._syncs
+        self._session = session
+        _of_wrappers.add(session)
+        weakref.finalize(self, _abandoned.append, session).atexit = False
+        # a reducer keeps buckets, which take as much memory as the gradients, and refers to parameters
+        self._remove_autograd_hooks()
+        self.reducer = self.logger = None
+
+    def _own_gradients(self) -> None:
+        """Take gradients out of torch's buckets, which the session would take for the script's."""
+        if self.gradient_as_bucket_view:
+            for param in self.module.parameters():
+                if param.grad is not None:
+                    param.grad = param.grad.clone()
+
+    def _keep_torchs(self, reason: str) -> None:
+        """From now on torch sums the gradients."""
+        self._detach()
+        self._kept_by_torch = reason
+        if torch.distributed.get_rank(self.process_group) == 0:
+            log.warning("gradlane: torch's DistributedDataParallel sums the gradients: %s", reason)
+
+    def _detach(self) -> None:
+        """Give the module back to torch, if it is scheduled."""
+        session = self._session
+        if session is None:
+            return
+        if session.failed:
+            raise JobError("the job has failed; torch's DistributedDataParallel cannot go on with what was partly summed")
+        session.close()
+        self._session = None
+        torchs: Any = super()  # what its __setstate__ does
+        parameters, expect_sparse = torchs._build_params_for_reducer()
+        names = torchs._build_debug_param_to_name_mapping(parameters)
+        torchs._ddp_init_helper(parameters, expect_sparse, names, self.static_graph)
+
+    # -- what scripts call -------------------------------------------------------------------------
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the module, as torch's class does."""
+        if self._is_due:
+            self._attach()
+        elif self._session is not None and (self._join_config.enable or self._session.closed):
+            self._keep_torchs("the session was closed" if self._session.closed else "join() was called")
+        if self._session is None:
+            return super().forward(*inputs, **kwargs)
+        if self.device_ids:
+            moved, moved_kwargs = self.to_kwargs(inputs, kwargs, self.device_ids[0])
+            inputs, kwargs = moved[0], moved_kwargs[0]
+        return self.module(*inputs, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backward passes inside accumulate gradients on this rank only."""
+        with super().no_sync():
+            yield
+
+    def register_comm_hook(self, state: object, hook: Any) -> None:
+        """Raises `UnsupportedError`: gradlane decides what is summed together, and when."""
+        raise UnsupportedError(
+            "register_comm_hook: a hook would take buckets from torch, and gradlane sums messages of its own plan; leave it "
+            "out, or use torch's class for this model"
+        )
+
+    # -- copies ------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, which torch sums until an optimizer of its own has stepped."""
+        state: dict[str, Any] = super().__getstate__()
+        return {name: value for name, value in state.items() if name not in _OWN}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As torch's, for a copy."""
+        self._begin_as_torchs()
+        super().__setstate__(state)
+        tell_of_steps(self)
