@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.live import ddp
 from tests.live.loops import LOOPS
 
 NAMES = [
@@ -29,3 +30,48 @@ def test_a_loop_with_the_drop_in_gives_the_bits_of_ddp_and_defers_updates(two_ra
         found = found["drop-in"]
         assert (found["error"], found["differs"]) == ("", [])
         assert LOOPS[name].defers is not True or found["deferred"] > 0
+
+
+SAYS = {
+    "joins": "join() lets ranks run out",
+    "joins_as_one_of_several": "join() lets ranks run out",
+    "trained_on_after_close": "the session was closed",
+}
+
+
+@pytest.mark.parametrize("name", ddp.LOOPS)
+def test_what_scripts_do_with_a_wrapper_gives_the_bits_of_torchs(two_ranks, name):
+    outcomes = two_ranks.run("tests.live.ddp:compare", name=name)
+    for differs, answer, _ in outcomes:
+        assert differs == []
+        assert answer == {"a_second_optimizer_later": ["SGD", "Adam"]}.get(name, True if name in SAYS else None)
+    lines = outcomes[0][2]
+    assert len([line for line in lines if SAYS.get(name, "torch's DistributedDataParallel") in line]) == (name in SAYS)
+
+
+def test_two_wrapped_models_are_both_scheduled(two_ranks):
+    assert two_ranks.run("tests.live.ddp:two_models") == [([], [True, True])] * 2
+
+
+def test_what_the_drop_in_cannot_honour_is_refused_by_name(two_ranks):
+    for precision, hook, attached in two_ranks.run("tests.live.ddp:refusals"):
+        assert precision.startswith("DistributedDataParallel: got mixed_precision")
+        assert hook.startswith("register_comm_hook: a hook would take buckets from torch")
+        assert attached.startswith("gradlane is attached to this model, which sums its gradients")
+
+
+def test_a_model_that_gradlane_refuses_stays_torchs_and_one_line_says_why(two_ranks):
+    (torchs, (line,)), (others, lines) = two_ranks.run("tests.live.ddp:stays_torchs")
+    assert torchs
+    assert others
+    assert lines == []
+    assert "torch's DistributedDataParallel sums the gradients: 0 has sparse gradients" in line
+
+
+def test_the_drop_in_looks_like_torchs_before_and_after_it_is_scheduled(two_ranks):
+    for found in two_ranks.run("tests.live.ddp:looks_like_torchs"):
+        assert all(found)
+
+
+def test_the_session_of_a_dropped_wrapper_is_closed_when_the_next_model_is_wrapped(two_ranks):
+    assert two_ranks.run("tests.live.ddp:dropped_wrappers_leave_nothing") == [[True, True, False]] * 2

@@ -193,8 +193,8 @@ class DistributedDataParallel(TorchDDP):
         """Call the module, as torch's class does."""
         if self._is_due:
             self._attach()
-        elif self._session is not None and (self._join_config.enable or self._session.closed):
-            self._keep_torchs("the session was closed" if self._session.closed else "join() was called")
+        elif self._session is not None and self._session.closed:
+            self._keep_torchs("the session was closed")
         if self._session is None:
             return super().forward(*inputs, **kwargs)
         if self.device_ids:
@@ -207,6 +207,11 @@ class DistributedDataParallel(TorchDDP):
         """Let backward passes inside accumulate gradients on this rank only."""
         with super().no_sync():
             yield
+
+    def join_hook(self, **kwargs: Any) -> Any:
+        """As torch's, which needs its own sums."""
+        self._detach()
+        return super().join_hook(**kwargs)
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Raises `UnsupportedError`: gradlane decides what is summed together, and when."""

@@ -1,0 +1,253 @@
+"""What ranks do with gradlane.DistributedDataParallel, beside what they do with torch's."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import gradlane
+from gradlane.errors import UnsupportedError
+from tests.live.cases import differences
+from tests.live.loops import GIVEN, Mlp, adam, bits, log_lines, momentum
+from tests.live.networks import counting_deferred_updates, slow_network
+
+OPTIONS = {"policy": "blocks", "network": GIVEN, "profile_iterations": 1, "timeout": 20}
+Loop = Callable[[Any, Any, torch.Generator], list[Any]]
+
+
+def _wrap(model: nn.Module, **kwargs: Any) -> gradlane.DistributedDataParallel:
+    return gradlane.DistributedDataParallel(model, options=OPTIONS, **kwargs)
+
+
+def _step(call: Any, model: Any, optimizer: Any, generator: torch.Generator, step: Callable[[], Any] | None = None) -> None:
+    x, y = model.batch(generator)
+    optimizer.zero_grad()
+    F.cross_entropy(call(x), y).backward()
+    (step or optimizer.step)()
+
+
+def _close(wrapper: Any) -> None:
+    if wrapper.session is not None:
+        wrapper.session.close()
+
+
+def _trained(rank: int, wrap: Callable[..., Any], loop: Callable[[Any, Any, torch.Generator], Any]) -> tuple[Any, Any]:
+    """Bits after `loop(wrapper, model, generator)`, and what the loop returned."""
+    torch.manual_seed(7)
+    model = Mlp()
+    wrapper = wrap(model)
+    try:
+        found = loop(wrapper, model, torch.Generator().manual_seed(1000 + rank))
+        return bits(model, None), found
+    finally:
+        if isinstance(wrapper, gradlane.DistributedDataParallel):
+            _close(wrapper)
+
+
+def compare(rank: int, world: int, name: str) -> tuple[list[str], Any, list[str]]:
+    """What differs from torch's class after the loop of that name, what the loop returned, and what was logged."""
+    reference, _ = _trained(rank, TorchDDP, LOOPS[name])
+    with log_lines() as lines, slow_network():
+        found, answer = _trained(rank, _wrap, LOOPS[name])
+    return differences(reference, found), answer, lines
+
+
+def joins(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
+    """Five steps, then rank 0 has five inputs more than rank 1, then five steps."""
+    optimizer = momentum(model)
+    for _ in range(5):
+        _step(wrapper, model, optimizer, generator)
+    with wrapper.join():
+        for _ in range(5 if torch.distributed.get_rank() == 0 else 1):
+            _step(wrapper, model, optimizer, generator)
+    return getattr(wrapper, "session", None) is None
+
+
+def joins_as_one_of_several(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
+    optimizer = momentum(model)
+    for _ in range(5):
+        _step(wrapper, model, optimizer, generator)
+    with Join([wrapper]):
+        for _ in range(5 if torch.distributed.get_rank() == 0 else 2):
+            _step(wrapper, model, optimizer, generator)
+    return getattr(wrapper, "session", None) is None
+
+
+def a_second_optimizer_later(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
+    """The first two layers from the first step on, the others from the fourth."""
+    first = torch.optim.SGD([p for layer in model.layers[:2] for p in layer.parameters()], lr=0.1)
+    second = torch.optim.Adam([p for layer in model.layers[2:] for p in layer.parameters()], lr=0.01)
+    for step in range(8):
+        _step(wrapper, model, first, generator)
+        if step > 3:
+            second.step()
+            second.zero_grad()
+    session = getattr(wrapper, "session", None)
+    return session is not None and [type(one).__name__ for one in session.optimizers]
+
+
+def trained_on_after_close(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
+    optimizer = momentum(model)
+    for step in range(8):
+        if step == 4 and getattr(wrapper, "session", None) is not None:
+            wrapper.session.close()
+        _step(wrapper, model, optimizer, generator)
+    return getattr(wrapper, "session", None) is None
+
+
+def buckets_as_gradients(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
+    """Gradients are never set to None, so that torch's buckets stay in `.grad`."""
+    optimizer = momentum(model)
+    for _ in range(8):
+        x, y = model.batch(generator)
+        F.cross_entropy(wrapper(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    return None
+
+
+def synchronized_by_attribute(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
+    """Accumulation as trainers do it who set the attribute themselves."""
+    optimizer = momentum(model)
+    for step in range(12):
+        wrapper.require_backward_grad_sync = step % 3 == 2
+        x, y = model.batch(generator)
+        F.cross_entropy(wrapper(x), y).backward()
+        if step % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    return None
+
+
+def copies_in_between(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
+    """A deep copy, and one through a file, are torch's; they train by themselves afterwards."""
+    optimizer = momentum(model)
+    copies = []
+    for step in range(8):
+        if step == 5:
+            file = io.BytesIO()
+            torch.save(wrapper, file)
+            file.seek(0)
+            copies = [copy.deepcopy(wrapper), torch.load(file, weights_only=False)]
+        _step(wrapper, model, optimizer, generator)
+    assert all(torch.equal(a, b) for a, b in zip(*(copied.parameters() for copied in copies), strict=True))
+    for copied in copies:
+        assert getattr(copied, "session", None) is None
+        _step(copied, copied.module, momentum(copied.module), generator)
+    return None
+
+
+LOOPS = {
+    each.__name__: each
+    for each in (
+        joins,
+        joins_as_one_of_several,
+        a_second_optimizer_later,
+        trained_on_after_close,
+        buckets_as_gradients,
+        synchronized_by_attribute,
+        copies_in_between,
+    )
+}
+
+
+def two_models(rank: int, world: int) -> tuple[list[str], list[bool]]:
+    """A generator and a discriminator, each wrapped; what differs from torch's, and which are scheduled."""
+
+    def train(wrap: Callable[..., Any]) -> tuple[dict[str, torch.Tensor], list[bool]]:
+        torch.manual_seed(7)
+        makes, judges = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 12)), Mlp()
+        maker, judge = wrap(makes), wrap(judges, broadcast_buffers=False)
+        optimizers = adam(makes), momentum(judges)
+        generator = torch.Generator().manual_seed(1000 + rank)
+        for _ in range(8):
+            real, labels = judges.batch(generator)
+            made = maker(torch.randn(8, 4, generator=generator))
+            optimizers[1].zero_grad()
+            (F.cross_entropy(judge(real), labels) + judge(made.detach()).square().mean()).backward()
+            optimizers[1].step()
+            optimizers[0].zero_grad()
+            F.cross_entropy(judges(made), labels).backward()
+            optimizers[0].step()
+        scheduled = [getattr(wrapper, "session", None) is not None for wrapper in (maker, judge)]
+        found = {
+            f"{index}/{name}": value for index, one in enumerate((makes, judges)) for name, value in bits(one, None).items()
+        }
+        for wrapper in (maker, judge):
+            if isinstance(wrapper, gradlane.DistributedDataParallel):
+                _close(wrapper)
+        return found, scheduled
+
+    reference, _ = train(lambda model, **kwargs: TorchDDP(model, find_unused_parameters=True, **kwargs))
+    found, scheduled = train(lambda model, **kwargs: _wrap(model, find_unused_parameters=True, **kwargs))
+    return differences(reference, found), scheduled
+
+
+def refusals(rank: int, world: int) -> list[str]:
+    """What the drop-in refuses, in its words."""
+    model = Mlp()
+    said = []
+    for act in (
+        lambda: _wrap(Mlp(), mixed_precision=object()),
+        lambda: _wrap(Mlp()).register_comm_hook(None, None),
+        lambda: _wrap(model),
+    ):
+        with gradlane.attach(model, momentum(model), network=GIVEN, timeout=20):
+            try:
+                act()
+            except UnsupportedError as error:
+                said.append(str(error))
+    return said
+
+
+def stays_torchs(rank: int, world: int) -> tuple[bool, list[str]]:
+    """A model that gradlane refuses goes on as torch's; one line says why."""
+    model = nn.Sequential(nn.Embedding(10, 12, sparse=True), nn.Flatten(), nn.Linear(24, 2))
+    wrapper = _wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with log_lines() as lines:
+        for step in range(4):
+            optimizer.zero_grad()
+            wrapper(torch.tensor([[step, 9]])).sum().backward()
+            optimizer.step()
+    return wrapper.session is None, lines
+
+
+def looks_like_torchs(rank: int, world: int) -> list[bool]:
+    """Before and after it is scheduled: its type, its names, its module."""
+    model = Mlp()
+    wrapper, optimizer = _wrap(model), momentum(model)
+    generator = torch.Generator().manual_seed(rank)
+    found = []
+    with slow_network(), counting_deferred_updates() as deferred:
+        for _ in range(6):
+            found += [isinstance(wrapper, TorchDDP), wrapper.module is model]
+            found.append(list(wrapper.state_dict()) == [f"module.{name}" for name in model.state_dict()])
+            _step(wrapper, model, optimizer, generator)
+        found += [wrapper.session is not None, sum(deferred) > 0]
+        _close(wrapper)
+    return found
+
+
+def dropped_wrappers_leave_nothing(rank: int, world: int) -> list[bool]:
+    """Models one after another, as in cross-validation: whether each one's session is closed once the next is wrapped."""
+    sessions = []
+    for _ in range(3):
+        model = Mlp()
+        wrapper, optimizer = _wrap(model), momentum(model)
+        generator = torch.Generator().manual_seed(rank)
+        for _ in range(3):
+            _step(wrapper, model, optimizer, generator)
+        sessions.append(wrapper.session)
+        del wrapper
+    closed = [session.closed for session in sessions]
+    sessions[-1].close()
+    return closed
