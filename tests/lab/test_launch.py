@@ -69,6 +69,12 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
         (["--module", "SCRIPT"], "expected a SCRIPT"),
         (["--policy", "wfbp", "not-there.py"], "got 'not-there.py', which is not a file"),
         (["--nproc", "2"], "got no SCRIPT"),
+        (["--nproc", "banana", "SCRIPT"], "launch --nproc: got 'banana', expected a number, 1 or more, or auto"),
+        (["--nproc", "0", "SCRIPT"], "launch --nproc: got '0', expected a number, 1 or more"),
+        (["--nproc-per-node", "-1", "SCRIPT"], "launch --nproc: got '-1', expected a number, 1 or more"),
+        (["--nnodes", "x", "SCRIPT"], "launch --nnodes: got 'x', expected a number, 1 or more, or MIN:MAX"),
+        (["--packet-bytes", "0", "SCRIPT"], "got '0', expected one byte or more"),
+        (["--timeline", "/proc/gradlane", "SCRIPT"], "--timeline: got '/proc/gradlane', which cannot be made a folder"),
     ],
 )
 def test_a_mistake_is_told_before_anything_starts(script: Path, options: list[str], said: str) -> None:

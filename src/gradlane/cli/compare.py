@@ -19,7 +19,7 @@ import msgspec
 from rich.console import Console
 
 from gradlane.cli.inputs.cases import parse_counts, read_profile
-from gradlane.cli.inputs.types import rate_or_none
+from gradlane.cli.inputs.types import COUNT, FACTOR, SECONDS, make_folder, rate_or_none, whole_number
 from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
 from gradlane.compare.processes import run_on_ranks
 from gradlane.compare.records import Comparison, Result, Sweep
@@ -50,14 +50,27 @@ _LINKS = "links.jsonl"
 @click.option("--loopback", is_flag=True, help="No emulated hosts and links: bare loopback.")
 @click.option("--policies", "chosen", metavar="NAME,...", help="The policies to try. Default: auto, and all that are carried.")
 @click.option("--backend", "backends", default="all-reduce", show_default=True, metavar="NAME,...", help="all-reduce, server.")
-@click.option("--rounds", default=3, show_default=True, help="Turns that each policy gets.")
-@click.option("--steps", default=4, show_default=True, help="Measured steps a turn.")
+@click.option("--rounds", type=COUNT, default=3, show_default=True, help="Turns that each policy gets.")
+@click.option("--steps", type=COUNT, default=4, show_default=True, help="Measured steps a turn.")
 @click.option(
-    "--batch-size", default=0, help="Images a step and worker. Default: so many that computing takes as long as communicating."
+    "--batch-size",
+    type=COUNT,
+    metavar="N",
+    help="Without MODEL: images a step and worker. Default: so many that computing takes as long as communicating.",
 )
-@click.option("--servers", default=0, help="With MODEL and --backend server: on so many hosts of their own.")
-@click.option("--scale", default=1.0, show_default=True, help="With MODEL: of tensors and links alike, which keeps all times.")
-@click.option("--timeout", default=60.0, show_default=True, help="Seconds after which a sum that does not end is an error.")
+@click.option(
+    "--servers", type=whole_number(0), default=0, help="With MODEL and --backend server: on so many hosts of their own."
+)
+@click.option(
+    "--scale",
+    type=FACTOR,
+    default=1.0,
+    show_default=True,
+    help="With MODEL: of tensors and links alike, which keeps all times.",
+)
+@click.option(
+    "--timeout", type=SECONDS, default=60.0, show_default=True, help="Seconds after which a sum that does not end is an error."
+)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Leave tables, plans and timelines here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out: Path | None, **options: Any) -> None:
@@ -76,21 +89,24 @@ def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out:
     gradlane compare
     gradlane compare vgg16 resnet50 --hosts 2,4 --link 1gbit,10gbit --scale 0.05 --backend all-reduce,server
     """
-    as_json, rounds, steps = options.pop("as_json"), options["rounds"], options["steps"]
-    chosen, batch_size = options.pop("chosen"), options["batch_size"]
-    servers = options.pop("servers")
+    as_json, chosen, servers = options.pop("as_json"), options.pop("chosen"), options.pop("servers")
     arms = _arms(options.pop("backends").split(","), chosen.split(",") if chosen else None, servers)
-    counts = parse_counts("--hosts", (hosts,), "2")
+    counts = parse_counts("--hosts", (hosts,), least=2)
     rates = [None if loopback else rate_or_none(each) for each in link.split(",")]
-    if min(counts) < 2 or rounds < 1 or steps < 1 or batch_size < 0:
-        raise InputError("compare: expected at least 2 hosts, 1 round and 1 step")
+    if models and options["batch_size"] is not None:
+        raise InputError("compare --batch-size: got it with a MODEL, expected one or the other; a profile has its batch")
+    options["batch_size"] = options["batch_size"] or 0
     scale = options.pop("scale")
     if servers and (not models or loopback or all(arm.backend != "server" for arm in arms)):
         raise InputError("compare --servers: expected a MODEL, --backend server and emulated hosts")
+    if not models and (len(counts) > 1 or len(rates) > 1 or scale != 1):
+        raise InputError("compare: got several hosts or links, or a scale, expected a MODEL with them")
+    profiles = [read_profile(model) for model in models]
+    if out is not None:
+        make_folder("--out", out)
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
         folder = out or Path(scratch)
-        if models:
-            profiles = [read_profile(model) for model in models]
+        if profiles:
             trials = [
                 Trial(profile, count, rate, scale, loopback, arms, **options)
                 for profile in profiles for count in counts for rate in rates
@@ -102,9 +118,6 @@ def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out:
             else:
                 render_sweep(sweep, Console())
             return
-        if len(counts) > 1 or len(rates) > 1 or scale != 1:
-            raise InputError("compare: got several hosts or links, or a scale, expected a MODEL with them")
-        folder.mkdir(parents=True, exist_ok=True)
         timeout_s = options.pop("timeout")
         path = Path(scratch, "config.json")
         path.write_bytes(msgspec.json.encode({"out": str(folder), "arms": arms, "timeout_s": timeout_s, **options}))

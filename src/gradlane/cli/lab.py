@@ -11,6 +11,7 @@ import msgspec
 
 from gradlane.cli import lab_doctor
 from gradlane.cli.inputs import topology
+from gradlane.cli.inputs.types import OUT_FILE, SECONDS
 from gradlane.errors import InputError
 from gradlane.lab import execute
 from gradlane.lab.files import write_spec
@@ -18,11 +19,9 @@ from gradlane.lab.files import write_spec
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @topology.options
-@click.option("--timeout", type=float, metavar="SECONDS", help="End the run after this long, with exit code 124.")
-@click.option(
-    "--samples", type=click.Path(path_type=Path), help="Write what links carry and queue to this file, 20 times a second."
-)
-@click.option("--write", type=click.Path(path_type=Path), help="Write the spec to this file, for --file, and run nothing.")
+@click.option("--timeout", type=SECONDS, metavar="SECONDS", help="End the run after this long, with exit code 124.")
+@click.option("--samples", type=OUT_FILE, help="Write what links carry and queue to this file, 20 times a second.")
+@click.option("--write", type=OUT_FILE, help="Write the spec to this file, for --file, and run nothing.")
 @click.option("--quiet", is_flag=True, help="Do not say what the lab is made of before the ranks start.")
 @click.option("--json", "as_json", is_flag=True, help="At the end, print a line of JSON on stdout: how each rank ended.")
 @click.argument("command_line", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)

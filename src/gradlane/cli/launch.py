@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from gradlane import policies
 from gradlane.cli.inputs.knobs import parse_knobs
+from gradlane.cli.inputs.types import COUNT, SECONDS, SIZE, Checked, make_folder, whole_number
 from gradlane.core import files
 from gradlane.core.backends import BackendName
-from gradlane.core.fields import need_int
 from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
@@ -32,7 +33,6 @@ from gradlane.core.records.search_log import AUTO
 from gradlane.core.records.tuned import Tuned
 from gradlane.errors import InputError, UnsupportedError
 from gradlane.planning import catalog
-from gradlane.units import parse_bytes
 
 _USAGE = "gradlane launch [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]..."
 _ABOUT = (
@@ -120,7 +120,10 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
     if given.module or given.no_python or given.run_path:
         raise InputError("launch: got -m, --no-python or --run-path, expected a SCRIPT; for others call torchrun itself")
     _existing("SCRIPT", given.training_script)
+    _check_processes(given)
     options = _options(given)
+    if given.timeline is not None:
+        make_folder("--timeline", Path(given.timeline))
     os.environ[LAUNCH_VARIABLE] = options.to_text()
     os.environ.update(environment or {})
     given.training_script_args = [given.training_script, *given.training_script_args]
@@ -156,8 +159,31 @@ def _servers_store(given: argparse.Namespace) -> str:
     return endpoint if ":" in endpoint else f"{endpoint}:{_DEFAULT_PORT}"
 
 
+def _check_processes(given: argparse.Namespace) -> None:
+    """Refuse numbers of processes and nodes, which torchrun takes as text and fails on when it starts."""
+    for option, text, words, form in (
+        ("--nproc", given.nproc_per_node, ("auto", "cpu", "gpu", "xpu"), r"[1-9][0-9]*"),
+        ("--nnodes", given.nnodes, (), r"[1-9][0-9]*(:[1-9][0-9]*)?"),
+    ):
+        if text not in words and not re.fullmatch(form, text):
+            expected = "MIN:MAX" if not words else ", ".join(words)
+            raise InputError(f"launch {option}: got {text!r}, expected a number, 1 or more, or {expected}")
+
+
 def _formatter(prog: str) -> argparse.HelpFormatter:
     return argparse.HelpFormatter(prog, max_help_position=26, width=100)
+
+
+def _type(checked: Checked) -> Callable[[str], Any]:
+    """A type of the commands' options as argparse takes it, which keeps the text of one kind of error only."""
+
+    def parse(text: str) -> Any:
+        try:
+            return checked.parse(text)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -178,14 +204,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="what carries messages: torch.distributed, or gradlane's transport (default: auto chooses, others take "
         "all-reduce)",
     )
-    group.add_argument("--packet-bytes", metavar="SIZE", help="size of a packet of backend server (default: 30KiB)")
-    group.add_argument("--weight", metavar="N", type=int,
+    group.add_argument(
+        "--packet-bytes", metavar="SIZE", type=_type(SIZE), help="size of a packet of backend server (default: 30KiB)"
+    )
+    group.add_argument("--weight", metavar="N", type=_type(whole_number(1, 8)),
                        help="connections where there would be one, 1 to 8: this job's share beside others")  # fmt: skip
     group.add_argument("--summation-order", choices=["arrival", "rank"],
                        help="how backend server adds; rank: the same bits in every run (default: arrival)")  # fmt: skip
-    group.add_argument("--servers", metavar="N", type=int,
+    group.add_argument("--servers", metavar="N", type=_type(COUNT),
                        help="start N servers in processes of their own on this node, rather than one in each rank")  # fmt: skip
-    group.add_argument("--await-servers", metavar="N", type=int,
+    group.add_argument("--await-servers", metavar="N", type=_type(COUNT),
                        help="N servers come from other hosts (gradlane server); every node says so")  # fmt: skip
     group.add_argument("--tune", action="store_true",
                        help="try other values of the policy's knobs while training, and keep the best")  # fmt: skip
@@ -196,7 +224,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        "differ: what to do first with a new script")  # fmt: skip
     group.add_argument("--network", metavar="FILE", help="plan for this network rather than measuring one")
     group.add_argument("--timeline", metavar="DIR", help="write what each rank did, and when, to this directory")
-    group.add_argument("--timeout", metavar="SECONDS", help="the longest that a collective may take")
+    group.add_argument("--timeout", metavar="SECONDS", type=_type(SECONDS), help="the longest that a collective may take")
     group.add_argument("-h", "--help", action="help", help="show this and exit")
 
 
@@ -216,14 +244,12 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
             raise InputError(
                 f"launch: got --tune, and policy {policy.name} declares no knobs to tune; try --policy bytescheduler"
             )
-    if given.weight is not None:
-        need_int("--weight", given.weight, 1, 8)
     servers = given.servers if given.servers is not None else given.await_servers
     if servers is not None:
         if given.servers is not None and given.await_servers is not None:
             raise InputError("launch: got --servers and --await-servers, expected one: servers of here, or of other hosts")
-        if servers < 1 or given.backend != "server":
-            raise InputError(f"launch: got {servers} servers, expected 1 or more, with --backend server")
+        if given.backend != "server":
+            raise InputError(f"launch: got {servers} servers without --backend server, expected both")
     if given.plan is not None:
         files.read(_existing("--plan", given.plan), Plan)
     if given.network is not None:
@@ -235,7 +261,7 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         policy_knobs=knobs,
         plan=_absolute(given.plan),
         backend=given.backend,
-        packet_bytes=None if given.packet_bytes is None else parse_bytes(given.packet_bytes),
+        packet_bytes=given.packet_bytes,
         summation_order=given.summation_order,
         servers=servers,
         servers_store=None if servers is None else _servers_store(given),
@@ -243,7 +269,7 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         network=_absolute(given.network),
         tune=given.tune,
         knobs=_absolute(given.knobs),
-        timeout=None if given.timeout is None else _seconds(given.timeout),
+        timeout=given.timeout,
         verify=given.verify,
         timeline=_absolute(given.timeline),
     )
@@ -258,13 +284,3 @@ def _existing(what: str, text: str) -> Path:
     if not path.is_file():
         raise InputError(f"{what}: got {text!r}, which is not a file; expected the path of one")
     return path
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise InputError(f"--timeout: got {text!r}, expected seconds, more than zero")
-    return seconds

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from gradlane.cli.inputs.types import COUNT, make_folder
 from gradlane.compare.processes import torchrun_here
 from gradlane.core import files
 from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
@@ -21,7 +22,7 @@ from gradlane.units import format_bytes, format_ns
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--nproc", default=1, show_default=True, help="Worker processes on this host.")
+@click.option("--nproc", type=COUNT, default=1, show_default=True, help="Worker processes on this host.")
 @click.option(
     "--out",
     default="profile",
@@ -38,6 +39,7 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
     It needs six iterations or more; let the script end early. The files are what gradlane plan
     reads.
     """
+    make_folder("--out", out)
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
         environment = {**os.environ, LAUNCH_VARIABLE: LaunchOptions(profile=scratch).to_text()}
         worker = [*torchrun_here(nproc), "-m", "gradlane.live.startup.boot", script, *arguments]
@@ -49,7 +51,6 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
             click.echo("gradlane: the script left no profile: did it call gradlane.attach, and run six iterations?", err=True)
             raise click.exceptions.Exit(1)
         profile = files.read(measured, Profile)
-        out.mkdir(parents=True, exist_ok=True)
         for name in ("profile.json", "network.json"):
             (out / name).write_bytes(Path(scratch, name).read_bytes())
     if as_json:

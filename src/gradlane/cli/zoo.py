@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradlane import zoo
+from gradlane.cli.inputs.types import COUNT, OUT_FILE
 from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.units import format_bytes, format_ns
@@ -21,8 +22,8 @@ LARGEST = 8
 @click.command()
 @click.argument("name", required=False)
 @click.option("--device", help=f"One of {', '.join(zoo.devices())}. Default: the one that a paper used.")
-@click.option("--batch", type=int, help="Samples a worker and iteration. Default: as a paper.")
-@click.option("--out", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write the profile as JSON.")
+@click.option("--batch", type=COUNT, help="Samples a worker and iteration. Default: as a paper.")
+@click.option("--out", type=OUT_FILE, help="Write the profile as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the list, or the profile.")
 def command(name: str | None, device: str | None, batch: int | None, out: Path | None, as_json: bool) -> None:
     """List the networks, or show NAME's profile: exact tensors, times counted and calibrated where
