@@ -89,8 +89,10 @@ def test_an_unknown_policy_is_refused_before_anything_starts() -> None:
 def test_probe_writes_a_network_that_plan_reads_beside_the_profile_of_a_script(tmp_path: Path) -> None:
     gradlane("probe", "--seconds", 1, "--out", tmp_path / "network.json")
     assert files.read(tmp_path / "network.json", Network).workers == 2
-    gradlane("profile", "--nproc", 2, "--out", tmp_path, EXAMPLE)
+    done = gradlane("profile", "--nproc", 2, "--out", tmp_path, "--json", EXAMPLE)
     profile = files.read(tmp_path / "profile.json", Profile)
+    assert files.loads(done.stdout.encode(), Profile) == profile
+    assert EXAMPLE.with_suffix(".out").read_text().splitlines()[0] in done.stderr.splitlines()
     assert [tensor.spec.name for tensor in profile.tensors][-1] == "0.weight"
     assert [layer.name for layer in profile.layers] == ["0", "2", "4"]
     gradlane("plan", tmp_path / "profile.json", tmp_path / "network.json", "--policy", "p3", "--out", tmp_path / "plan.json")

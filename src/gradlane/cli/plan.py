@@ -77,6 +77,8 @@ def command(
     if knobs and policy is None:
         raise InputError("--knob: got knobs and no policy, expected --policy NAME to give them to")
     profile = read_profile(profile_text, device, batch)
+    if emit is not None and as_json:
+        raise InputError("--emit: got it with --json, expected one or the other; it prints Python")
     if network_path is not None:
         if rate or workers:
             raise InputError("--rate and --workers: got them with a network's file, expected one or the other")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from gradlane.units import format_bytes, format_ns
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for profile.json and network.json.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON, and what SCRIPT prints on stderr.")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[str, ...]) -> None:
@@ -43,7 +44,9 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
         environment = {**os.environ, LAUNCH_VARIABLE: LaunchOptions(profile=scratch).to_text()}
         worker = [*torchrun_here(nproc), "-m", "gradlane.live.startup.boot", script, *arguments]
-        exit_code = subprocess.run(worker, env=environment, check=False).returncode
+        # with --json, stdout has the profile alone
+        shown = sys.stderr.fileno() if as_json else None
+        exit_code = subprocess.run(worker, env=environment, stdout=shown, check=False).returncode
         if exit_code:
             raise RunError("the script", exit_code)
         measured = Path(scratch, "profile.json")
