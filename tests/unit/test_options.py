@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gradlane.cli.inputs.types import make_folder
@@ -66,3 +68,30 @@ def test_a_folder_to_write_is_made_with_those_above_it(tmp_path) -> None:
     make_folder("--out", tmp_path / "a" / "b")
     make_folder("--out", tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        (["polices"], "policies"),
+        (["what-if"], "whatif"),
+        (["plan", "vg16"], "vgg16"),
+        (["simulate", "resnet-50"], "resnet50"),
+        (["plan", "VGG16"], "vgg16"),
+        (["plan", "vgg16", "--device", "v10"], "v100"),
+        (["plan", "vgg16", "--policy", "bytescedular"], "bytescheduler"),
+        (["plan", "vgg16", "--policy", "p3", "--knob", "slice_byte=64"], "slice_bytes"),
+        (["plan", "vgg16", "--policy", "searched", "--knob", "sed=1"], "seed"),
+        (["compare", "--policies", "merkury"], "mercury"),
+        (["profile", "--nprok", 2, "train.py"], "--nproc"),
+        (["lab", "--togethr", "true"], "--together"),
+    ],
+)
+def test_a_mistyped_word_gets_a_suggestion(command: list[object], meant: str) -> None:
+    assert re.search(rf"[Dd]id you mean '?{meant}\b", invoke(*command, code=2))
+
+
+def test_a_word_that_is_like_none_gets_no_suggestion() -> None:
+    text = invoke("plan", "vgg16", "--policy", "xyz", code=2)
+    assert "did you mean" not in text
+    assert "got 'xyz', expected one of wfbp" in text

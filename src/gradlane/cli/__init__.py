@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from gradlane.core.fields import did_you_mean
 from gradlane.errors import GradlaneError, InputError, RunError
 
 # command -> what `gradlane --help` says of it; the module of the same name holds a click command
@@ -37,7 +38,10 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
-            return None
+            if ctx.resilient_parsing:
+                return None
+            meant = did_you_mean(cmd_name, _COMMANDS)
+            raise InputError(f"got the command {cmd_name!r}{meant}, expected one of {', '.join(_COMMANDS)}")
         command: click.Command = importlib.import_module(f"gradlane.cli.{cmd_name}").command
         return command
 

@@ -24,7 +24,8 @@ from gradlane import policies
 from gradlane.cli.inputs.knobs import parse_knobs
 from gradlane.cli.inputs.types import COUNT, SECONDS, SIZE, Checked, make_folder, whole_number
 from gradlane.core import files
-from gradlane.core.backends import BackendName
+from gradlane.core.backends import BackendName, refuse_what_cannot_be_done
+from gradlane.core.fields import did_you_mean
 from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
@@ -69,6 +70,9 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if "training_script" in message:
             message = "got no SCRIPT, expected one after the options"
+        unknown = re.fullmatch(r"unrecognized arguments: (\S+)", message)
+        if unknown is not None:
+            message += did_you_mean(unknown[1], self._option_string_actions)
         raise InputError(f"launch: {message}; see gradlane launch --help")
 
 
@@ -122,6 +126,7 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
     _existing("SCRIPT", given.training_script)
     _check_processes(given)
     options = _options(given)
+    _check_carrier(options)
     if given.timeline is not None:
         make_folder("--timeline", Path(given.timeline))
     os.environ[LAUNCH_VARIABLE] = options.to_text()
@@ -251,7 +256,7 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         if given.backend != "server":
             raise InputError(f"launch: got {servers} servers without --backend server, expected both")
     if given.plan is not None:
-        files.read(_existing("--plan", given.plan), Plan)
+        _existing("--plan", given.plan)
     if given.network is not None:
         files.read(_existing("--network", given.network), Network)
     if given.knobs is not None and not given.tune:
@@ -273,6 +278,26 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         verify=given.verify,
         timeline=_absolute(given.timeline),
     )
+
+
+def _check_carrier(options: LaunchOptions) -> None:
+    """Refuse what no script can make right. Without --backend, a script may still ask for servers."""
+    from gradlane.live.startup.options import CarrierOptions
+
+    backend, external = options.backend, options.servers is not None
+    CarrierOptions(backend or "server", options.packet_bytes, options.summation_order, options.servers or 0)
+    if options.plan is not None:
+        plan = files.read(options.plan, Plan)
+        if backend is not None:
+            refuse_what_cannot_be_done(plan, backend, external)
+    elif options.policy is not None and backend is not None:
+        carried = (AUTO, *catalog.names(backend, external))
+        if options.policy not in carried and not catalog.is_own(options.policy):
+            beside = " with servers in processes of their own" if external else ""
+            raise InputError(
+                f"launch: got --policy {options.policy}, which {backend}{beside} cannot carry; expected another --backend, or "
+                f"one of {', '.join(carried)}"
+            )
 
 
 def _absolute(text: str | None) -> str | None:

@@ -22,7 +22,7 @@ from gradlane.errors import RunError
 from gradlane.units import format_bytes, format_ns
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--nproc", type=COUNT, default=1, show_default=True, help="Worker processes on this host.")
 @click.option(
     "--out",

@@ -7,7 +7,7 @@ import signal
 
 import click
 
-from gradlane.cli.inputs.types import SIZE
+from gradlane.cli.inputs.types import SECONDS, SIZE
 from gradlane.errors import InputError, UnsupportedError
 
 
@@ -17,9 +17,17 @@ from gradlane.errors import InputError, UnsupportedError
 @click.option(
     "--memory", type=SIZE, metavar="SIZE", help="Refuse a job with more bytes of tensors. Default: this host's memory."
 )
+@click.option(
+    "--wait",
+    type=SECONDS,
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Give up if no job is at HOST:PORT by then.",
+)
 @click.option("--quiet", is_flag=True, help="Say nothing but errors.")
 @click.pass_context
-def command(ctx: click.Context, store: str, listen: str | None, memory: int | None, quiet: bool) -> None:
+def command(ctx: click.Context, store: str, listen: str | None, memory: int | None, wait: float, quiet: bool) -> None:
     """Sum gradients for the job whose rank 0 meets the others at HOST:PORT (its --rdzv-endpoint, or MASTER_ADDR and
     MASTER_PORT), until it is over.
 
@@ -49,4 +57,4 @@ def command(ctx: click.Context, store: str, listen: str | None, memory: int | No
         if not quiet:
             click.echo(f"gradlane: {text}", err=True)
 
-    ctx.exit(0 if serve(store, say, address=listen, max_bytes=memory) else 1)
+    ctx.exit(0 if serve(store, say, address=listen, max_bytes=memory, wait_s=wait) else 1)
