@@ -1,12 +1,13 @@
 """The command line. Each command is a file of this package and is imported when it is called.
 
 Only this layer prints and turns errors into exit codes: 0 done, 1 the work failed, 2 the input was
-not usable. If a process that a command started fails, its exit code is the command's.
+not usable, 130 Ctrl-C. If a process that a command started fails, its exit code is the command's.
 """
 
 from __future__ import annotations
 
 import importlib
+import signal
 from typing import Any
 
 import click
@@ -55,6 +56,9 @@ class _Commands(click.Group):
         except GradlaneError as error:
             click.echo(f"gradlane: {error}", err=True)
             ctx.exit(error.exit_code if isinstance(error, RunError) else 2 if isinstance(error, InputError) else 1)
+        except KeyboardInterrupt:
+            click.echo("gradlane: interrupted", err=True)
+            ctx.exit(128 + signal.SIGINT)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -11,10 +11,8 @@ import argparse
 import os
 import re
 import socket
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +21,7 @@ import click
 from gradlane import policies
 from gradlane.cli.inputs.knobs import parse_knobs
 from gradlane.cli.inputs.types import COUNT, SECONDS, SIZE, Checked, make_folder, whole_number
+from gradlane.compare.processes import quietly
 from gradlane.core import files
 from gradlane.core.backends import BackendName, refuse_what_cannot_be_done
 from gradlane.core.fields import did_you_mean
@@ -108,6 +107,7 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
     Raises:
         InputError: an option is not usable; nothing was started.
         JobError: a rank failed.
+        KeyboardInterrupt: Ctrl-C; all ranks have ended.
         UnsupportedError: torch cannot be imported.
     """
     try:
@@ -133,21 +133,9 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
     os.environ.update(environment or {})
     given.training_script_args = [given.training_script, *given.training_script_args]
     given.module, given.training_script = True, "gradlane.live.startup.boot"
-    with _servers_beside(given.servers or 0, options.servers_store):
+    server = [sys.executable, "-m", "gradlane", "server", options.servers_store or ""]
+    with quietly([server] * (given.servers or 0)):
         return torchrun.run(given)
-
-
-@contextmanager
-def _servers_beside(count: int, store: str | None) -> Iterator[None]:
-    """Run the servers of --servers for as long as the job runs."""
-    servers = [subprocess.Popen([sys.executable, "-m", "gradlane", "server", store or ""]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for server in servers:
-            server.terminate()
-        for server in servers:
-            server.wait()
 
 
 def _servers_store(given: argparse.Namespace) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradlane.cli.inputs.types import COUNT, make_folder
-from gradlane.compare.processes import torchrun_here
+from gradlane.compare.processes import run_quietly, torchrun_here
 from gradlane.core import files
 from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
 from gradlane.core.profile import Profile
@@ -46,7 +45,7 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
         worker = [*torchrun_here(nproc), "-m", "gradlane.live.startup.boot", script, *arguments]
         # with --json, stdout has the profile alone
         shown = sys.stderr.fileno() if as_json else None
-        exit_code = subprocess.run(worker, env=environment, stdout=shown, check=False).returncode
+        exit_code = run_quietly(worker, environment, shown)
         if exit_code:
             raise RunError("the script", exit_code)
         measured = Path(scratch, "profile.json")

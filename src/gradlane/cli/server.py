@@ -39,6 +39,9 @@ def command(ctx: click.Context, store: str, listen: str | None, memory: int | No
     host 3$ gradlane server node0:29400
     host 0$ gradlane launch --nnodes 3 --rdzv-endpoint node0:29400 --backend server --await-servers 1 train.py
     """
+    # the process waits inside torch, where a signal handler in Python could not run; beside ranks, the launcher ends it
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     host, colon, port = store.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InputError(f"server: got {store!r}, expected HOST:PORT of the job's store, as in node0:29400")
@@ -50,8 +53,6 @@ def command(ctx: click.Context, store: str, listen: str | None, memory: int | No
         raise UnsupportedError(
             f"server needs torch, which cannot be imported ({error}); install it with: pip install 'gradlane[torch]'"
         ) from error
-    # the process waits inside torch, where a signal handler in Python could not run
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def say(text: str) -> None:
         if not quiet:
