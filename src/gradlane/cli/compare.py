@@ -16,7 +16,6 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 
 from gradlane.cli.inputs.cases import parse_counts, read_profile
 from gradlane.cli.inputs.types import COUNT, FACTOR, SECONDS, make_folder, rate_or_none, whole_number
@@ -37,6 +36,7 @@ from gradlane.planning import catalog
 from gradlane.report.perfetto import LinkCount, chrome_trace
 from gradlane.report.sweep import render_sweep
 from gradlane.report.table import render
+from gradlane.report.terminal import console
 
 _LINKS = "links.jsonl"
 
@@ -116,7 +116,7 @@ def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out:
             if as_json:
                 click.echo(sweep.to_json())
             else:
-                render_sweep(sweep, Console())
+                render_sweep(sweep, console())
             return
         timeout_s = options.pop("timeout")
         path = Path(scratch, "config.json")
@@ -131,7 +131,7 @@ def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out:
     if as_json:
         click.echo(comparison.to_json())
         return
-    render(comparison, Console())
+    render(comparison, console())
     if out is not None:
         click.echo(f"{out}/comparison.json has the same; {out}/timeline.json opens in ui.perfetto.dev, ranks side by side")
 

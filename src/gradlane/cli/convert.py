@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
 from gradlane import trace
 from gradlane.cli.inputs.types import OUT_FILE
 from gradlane.core import files
 from gradlane.core.profile import Profile
+from gradlane.report.terminal import console
 from gradlane.units import format_bytes, format_ns, parse_ns
 
 
@@ -46,7 +46,7 @@ def command(
         click.echo(msgspec.json.format(files.dumps(profile), indent=2).decode())
     else:
         update_ns = profile.compute_ns - profile.forward_ns - profile.backward_ns
-        Console().print(
+        console().print(
             Text(
                 f"{profile.model}: {len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}, {len(profile.layers)} "
                 f"layers; forward {format_ns(profile.forward_ns)}, backward {format_ns(profile.backward_ns)}, update "

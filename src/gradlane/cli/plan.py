@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -34,6 +33,7 @@ from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.questions import Case, Outcome, judge, judge_plan
 from gradlane.planning.searched import Searched
+from gradlane.report.terminal import console, print_table
 from gradlane.sim.bounds import lower_bound_ns
 from gradlane.units import format_ns
 
@@ -156,12 +156,12 @@ def _as_json(outcomes: list[Outcome], best: Outcome, baseline: Outcome) -> str:
 
 
 def _show(outcomes: list[Outcome], best: Outcome, baseline: Outcome, is_given: bool) -> None:
-    console = Console()
-    console.print(Text(describe(best.case)), soft_wrap=True)
+    shown = console()
+    shown.print(Text(describe(best.case)), soft_wrap=True)
     table = Table()
-    table.add_column("policy", no_wrap=True)
+    table.add_column("policy")
     for heading in ("iteration", "x DDP", "above bound", "hidden", "messages"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")
     for outcome in outcomes:
         cells = (
             outcome.policy,
@@ -172,13 +172,13 @@ def _show(outcomes: list[Outcome], best: Outcome, baseline: Outcome, is_given: b
             str(len(outcome.plan.messages)),
         )
         table.add_row(*(Text(cell) for cell in cells), style="bold green" if outcome is best else None)
-    console = Console()
-    console.print(table)
-    console.print(
+    shown = console()
+    print_table(table)
+    shown.print(
         Text(f"no schedule is faster than {format_ns(best.bound_ns)}; computation alone takes {format_ns(best.oracle_ns)}\n")
     )
-    console.print(Text(_recommendation(outcomes, best, baseline, is_given)), soft_wrap=True)
-    console.print(Text(best.plan.describe()), soft_wrap=True)
+    shown.print(Text(_recommendation(outcomes, best, baseline, is_given)), soft_wrap=True)
+    shown.print(Text(best.plan.describe()), soft_wrap=True)
 
 
 def _recommendation(outcomes: list[Outcome], best: Outcome, baseline: Outcome, is_given: bool) -> str:

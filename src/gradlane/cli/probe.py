@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from gradlane.cli.inputs.types import CLASSES, OUT_FILE, RANKS, SECONDS, rate_or_none, whole_number
@@ -17,6 +16,7 @@ from gradlane.compare.processes import run_on_ranks
 from gradlane.core import files
 from gradlane.core.network import Network
 from gradlane.errors import InputError, RunError
+from gradlane.report.terminal import console, print_table
 from gradlane.units import format_bytes, format_ns, format_rate
 
 _PRIORITY_S = 3.0  # seconds in which two connections send side by side: enough to tell
@@ -92,17 +92,15 @@ def command(
                 format_ns(round(each)) for each in (statistics.median(together), network.stream_ns(size, messages) / messages)
             ]
         table.add_row(*row)
-    console = Console()
-    console.print(table)
+    shown = console()
+    print_table(table)
     for piece in network.segments:
         upto = "" if piece is network.segments[-1] else f" up to {format_bytes(piece.up_to_bytes)}"
         rate = format_rate(piece.bytes_per_second)
-        console.print(f"startup {format_ns(piece.startup_ns)}{_hidden(piece.latency_ns)}, {rate}{upto}")
+        shown.print(f"startup {format_ns(piece.startup_ns)}{_hidden(piece.latency_ns)}, {rate}{upto}")
     if network.min_message_ns:
-        console.print(
-            f"no message takes less than {format_ns(network.min_message_ns)}{_hidden(network.min_message_latency_ns)}"
-        )
-    console.print(f"median error of the fit {network.residual:.1%}; {network.source}", highlight=False)
+        shown.print(f"no message takes less than {format_ns(network.min_message_ns)}{_hidden(network.min_message_latency_ns)}")
+    shown.print(f"median error of the fit {network.residual:.1%}; {network.source}", highlight=False)
 
 
 def _hidden(latency_ns: int) -> str:

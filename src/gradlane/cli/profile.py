@@ -8,7 +8,6 @@ import tempfile
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from gradlane.cli.inputs.types import COUNT, make_folder
@@ -18,6 +17,7 @@ from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
 from gradlane.core.profile import Profile
 from gradlane.core.stepwise import describe
 from gradlane.errors import RunError
+from gradlane.report.terminal import console, print_table
 from gradlane.units import format_bytes, format_ns
 
 
@@ -64,11 +64,11 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
         size = sum(tensor.spec.size_bytes for tensor in tensors)
         ready = format_ns(max(tensor.ready_ns for tensor in tensors)) if tensors else "-"
         table.add_row(layer.name, format_ns(layer.forward_ns), format_ns(layer.update_ns), format_bytes(size), ready)
-    console = Console()
-    console.print(table)
-    console.print(
+    shown = console()
+    print_table(table)
+    shown.print(
         f"forward {format_ns(profile.forward_ns)}, backward {format_ns(profile.backward_ns)}, "
         f"{len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}; {profile.source}; written to {out}/",
         highlight=False,
     )
-    console.print(describe(profile), highlight=False)
+    shown.print(describe(profile), highlight=False)
