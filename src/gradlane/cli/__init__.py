@@ -39,12 +39,15 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
-            if ctx.resilient_parsing:
-                return None
-            meant = did_you_mean(cmd_name, _COMMANDS)
-            raise InputError(f"got the command {cmd_name!r}{meant}, expected one of {', '.join(_COMMANDS)}")
+            return None
         command: click.Command = importlib.import_module(f"gradlane.cli.{cmd_name}").command
         return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _COMMANDS and not ctx.resilient_parsing:
+            meant = did_you_mean(args[0], _COMMANDS)
+            raise InputError(f"got the command {args[0]!r}{meant}, expected one of {', '.join(_COMMANDS)}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -17,6 +17,7 @@ from typing import Any
 import click
 import msgspec
 
+from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import parse_counts, read_profile
 from gradlane.cli.inputs.types import COUNT, FACTOR, SECONDS, make_folder, rate_or_none, whole_number
 from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
@@ -42,14 +43,28 @@ _LINKS = "links.jsonl"
 
 
 @click.command()
-@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.argument("models", nargs=-1, metavar="[MODEL]...", shell_complete=completion.models)
 @click.option("--hosts", default="2", show_default=True, metavar="N,...", help="Workers, each on an emulated host of its own.")
 @click.option(
     "--link", default="200mbit", show_default=True, metavar="RATE,...", help="Of each host, each way; 'none': no limit."
 )
 @click.option("--loopback", is_flag=True, help="No emulated hosts and links: bare loopback.")
-@click.option("--policies", "chosen", metavar="NAME,...", help="The policies to try. Default: auto, and all that are carried.")
-@click.option("--backend", "backends", default="all-reduce", show_default=True, metavar="NAME,...", help="all-reduce, server.")
+@click.option(
+    "--policies",
+    "chosen",
+    metavar="NAME,...",
+    shell_complete=completion.trained_policies,
+    help="The policies to try. Default: auto, and all that are carried.",
+)
+@click.option(
+    "--backend",
+    "backends",
+    default="all-reduce",
+    show_default=True,
+    metavar="NAME,...",
+    help="all-reduce, server.",
+    shell_complete=lambda ctx, param, incomplete: completion.beginning_with(incomplete, BACKENDS),
+)
 @click.option("--rounds", type=COUNT, default=3, show_default=True, help="Turns that each policy gets.")
 @click.option("--steps", type=COUNT, default=4, show_default=True, help="Measured steps a turn.")
 @click.option(

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from gradlane import policies
+from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.knobs import parse_knobs
 from gradlane.cli.inputs.types import COUNT, SECONDS, SIZE, Checked, make_folder, whole_number
 from gradlane.compare.processes import quietly
@@ -76,8 +78,32 @@ class _Parser(argparse.ArgumentParser):
 
 
 # click passes all arguments on, since only torchrun's parser knows which options have values
-@click.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+class _Command(click.Command):
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete an option, all of which are argparse's."""
+        given = ctx.params.get("arguments") or ()
+        return [] if any(word.endswith(".py") for word in given) else completion.beginning_with(incomplete, _actions())
+
+
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the value of the option before it, or SCRIPT or one of its arguments."""
+    option = (ctx.params.get("arguments") or ("",))[-1]
+    if option == "--policy":
+        return completion.trained_policies(ctx, param, incomplete)
+    action = _actions().get(option)
+    return completion.beginning_with(incomplete, action.choices) if action and action.choices else completion.files(incomplete)
+
+
+def _actions() -> dict[str, argparse.Action]:
+    parser = argparse.ArgumentParser(add_help=False)
+    _add_options(parser)
+    return parser._option_string_actions
+
+
+@click.command(
+    cls=_Command, add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=_complete)
 @click.pass_context
 def command(ctx: click.Context, arguments: tuple[str, ...]) -> None:
     """torchrun, with gradlane's options; takes any training script."""

@@ -11,6 +11,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import (
     PROFILE_HELP,
     cases,
@@ -42,11 +43,15 @@ MIB = 2**20
 
 
 @click.command(epilog=PROFILE_HELP)
-@click.argument("profile_text", metavar="PROFILE")
+@click.argument("profile_text", metavar="PROFILE", shell_complete=completion.models)
 @click.argument(
     "network_path", metavar="[NETWORK.json]", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-@click.option("--policy", help="Plan with this policy only, beside ddp; `searched` seeks a better one. Default: all others.")
+@click.option(
+    "--policy",
+    shell_complete=completion.policies,
+    help="Plan with this policy only, beside ddp; `searched` seeks a better one. Default: all others.",
+)
 @click.option("--knob", "knobs", multiple=True, metavar="NAME=VALUE", help="A knob of --policy, as in partition_bytes=4MiB.")
 @profile_options
 @place_options

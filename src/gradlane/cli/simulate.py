@@ -11,6 +11,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import (
     PROFILE_HELP,
     cases,
@@ -34,9 +35,14 @@ BASELINE = "ddp"
 
 
 @click.command(epilog=PROFILE_HELP)
-@click.argument("profiles", metavar="PROFILE...", nargs=-1, required=True)
+@click.argument("profiles", metavar="PROFILE...", nargs=-1, required=True, shell_complete=completion.models)
 @click.option(
-    "--policy", "policies", multiple=True, metavar="NAME", help="Only this one; may be repeated. `searched` on request."
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completion.policies,
+    help="Only this one; may be repeated. `searched` on request.",
 )
 @profile_options
 @place_options

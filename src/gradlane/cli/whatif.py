@@ -13,6 +13,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import (
     AS_MANY,
     PROFILE_HELP,
@@ -39,7 +40,14 @@ from gradlane.report import plots
 from gradlane.report.terminal import console, print_table
 from gradlane.units import format_bytes, format_ns, format_rate, parse_bytes
 
-_policies = click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
+_policies = click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completion.policies,
+    help="Only this one; may be repeated.",
+)
 _DECADES = "100mbit,200mbit,500mbit,1gbit,2gbit,5gbit,10gbit,20gbit,50gbit,100gbit"
 _SIZES = "256KiB,512KiB,1MiB,2MiB,4MiB,8MiB,16MiB,32MiB"
 
@@ -124,7 +132,7 @@ def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callabl
         offered = click.option("--plot", type=OUT_FILE, help="Draw the answer (.svg, .png, .pdf).")(offered)
         offered = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(offered)
         offered = profile_options(place_options(offered, rates=rates, workers=counts))
-        return click.argument("profile_text", metavar="PROFILE")(offered)
+        return click.argument("profile_text", metavar="PROFILE", shell_complete=completion.models)(offered)
 
     return decorate
 

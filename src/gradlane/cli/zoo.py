@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradlane import zoo
+from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.types import COUNT, OUT_FILE
 from gradlane.core import files
 from gradlane.core.profile import Profile
@@ -20,8 +21,12 @@ LARGEST = 8
 
 
 @click.command()
-@click.argument("name", required=False)
-@click.option("--device", help=f"One of {', '.join(zoo.devices())}. Default: the one that a paper used.")
+@click.argument("name", required=False, shell_complete=completion.models)
+@click.option(
+    "--device",
+    shell_complete=completion.devices,
+    help=f"One of {', '.join(zoo.devices())}. Default: the one that a paper used.",
+)
 @click.option("--batch", type=COUNT, help="Samples a worker and iteration. Default: as a paper.")
 @click.option("--out", type=OUT_FILE, help="Write the profile as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the list, or the profile.")

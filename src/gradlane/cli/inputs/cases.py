@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from gradlane import zoo
+from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.types import COUNT
 from gradlane.core import files
 from gradlane.core.cluster import Cluster
@@ -61,7 +62,9 @@ def read_network(path: Path) -> Where:
 def profile_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --device and --batch, which the command hands to `read_profile`."""
     command = click.option("--batch", type=COUNT, help="Samples a worker and iteration, for a name of the zoo.")(command)
-    return click.option("--device", help="Device for a name of the zoo (gradlane zoo --help lists them).")(command)
+    return click.option(
+        "--device", shell_complete=completion.devices, help="Device for a name of the zoo (gradlane zoo --help lists them)."
+    )(command)
 
 
 def place_options(command: Callable[..., Any], *, rates: str = RATES, workers: str = WORKERS) -> Callable[..., Any]:
