@@ -20,6 +20,7 @@ import msgspec
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import parse_counts, read_profile
 from gradlane.cli.inputs.types import COUNT, FACTOR, SECONDS, make_folder, rate_or_none, whole_number
+from gradlane.cli.terminal import console
 from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
 from gradlane.compare.processes import run_on_ranks
 from gradlane.compare.records import Comparison, Result, Sweep
@@ -37,7 +38,6 @@ from gradlane.planning import catalog
 from gradlane.report.perfetto import LinkCount, chrome_trace
 from gradlane.report.sweep import render_sweep
 from gradlane.report.table import render
-from gradlane.report.terminal import console
 
 _LINKS = "links.jsonl"
 

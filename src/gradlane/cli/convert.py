@@ -10,9 +10,9 @@ from rich.text import Text
 
 from gradlane import trace
 from gradlane.cli.inputs.types import OUT_FILE
+from gradlane.cli.terminal import console
 from gradlane.core import files
 from gradlane.core.profile import Profile
-from gradlane.report.terminal import console
 from gradlane.units import format_bytes, format_ns, parse_ns
 
 

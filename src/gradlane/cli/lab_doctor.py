@@ -6,8 +6,8 @@ import click
 import msgspec
 from rich.table import Table
 
+from gradlane.cli.terminal import console
 from gradlane.lab import doctor
-from gradlane.report.terminal import console
 
 
 @click.command(name="doctor")

@@ -27,6 +27,7 @@ from gradlane.cli.inputs.cases import (
 from gradlane.cli.inputs.knobs import parse_knobs
 from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import OUT_FILE
+from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
@@ -34,7 +35,6 @@ from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.questions import Case, Outcome, judge, judge_plan
 from gradlane.planning.searched import Searched
-from gradlane.report.terminal import console, print_table
 from gradlane.sim.bounds import lower_bound_ns
 from gradlane.units import format_ns
 

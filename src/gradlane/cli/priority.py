@@ -11,9 +11,9 @@ import msgspec
 from rich.table import Table
 
 from gradlane import lab
+from gradlane.cli.terminal import console, print_table
 from gradlane.compare.processes import run_on_lab
 from gradlane.errors import InputError, RunError
-from gradlane.report.terminal import console, print_table
 from gradlane.transport import path
 from gradlane.units import format_rate, parse_rate
 

@@ -12,11 +12,11 @@ from rich.table import Table
 
 from gradlane.cli.inputs.types import CLASSES, OUT_FILE, RANKS, SECONDS, rate_or_none, whole_number
 from gradlane.cli.priority import probe as probe_priority
+from gradlane.cli.terminal import console, print_table
 from gradlane.compare.processes import run_on_ranks
 from gradlane.core import files
 from gradlane.core.network import Network
 from gradlane.errors import InputError, RunError
-from gradlane.report.terminal import console, print_table
 from gradlane.units import format_bytes, format_ns, format_rate
 
 _PRIORITY_S = 3.0  # seconds in which two connections send side by side: enough to tell

@@ -11,13 +11,13 @@ import click
 from rich.table import Table
 
 from gradlane.cli.inputs.types import COUNT, make_folder
+from gradlane.cli.terminal import console, print_table
 from gradlane.compare.processes import run_quietly, torchrun_here
 from gradlane.core import files
 from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
 from gradlane.core.profile import Profile
 from gradlane.core.stepwise import describe
 from gradlane.errors import RunError
-from gradlane.report.terminal import console, print_table
 from gradlane.units import format_bytes, format_ns
 
 

@@ -24,11 +24,11 @@ from gradlane.cli.inputs.cases import (
 )
 from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import OUT_FILE
+from gradlane.cli.terminal import console, print_table
 from gradlane.errors import InputError
 from gradlane.planning.questions import Outcome, sweep
 from gradlane.report import plots
 from gradlane.report.perfetto import chrome_trace
-from gradlane.report.terminal import console, print_table
 from gradlane.units import format_ns, format_rate
 
 BASELINE = "ddp"

@@ -31,13 +31,13 @@ from gradlane.cli.inputs.cases import (
 from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import OUT_FILE
 from gradlane.cli.simulate import row
+from gradlane.cli.terminal import console, print_table
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.questions import Case, Outcome, knob_grid, needed_rates, sweep
 from gradlane.planning.questions.whatif import Needed
 from gradlane.report import plots
-from gradlane.report.terminal import console, print_table
 from gradlane.units import format_bytes, format_ns, format_rate, parse_bytes
 
 _policies = click.option(

@@ -12,9 +12,9 @@ from rich.text import Text
 from gradlane import zoo
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.types import COUNT, OUT_FILE
+from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.core.profile import Profile
-from gradlane.report.terminal import console, print_table
 from gradlane.units import format_bytes, format_ns
 
 LARGEST = 8
