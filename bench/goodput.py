@@ -35,8 +35,12 @@ SECRET = b"of one benchmark"
 _SILENT: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
-def iperf(rank: int, address: str, port: int) -> tuple[float, float, float]:
-    """(gigabytes a second up, down, CPU seconds per gigabyte each way): of rank 0."""
+Turn = tuple[float, float, float]
+"""Gigabytes a second up and down, CPU seconds per gigabyte each way."""
+
+
+def iperf(rank: int, address: str, port: int) -> Turn | None:
+    """A turn of rank 0; None if iperf3 ends with an error."""
     if rank == 1:
         with socket.create_server((address, port + 1000)) as over:
             server = subprocess.Popen(["iperf3", "-s", "-B", address, "-p", str(port)], **_SILENT)
@@ -48,12 +52,14 @@ def iperf(rank: int, address: str, port: int) -> tuple[float, float, float]:
     for _ in range(10):
         _await_listener(address, port)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
+        if fault_of(done) is None:
             break
         time.sleep(0.2)  # the server is still busy with the question whether it listens
     socket.create_connection((address, port + 1000)).close()
-    if done.returncode:
-        raise SystemExit(f"iperf3: {done.stdout}{done.stderr}")
+    error = fault_of(done)
+    if error is not None:
+        print(f"bench.goodput: iperf3 measured nothing: {error}", file=sys.stderr, flush=True)
+        return None
     end: dict[str, Any] = json.loads(done.stdout)["end"]
     up = end["sum_received"]["bits_per_second"] / 8e9
     down = end["sum_received_bidir_reverse"]["bits_per_second"] / 8e9
@@ -61,7 +67,20 @@ def iperf(rank: int, address: str, port: int) -> tuple[float, float, float]:
     return up, down, (percent["host_total"] + percent["remote_total"]) / 100 / ((up + down) / 2)
 
 
-def ours(rank: int, address: str, port: int, packet_bytes: int, checksum: bool) -> tuple[float, float, float]:
+def fault_of(done: subprocess.CompletedProcess[str]) -> str | None:
+    """What iperf3 says went wrong, in one line; None if it has measured. Its error may come as JSON and with exit code 0."""
+    try:
+        report = json.loads(done.stdout)
+    except ValueError:
+        report = {}
+    if "error" in report:
+        return str(report["error"])
+    if done.returncode or "end" not in report:
+        return " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+    return None
+
+
+def ours(rank: int, address: str, port: int, packet_bytes: int, checksum: bool) -> Turn:
     """The same of a node; up and down are alike, since what goes up comes down."""
     options = NodeOptions(
         world=2, servers=1, rank=rank, server=0 if rank == 1 else None, address=address, port=port if rank == 1 else 0,
@@ -108,13 +127,13 @@ def run(rank: int, address: str, link: str) -> None:
         for checksum in (False, True):
             name = f"{packet_bytes >> 10} KiB packets{', checksums' if checksum else ''}"
             arms[name] = partial(ours, packet_bytes=packet_bytes, checksum=checksum)
-    got: dict[str, list[tuple[float, float, float]]] = {arm: [] for arm in arms}
+    got: dict[str, list[Turn | None]] = {arm: [] for arm in arms}
     port = PORT
     for turn in range(TURNS):
         for name in arms if turn % 2 == 0 else reversed(arms):
             port += 1
             got[name].append(arms[name](rank, address, port))
-    said = {name: [cpu for *_, cpu in turns] for name, turns in got.items()}
+    said = {name: [turn and turn[-1] for turn in turns] for name, turns in got.items()}
     if rank == 1:
         print("CPU " + json.dumps(said), flush=True)
         return
@@ -125,16 +144,22 @@ def show(lines: list[str]) -> None:
     other = next(json.loads(line.partition("CPU ")[2]) for line in lines if "CPU " in line)
     result = next(json.loads(line.partition("GOT ")[2]) for line in lines if "GOT " in line)
     arms = result["arms"]
-    base = statistics.median(min(up, down) for up, down, _ in arms["iperf3 --bidir"])
+    beside = [min(turn[:2]) for turn in arms["iperf3 --bidir"] if turn is not None]
+    base = statistics.median(beside) if beside else None
     print(f"\ngoodput on {result['link']}, each way, {TURNS} turns of {SECONDS} s")
     print(f"{'':>26} {'Gbit/s (least..most)':>24} {'of iperf3':>10} {'CPU s/GB':>9}")
     for name, turns in arms.items():
         is_iperf = name == "iperf3 --bidir"
-        rates = [min(up, down) if is_iperf else up for up, down, _ in turns]
-        cpus = [mine + (0 if is_iperf else theirs) for (*_, mine), theirs in zip(turns, other[name], strict=True)]
+        measured = [(turn, theirs) for turn, theirs in zip(turns, other[name], strict=True) if turn is not None]
+        if not measured:
+            print(f"{name:>26} {'-':>24} {'-':>10} {'-':>9}", flush=True)
+            continue
+        rates = [min(up, down) if is_iperf else up for (up, down, _), _ in measured]
+        cpus = [mine + (0 if is_iperf else theirs) for (*_, mine), theirs in measured]
         middle = statistics.median(rates)
         spread = f"{middle * 8:.3f} ({min(rates) * 8:.3f}..{max(rates) * 8:.3f})"
-        print(f"{name:>26} {spread:>24} {middle / base:>9.0%} {statistics.median(cpus):9.2f}", flush=True)
+        of_iperf = "-" if base is None else f"{middle / base:.0%}"
+        print(f"{name:>26} {spread:>24} {of_iperf:>10} {statistics.median(cpus):9.2f}", flush=True)
 
 
 def loopback() -> list[str]:

@@ -14,14 +14,14 @@ ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "train.py"
 
 
-def invoke(*arguments: object, code: int = 0, columns: int = 200) -> str:
+def invoke(*arguments: object, code: int = 0, columns: int | None = 200) -> str:
     """What `gradlane ARGUMENTS` prints, in this process; where it is to fail, its errors too.
 
     Args:
         code: the exit code that it has to end with.
-        columns: of the terminal.
+        columns: of the terminal; None: it is a pipe.
     """
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments], env={"COLUMNS": str(columns)})
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments], env={"COLUMNS": columns and str(columns)})
     assert result.exit_code == code, result.output
     return result.stdout if code == 0 else result.output
 

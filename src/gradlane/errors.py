@@ -39,12 +39,18 @@ class FormatError(InputError):
     """A file cannot be read.
 
     Attributes:
+        reason: what is wrong with it.
         path: the place in the file, as in ``$.tensors[3].size_bytes``.
     """
 
     def __init__(self, message: str, path: str = "$") -> None:
         super().__init__(f"{message} (at {path})")
+        self.reason = message
         self.path = path
+
+    def of_file(self, file: object) -> FormatError:
+        """The same error with the file's name before it."""
+        return FormatError(f"{file}: {self.reason}", self.path)
 
 
 class PlanError(InputError):

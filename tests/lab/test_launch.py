@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gradlane.core import files
 from gradlane.core.launch_options import LaunchOptions
+from gradlane.core.plan import Message, Plan, Slice
+from gradlane.core.profile import TensorSpec
 from tests.commands import gradlane, invoke
 
 LIMIT_SECONDS = 120  # for torch to be imported by the launcher and by two ranks, on a busy machine
@@ -58,7 +61,7 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--polcy", "wfbp", "SCRIPT"], "unrecognized arguments: --polcy"),
+        (["--polcy", "wfbp", "SCRIPT"], "unrecognized arguments: --polcy (did you mean --policy?)"),
         (["--policy", "nobody", "SCRIPT"], "got 'nobody', expected one of wfbp, ddp"),
         (["--policy", "wfbp", "--plan", "plan.json", "SCRIPT"], "expected one or the other"),
         (["--plan", "not-there.json", "SCRIPT"], "got 'not-there.json', which is not a file"),
@@ -69,10 +72,27 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
         (["--module", "SCRIPT"], "expected a SCRIPT"),
         (["--policy", "wfbp", "not-there.py"], "got 'not-there.py', which is not a file"),
         (["--nproc", "2"], "got no SCRIPT"),
+        (["--nproc", "banana", "SCRIPT"], "launch --nproc: got 'banana', expected a number, 1 or more, or auto"),
+        (["--nproc", "0", "SCRIPT"], "launch --nproc: got '0', expected a number, 1 or more"),
+        (["--nproc-per-node", "-1", "SCRIPT"], "launch --nproc: got '-1', expected a number, 1 or more"),
+        (["--nnodes", "x", "SCRIPT"], "launch --nnodes: got 'x', expected a number, 1 or more, or MIN:MAX"),
+        (["--policy", "mercury", "--backend", "all-reduce", "SCRIPT"], "got --policy mercury, which all-reduce cannot carry"),
+        (
+            ["--policy", "dear", "--backend", "server", "--servers", "1", "SCRIPT"],
+            "got --policy dear, which server with servers",
+        ),
+        (["--plan", "PLAN", "--backend", "all-reduce", "SCRIPT"], "plan mercury: wire 'packet-priority' needs"),
+        (["--packet-bytes", "100", "SCRIPT"], "packet_bytes: got 100, expected a multiple of 64"),
+        (["--packet-bytes", "4k", "--backend", "all-reduce", "SCRIPT"], "packets are of backend='server'"),
+        (["--packet-bytes", "0", "SCRIPT"], "got '0', expected one byte or more"),
+        (["--timeline", "/proc/gradlane", "SCRIPT"], "--timeline: got '/proc/gradlane', which cannot be made a folder"),
     ],
 )
 def test_a_mistake_is_told_before_anything_starts(script: Path, options: list[str], said: str) -> None:
-    arguments = ["launch", *(str(script) if option == "SCRIPT" else option for option in options)]
+    plan = script.with_name("plan")
+    files.write(plan, Plan("mercury", "m", (TensorSpec("a", 4),), (Message((Slice(0, 0, 4),)),), wire="packet-priority"))
+    given = {"SCRIPT": str(script), "PLAN": str(plan)}
+    arguments = ["launch", *(given.get(option, option) for option in options)]
     assert said in invoke(*arguments, code=2)
     assert not list(script.parent.glob("*.json"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
-from tests.commands import EXAMPLE, gradlane
+from tests.commands import EXAMPLE, command_line, gradlane
 
 
 def check_comparison(folder: Path, policies: list[str], *, links: bool) -> None:
@@ -89,8 +90,10 @@ def test_an_unknown_policy_is_refused_before_anything_starts() -> None:
 def test_probe_writes_a_network_that_plan_reads_beside_the_profile_of_a_script(tmp_path: Path) -> None:
     gradlane("probe", "--seconds", 1, "--out", tmp_path / "network.json")
     assert files.read(tmp_path / "network.json", Network).workers == 2
-    gradlane("profile", "--nproc", 2, "--out", tmp_path, EXAMPLE)
+    done = gradlane("profile", "--nproc", 2, "--out", tmp_path, "--json", EXAMPLE)
     profile = files.read(tmp_path / "profile.json", Profile)
+    assert files.loads(done.stdout.encode(), Profile) == profile
+    assert EXAMPLE.with_suffix(".out").read_text().splitlines()[0] in done.stderr.splitlines()
     assert [tensor.spec.name for tensor in profile.tensors][-1] == "0.weight"
     assert [layer.name for layer in profile.layers] == ["0", "2", "4"]
     gradlane("plan", tmp_path / "profile.json", tmp_path / "network.json", "--policy", "p3", "--out", tmp_path / "plan.json")
@@ -99,6 +102,51 @@ def test_probe_writes_a_network_that_plan_reads_beside_the_profile_of_a_script(t
     assert done.stdout.splitlines() == EXAMPLE.with_suffix(".out").read_text().splitlines()
     plan = files.read(tmp_path / "plan.json", Plan)
     assert files.read(tmp_path / "out" / "timeline-rank1.json", Timeline).plan == plan.fingerprint
+
+
+def interrupted(process: subprocess.Popen[str]) -> list[str]:
+    """The lines on stderr of a command that Ctrl-C ends: SIGINT, as from a terminal, to its whole group."""
+    os.killpg(process.pid, signal.SIGINT)
+    lines = process.communicate(timeout=120)[1].splitlines()
+    assert process.returncode == 130, lines
+    return lines
+
+
+def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command_line(*arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # else torchrun says that it sets it
+        start_new_session=True,
+        # what a shell starts in the background ignores SIGINT, and so would these
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+@pytest.mark.parametrize("command", ["launch", "profile"])
+def test_an_interrupt_of_a_script_is_one_line_and_leaves_no_rank(command: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os, signal\nprint(os.getpid(), flush=True)\nsignal.pause()\n")
+    process = start(tmp_path, command, "--nproc", 2, script)
+    assert process.stdout is not None
+    ranks = [int(process.stdout.readline()) for _ in range(2)]
+    assert interrupted(process) == ["gradlane: interrupted"]
+    for rank in ranks:
+        with pytest.raises(ProcessLookupError):
+            os.kill(rank, 0)
+
+
+@pytest.mark.parametrize("where", ["--loopback", "--link=10gbit"])
+def test_an_interrupt_of_a_comparison_is_one_line(where: str, tmp_path: Path) -> None:
+    if where != "--loopback" and lab.supported() is not None:
+        pytest.skip(str(lab.supported()))
+    process = start(tmp_path, "compare", "resnet18", where, "--scale", "0.02")
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("trial 1 of 1")
+    assert interrupted(process) == ["gradlane: interrupted"]
 
 
 def test_the_example_gives_its_output_under_plain_torchrun() -> None:

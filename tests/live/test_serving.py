@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gradlane.errors import CommunicationError
+from gradlane.live.backends.external_servers import serve
 from gradlane.planning import catalog
 from tests.commands import EXAMPLE, command_line, gradlane
 from tests.live.cases import differences
@@ -125,13 +128,24 @@ def test_launch_starts_servers_beside_the_ranks_and_ends_them_with_the_job() -> 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--servers", 1], "got 1 servers, expected 1 or more, with --backend server"),
-        (["--backend", "server", "--servers", 0], "got 0 servers, expected 1 or more"),
+        (["--servers", 1], "got 1 servers without --backend server, expected both"),
+        (["--backend", "server", "--servers", 0], "--servers: got '0', expected an integer from 1"),
         (["--backend", "server", "--servers", 1, "--await-servers", 1], "servers of here, or of other hosts"),
     ],
 )
 def test_launch_refuses_servers_that_cannot_be(options: list[object], text: str) -> None:
     assert text in gradlane("launch", *options, EXAMPLE, expect=2).stderr
+
+
+def test_a_server_without_a_job_says_at_once_what_it_waits_for_and_gives_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+    said: list[str] = []
+    with pytest.raises(
+        CommunicationError, match=f"^no store of a job at {nobody} within 0.3 s .*refused.*; expected the --rdzv-"
+    ):
+        serve(nobody, said.append, wait_s=0.3)
+    assert said == [f"waiting up to 0.3 s for a job's store at {nobody}"]
 
 
 @pytest.mark.parametrize("place", ["node0", "node0:", "node0:0", "node0:http", ":29400"])

@@ -49,5 +49,5 @@ def test_a_job_of_more_weight_has_more_connections_and_the_bits_of_ddp(two_ranks
 
 
 def test_launch_refuses_a_weight_of_no_use():
-    with pytest.raises(InputError, match="--weight: got 9, expected an integer from 1 to 8"):
+    with pytest.raises(InputError, match="--weight: got '9', expected an integer from 1 to 8"):
         launch(["--nproc", "1", "--weight", "9", str(EXAMPLE)])

@@ -136,6 +136,7 @@ def test_knobs_take_sizes_as_people_write_them(inputs):
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
+        (["--emit", "ddp-kwargs", "--json"], "--emit: got it with --json, expected one or the other"),
         (["--policy", "fast"], "policy: got 'fast', expected one of wfbp"),
         (["--knob", "slice_bytes=4"], "--knob: got knobs and no policy"),
         (["--policy", "p3", "--knob", "slice_bytes"], "--knob: got 'slice_bytes', expected NAME=VALUE"),
@@ -147,6 +148,14 @@ def test_knobs_take_sizes_as_people_write_them(inputs):
 )
 def test_what_plan_cannot_use_ends_with_code_2_and_a_reason(inputs, arguments, fault):
     assert fault in invoke("plan", *inputs, *arguments, code=2)
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"format": "gradlane.profile", "version": 1, "body": {}}'])
+def test_a_file_that_cannot_be_read_is_named(inputs, tmp_path, text):
+    bad = tmp_path / "bad.json"
+    bad.write_text(text)
+    for command in (["plan", bad], ["plan", inputs[0], bad], ["simulate", bad], ["lab", "--file", bad, "true"]):
+        assert f"gradlane: {bad}: " in invoke(*command, code=2)
 
 
 def test_files_in_the_wrong_order_are_refused(inputs):

@@ -5,10 +5,13 @@ import json
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from gradlane.compare.records import Comparison, Result
 from gradlane.errors import FormatError, InputError
 from gradlane.report.table import render
+from gradlane.report.terminal import print_table
+from tests.commands import invoke
 
 MS = 1_000_000
 COMPARISON = Comparison(
@@ -33,6 +36,36 @@ def printed(comparison: Comparison, width: int = 200) -> list[str]:
     text = io.StringIO()
     render(comparison, Console(width=width, file=text))
     return [" ".join(line.replace("│", " ").split()) for line in text.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [20, 80])
+def test_a_table_wider_than_the_terminal_is_not_cut(width):
+    table = Table("name", *(f"column {number}" for number in range(12)))
+    table.add_row("mercury-no-preemption", *(f"1{number} Gbit/s" for number in range(12)))
+    text = io.StringIO()
+    print_table(table, Console(file=text, width=width, force_terminal=True))
+    assert "…" not in text.getvalue()
+    row = next(line for line in text.getvalue().splitlines() if "mercury-no-preemption" in line)
+    assert all(f"1{number} Gbit/s" in row for number in range(12))
+
+
+@pytest.mark.parametrize("columns", [80, None], ids=["80 columns", "a pipe"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "policies",
+        "zoo vgg16",
+        "plan resnet18 --policy mercury-no-preemption --servers same",
+        "simulate resnet18 alexnet --rate 1gbit,100gbit --workers 512,1024 --policy mg-wfbp-exact --policy ddp",
+        "whatif workers alexnet --policy wfbp",
+    ],
+)
+def test_no_cell_is_cut_and_nothing_is_coloured(command, columns):
+    text = invoke(*command.split(), columns=columns)
+    assert "…" not in text
+    assert "\x1b" not in text
+    if columns is None and command == "zoo vgg16":
+        assert text.splitlines()[0].endswith("update 5.72 ms")
 
 
 def test_quantiles_are_interpolated():

@@ -1,16 +1,18 @@
 """The command line. Each command is a file of this package and is imported when it is called.
 
 Only this layer prints and turns errors into exit codes: 0 done, 1 the work failed, 2 the input was
-not usable. If a process that a command started fails, its exit code is the command's.
+not usable, 130 Ctrl-C. If a process that a command started fails, its exit code is the command's.
 """
 
 from __future__ import annotations
 
 import importlib
+import signal
 from typing import Any
 
 import click
 
+from gradlane.core.fields import did_you_mean
 from gradlane.errors import GradlaneError, InputError, RunError
 
 # command -> what `gradlane --help` says of it; the module of the same name holds a click command
@@ -41,6 +43,12 @@ class _Commands(click.Group):
         command: click.Command = importlib.import_module(f"gradlane.cli.{cmd_name}").command
         return command
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _COMMANDS and not ctx.resilient_parsing:
+            meant = did_you_mean(args[0], _COMMANDS)
+            raise InputError(f"got the command {args[0]!r}{meant}, expected one of {', '.join(_COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
@@ -51,6 +59,9 @@ class _Commands(click.Group):
         except GradlaneError as error:
             click.echo(f"gradlane: {error}", err=True)
             ctx.exit(error.exit_code if isinstance(error, RunError) else 2 if isinstance(error, InputError) else 1)
+        except KeyboardInterrupt:
+            click.echo("gradlane: interrupted", err=True)
+            ctx.exit(128 + signal.SIGINT)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

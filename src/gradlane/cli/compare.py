@@ -16,10 +16,11 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 
+from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import parse_counts, read_profile
-from gradlane.cli.inputs.types import rate_or_none
+from gradlane.cli.inputs.types import COUNT, FACTOR, SECONDS, make_folder, rate_or_none, whole_number
+from gradlane.cli.terminal import console
 from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
 from gradlane.compare.processes import run_on_ranks
 from gradlane.compare.records import Comparison, Result, Sweep
@@ -42,22 +43,49 @@ _LINKS = "links.jsonl"
 
 
 @click.command()
-@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.argument("models", nargs=-1, metavar="[MODEL]...", shell_complete=completion.models)
 @click.option("--hosts", default="2", show_default=True, metavar="N,...", help="Workers, each on an emulated host of its own.")
 @click.option(
     "--link", default="200mbit", show_default=True, metavar="RATE,...", help="Of each host, each way; 'none': no limit."
 )
 @click.option("--loopback", is_flag=True, help="No emulated hosts and links: bare loopback.")
-@click.option("--policies", "chosen", metavar="NAME,...", help="The policies to try. Default: auto, and all that are carried.")
-@click.option("--backend", "backends", default="all-reduce", show_default=True, metavar="NAME,...", help="all-reduce, server.")
-@click.option("--rounds", default=3, show_default=True, help="Turns that each policy gets.")
-@click.option("--steps", default=4, show_default=True, help="Measured steps a turn.")
 @click.option(
-    "--batch-size", default=0, help="Images a step and worker. Default: so many that computing takes as long as communicating."
+    "--policies",
+    "chosen",
+    metavar="NAME,...",
+    shell_complete=completion.trained_policies,
+    help="The policies to try. Default: auto, and all that are carried.",
 )
-@click.option("--servers", default=0, help="With MODEL and --backend server: on so many hosts of their own.")
-@click.option("--scale", default=1.0, show_default=True, help="With MODEL: of tensors and links alike, which keeps all times.")
-@click.option("--timeout", default=60.0, show_default=True, help="Seconds after which a sum that does not end is an error.")
+@click.option(
+    "--backend",
+    "backends",
+    default="all-reduce",
+    show_default=True,
+    metavar="NAME,...",
+    help="all-reduce, server.",
+    shell_complete=lambda ctx, param, incomplete: completion.beginning_with(incomplete, BACKENDS),
+)
+@click.option("--rounds", type=COUNT, default=3, show_default=True, help="Turns that each policy gets.")
+@click.option("--steps", type=COUNT, default=4, show_default=True, help="Measured steps a turn.")
+@click.option(
+    "--batch-size",
+    type=COUNT,
+    metavar="N",
+    help="Without MODEL: images a step and worker. Default: so many that computing takes as long as communicating.",
+)
+@click.option(
+    "--servers", type=whole_number(0), default=0, help="With MODEL and --backend server: on so many hosts of their own."
+)
+@click.option(
+    "--scale",
+    type=FACTOR,
+    default=1.0,
+    show_default=True,
+    help="With MODEL: of tensors and links alike, which keeps all times.",
+)
+@click.option(
+    "--timeout", type=SECONDS, default=60.0, show_default=True, help="Seconds after which a sum that does not end is an error."
+)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Leave tables, plans and timelines here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out: Path | None, **options: Any) -> None:
@@ -76,21 +104,24 @@ def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out:
     gradlane compare
     gradlane compare vgg16 resnet50 --hosts 2,4 --link 1gbit,10gbit --scale 0.05 --backend all-reduce,server
     """
-    as_json, rounds, steps = options.pop("as_json"), options["rounds"], options["steps"]
-    chosen, batch_size = options.pop("chosen"), options["batch_size"]
-    servers = options.pop("servers")
+    as_json, chosen, servers = options.pop("as_json"), options.pop("chosen"), options.pop("servers")
     arms = _arms(options.pop("backends").split(","), chosen.split(",") if chosen else None, servers)
-    counts = parse_counts("--hosts", (hosts,), "2")
+    counts = parse_counts("--hosts", (hosts,), least=2)
     rates = [None if loopback else rate_or_none(each) for each in link.split(",")]
-    if min(counts) < 2 or rounds < 1 or steps < 1 or batch_size < 0:
-        raise InputError("compare: expected at least 2 hosts, 1 round and 1 step")
+    if models and options["batch_size"] is not None:
+        raise InputError("compare --batch-size: got it with a MODEL, expected one or the other; a profile has its batch")
+    options["batch_size"] = options["batch_size"] or 0
     scale = options.pop("scale")
     if servers and (not models or loopback or all(arm.backend != "server" for arm in arms)):
         raise InputError("compare --servers: expected a MODEL, --backend server and emulated hosts")
+    if not models and (len(counts) > 1 or len(rates) > 1 or scale != 1):
+        raise InputError("compare: got several hosts or links, or a scale, expected a MODEL with them")
+    profiles = [read_profile(model) for model in models]
+    if out is not None:
+        make_folder("--out", out)
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
         folder = out or Path(scratch)
-        if models:
-            profiles = [read_profile(model) for model in models]
+        if profiles:
             trials = [
                 Trial(profile, count, rate, scale, loopback, arms, **options)
                 for profile in profiles for count in counts for rate in rates
@@ -100,11 +131,8 @@ def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out:
             if as_json:
                 click.echo(sweep.to_json())
             else:
-                render_sweep(sweep, Console())
+                render_sweep(sweep, console())
             return
-        if len(counts) > 1 or len(rates) > 1 or scale != 1:
-            raise InputError("compare: got several hosts or links, or a scale, expected a MODEL with them")
-        folder.mkdir(parents=True, exist_ok=True)
         timeout_s = options.pop("timeout")
         path = Path(scratch, "config.json")
         path.write_bytes(msgspec.json.encode({"out": str(folder), "arms": arms, "timeout_s": timeout_s, **options}))
@@ -118,7 +146,7 @@ def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out:
     if as_json:
         click.echo(comparison.to_json())
         return
-    render(comparison, Console())
+    render(comparison, console())
     if out is not None:
         click.echo(f"{out}/comparison.json has the same; {out}/timeline.json opens in ui.perfetto.dev, ranks side by side")
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
 from gradlane import trace
+from gradlane.cli.inputs.types import OUT_FILE
+from gradlane.cli.terminal import console
 from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.units import format_bytes, format_ns, parse_ns
@@ -17,7 +18,7 @@ from gradlane.units import format_bytes, format_ns, parse_ns
 
 @click.command()
 @click.argument("path", metavar="TRACE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--out", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write the profile as JSON.")
+@click.option("--out", type=OUT_FILE, help="Write the profile as JSON.")
 @click.option("--format", "format_", type=click.Choice(trace.FORMATS), help="Default: told from the contents.")
 @click.option(
     "--names-from",
@@ -45,7 +46,7 @@ def command(
         click.echo(msgspec.json.format(files.dumps(profile), indent=2).decode())
     else:
         update_ns = profile.compute_ns - profile.forward_ns - profile.backward_ns
-        Console().print(
+        console().print(
             Text(
                 f"{profile.model}: {len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}, {len(profile.layers)} "
                 f"layers; forward {format_ns(profile.forward_ns)}, backward {format_ns(profile.backward_ns)}, update "

@@ -11,18 +11,16 @@ import msgspec
 
 from gradlane.cli import lab_doctor
 from gradlane.cli.inputs import topology
-from gradlane.errors import InputError
+from gradlane.cli.inputs.types import OUT_FILE, SECONDS
 from gradlane.lab import execute
 from gradlane.lab.files import write_spec
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @topology.options
-@click.option("--timeout", type=float, metavar="SECONDS", help="End the run after this long, with exit code 124.")
-@click.option(
-    "--samples", type=click.Path(path_type=Path), help="Write what links carry and queue to this file, 20 times a second."
-)
-@click.option("--write", type=click.Path(path_type=Path), help="Write the spec to this file, for --file, and run nothing.")
+@click.option("--timeout", type=SECONDS, metavar="SECONDS", help="End the run after this long, with exit code 124.")
+@click.option("--samples", type=OUT_FILE, help="Write what links carry and queue to this file, 20 times a second.")
+@click.option("--write", type=OUT_FILE, help="Write the spec to this file, for --file, and run nothing.")
 @click.option("--quiet", is_flag=True, help="Do not say what the lab is made of before the ranks start.")
 @click.option("--json", "as_json", is_flag=True, help="At the end, print a line of JSON on stdout: how each rank ended.")
 @click.argument("command_line", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)
@@ -52,8 +50,6 @@ def command(
         arguments = list(command_line[1:])
         exit_code = lab_doctor.command.main(arguments, prog_name="gradlane lab doctor", standalone_mode=False)
         click.get_current_context().exit(exit_code)
-    if command_line and command_line[0].startswith("-"):
-        raise InputError(f"lab: got the unknown option {command_line[0]}, expected one of those in --help")
     spec = topology.Topology(**given).spec()
     if write is not None:
         write_spec(write, spec)

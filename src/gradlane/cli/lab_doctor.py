@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
+from gradlane.cli.terminal import console
 from gradlane.lab import doctor
 
 
@@ -26,6 +26,6 @@ def command(ctx: click.Context, as_json: bool) -> None:
         for finding in findings:
             mark = "[green]yes" if finding.works else "[red]NO" if finding.needed else "no"
             table.add_row(mark, finding.name, finding.use, finding.detail)
-        Console().print(table)
+        console().print(table)  # its last column is prose, which may wrap
         click.echo("a lab works here" if works else "no lab can be made here: what is marked NO is needed")
     ctx.exit(0 if works else 1)

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from gradlane import policies
+from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.knobs import parse_knobs
+from gradlane.cli.inputs.types import COUNT, SECONDS, SIZE, Checked, make_folder, whole_number
+from gradlane.compare.processes import quietly
 from gradlane.core import files
-from gradlane.core.backends import BackendName
-from gradlane.core.fields import need_int
+from gradlane.core.backends import BackendName, refuse_what_cannot_be_done
+from gradlane.core.fields import did_you_mean
 from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
@@ -32,7 +35,6 @@ from gradlane.core.records.search_log import AUTO
 from gradlane.core.records.tuned import Tuned
 from gradlane.errors import InputError, UnsupportedError
 from gradlane.planning import catalog
-from gradlane.units import parse_bytes
 
 _USAGE = "gradlane launch [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]..."
 _ABOUT = (
@@ -70,12 +72,39 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if "training_script" in message:
             message = "got no SCRIPT, expected one after the options"
+        unknown = re.fullmatch(r"unrecognized arguments: (\S+)", message)
+        if unknown is not None:
+            message += did_you_mean(unknown[1], self._option_string_actions)
         raise InputError(f"launch: {message}; see gradlane launch --help")
 
 
 # click passes all arguments on, since only torchrun's parser knows which options have values
-@click.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+class _Command(click.Command):
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete an option, all of which are argparse's."""
+        given = ctx.params.get("arguments") or ()
+        return [] if any(word.endswith(".py") for word in given) else completion.beginning_with(incomplete, _actions())
+
+
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the value of the option before it, or SCRIPT or one of its arguments."""
+    option = (ctx.params.get("arguments") or ("",))[-1]
+    if option == "--policy":
+        return completion.trained_policies(ctx, param, incomplete)
+    action = _actions().get(option)
+    return completion.beginning_with(incomplete, action.choices) if action and action.choices else completion.files(incomplete)
+
+
+def _actions() -> dict[str, argparse.Action]:
+    parser = argparse.ArgumentParser(add_help=False)
+    _add_options(parser)
+    return parser._option_string_actions
+
+
+@click.command(
+    cls=_Command, add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=_complete)
 @click.pass_context
 def command(ctx: click.Context, arguments: tuple[str, ...]) -> None:
     """torchrun, with gradlane's options; takes any training script."""
@@ -105,6 +134,7 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
     Raises:
         InputError: an option is not usable; nothing was started.
         JobError: a rank failed.
+        KeyboardInterrupt: Ctrl-C; all ranks have ended.
         UnsupportedError: torch cannot be imported.
     """
     try:
@@ -121,26 +151,18 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
     if given.module or given.no_python or given.run_path:
         raise InputError("launch: got -m, --no-python or --run-path, expected a SCRIPT; for others call torchrun itself")
     _existing("SCRIPT", given.training_script)
+    _check_processes(given)
     options = _options(given)
+    _check_carrier(options)
+    if given.timeline is not None:
+        make_folder("--timeline", Path(given.timeline))
     os.environ[LAUNCH_VARIABLE] = options.to_text()
     os.environ.update(environment or {})
     given.training_script_args = [given.training_script, *given.training_script_args]
     given.module, given.training_script = True, "gradlane.live.startup.boot"
-    with _servers_beside(given.servers or 0, options.servers_store):
+    server = [sys.executable, "-m", "gradlane", "server", options.servers_store or ""]
+    with quietly([server] * (given.servers or 0)):
         return torchrun.run(given)
-
-
-@contextmanager
-def _servers_beside(count: int, store: str | None) -> Iterator[None]:
-    """Run the servers of --servers for as long as the job runs."""
-    servers = [subprocess.Popen([sys.executable, "-m", "gradlane", "server", store or ""]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for server in servers:
-            server.terminate()
-        for server in servers:
-            server.wait()
 
 
 def _servers_store(given: argparse.Namespace) -> str:
@@ -157,8 +179,31 @@ def _servers_store(given: argparse.Namespace) -> str:
     return endpoint if ":" in endpoint else f"{endpoint}:{_DEFAULT_PORT}"
 
 
+def _check_processes(given: argparse.Namespace) -> None:
+    """Refuse numbers of processes and nodes, which torchrun takes as text and fails on when it starts."""
+    for option, text, words, form in (
+        ("--nproc", given.nproc_per_node, ("auto", "cpu", "gpu", "xpu"), r"[1-9][0-9]*"),
+        ("--nnodes", given.nnodes, (), r"[1-9][0-9]*(:[1-9][0-9]*)?"),
+    ):
+        if text not in words and not re.fullmatch(form, text):
+            expected = "MIN:MAX" if not words else ", ".join(words)
+            raise InputError(f"launch {option}: got {text!r}, expected a number, 1 or more, or {expected}")
+
+
 def _formatter(prog: str) -> argparse.HelpFormatter:
     return argparse.HelpFormatter(prog, max_help_position=26, width=100)
+
+
+def _type(checked: Checked) -> Callable[[str], Any]:
+    """A type of the commands' options as argparse takes it, which keeps the text of one kind of error only."""
+
+    def parse(text: str) -> Any:
+        try:
+            return checked.parse(text)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -179,14 +224,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="what carries messages: torch.distributed, or gradlane's transport (default: auto chooses, others take "
         "all-reduce)",
     )
-    group.add_argument("--packet-bytes", metavar="SIZE", help="size of a packet of backend server (default: 30KiB)")
-    group.add_argument("--weight", metavar="N", type=int,
+    group.add_argument(
+        "--packet-bytes", metavar="SIZE", type=_type(SIZE), help="size of a packet of backend server (default: 30KiB)"
+    )
+    group.add_argument("--weight", metavar="N", type=_type(whole_number(1, 8)),
                        help="connections where there would be one, 1 to 8: this job's share beside others")  # fmt: skip
     group.add_argument("--summation-order", choices=["arrival", "rank"],
                        help="how backend server adds; rank: the same bits in every run (default: arrival)")  # fmt: skip
-    group.add_argument("--servers", metavar="N", type=int,
+    group.add_argument("--servers", metavar="N", type=_type(COUNT),
                        help="start N servers in processes of their own on this node, rather than one in each rank")  # fmt: skip
-    group.add_argument("--await-servers", metavar="N", type=int,
+    group.add_argument("--await-servers", metavar="N", type=_type(COUNT),
                        help="N servers come from other hosts (gradlane server); every node says so")  # fmt: skip
     group.add_argument("--tune", action="store_true",
                        help="try other values of the policy's knobs while training, and keep the best")  # fmt: skip
@@ -200,7 +247,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        "differ: what to do first with a new script")  # fmt: skip
     group.add_argument("--network", metavar="FILE", help="plan for this network rather than measuring one")
     group.add_argument("--timeline", metavar="DIR", help="write what each rank did, and when, to this directory")
-    group.add_argument("--timeout", metavar="SECONDS", help="the longest that a collective may take")
+    group.add_argument("--timeout", metavar="SECONDS", type=_type(SECONDS), help="the longest that a collective may take")
     group.add_argument("-h", "--help", action="help", help="show this and exit")
 
 
@@ -220,16 +267,14 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
             raise InputError(
                 f"launch: got --tune, and policy {policy.name} declares no knobs to tune; try --policy bytescheduler"
             )
-    if given.weight is not None:
-        need_int("--weight", given.weight, 1, 8)
     servers = given.servers if given.servers is not None else given.await_servers
     if servers is not None:
         if given.servers is not None and given.await_servers is not None:
             raise InputError("launch: got --servers and --await-servers, expected one: servers of here, or of other hosts")
-        if servers < 1 or given.backend != "server":
-            raise InputError(f"launch: got {servers} servers, expected 1 or more, with --backend server")
+        if given.backend != "server":
+            raise InputError(f"launch: got {servers} servers without --backend server, expected both")
     if given.plan is not None:
-        files.read(_existing("--plan", given.plan), Plan)
+        _existing("--plan", given.plan)
     if given.network is not None:
         files.read(_existing("--network", given.network), Network)
     if given.knobs is not None and not given.tune:
@@ -239,7 +284,7 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         policy_knobs=knobs,
         plan=_absolute(given.plan),
         backend=given.backend,
-        packet_bytes=None if given.packet_bytes is None else parse_bytes(given.packet_bytes),
+        packet_bytes=given.packet_bytes,
         summation_order=given.summation_order,
         servers=servers,
         servers_store=None if servers is None else _servers_store(given),
@@ -247,11 +292,31 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         network=_absolute(given.network),
         tune=given.tune,
         knobs=_absolute(given.knobs),
-        timeout=None if given.timeout is None else _seconds(given.timeout),
+        timeout=given.timeout,
         verify=given.verify,
         timeline=_absolute(given.timeline),
         ddp=given.ddp,
     )
+
+
+def _check_carrier(options: LaunchOptions) -> None:
+    """Refuse what no script can make right. Without --backend, a script may still ask for servers."""
+    from gradlane.live.startup.options import CarrierOptions
+
+    backend, external = options.backend, options.servers is not None
+    CarrierOptions(backend or "server", options.packet_bytes, options.summation_order, options.servers or 0)
+    if options.plan is not None:
+        plan = files.read(options.plan, Plan)
+        if backend is not None:
+            refuse_what_cannot_be_done(plan, backend, external)
+    elif options.policy is not None and backend is not None:
+        carried = (AUTO, *catalog.names(backend, external))
+        if options.policy not in carried and not catalog.is_own(options.policy):
+            beside = " with servers in processes of their own" if external else ""
+            raise InputError(
+                f"launch: got --policy {options.policy}, which {backend}{beside} cannot carry; expected another --backend, or "
+                f"one of {', '.join(carried)}"
+            )
 
 
 def _absolute(text: str | None) -> str | None:
@@ -263,13 +328,3 @@ def _existing(what: str, text: str) -> Path:
     if not path.is_file():
         raise InputError(f"{what}: got {text!r}, which is not a file; expected the path of one")
     return path
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise InputError(f"--timeout: got {text!r}, expected seconds, more than zero")
-    return seconds

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import (
     PROFILE_HELP,
     cases,
@@ -27,6 +27,7 @@ from gradlane.cli.inputs.cases import (
 from gradlane.cli.inputs.knobs import parse_knobs
 from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import OUT_FILE
+from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
@@ -42,11 +43,15 @@ MIB = 2**20
 
 
 @click.command(epilog=PROFILE_HELP)
-@click.argument("profile_text", metavar="PROFILE")
+@click.argument("profile_text", metavar="PROFILE", shell_complete=completion.models)
 @click.argument(
     "network_path", metavar="[NETWORK.json]", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-@click.option("--policy", help="Plan with this policy only, beside ddp; `searched` seeks a better one. Default: all others.")
+@click.option(
+    "--policy",
+    shell_complete=completion.policies,
+    help="Plan with this policy only, beside ddp; `searched` seeks a better one. Default: all others.",
+)
 @click.option("--knob", "knobs", multiple=True, metavar="NAME=VALUE", help="A knob of --policy, as in partition_bytes=4MiB.")
 @profile_options
 @place_options
@@ -77,6 +82,8 @@ def command(
     if knobs and policy is None:
         raise InputError("--knob: got knobs and no policy, expected --policy NAME to give them to")
     profile = read_profile(profile_text, device, batch)
+    if emit is not None and as_json:
+        raise InputError("--emit: got it with --json, expected one or the other; it prints Python")
     if network_path is not None:
         if rate or workers:
             raise InputError("--rate and --workers: got them with a network's file, expected one or the other")
@@ -154,12 +161,12 @@ def _as_json(outcomes: list[Outcome], best: Outcome, baseline: Outcome) -> str:
 
 
 def _show(outcomes: list[Outcome], best: Outcome, baseline: Outcome, is_given: bool) -> None:
-    console = Console()
-    console.print(Text(describe(best.case)), soft_wrap=True)
+    shown = console()
+    shown.print(Text(describe(best.case)), soft_wrap=True)
     table = Table()
-    table.add_column("policy", no_wrap=True)
+    table.add_column("policy")
     for heading in ("iteration", "x DDP", "above bound", "hidden", "messages"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")
     for outcome in outcomes:
         cells = (
             outcome.policy,
@@ -170,13 +177,13 @@ def _show(outcomes: list[Outcome], best: Outcome, baseline: Outcome, is_given: b
             str(len(outcome.plan.messages)),
         )
         table.add_row(*(Text(cell) for cell in cells), style="bold green" if outcome is best else None)
-    console = Console()
-    console.print(table)
-    console.print(
+    shown = console()
+    print_table(table)
+    shown.print(
         Text(f"no schedule is faster than {format_ns(best.bound_ns)}; computation alone takes {format_ns(best.oracle_ns)}\n")
     )
-    console.print(Text(_recommendation(outcomes, best, baseline, is_given)), soft_wrap=True)
-    console.print(Text(best.plan.describe()), soft_wrap=True)
+    shown.print(Text(_recommendation(outcomes, best, baseline, is_given)), soft_wrap=True)
+    shown.print(Text(best.plan.describe()), soft_wrap=True)
 
 
 def _recommendation(outcomes: list[Outcome], best: Outcome, baseline: Outcome, is_given: bool) -> str:

@@ -6,9 +6,6 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from gradlane import policies
 from gradlane.core.backends import BACKENDS
@@ -16,7 +13,7 @@ from gradlane.planning import catalog
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(as_json: bool) -> None:
     """List the policies: the paper of each, how it differs from it, its knobs with their defaults,
     and what carries it live.
@@ -25,21 +22,14 @@ def command(as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2))
         return
-    table = Table(
-        "name",
-        "paper",
-        "differs from it",
-        show_lines=True,
-        caption="Where none is named, a session finds the best by itself (auto).\n*: what --knob and --tune are of then",
-    )
-    table.add_column("knobs", no_wrap=True)
-    table.add_column("backends", no_wrap=True)
     for row in rows:
-        knobs = "\n".join(f"{knob}={value}" for knob, value in row["knobs"].items()) or "-"
         carried = [f"{backend} *" if backend in row["default"] else backend for backend in row["backends"]]
-        backends = "\n".join(carried) or "simulator only"
-        table.add_row(*(Text(cell) for cell in (row["name"], row["paper"], row["differs"], knobs, backends)))
-    Console().print(table)
+        knobs = [f"{knob}={value}" for knob, value in row["knobs"].items()]
+        click.echo(f"{row['name']}: {', '.join(carried) or 'simulator only'}")
+        click.echo(f"    {row['paper']}")
+        click.echo(f"    differs from it: {row['differs']}")
+        click.echo(f"    knobs: {' '.join(knobs) or 'none'}")
+    click.echo("\nWhere none is named, a session finds the best by itself (auto).\n*: what --knob and --tune are of then")
 
 
 def _row(name: str) -> dict[str, Any]:

@@ -8,10 +8,10 @@ import sys
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from gradlane import lab
+from gradlane.cli.terminal import console, print_table
 from gradlane.compare.processes import run_on_lab
 from gradlane.errors import InputError, RunError
 from gradlane.transport import path
@@ -67,10 +67,10 @@ def show(found: path.PathReport, as_json: bool) -> None:
     table = Table("sent as DSCP", "arrived as", title="marks", title_justify="left")
     for sent, came in found.arrived.items():
         table.add_row(str(sent), ", ".join(map(str, came)) or "lost")
-    console = Console()
-    console.print(table)
+    shown = console()
+    print_table(table)
     rates = (format_rate(rate) for rate in (found.marked_bytes_per_second, found.unmarked_bytes_per_second))
-    console.print("beside one another: marked {}, unmarked {}".format(*rates), highlight=False)
+    shown.print("beside one another: marked {}, unmarked {}".format(*rates), highlight=False)
     where = "the port towards this host" if found.senders == 2 else "the sender's own queue"
-    console.print(f"marks {'survive' if found.survives else 'do NOT survive'} the path", highlight=False)
-    console.print(f"{where} {'serves' if found.wins else 'does NOT serve'} the marked first", highlight=False)
+    shown.print(f"marks {'survive' if found.survives else 'do NOT survive'} the path", highlight=False)
+    shown.print(f"{where} {'serves' if found.wins else 'does NOT serve'} the marked first", highlight=False)

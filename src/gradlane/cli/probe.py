@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
-from gradlane.cli.inputs.types import rate_or_none
+from gradlane.cli.inputs.types import CLASSES, OUT_FILE, RANKS, SECONDS, rate_or_none, whole_number
 from gradlane.cli.priority import probe as probe_priority
+from gradlane.cli.terminal import console, print_table
 from gradlane.compare.processes import run_on_ranks
 from gradlane.core import files
 from gradlane.core.network import Network
@@ -23,19 +23,21 @@ _PRIORITY_S = 3.0  # seconds in which two connections send side by side: enough 
 
 
 @click.command()
-@click.option("--hosts", default=2, show_default=True, help="Ranks of the all-reduce.")
+@click.option("--hosts", type=RANKS, default=2, show_default=True, help="Ranks of the all-reduce.")
 @click.option("--link", help="Probe emulated hosts with links of this rate, as in 500mbit. Default: bare loopback.")
-@click.option("--seconds", default=10.0, show_default=True, help="About how long to measure.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the network as JSON, for gradlane plan.")
+@click.option("--seconds", type=SECONDS, default=10.0, show_default=True, help="About how long to measure.")
+@click.option("--out", type=OUT_FILE, help="Write the network as JSON, for gradlane plan.")
 @click.option("--json", "as_json", is_flag=True, help="Print the network as JSON.")
 @click.option(
     "--priority", is_flag=True, help="Instead: do marks (DSCP) survive the path, and are marked packets served first?"
 )
 @click.option("--listen", metavar="HOST:PORT", help="With --priority: measure here what the senders send.")
 @click.option("--connect", metavar="HOST:PORT", help="With --priority: send to the host that listens there.")
-@click.option("--senders", type=click.IntRange(1, 2), default=2, show_default=True,
+@click.option("--senders", type=whole_number(1, 2), default=2, show_default=True,
               help="With --priority: two meet in the switch, one in its own queue.")  # fmt: skip
-@click.option("--classes", type=int, default=1, show_default=True, help="With --priority on emulated hosts: of their links.")
+@click.option(
+    "--classes", type=CLASSES, default=1, show_default=True, help="With --priority on emulated hosts: of their links."
+)
 def command(
     hosts: int,
     link: str | None,
@@ -90,17 +92,15 @@ def command(
                 format_ns(round(each)) for each in (statistics.median(together), network.stream_ns(size, messages) / messages)
             ]
         table.add_row(*row)
-    console = Console()
-    console.print(table)
+    shown = console()
+    print_table(table)
     for piece in network.segments:
         upto = "" if piece is network.segments[-1] else f" up to {format_bytes(piece.up_to_bytes)}"
         rate = format_rate(piece.bytes_per_second)
-        console.print(f"startup {format_ns(piece.startup_ns)}{_hidden(piece.latency_ns)}, {rate}{upto}")
+        shown.print(f"startup {format_ns(piece.startup_ns)}{_hidden(piece.latency_ns)}, {rate}{upto}")
     if network.min_message_ns:
-        console.print(
-            f"no message takes less than {format_ns(network.min_message_ns)}{_hidden(network.min_message_latency_ns)}"
-        )
-    console.print(f"median error of the fit {network.residual:.1%}; {network.source}", highlight=False)
+        shown.print(f"no message takes less than {format_ns(network.min_message_ns)}{_hidden(network.min_message_latency_ns)}")
+    shown.print(f"median error of the fit {network.residual:.1%}; {network.source}", highlight=False)
 
 
 def _hidden(latency_ns: int) -> str:

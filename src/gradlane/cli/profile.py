@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
-from gradlane.compare.processes import torchrun_here
+from gradlane.cli.inputs.types import COUNT, make_folder
+from gradlane.cli.terminal import console, print_table
+from gradlane.compare.processes import run_quietly, torchrun_here
 from gradlane.core import files
 from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
 from gradlane.core.profile import Profile
@@ -20,8 +21,8 @@ from gradlane.errors import RunError
 from gradlane.units import format_bytes, format_ns
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--nproc", default=1, show_default=True, help="Worker processes on this host.")
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--nproc", type=COUNT, default=1, show_default=True, help="Worker processes on this host.")
 @click.option(
     "--out",
     default="profile",
@@ -29,7 +30,7 @@ from gradlane.units import format_bytes, format_ns
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for profile.json and network.json.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON, and what SCRIPT prints on stderr.")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[str, ...]) -> None:
@@ -38,10 +39,13 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
     It needs six iterations or more; let the script end early. The files are what gradlane plan
     reads.
     """
+    make_folder("--out", out)
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
         environment = {**os.environ, LAUNCH_VARIABLE: LaunchOptions(profile=scratch).to_text()}
         worker = [*torchrun_here(nproc), "-m", "gradlane.live.startup.boot", script, *arguments]
-        exit_code = subprocess.run(worker, env=environment, check=False).returncode
+        # with --json, stdout has the profile alone
+        shown = sys.stderr.fileno() if as_json else None
+        exit_code = run_quietly(worker, environment, shown)
         if exit_code:
             raise RunError("the script", exit_code)
         measured = Path(scratch, "profile.json")
@@ -49,7 +53,6 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
             click.echo("gradlane: the script left no profile: did it call gradlane.attach, and run six iterations?", err=True)
             raise click.exceptions.Exit(1)
         profile = files.read(measured, Profile)
-        out.mkdir(parents=True, exist_ok=True)
         for name in ("profile.json", "network.json"):
             (out / name).write_bytes(Path(scratch, name).read_bytes())
     if as_json:
@@ -61,11 +64,11 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
         size = sum(tensor.spec.size_bytes for tensor in tensors)
         ready = format_ns(max(tensor.ready_ns for tensor in tensors)) if tensors else "-"
         table.add_row(layer.name, format_ns(layer.forward_ns), format_ns(layer.update_ns), format_bytes(size), ready)
-    console = Console()
-    console.print(table)
-    console.print(
+    shown = console()
+    print_table(table)
+    shown.print(
         f"forward {format_ns(profile.forward_ns)}, backward {format_ns(profile.backward_ns)}, "
         f"{len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}; {profile.source}; written to {out}/",
         highlight=False,
     )
-    console.print(describe(profile), highlight=False)
+    shown.print(describe(profile), highlight=False)

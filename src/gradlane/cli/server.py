@@ -7,17 +7,27 @@ import signal
 
 import click
 
+from gradlane.cli.inputs.types import SECONDS, SIZE
 from gradlane.errors import InputError, UnsupportedError
-from gradlane.units import parse_bytes
 
 
 @click.command()
 @click.argument("store", metavar="HOST:PORT")
 @click.option("--listen", metavar="ADDRESS", help="Address of this host to listen on. Default: the one that leads to HOST.")
-@click.option("--memory", metavar="SIZE", help="Refuse a job with more bytes of tensors. Default: this host's memory.")
+@click.option(
+    "--memory", type=SIZE, metavar="SIZE", help="Refuse a job with more bytes of tensors. Default: this host's memory."
+)
+@click.option(
+    "--wait",
+    type=SECONDS,
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Give up if no job is at HOST:PORT by then.",
+)
 @click.option("--quiet", is_flag=True, help="Say nothing but errors.")
 @click.pass_context
-def command(ctx: click.Context, store: str, listen: str | None, memory: str | None, quiet: bool) -> None:
+def command(ctx: click.Context, store: str, listen: str | None, memory: int | None, wait: float, quiet: bool) -> None:
     """Sum gradients for the job whose rank 0 meets the others at HOST:PORT (its --rdzv-endpoint, or MASTER_ADDR and
     MASTER_PORT), until it is over.
 
@@ -29,10 +39,12 @@ def command(ctx: click.Context, store: str, listen: str | None, memory: str | No
     host 3$ gradlane server node0:29400
     host 0$ gradlane launch --nnodes 3 --rdzv-endpoint node0:29400 --backend server --await-servers 1 train.py
     """
+    # the process waits inside torch, where a signal handler in Python could not run; beside ranks, the launcher ends it
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     host, colon, port = store.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InputError(f"server: got {store!r}, expected HOST:PORT of the job's store, as in node0:29400")
-    max_bytes = None if memory is None else parse_bytes(memory)
     # our error says more about a missing store than torch's log lines
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
@@ -41,11 +53,9 @@ def command(ctx: click.Context, store: str, listen: str | None, memory: str | No
         raise UnsupportedError(
             f"server needs torch, which cannot be imported ({error}); install it with: pip install 'gradlane[torch]'"
         ) from error
-    # the process waits inside torch, where a signal handler in Python could not run
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def say(text: str) -> None:
         if not quiet:
             click.echo(f"gradlane: {text}", err=True)
 
-    ctx.exit(0 if serve(store, say, address=listen, max_bytes=max_bytes) else 1)
+    ctx.exit(0 if serve(store, say, address=listen, max_bytes=memory, wait_s=wait) else 1)

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import (
     PROFILE_HELP,
     cases,
@@ -24,6 +24,7 @@ from gradlane.cli.inputs.cases import (
 )
 from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import OUT_FILE
+from gradlane.cli.terminal import console, print_table
 from gradlane.errors import InputError
 from gradlane.planning.questions import Outcome, sweep
 from gradlane.report import plots
@@ -34,9 +35,14 @@ BASELINE = "ddp"
 
 
 @click.command(epilog=PROFILE_HELP)
-@click.argument("profiles", metavar="PROFILE...", nargs=-1, required=True)
+@click.argument("profiles", metavar="PROFILE...", nargs=-1, required=True, shell_complete=completion.models)
 @click.option(
-    "--policy", "policies", multiple=True, metavar="NAME", help="Only this one; may be repeated. `searched` on request."
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completion.policies,
+    help="Only this one; may be repeated. `searched` on request.",
 )
 @profile_options
 @place_options
@@ -116,14 +122,14 @@ def show(outcomes: Sequence[Outcome]) -> None:
     shared = ", ".join(
         f"{column[0]} {heading}".removesuffix(" model") for heading, column in texts.items() if heading not in varying
     )
-    console = Console()
+    shown = console()
     if shared:
-        console.print(Text(shared), soft_wrap=True)
+        shown.print(Text(shared), soft_wrap=True)
     table = Table()
     for heading in (*varying, "policy"):
-        table.add_column(heading, no_wrap=True, justify="right" if heading == "workers" else "left")
+        table.add_column(heading, justify="right" if heading == "workers" else "left")
     for heading in ("iteration", f"x {BASELINE}", "scaling", "above bound"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")
     for of_case in _by_case(outcomes):
         best = min(outcome.iteration_ns for outcome in of_case)
         baseline = next((outcome.iteration_ns for outcome in of_case if outcome.policy == BASELINE), None)
@@ -138,8 +144,8 @@ def show(outcomes: Sequence[Outcome]) -> None:
             )
             table.add_row(*(Text(cell) for cell in cells), style="bold green" if outcome.iteration_ns == best else None)
         table.add_section()
-    console.print(table)
-    console.print(Text("scaling: the part of linear. above bound: than which no schedule is faster."))
+    print_table(table)
+    shown.print(Text("scaling: the part of linear. above bound: than which no schedule is faster."))
 
 
 def rate_text(outcome: Outcome) -> str:

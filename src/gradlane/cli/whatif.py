@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import (
     AS_MANY,
     PROFILE_HELP,
@@ -31,6 +31,7 @@ from gradlane.cli.inputs.cases import (
 from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import OUT_FILE
 from gradlane.cli.simulate import row
+from gradlane.cli.terminal import console, print_table
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
 from gradlane.planning import catalog
@@ -39,7 +40,14 @@ from gradlane.planning.questions.whatif import Needed
 from gradlane.report import plots
 from gradlane.units import format_bytes, format_ns, format_rate, parse_bytes
 
-_policies = click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
+_policies = click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completion.policies,
+    help="Only this one; may be repeated.",
+)
 _DECADES = "100mbit,200mbit,500mbit,1gbit,2gbit,5gbit,10gbit,20gbit,50gbit,100gbit"
 _SIZES = "256KiB,512KiB,1MiB,2MiB,4MiB,8MiB,16MiB,32MiB"
 
@@ -124,7 +132,7 @@ def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callabl
         offered = click.option("--plot", type=OUT_FILE, help="Draw the answer (.svg, .png, .pdf).")(offered)
         offered = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(offered)
         offered = profile_options(place_options(offered, rates=rates, workers=counts))
-        return click.argument("profile_text", metavar="PROFILE")(offered)
+        return click.argument("profile_text", metavar="PROFILE", shell_complete=completion.models)(offered)
 
     return decorate
 
@@ -240,13 +248,13 @@ def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str],
 
 def _show(outcomes: Sequence[Outcome], names: Sequence[str], x: str, title: str) -> None:
     values = list(dict.fromkeys(int(outcome.case.labels[x]) for outcome in outcomes))
-    console = Console()
-    console.print(Text(f"{title}: % of linear scaling"), soft_wrap=True)
+    shown = console()
+    shown.print(Text(f"{title}: % of linear scaling"), soft_wrap=True)
     table = Table(padding=(0, 0))
-    table.add_column("policy ", no_wrap=True)
+    table.add_column("policy ")
     for value in values:
         head = str(value) if x == "workers" else f"{value / 1e9:g}G"
-        table.add_column(f" {head}", justify="right", no_wrap=True)
+        table.add_column(f" {head}", justify="right")
     best = {value: max(o.efficiency for o in outcomes if o.case.labels[x] == value) for value in values}
     for name in names:
         mine = {int(o.case.labels[x]): o for o in outcomes if o.policy == name}
@@ -258,18 +266,18 @@ def _show(outcomes: Sequence[Outcome], names: Sequence[str], x: str, title: str)
     bounds = {int(o.case.labels[x]): o.oracle_ns / o.bound_ns for o in outcomes}
     table.add_section()
     table.add_row(Text("no more than"), *(Text(f" {100 * bounds[value]:.1f}") for value in values))
-    console.print(table)
+    print_table(table)
 
 
 def _show_needed(
     answers: Sequence[tuple[str, float, Needed]], names: Sequence[str], targets: Sequence[float], title: str
 ) -> None:
-    console = Console()
-    console.print(Text(title), soft_wrap=True)
+    shown = console()
+    shown.print(Text(title), soft_wrap=True)
     table = Table()
-    table.add_column("policy", no_wrap=True)
+    table.add_column("policy")
     for target in targets:
-        table.add_column(f"{100 * target:g}% of linear", justify="right", no_wrap=True)
+        table.add_column(f"{100 * target:g}% of linear", justify="right")
     for name in names:
         cells = [
             format_rate(needed.bytes_per_second) if needed.bytes_per_second is not None else f"no rate ({needed.reached:.1%})"
@@ -277,17 +285,17 @@ def _show_needed(
             if policy == name
         ]
         table.add_row(*(Text(cell) for cell in (name, *cells)))
-    console.print(table)
+    print_table(table)
 
 
 def _show_grid(grid: Sequence[tuple[int, int, Outcome]], sizes: Sequence[int], limits: Sequence[int], title: str) -> None:
     best = min(outcome.iteration_ns for _, _, outcome in grid)
-    console = Console()
-    console.print(Text(f"{title}: iteration by partition (down) and credit (across)"), soft_wrap=True)
+    shown = console()
+    shown.print(Text(f"{title}: iteration by partition (down) and credit (across)"), soft_wrap=True)
     table = Table()
-    table.add_column("partition", justify="right", no_wrap=True)
+    table.add_column("partition", justify="right")
     for limit in limits:
-        table.add_column(format_bytes(limit), justify="right", no_wrap=True)
+        table.add_column(format_bytes(limit), justify="right")
     times = {(size, limit): outcome.iteration_ns for size, limit, outcome in grid}
     for size in sizes:
         cells = [Text(format_bytes(size))]
@@ -296,7 +304,7 @@ def _show_grid(grid: Sequence[tuple[int, int, Outcome]], sizes: Sequence[int], l
             text = "" if time_ns is None else format_ns(time_ns)
             cells.append(Text(text, style="bold green" if time_ns == best else ""))
         table.add_row(*cells)
-    console.print(table)
+    print_table(table)
 
 
 def _sizes(texts: Sequence[str]) -> list[int]:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gradlane import zoo
+from gradlane.cli.inputs import completion
+from gradlane.cli.inputs.types import COUNT, OUT_FILE
+from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.units import format_bytes, format_ns
@@ -19,10 +21,14 @@ LARGEST = 8
 
 
 @click.command()
-@click.argument("name", required=False)
-@click.option("--device", help=f"One of {', '.join(zoo.devices())}. Default: the one that a paper used.")
-@click.option("--batch", type=int, help="Samples a worker and iteration. Default: as a paper.")
-@click.option("--out", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write the profile as JSON.")
+@click.argument("name", required=False, shell_complete=completion.models)
+@click.option(
+    "--device",
+    shell_complete=completion.devices,
+    help=f"One of {', '.join(zoo.devices())}. Default: the one that a paper used.",
+)
+@click.option("--batch", type=COUNT, help="Samples a worker and iteration. Default: as a paper.")
+@click.option("--out", type=OUT_FILE, help="Write the profile as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the list, or the profile.")
 def command(name: str | None, device: str | None, batch: int | None, out: Path | None, as_json: bool) -> None:
     """List the networks, or show NAME's profile: exact tensors, times counted and calibrated where
@@ -65,12 +71,12 @@ def _list(as_json: bool) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
         return
     table = Table(padding=(0, 0))  # fits 80 columns
-    table.add_column("name", no_wrap=True)
+    table.add_column("name")
     for heading in ("tensors", "params", "GFLOPs", "batch"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("device", no_wrap=True)
-    table.add_column("iteration", justify="right", no_wrap=True)
-    table.add_column("scaled to", no_wrap=True)
+        table.add_column(heading, justify="right")
+    table.add_column("device")
+    table.add_column("iteration", justify="right")
+    table.add_column("scaled to")
     for entry, profile in entries:
         cells = (
             entry.name,
@@ -83,9 +89,9 @@ def _list(as_json: bool) -> None:
             entry.paper or "-",
         )
         table.add_row(*(Text(cell) for cell in cells))
-    console = Console()
-    console.print(table)
-    console.print(
+    shown = console()
+    print_table(table)
+    shown.print(
         Text(
             "GFLOPs: of a sample's forward pass. Times are counted operations, scaled to a total that the paper named "
             "states or (~) by what such totals are elsewhere; gradlane zoo NAME says where."
@@ -94,20 +100,20 @@ def _list(as_json: bool) -> None:
 
 
 def _show(profile: Profile) -> None:
-    console = Console()
+    shown = console()
     update_ns = profile.compute_ns - profile.forward_ns - profile.backward_ns
-    console.print(
+    shown.print(
         Text(
             f"{profile.model}: {len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}; forward "
             f"{format_ns(profile.forward_ns)}, backward {format_ns(profile.backward_ns)}, update {format_ns(update_ns)}"
         )
     )
-    console.print(Text(f"source: {profile.source}"))
+    shown.print(Text(f"source: {profile.source}"))
     table = Table(title=f"the {LARGEST} largest tensors", title_justify="left")
-    table.add_column("tensor", no_wrap=True)
+    table.add_column("tensor")
     for heading in ("size", "ready after"):
         table.add_column(heading, justify="right")
     for tensor in sorted(profile.tensors, key=lambda tensor: -tensor.spec.size_bytes)[:LARGEST]:
         cells = (tensor.spec.name, format_bytes(tensor.spec.size_bytes), format_ns(tensor.ready_ns))
         table.add_row(*(Text(cell) for cell in cells))
-    console.print(table)
+    print_table(table)

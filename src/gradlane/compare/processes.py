@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from gradlane import lab
 from gradlane.errors import LabError
@@ -15,7 +18,49 @@ from gradlane.errors import LabError
 def torchrun_here(processes: int) -> list[str]:
     """torchrun for `processes` on this host, over loopback, on a free port."""
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), *rendezvous]
+    # not SIGINT, which `run_quietly` answers for all
+    options = ["--nproc-per-node", str(processes), "--signals-to-handle", "SIGTERM,SIGHUP,SIGQUIT"]
+    return [sys.executable, "-m", "gradlane.live.startup.torchrun", *options, *rendezvous]
+
+
+@contextmanager
+def quietly(commands: Sequence[Sequence[str]], **options: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Run commands that ignore Ctrl-C, and end them with the block by SIGTERM, which needs no traceback.
+
+    Args:
+        commands, options: as for `subprocess.Popen`.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+    def ignore_interrupt() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        running += [subprocess.Popen(command, preexec_fn=ignore_interrupt, **options) for command in commands]
+        # from here on Ctrl-C finds all of them in the list
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield running
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait()
+
+
+def run_quietly(command: Sequence[str], environment: Mapping[str, str], stdout: int | None = None) -> int:
+    """Run a command, and end it at Ctrl-C.
+
+    Args:
+        command, environment: what to run.
+        stdout: its standard output; None: this process's.
+
+    Returns:
+        The exit code.
+    """
+    with quietly([command], env=environment, stdout=stdout) as (process,):
+        return process.wait()
 
 
 def python_module(module: str, arguments: Sequence[str]) -> list[str]:
@@ -24,8 +69,7 @@ def python_module(module: str, arguments: Sequence[str]) -> list[str]:
 
 def run_on_loopback(arguments: Sequence[str], ranks: int, environment: Mapping[str, str] | None = None) -> int:
     """Run `python ARGUMENTS` as `ranks` ranks on loopback; returns the exit code."""
-    command = [*torchrun_here(ranks), *arguments]
-    return subprocess.run(command, env={**os.environ, **(environment or {})}, check=False).returncode
+    return run_quietly([*torchrun_here(ranks), *arguments], {**os.environ, **(environment or {})})
 
 
 def run_on_lab(spec: lab.LabSpec, command: Sequence[str], samples: Path | None = None) -> int:
@@ -37,11 +81,15 @@ def run_on_lab(spec: lab.LabSpec, command: Sequence[str], samples: Path | None =
 
     Raises:
         LabError: this machine cannot run a lab.
+        KeyboardInterrupt: Ctrl-C; all ranks have ended.
     """
     reason = lab.supported()
     if reason is not None:
         raise LabError(f"no lab can be made here: {reason}; --loopback runs the same without emulated links")
-    return lab.run(spec, list(command), samples=samples)
+    exit_code = lab.run(spec, list(command), samples=samples, hears_interrupt=False)
+    if exit_code == lab.INTERRUPTED:
+        raise KeyboardInterrupt
+    return exit_code
 
 
 def run_on_ranks(

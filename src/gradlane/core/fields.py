@@ -6,6 +6,9 @@ or compute without bound.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 from gradlane.errors import InputError
 
 MAX_BYTES = 2**50
@@ -13,6 +16,12 @@ MAX_NS = 10**18  # thirty years
 MAX_TENSORS = 100_000
 MAX_MESSAGES = 2_000_000
 MAX_NAME = 1_000
+
+
+def did_you_mean(got: str, names: Iterable[str]) -> str:
+    """The part of an error that suggests the one of `names` nearest to `got`; empty if none is near."""
+    close = difflib.get_close_matches(got.lower(), list(names), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def need(condition: bool, field: str, got: object, expected: str) -> None:

@@ -92,9 +92,12 @@ def read(path: str | Path, kind: type[Noun]) -> Noun:
     """Read a value of type `kind` from a file.
 
     Raises:
-        FormatError: as `loads`.
+        FormatError: as `loads`, and with the file's name.
         OSError: the file cannot be opened.
     """
     with Path(path).open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
-    return loads(data, kind)
+    try:
+        return loads(data, kind)
+    except FormatError as error:
+        raise error.of_file(path) from None

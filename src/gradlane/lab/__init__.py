@@ -12,14 +12,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gradlane.lab.launcher import execute, run, supported
-from gradlane.lab.messages import RunOutcome
+from gradlane.lab.messages import INTERRUPTED, RunOutcome
 from gradlane.lab.spec import Flow, HostSpec, JobSpec, LabSpec
 
 if TYPE_CHECKING:
     from gradlane.core.profile import Profile
     from gradlane.emulation.model import Emulated
 
-__all__ = ["Flow", "HostSpec", "JobSpec", "LabSpec", "RunOutcome", "emulated", "execute", "run", "supported"]
+__all__ = [
+    "INTERRUPTED", "Flow", "HostSpec", "JobSpec", "LabSpec", "RunOutcome", "emulated", "execute", "run", "supported",
+]  # fmt: skip
 
 
 def emulated(profile: Profile, **options: Any) -> Emulated:

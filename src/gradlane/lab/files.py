@@ -17,13 +17,13 @@ def read_spec(path: str | Path) -> LabSpec:
     """Read a spec from a file.
 
     Raises:
-        FormatError: the file is not a spec; with the place of the first fault.
+        FormatError: the file is not a spec; with its name and the place of the first fault.
         OSError: the file cannot be opened.
     """
     with Path(path).open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
-        raise FormatError(f"got more than {MAX_FILE_BYTES} bytes, expected at most that")
+        raise FormatError(f"{path}: got more than {MAX_FILE_BYTES} bytes, expected at most that")
     try:
         if Path(path).suffix in _YAML:
             return msgspec.yaml.decode(data, type=LabSpec)
@@ -34,9 +34,9 @@ def read_spec(path: str | Path) -> LabSpec:
         ) from error
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `")
-        raise FormatError(text, place.rstrip("`") or "$") from None
+        raise FormatError(f"{path}: {text}", place.rstrip("`") or "$") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(f"not a lab's spec: {error}") from None
+        raise FormatError(f"{path}: not a lab's spec: {error}") from None
 
 
 def write_spec(path: str | Path, spec: LabSpec) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,9 +34,19 @@ def run(
     grace: float = GRACE_SECONDS,
     announce: bool = False,
     samples: str | Path | None = None,
+    hears_interrupt: bool = True,
 ) -> int:
     """Run the jobs of a lab and return the exit code; arguments and errors as `execute`."""
-    return execute(spec, command, env=env, timeout=timeout, grace=grace, announce=announce, samples=samples).exit_code
+    return execute(
+        spec,
+        command,
+        env=env,
+        timeout=timeout,
+        grace=grace,
+        announce=announce,
+        samples=samples,
+        hears_interrupt=hears_interrupt,
+    ).exit_code
 
 
 def execute(
@@ -47,6 +58,7 @@ def execute(
     grace: float = GRACE_SECONDS,
     announce: bool = False,
     samples: str | Path | None = None,
+    hears_interrupt: bool = True,
 ) -> RunOutcome:
     """Run the jobs of a lab and return how every rank ended.
 
@@ -64,6 +76,8 @@ def execute(
         announce: print a line about the lab on stderr before the ranks start.
         samples: a file for what every shaped link carried and queued, 20 times a second
             (`gradlane.lab.links.gauges`).
+        hears_interrupt: whether the terminal's Ctrl-C reaches the ranks themselves; if not, SIGTERM
+            ends them, and nothing is said.
 
     Raises:
         InputError: the command cannot be run, or a time is negative.
@@ -83,7 +97,7 @@ def execute(
             Path(samples).write_bytes(b"")
         except OSError as error:
             raise InputError(f"lab samples: got {str(samples)!r}, expected a file that can be written ({error})") from error
-    outcome = _in_lab(spec, command, environment, timeout, grace, announce, samples)
+    outcome = _in_lab(spec, command, environment, timeout, grace, announce, samples, hears_interrupt)
     assert outcome is not None  # a report without an outcome was raised as an error above
     return outcome
 
@@ -109,6 +123,10 @@ def _check_command(command: Sequence[str], environment: Mapping[str, str]) -> No
         raise InputError(f"lab command: got {program!r}, which is not a program that can be run; expected one on the PATH")
 
 
+def _ignore_interrupt() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _check_seconds(name: str, value: float | None) -> None:
     if value is not None and not 0 <= value < 10**9:
         raise InputError(f"lab {name}: got {value}, expected seconds, zero or more")
@@ -122,6 +140,7 @@ def _in_lab(
     grace: float,
     announce: bool,
     samples: str | Path | None = None,
+    hears_interrupt: bool = True,
 ) -> RunOutcome | None:
     if sys.platform != "linux":
         raise LabError(f"a lab is made of Linux namespaces, and this is {sys.platform}; {WHAT_STILL_WORKS}")
@@ -152,6 +171,7 @@ def _in_lab(
                 [sys.executable, "-m", "gradlane.lab.init", str(job_fd), *command],
                 env=environment,
                 pass_fds=(job_fd, lifeline_read, report_fd),
+                preexec_fn=None if hears_interrupt else _ignore_interrupt,
             )
         finally:
             os.close(lifeline_read)

@@ -48,11 +48,11 @@ def run(job: Job, everything: Sequence[Process], helpers: dict[int, str], wires:
         ignores_interrupt: whether ranks start with SIGINT ignored.
     """
     with selectors.DefaultSelector() as selector:
-        watch = _Watch(job, selector, sum(process.rank is not None for process in everything))
+        watch = _Watch(job, selector, sum(process.rank is not None for process in everything), ignores_interrupt)
         for pid, title in helpers.items():
             watch.mind(pid, title)
         for process in everything:
-            watch.start(process, wires, ignores_interrupt)
+            watch.start(process, wires)
         return watch.until_all_ended()
 
 
@@ -121,8 +121,9 @@ class _Running(NamedTuple):
 class _Watch:
     """The running processes, and what is to happen to them at which time."""
 
-    def __init__(self, job: Job, selector: selectors.BaseSelector, ranks: int) -> None:
+    def __init__(self, job: Job, selector: selectors.BaseSelector, ranks: int, ignores_interrupt: bool) -> None:
         self._job = job
+        self._ignores_interrupt = ignores_interrupt
         self._selector = selector
         self._running: list[_Running] = []
         self._pipes: list[_Pipe] = []
@@ -147,7 +148,7 @@ class _Watch:
 
         self._selector.register(pidfd, selectors.EVENT_READ, on_exit)
 
-    def start(self, process: Process, wires: Wires, ignores_interrupt: bool) -> None:
+    def start(self, process: Process, wires: Wires) -> None:
         environment = dict(os.environ)
         environment.setdefault("OMP_NUM_THREADS", "1")
         # as torchrun's `python -u`: lines come when they are printed
@@ -162,7 +163,7 @@ class _Watch:
             kernel.setns(wires.namespace_fds[host], kernel.CLONE_NEWNET)
             kernel.unshare(kernel.CLONE_NEWUTS)
             socket.sethostname(f"host{host}")
-            if not ignores_interrupt:
+            if not self._ignores_interrupt:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
         try:
@@ -257,7 +258,8 @@ class _Watch:
     def _interrupt(self) -> None:
         if self._exit_code is None:
             self._exit_code = INTERRUPTED
-            _say("interrupted; ending all ranks")
+            if not self._ignores_interrupt:
+                _say("interrupted; ending all ranks")
         self._time_is_up = None
         self._end_the_rest(_INTERRUPT_SECONDS)
 

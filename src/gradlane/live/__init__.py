@@ -1,13 +1,37 @@
-"""The live driver: a running PyTorch job with its gradients scheduled. The only package that imports torch."""
+"""The live driver: a running PyTorch job with its gradients scheduled. The only package that imports torch.
 
-from gradlane.live.ddp import DistributedDataParallel, replace_ddp
-from gradlane.live.remote_update import ServedSession, attach_to_servers
-from gradlane.live.session.idle import IdleSession
-from gradlane.live.session.session import Session
-from gradlane.live.session.verification import VerifyOptions
-from gradlane.live.startup.attach import attach
+Each name is imported when it is first used, so that `startup.boot` runs before torch is imported.
+"""
 
-__all__ = [
-    "DistributedDataParallel", "IdleSession", "ServedSession", "Session", "VerifyOptions", "attach", "attach_to_servers",
-    "replace_ddp",
-]  # fmt: skip
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradlane.live.ddp import DistributedDataParallel as DistributedDataParallel
+    from gradlane.live.ddp import replace_ddp as replace_ddp
+    from gradlane.live.remote_update import ServedSession as ServedSession
+    from gradlane.live.remote_update import attach_to_servers as attach_to_servers
+    from gradlane.live.session.idle import IdleSession as IdleSession
+    from gradlane.live.session.session import Session as Session
+    from gradlane.live.session.verification import VerifyOptions as VerifyOptions
+    from gradlane.live.startup.attach import attach as attach
+
+_MODULES = {
+    "DistributedDataParallel": "ddp",
+    "IdleSession": "session.idle",
+    "ServedSession": "remote_update",
+    "Session": "session.session",
+    "VerifyOptions": "session.verification",
+    "attach": "startup.attach",
+    "attach_to_servers": "remote_update",
+    "replace_ddp": "ddp",
+}
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'gradlane.live' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"gradlane.live.{_MODULES[name]}"), name)

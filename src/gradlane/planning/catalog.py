@@ -15,7 +15,9 @@ from typing import Any
 
 from gradlane import policies
 from gradlane.core.backends import BackendName
+from gradlane.core.fields import did_you_mean
 from gradlane.core.policy import Policy
+from gradlane.core.records.search_log import AUTO
 from gradlane.errors import InputError
 from gradlane.planning.searched import Searched
 
@@ -46,12 +48,16 @@ def get(name: str, **knobs: Any) -> Policy:
     if name != Searched.name:
         if name not in policies.names():
             raise InputError(
-                f"policy: got {name!r}, expected one of {', '.join(names())}; or a class of your own, as file.py:Class"
+                f"policy: got {name!r}{did_you_mean(name, (*names(), AUTO))}, expected one of {', '.join(names())}; or a class "
+                "of your own, as file.py:Class"
             )
         return policies.get(name, **knobs)
     unknown = sorted(set(knobs) - set(Searched.__struct_fields__))
     if unknown:
-        raise InputError(f"policy {name}: got knob {unknown[0]!r}, expected {', '.join(Searched.__struct_fields__)}")
+        known = Searched.__struct_fields__
+        raise InputError(
+            f"policy {name}: got knob {unknown[0]!r}{did_you_mean(unknown[0], known)}, expected {', '.join(known)}"
+        )
     return Searched(**knobs)
 
 

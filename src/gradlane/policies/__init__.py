@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradlane.core.backends import BackendName
+from gradlane.core.fields import did_you_mean
 from gradlane.core.policy import Policy
 from gradlane.errors import InputError
 from gradlane.policies.blocks import Blocks
@@ -63,12 +64,13 @@ def get(name: str, **knobs: Any) -> Policy:
         InputError: there is no such policy (the message lists those that exist) or knob.
     """
     if name not in _BY_NAME:
-        raise InputError(f"policy: got {name!r}, expected one of {', '.join(_BY_NAME)}")
+        raise InputError(f"policy: got {name!r}{did_you_mean(name, _BY_NAME)}, expected one of {', '.join(_BY_NAME)}")
     kind = _BY_NAME[name]
     unknown = sorted(set(knobs) - set(kind.__struct_fields__))
     if unknown:
-        known = ", ".join(kind.__struct_fields__) or "none"
-        raise InputError(f"policy {name}: got knob {unknown[0]!r}, expected {known}")
+        known = kind.__struct_fields__
+        meant = did_you_mean(unknown[0], known)
+        raise InputError(f"policy {name}: got knob {unknown[0]!r}{meant}, expected {', '.join(known) or 'none'}")
     return kind(**knobs)
 
 

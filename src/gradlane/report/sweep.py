@@ -9,6 +9,7 @@ from rich.text import Text
 
 from gradlane.compare.arms import BASELINE
 from gradlane.compare.records import Cell, Sweep
+from gradlane.report.terminal import print_table
 from gradlane.units import format_rate
 
 
@@ -35,9 +36,9 @@ def _render_trial(cells: tuple[Cell, ...], console: Console) -> None:
     scale = f", tensors and links x {first.scale:g}" if first.scale != 1 else ""
     title = f"{first.model}, {first.hosts} hosts, {link}{scale}; computing alone takes {first.compute_ns / 1e6:.1f} ms"
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("policy", no_wrap=True)
+    table.add_column("policy")
     for heading in ("step ms", "p10", "p90", "x DDP", "simulated", "error", "bound"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")
     baseline = next((cell for cell in cells if cell.arm == BASELINE), None)
     best = min(cells, key=lambda cell: cell.median_ns)
     for cell in cells:
@@ -47,7 +48,7 @@ def _render_trial(cells: tuple[Cell, ...], console: Console) -> None:
         row += [f"{cell.predicted_ns / 1e6:.1f}", f"{cell.error:+.1%}", f"{cell.bound_ns / 1e6:.1f}"]
         table.add_row(*(Text(each) for each in row), style="bold green" if cell is best else None)
     console.print(Text(title, style="italic"))
-    console.print(table)
+    print_table(table, console)
 
 
 def _best(cells: tuple[Cell, ...], predicted: bool) -> Cell:

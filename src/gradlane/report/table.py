@@ -8,6 +8,7 @@ from rich.text import Text
 
 from gradlane.compare.arms import BASELINE
 from gradlane.compare.records import Comparison
+from gradlane.report.terminal import print_table
 from gradlane.units import format_bytes, format_rate
 
 
@@ -18,13 +19,13 @@ def render(comparison: Comparison, console: Console) -> None:
     title = f"{comparison.model}, {size} of parameters, {comparison.hosts} hosts, {link}"
     # must fit 80 columns
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("policy", no_wrap=True)
+    table.add_column("policy")
     for heading in ("step ms", "p10", "p90", "x DDP", "hidden", "loss"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("= DDP", no_wrap=True)
+        table.add_column(heading, justify="right")
+    table.add_column("= DDP")
     noted = any(result.note for result in comparison.results)
     if noted:
-        table.add_column("note", no_wrap=True)
+        table.add_column("note")
     ratios = {result.policy: comparison.ratio(result) for result in comparison.results}
     best = max((ratio for ratio in ratios.values() if ratio is not None), default=None)
     for result in sorted(comparison.results, key=lambda result: result.policy != BASELINE):
@@ -42,7 +43,7 @@ def render(comparison: Comparison, console: Console) -> None:
         # as Text, so that rich does not interpret a file's contents as markup
         table.add_row(*(Text(cell) for cell in cells), style="bold green" if is_best else None)
     console.print(Text(title, style="italic"))
-    console.print(table)
+    print_table(table, console)
     console.print(_below(comparison))
 
 

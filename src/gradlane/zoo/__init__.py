@@ -8,13 +8,12 @@ measured total if a paper states one; each profile's `source` says which. `gradl
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gradlane.core.fields import need_int
+from gradlane.core.fields import did_you_mean, need_int
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
 from gradlane.zoo import inception, language, vision
@@ -137,7 +136,7 @@ def profile(name: str, *, device: str | None = None, batch: int | None = None) -
     model, modules = _model(name), _modules(name)
     device = model.device if device is None else device
     if device not in DEVICES:
-        raise InputError(f"device: got {device!r}, expected one of {', '.join(DEVICES)}")
+        raise InputError(f"device: got {device!r}{did_you_mean(device, DEVICES)}, expected one of {', '.join(DEVICES)}")
     batch = model.batch if batch is None else batch
     need_int("batch", batch, 1, MAX_BATCH)
     hardware = DEVICES[device]
@@ -164,9 +163,7 @@ def profile(name: str, *, device: str | None = None, batch: int | None = None) -
 
 def _model(name: str) -> _Model:
     if name not in _MODELS:
-        close = difflib.get_close_matches(name, _MODELS, 1, 0.5)
-        meant = f" (did you mean {close[0]}?)" if close else ""
-        raise InputError(f"model: got {name!r}{meant}, expected one of {', '.join(_MODELS)}")
+        raise InputError(f"model: got {name!r}{did_you_mean(name, _MODELS)}, expected one of {', '.join(_MODELS)}")
     return _MODELS[name]
 
 

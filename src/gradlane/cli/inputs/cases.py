@@ -11,6 +11,8 @@ from typing import Any
 import click
 
 from gradlane import zoo
+from gradlane.cli.inputs import completion
+from gradlane.cli.inputs.types import COUNT
 from gradlane.core import files
 from gradlane.core.cluster import Cluster
 from gradlane.core.collectives import ALGORITHMS, all_reduce
@@ -59,8 +61,10 @@ def read_network(path: Path) -> Where:
 
 def profile_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --device and --batch, which the command hands to `read_profile`."""
-    command = click.option("--batch", type=int, help="Samples a worker and iteration, for a name of the zoo.")(command)
-    return click.option("--device", help="Device for a name of the zoo (gradlane zoo --help lists them).")(command)
+    command = click.option("--batch", type=COUNT, help="Samples a worker and iteration, for a name of the zoo.")(command)
+    return click.option(
+        "--device", shell_complete=completion.devices, help="Device for a name of the zoo (gradlane zoo --help lists them)."
+    )(command)
 
 
 def place_options(command: Callable[..., Any], *, rates: str = RATES, workers: str = WORKERS) -> Callable[..., Any]:
@@ -150,11 +154,11 @@ def parse_rates(texts: Sequence[str], default: str = RATES) -> list[int]:
     return [parse_rate(part) for text in texts or (default,) for part in text.split(",")]
 
 
-def parse_counts(option: str, texts: Sequence[str], default: str = WORKERS) -> list[int]:
+def parse_counts(option: str, texts: Sequence[str], default: str = WORKERS, least: int = 1) -> list[int]:
     """The whole numbers that an option lists: 8, or 2,4,8, or 2..64 by doubling.
 
     Raises:
-        InputError: a text is none of these; the message names `option`.
+        InputError: a text is none of these, or a number is below `least`; the message names `option`.
     """
     counts: list[int] = []
     for part in (part.strip() for text in texts or (default,) for part in text.split(",")):
@@ -162,8 +166,8 @@ def parse_counts(option: str, texts: Sequence[str], default: str = WORKERS) -> l
         if match is None:
             raise InputError(f"{option}: got {part!r}, expected a number, or a range such as 2..64")
         low, high = int(match.group(1)), int(match.group(2) or match.group(1))
-        if not 1 <= low <= high <= MAX_WORKERS:
-            raise InputError(f"{option}: got {part!r}, expected 1 to {MAX_WORKERS}, the smaller first")
+        if not least <= low <= high <= MAX_WORKERS:
+            raise InputError(f"{option}: got {part!r}, expected {least} to {MAX_WORKERS}, the smaller first")
         while low <= high:
             counts.append(low)
             low *= 2

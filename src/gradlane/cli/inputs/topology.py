@@ -11,7 +11,7 @@ from typing import TypeVar
 import click
 import msgspec
 
-from gradlane.cli.inputs.types import rate_or_none
+from gradlane.cli.inputs.types import CLASSES, COUNT, FACTOR, rate_or_none, whole_number
 from gradlane.core.cluster import Link, random_steps
 from gradlane.errors import InputError
 from gradlane.lab import Flow, HostSpec, JobSpec, LabSpec
@@ -23,12 +23,12 @@ _Function = TypeVar("_Function", bound=Callable[..., None])
 
 _OPTIONS = (
     click.option("--file", "path", type=click.Path(path_type=Path), help="The whole spec, JSON or YAML."),
-    click.option("--hosts", type=click.IntRange(min=1), help="How many hosts; one rank runs on each. [default: 2]"),
+    click.option("--hosts", type=COUNT, help="How many hosts; one rank runs on each. [default: 2]"),
     click.option(
         "--link", metavar="RATE",
         help="Rate of every host's link, in each direction by itself, as in 500mbit or 10gbit; none leaves links unshaped.",
     ),
-    click.option("--servers", type=click.IntRange(min=0), help="So many servers (gradlane server), each on one more host."),
+    click.option("--servers", type=whole_number(0), help="So many servers (gradlane server), each on one more host."),
     click.option("--together", is_flag=True, help="Servers share the workers' hosts instead."),
     click.option("--up", multiple=True, metavar="HOST=RATE", help="Another rate from a host to the switch."),
     click.option("--down", multiple=True, metavar="HOST=RATE", help="Another rate from the switch to a host."),
@@ -37,11 +37,11 @@ _OPTIONS = (
         help="A rate of a host's link, both ways, drawn anew all the time, as in 2=100mbit..1gbit/5s/7.",
     ),
     click.option("--slow", multiple=True, metavar="HOST=PERCENT", help="Emulated devices there take so much of their time."),
-    click.option("--classes", type=int, help="Priority classes of every link, by DSCP. [default: 1]"),
+    click.option("--classes", type=CLASSES, help="Priority classes of every link, by DSCP. [default: 1]"),
     click.option("--traffic", multiple=True, metavar="FROM:TO[=RATE]", help="A flow of other traffic between two hosts."),
     click.option("--delay", metavar="TIME", help="Each link delays packets by this, each way; host to host is twice that."),
     click.option("--loss", metavar="PERCENT", help="Each link loses so many packets, each way, as in 0.1%."),
-    click.option("--scale", type=float, help="Of all rates, and of emulated devices' tensors. [default: 1]"),
+    click.option("--scale", type=FACTOR, help="Of all rates, and of emulated devices' tensors. [default: 1]"),
 )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ class Topology:
             hosts=max(workers, first + servers),
             link_bits_per_second=rate_or_none(self.link),
             unlike=self._unlike(),
-            network_classes=self.classes or 1,
+            network_classes=1 if self.classes is None else self.classes,
             jobs=(job,) if servers else (),
             traffic=tuple(_flow(text) for text in self.traffic),
             scale=1.0 if self.scale is None else self.scale,

@@ -1,20 +1,84 @@
-"""Types of options that several commands have: a file to write, and the rate of a link.
+"""Types of options that several commands have: numbers above zero, sizes, files and folders to write.
 
-The folder of a file to write is checked before the command does its work.
+Whether a file or folder can be written is checked before the command does its work.
 """
 
 from __future__ import annotations
 
+import math
+import re
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gradlane.units import parse_rate
+from gradlane.errors import InputError
+from gradlane.units import parse_bytes, parse_rate
+
+_MOST = 1_000_000
+
+
+class Checked(click.ParamType):  # type: ignore[type-arg]  # older releases of click have no parameter here
+    """A type of what a function makes of the text, or refuses with an `InputError`.
+
+    Args:
+        name: what --help shows where the option names nothing.
+        parse: the function.
+    """
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self.parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self.parse(str(value))
+        except InputError as error:
+            self.fail(str(error), param, ctx)
+
+
+def whole_number(least: int = 1, most: int = _MOST) -> Checked:
+    """The type of an integer from `least` to `most`."""
+
+    def parse(text: str) -> int:
+        number = int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else None
+        if number is None or not least <= number <= most:
+            raise InputError(f"got {text!r}, expected an integer from {least} to {most}")
+        return number
+
+    return Checked("integer", parse)
+
+
+def positive(what: str) -> Checked:
+    """The type of a finite number above zero.
+
+    Args:
+        what: what it is a number of, for errors.
+    """
+
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not 0 < number < math.inf:
+            raise InputError(f"got {text!r}, expected {what}, more than zero")
+        return number
+
+    return Checked("number", parse)
+
+
+def _size(text: str) -> int:
+    size_bytes = parse_bytes(text)
+    if size_bytes < 1:
+        raise InputError(f"got {text!r}, expected one byte or more")
+    return size_bytes
 
 
 class _OutFile(click.Path):
-    """A file to write, in a folder that exists."""
+    """A file to write, in a folder that exists and can be written to."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
@@ -22,12 +86,48 @@ class _OutFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = super().convert(value, param, ctx)
         assert isinstance(path, Path)
-        if not path.absolute().parent.is_dir():
+        folder = path.absolute().parent
+        if not folder.is_dir():
             self.fail(f"got {str(path)!r}, whose folder does not exist; make it, or give another", param, ctx)
+        reason = _why_not_writable(folder)
+        if reason is not None:
+            self.fail(f"got {str(path)!r}, in whose folder no file can be made ({reason}); give another", param, ctx)
         return path
 
 
+COUNT = whole_number()
+RANKS = whole_number(2)
+CLASSES = whole_number(1, 8)
+SECONDS = positive("seconds")
+FACTOR = positive("a factor")
+SIZE = Checked("size", _size)
 OUT_FILE = _OutFile()
+
+
+def make_folder(option: str, path: Path) -> None:
+    """Make a folder to write to, if there is none.
+
+    Raises:
+        InputError: it cannot be made, or no file in it can; the message names `option`.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{option}: got {str(path)!r}, which cannot be made a folder ({error.strerror}); give another"
+        ) from None
+    reason = _why_not_writable(path)
+    if reason is not None:
+        raise InputError(f"{option}: got {str(path)!r}, a folder in which no file can be made ({reason}); give another")
+
+
+def _why_not_writable(folder: Path) -> str | None:
+    # by trying: root may do what the folder's mode denies, and cannot do what its file system does
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return error.strerror
 
 
 def rate_or_none(text: str | None) -> int | None:

@@ -68,7 +68,7 @@ def read_samples(path: str | Path) -> list[Sample]:
     try:
         return msgspec.json.Decoder(Sample).decode_lines(data[: data.rfind(b"\n") + 1])
     except msgspec.MsgspecError as error:
-        raise FormatError(f"not samples of a lab: {error}") from None
+        raise FormatError(f"{path}: not samples of a lab: {error}") from None
 
 
 def record(spec: LabSpec, wires: Wires, path: str) -> None:

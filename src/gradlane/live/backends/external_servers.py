@@ -10,6 +10,8 @@ after another until the store is gone, which is when the job has ended.
 from __future__ import annotations
 
 import os
+import socket
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -25,7 +27,8 @@ from gradlane.units import format_bytes
 
 _PREFIX = "gradlane/servers"
 _FOR_EVER_S = 10**6.0
-_CONNECT_S = 60.0  # for the job's store to appear: servers may be started before the job
+_TRY_EVERY_S = 0.1
+_SAY_EVERY_S = 10.0  # while a server waits for the job's store
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,7 +83,7 @@ def meet_servers(store: Any, options: NodeOptions, address: str, timeout_s: floa
         CommunicationError: no store at `at`, or rank 0 called no servers in time.
         JobError: as `transport.formation.form`.
     """
-    place = _connect(at, timeout_s) if at else _job_store(store)
+    place = _connect(at, timeout_s, lambda _: None) if at else _job_store(store)
     if options.rank == 0:
         number = place.add(f"{_PREFIX}/calls", 1) - 1
         place.set(f"{_PREFIX}/call/{number}", msgspec.json.encode(Call.of(options, timeout_s)))
@@ -103,17 +106,40 @@ def _job_store(store: Any) -> Any:
     return store
 
 
-def _connect(at: str, timeout_s: float) -> Any:
+def _connect(at: str, timeout_s: float, say: Callable[[str], None]) -> Any:
     host, _, port = at.rpartition(":")
+    _await_listener(host.strip("[]"), int(port), timeout_s, say)
     wait = timedelta(seconds=timeout_s)
     try:
         return dist.TCPStore(host.strip("[]"), int(port), None, is_master=False, timeout=wait, wait_for_workers=False)  # type: ignore[attr-defined]
     except (RuntimeError, dist.DistError) as error:
         reason = str(error).partition("\n")[0]
-        raise CommunicationError(f"no store of a job at {at} within {timeout_s:.0f} s: {reason}") from None
+        raise CommunicationError(f"what listens at {at} is no store of a job: {reason}") from None
 
 
-def serve(at: str, say: Callable[[str], None], *, address: str | None = None, max_bytes: int | None = None) -> bool:
+def _await_listener(host: str, port: int, timeout_s: float, say: Callable[[str], None]) -> None:
+    """Wait until something listens. torch's store waits too, but silently and for up to twice its timeout."""
+    say(f"waiting up to {timeout_s:g} s for a job's store at {host}:{port}")
+    began, heard, reason = time.monotonic(), _SAY_EVERY_S, ""
+    while (waited := time.monotonic() - began) < timeout_s:
+        try:
+            socket.create_connection((host, port), timeout=min(timeout_s - waited, _SAY_EVERY_S)).close()
+            return
+        except OSError as error:
+            reason = str(error)
+        if waited >= heard:
+            say(f"still waiting for a job's store at {host}:{port}, {waited:.0f} of {timeout_s:g} s: {reason}")
+            heard += _SAY_EVERY_S
+        time.sleep(_TRY_EVERY_S)
+    raise CommunicationError(
+        f"no store of a job at {host}:{port} within {timeout_s:g} s ({reason}); expected the --rdzv-endpoint, or MASTER_ADDR "
+        "and MASTER_PORT, of a job that runs or is about to: see whether its rank 0 has started and the port is open"
+    )
+
+
+def serve(
+    at: str, say: Callable[[str], None], *, address: str | None = None, max_bytes: int | None = None, wait_s: float = 60.0
+) -> bool:
     """Run a parameter server until the job's store is gone.
 
     Args:
@@ -122,14 +148,15 @@ def serve(at: str, say: Callable[[str], None], *, address: str | None = None, ma
         address: to listen on; by default this host's address on the route to the store.
         max_bytes: of all tensors of a job together, beyond which the server refuses it; by default
             this host's memory.
+        wait_s: seconds for the job's store to appear, since servers may be started before the job.
 
     Returns:
         Whether every call it served ended without a failure.
 
     Raises:
-        CommunicationError: no store at `at` within a minute.
+        CommunicationError: no store at `at` within `wait_s`.
     """
-    store = _connect(at, _CONNECT_S)
+    store = _connect(at, wait_s, say)
     address = address or address_towards(store.host, store.port)
     max_bytes = max_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     server, number, well = store.add(f"{_PREFIX}/arrived", 1) - 1, 0, True

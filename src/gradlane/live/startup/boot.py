@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 from pathlib import Path
 
-import torch.distributed as dist
+# Ctrl-C needs no traceback of each rank, which the script has not reached
+_INTERRUPT = signal.getsignal(signal.SIGINT)
+if _INTERRUPT is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-import gradlane
-from gradlane.core.launch_options import LaunchOptions
-from gradlane.errors import GradlaneError, InputError
-from gradlane.live.startup import rendezvous
-from gradlane.live.startup.options import set_launched
+import torch.distributed as dist  # noqa: E402
+
+import gradlane  # noqa: E402
+from gradlane.core.launch_options import LaunchOptions  # noqa: E402
+from gradlane.errors import GradlaneError, InputError  # noqa: E402
+from gradlane.live.startup import lifecycle, rendezvous  # noqa: E402
+from gradlane.live.startup.options import set_launched  # noqa: E402
 
 
 def main(arguments: list[str]) -> None:
@@ -39,7 +45,13 @@ def main(arguments: list[str]) -> None:
         gradlane.replace_ddp()
     sys.argv = arguments
     sys.path[0] = str(Path(script).resolve().parent)
-    runpy.run_path(script, run_name="__main__")
+    signal.signal(signal.SIGINT, _INTERRUPT)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except KeyboardInterrupt as error:
+        # the launcher says so, once for all ranks
+        lifecycle.fail_all(error)
+        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":

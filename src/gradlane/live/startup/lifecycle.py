@@ -73,6 +73,23 @@ def _end_at_once(code: int) -> None:
     os._exit(code)
 
 
+def fail_all(error: BaseException) -> None:
+    """End all sessions of this process, and soon the process, because of `error`; tell the other ranks."""
+    _abort_all(error)
+    _end_at_once_if_failed(error)
+
+
+def _abort_all(error: BaseException) -> None:
+    """Tell the other ranks of all sessions that this one failed with `error`."""
+    for session in list(_sessions.values()):
+        session.abort(error)
+
+
+def _end_at_once_if_failed(error: BaseException) -> None:
+    if any(session.failed for session in _sessions.values()):
+        atexit.register(_end_at_once, 130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
 def _tell_others_on_a_crash() -> None:
     """Install an excepthook that sends the exception's text to the other ranks before it is printed
     here.
@@ -82,11 +99,9 @@ def _tell_others_on_a_crash() -> None:
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        for session in list(_sessions.values()):
-            session.abort(error)
+        _abort_all(error)
         before(kind, error, trace)
-        if any(session.failed for session in _sessions.values()):
-            atexit.register(_end_at_once, 130 if issubclass(kind, KeyboardInterrupt) else 1)
+        _end_at_once_if_failed(error)
 
     hook._of_gradlane = True  # type: ignore[attr-defined]
     sys.excepthook = hook
