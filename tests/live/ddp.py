@@ -127,6 +127,23 @@ def synchronized_by_attribute(wrapper: Any, model: Any, generator: torch.Generat
     return None
 
 
+def sums_asked_of_the_reducer(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
+    """Every forward pass under `no_sync()`; trainers then ask for the sum of each second backward pass."""
+    optimizer = momentum(model)
+    for step in range(16):
+        x, y = model.batch(generator)
+        with wrapper.no_sync():
+            loss = F.cross_entropy(wrapper(x), y)
+        if step % 2:
+            wrapper.reducer._rebuild_buckets()
+            wrapper.reducer.prepare_for_backward([])
+        loss.backward()
+        if step % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    return None
+
+
 def copies_in_between(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
     """A deep copy, and one through a file, are torch's; they train by themselves afterwards."""
     optimizer = momentum(model)
@@ -154,6 +171,7 @@ LOOPS = {
         trained_on_after_close,
         buckets_as_gradients,
         synchronized_by_attribute,
+        sums_asked_of_the_reducer,
         copies_in_between,
     )
 }
@@ -230,6 +248,7 @@ def looks_like_torchs(rank: int, world: int) -> list[bool]:
     with slow_network(), counting_deferred_updates() as deferred:
         for _ in range(6):
             found += [isinstance(wrapper, TorchDDP), wrapper.module is model]
+            found.append(isinstance(wrapper._get_ddp_logging_data(), dict))
             found.append(list(wrapper.state_dict()) == [f"module.{name}" for name in model.state_dict()])
             _step(wrapper, model, optimizer, generator)
         found += [wrapper.session is not None, sum(deferred) > 0]

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.ddp.optimizers import tell_of_steps
+from gradlane.live.ddp.reducer import Reducer
 from gradlane.live.session.idle import IdleSession
 from gradlane.live.session.session import Session
 from gradlane.live.startup.attach import Wrapped, attach_from
@@ -157,7 +158,7 @@ class DistributedDataParallel(TorchDDP):
         weakref.finalize(self, _abandoned.append, session).atexit = False
         # a reducer keeps buckets, which take as much memory as the gradients, and refers to parameters
         self._remove_autograd_hooks()
-        self.reducer = self.logger = None
+        self.reducer, self.logger = Reducer(session), None
 
     def _own_gradients(self) -> None:
         """Take gradients out of torch's buckets, which the session would take for the script's."""
@@ -219,6 +220,11 @@ class DistributedDataParallel(TorchDDP):
             "register_comm_hook: a hook would take buckets from torch, and gradlane sums messages of its own plan; leave it "
             "out, or use torch's class for this model"
         )
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        """As torch's; empty while gradlane sums. Lightning asks for it when it has trained."""
+        data: dict[str, Any] = super()._get_ddp_logging_data() if self._session is None else {}
+        return data
 
     # -- copies ------------------------------------------------------------------------------------
 

@@ -283,6 +283,10 @@ class SessionBase(ABC):
         finally:
             self.sync = before
 
+    def sum_next_backward(self) -> None:
+        """Let the next backward pass sum gradients, although its forward pass was under `no_sync()`."""
+        self._forward_summed = True
+
     def __enter__(self) -> Self:
         return self
 
