@@ -13,7 +13,7 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -75,6 +75,9 @@ class DistributedDataParallel(TorchDDP):
             `param_to_hook_all_reduce`: they let others sum gradients.
     """
 
+    default_options: ClassVar[Mapping[str, Any]] = {}
+    """Of models that are wrapped from now on, where `options` does not say otherwise."""
+
     _optimizers: list[torch.optim.Optimizer]
     _session: Session | None
     _kept_by_torch: str  # why, or ""
@@ -93,7 +96,7 @@ class DistributedDataParallel(TorchDDP):
         _take_back(module)
         self._begin_as_torchs()
         super().__init__(module, *args, **kwargs)
-        self._options = dict(options or {})
+        self._options = {**self.default_options, **(options or {})}
         tell_of_steps(self)
 
     def _begin_as_torchs(self) -> None:
