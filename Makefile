@@ -5,7 +5,7 @@ PY = $(VENV)/bin/python
 STAMP = $(VENV)/.installed
 NATIVE = $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: run setup test fast check bench clean
+.PHONY: run setup test test-trainers fast check bench clean
 
 run: $(STAMP)          ## train a real network over a shaped link under every policy; prints a table
 	$(PY) -m gradlane compare --out out
@@ -14,6 +14,11 @@ setup: $(STAMP)        ## the virtual environment alone
 
 test: $(STAMP)         ## every test
 	$(PY) -m pytest
+
+# transformers and lightning are large: two minutes to install, which `make setup` does without
+test-trainers: $(STAMP) ## tests of the trainers of others, which it installs first
+	$(PY) -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[trainers]'
+	$(PY) -m pytest tests/live/test_trainers.py
 
 fast: $(STAMP)         ## tests of planning and simulating: less than a minute, without torch
 	$(PY) -m pytest -m fast

@@ -310,7 +310,7 @@ def fault_of(words: list[str]) -> str | None:
     if words[0] == "gradlane":
         return fault_of_gradlane(words[1:])
     if words[0] == "make":
-        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         return None if words[1] in targets else f"the Makefile has no {words[1]}"
     if words[:2] == ["python", "-m"]:
         module, rest = words[2], words[3:]

@@ -1,0 +1,125 @@
+"""Trainers of others, with the real libraries on two ranks: the bits of their own DDP, and updates deferred.
+
+They run where the extra `trainers` is installed, as `make test-trainers` does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradlane.core import files
+from tests.commands import ROOT, command_line
+from tests.live.loops import GIVEN
+
+SCRIPTS = ROOT / "tests" / "live" / "scripts" / "trainers"
+EXAMPLES = ROOT / "examples" / "trainers"
+TORCHRUN = [
+    sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+    "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1",
+]  # fmt: skip
+LAUNCH = command_line("launch", "--ddp", "--nproc", "2")
+POLICY = ["--policy", "bytescheduler", "--knob", "partition_bytes=2000", "--knob", "credit_bytes=8000"]
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A library's trainer: its script's name, its example's name, and what it can do beside what all can.
+
+    reads_gradients: before each step, also where it does not clip; unless the module of `gradlane.integrations` keeps it
+    from that.
+    """
+
+    package: str
+    script: str
+    example: str
+    more: tuple[str, ...] = ()
+    reads_gradients: bool = False
+
+    @property
+    def cases(self) -> tuple[str, ...]:
+        return ("plain", "accumulation", "clipping", "resuming", *self.more)
+
+
+TRAINERS = {
+    "accelerate": Trainer("accelerate", "accelerated", "accelerate_training", more=("triggered",)),
+    "transformers": Trainer("transformers", "transformed", "transformers_training", reads_gradients=True),
+    "lightning": Trainer("lightning", "lightened", "lightning_training", more=("manual",)),
+    "fabric": Trainer("lightning", "fabricated", "fabric_training"),
+}
+each_trainer = pytest.mark.parametrize("name", TRAINERS)
+
+
+def installed(name: str) -> Trainer:
+    trainer = TRAINERS[name]
+    if importlib.util.find_spec(trainer.package) is None:
+        pytest.skip(f"{trainer.package} is not installed; make test-trainers installs it")
+    return trainer
+
+
+def run(*command: object) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, env=environment, cwd=ROOT, check=False)
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def outcomes(folder: Path, start: list[str], trainer: Trainer, arms: list[str]) -> list[dict[str, dict[str, Any]]]:
+    """What the script of `trainer`, begun by `start`, left of `arms`, by rank."""
+    folder.mkdir()
+    run(*start, SCRIPTS / f"{trainer.script}.py", folder, *arms)
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+@each_trainer
+def test_a_trainer_gives_the_bits_of_its_own_ddp_and_defers_updates(tmp_path: Path, name: str) -> None:
+    trainer = installed(name)
+    files.write(tmp_path / "network.json", GIVEN)
+    launch = [*LAUNCH, *POLICY, "--network", str(tmp_path / "network.json")]
+    own = [f"{arm}/{case}" for arm in ("ddp", "integration") for case in trainer.cases]
+    by_torchrun = outcomes(tmp_path / "torchrun", TORCHRUN, trainer, own)
+    by_launch = outcomes(tmp_path / "launch", launch, trainer, [f"launch/{case}" for case in trainer.cases])
+    for rank in range(2):
+        found = {**by_torchrun[rank], **by_launch[rank]}
+        for arm in ("integration", "launch"):
+            for case in trainer.cases:
+                one, reference = found[f"{arm}/{case}"], found[f"ddp/{case}"]
+                assert one["digest"] == reference["digest"], f"rank {rank}: {arm}/{case}"
+                reads = case == "clipping" or (trainer.reads_gradients and arm == "launch")
+                assert (one["deferred"] == 0) == reads, f"rank {rank}: {arm}/{case}"
+                assert len(one["lines"]) == (reads and rank == 0), one["lines"]
+                assert all("gradients are read between backward and step" in line for line in one["lines"])
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("accelerate", [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+                        "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
+                        "--main_process_port", "0"]),  # torchrun; --cpu would ask for MPI
+        ("lightning", [sys.executable]),
+        ("fabric", [sys.executable]),
+    ],
+)  # fmt: skip
+def test_a_trainer_may_be_started_in_its_own_way(tmp_path: Path, name: str, start: list[str]) -> None:
+    trainer = installed(name)
+    for found in outcomes(tmp_path / "own", start, trainer, ["ddp/plain", "integration/plain"]):
+        assert found["integration/plain"]["digest"] == found["ddp/plain"]["digest"]
+        assert found["integration/plain"]["deferred"] > 0
+
+
+@each_trainer
+def test_an_example_trains_under_launch_as_under_torchrun(name: str) -> None:
+    trainer = installed(name)
+    script = EXAMPLES / f"{trainer.example}.py"
+    lines = [line for line in run(*LAUNCH, script).splitlines() if line.startswith("step")]
+    assert lines == script.with_suffix(".out").read_text().splitlines()
