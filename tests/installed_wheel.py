@@ -5,16 +5,16 @@ Run by `make wheel`.
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import tempfile
-import time
 import venv
 from pathlib import Path
 
 COMMAND = ("plan", "vgg16", "--rate", "10gbit", "--workers", "16")
 SECONDS = 5
-"""What the first run of COMMAND may take."""
+"""What the first run of COMMAND may take of a processor; on a busy machine it takes longer by the clock."""
 
 
 def check(wheel: Path) -> None:
@@ -28,16 +28,24 @@ def check(wheel: Path) -> None:
             return done.stdout
 
         run(f"{folder}/bin/pip", "install", "--quiet", "--only-binary", ":all:", str(wheel.resolve()))
-        began = time.monotonic()
+        before_s = used_s()
         printed = run(f"{folder}/bin/gradlane", *COMMAND)
-        took_s = time.monotonic() - began
+        took_s = used_s() - before_s
         assert "no schedule is faster than" in printed, printed
         assert took_s <= SECONDS, f"the first `gradlane {' '.join(COMMAND)}` took {took_s:.1f} s, expected at most {SECONDS} s"
         installed = [line.split("==")[0] for line in run(f"{folder}/bin/pip", "freeze").splitlines()]
         assert "torch" not in installed, f"without the extra `torch`, got {', '.join(installed)}"
         package = Path(run(f"{folder}/bin/python", "-c", "import gradlane; print(gradlane.__path__[0])").strip())
         assert (package / "py.typed").exists()
-        print(f"{wheel.name}: installed with {len(installed) - 1} others, first `gradlane plan` in {took_s:.1f} s")
+        print(
+            f"{wheel.name}: installed with {len(installed) - 1} others, first `gradlane plan` in {took_s:.1f} s of a processor"
+        )
+
+
+def used_s() -> float:
+    """Processor time of all children so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":
