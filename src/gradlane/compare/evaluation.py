@@ -84,8 +84,9 @@ def trial_remarks(cells: Sequence[Cell]) -> list[str]:
         if cell.beats_bound:
             shorter = sum(turn < cell.bound_ns for turn in turn_times(cell.step_ns, cell.turns))
             lines.append(
-                f"! {cell.arm} is below the bound, in {shorter} of {cell.turns} turns: the bound is simulated from the "
-                "computing time and the network that the run measured, and one of both was faster in those turns"
+                f"! {cell.arm} is {1 - cell.median_ns / cell.bound_ns:.1%} below the bound, in {shorter} of {cell.turns} "
+                "turns: the bound is simulated from computing alone and the network as the run measured them, "
+                "and one was too slow"
             )
     baseline = next((cell for cell in cells if cell.arm == BASELINE), None)
     return lines if baseline is None else lines + _baseline_remarks(turn_times(baseline.step_ns, baseline.turns), cells)
