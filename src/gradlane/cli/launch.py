@@ -24,7 +24,7 @@ from gradlane.cli.inputs.knobs import parse_knobs
 from gradlane.core import files
 from gradlane.core.backends import BackendName
 from gradlane.core.fields import need_int
-from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
+from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions, need_stall_timeout
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import tunable
@@ -197,6 +197,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--network", metavar="FILE", help="plan for this network rather than measuring one")
     group.add_argument("--timeline", metavar="DIR", help="write what each rank did, and when, to this directory")
     group.add_argument("--timeout", metavar="SECONDS", help="the longest that a collective may take")
+    group.add_argument("--stall-timeout", metavar="SECONDS",
+                       help="how long a rank may say nothing: stopped, or its host cut off (default: 2.5)")  # fmt: skip
     group.add_argument("-h", "--help", action="help", help="show this and exit")
 
 
@@ -243,7 +245,8 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         network=_absolute(given.network),
         tune=given.tune,
         knobs=_absolute(given.knobs),
-        timeout=None if given.timeout is None else _seconds(given.timeout),
+        timeout=None if given.timeout is None else _seconds("--timeout", given.timeout),
+        stall_timeout=_stall_timeout(given.stall_timeout),
         verify=given.verify,
         timeline=_absolute(given.timeline),
     )
@@ -260,11 +263,19 @@ def _existing(what: str, text: str) -> Path:
     return path
 
 
-def _seconds(text: str) -> float:
+def _stall_timeout(text: str | None) -> float | None:
+    if text is None:
+        return None
+    seconds = _seconds("--stall-timeout", text)
+    need_stall_timeout("--stall-timeout", seconds)
+    return seconds
+
+
+def _seconds(option: str, text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise InputError(f"--timeout: got {text!r}, expected seconds, more than zero")
+        raise InputError(f"{option}: got {text!r}, expected seconds, more than zero")
     return seconds
