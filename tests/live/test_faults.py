@@ -194,6 +194,19 @@ def test_a_rank_that_stops_for_a_second_is_waited_for(start, backend):
     assert [(end.code, end.error) for end in job.ends([0, 1], within_s=40)] == [(0, ""), (0, "")]
 
 
+@pytest.mark.timing
+@pytest.mark.parametrize(("backend", "culprit"), [("all-reduce", 2), ("server", 2), ("server", 0)])
+def test_a_rank_whose_interpreter_stands_still_is_named_in_one_line_and_waited_for(four_ranks, backend, culprit):
+    outcomes = four_ranks.run(
+        "tests.live.faults:interpreter_that_stands_still", backend=backend, culprit=culprit, seconds=2.2, stall_timeout=1
+    )
+    assert [differing for differing, _ in outcomes] == [[]] * 4
+    ((speaker, line),) = [(rank, line) for rank, (_, lines) in enumerate(outcomes) for line in lines]
+    assert speaker == (1 if culprit == 0 else 0)
+    assert line.startswith(f"gradlane: rank {culprit} is alive, but its interpreter has not run for 1 s")
+    assert line.endswith("waiting for it, for up to 20 s (timeout=)")
+
+
 @both
 @pytest.mark.parametrize("fault", ["raise", "raise-in-with"])
 @pytest.mark.parametrize("culprit", [0, 1])

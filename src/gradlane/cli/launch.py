@@ -248,6 +248,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--network", metavar="FILE", help="plan for this network rather than measuring one")
     group.add_argument("--timeline", metavar="DIR", help="write what each rank did, and when, to this directory")
     group.add_argument("--timeout", metavar="SECONDS", type=_type(SECONDS), help="the longest that a collective may take")
+    group.add_argument("--stall-timeout", metavar="SECONDS", type=_type(SECONDS),
+                       help="how long a rank may say nothing: stopped, or its host cut off (default: 2.5)")  # fmt: skip
     group.add_argument("-h", "--help", action="help", help="show this and exit")
 
 
@@ -279,6 +281,8 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         files.read(_existing("--network", given.network), Network)
     if given.knobs is not None and not given.tune:
         files.read(_existing("--knobs", given.knobs), Tuned)
+    if given.stall_timeout is not None:
+        need_stall_timeout("--stall-timeout", given.stall_timeout)
     return LaunchOptions(
         policy=given.policy,
         policy_knobs=knobs,
@@ -293,6 +297,7 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         tune=given.tune,
         knobs=_absolute(given.knobs),
         timeout=given.timeout,
+        stall_timeout=given.stall_timeout,
         verify=given.verify,
         timeline=_absolute(given.timeline),
         ddp=given.ddp,

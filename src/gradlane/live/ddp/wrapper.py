@@ -57,7 +57,8 @@ class DistributedDataParallel(TorchDDP):
     The optimizers are found by themselves: the first training forward pass after a `step()` of
     optimizers that hold parameters of the module calls `gradlane.attach` for them. An optimizer
     that steps for the first time later is taken in before the next forward pass, and so are
-    parameters that were frozen. Torch sums the gradients before, and also afterwards where gradlane refuses the model; then one line says why.
+    parameters that were frozen. Torch sums the gradients before, and also afterwards where gradlane
+    refuses the model; then one line says why.
 
     `bucket_cap_mb`, `gradient_as_bucket_view`, `static_graph` and `find_unused_parameters` matter
     for as long as torch sums: gradlane's plan decides what travels together, and any parameter may
