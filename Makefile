@@ -5,7 +5,11 @@ PY = $(VENV)/bin/python
 STAMP = $(VENV)/.installed
 NATIVE = $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: run setup test fast check bench wheel clean
+# a release of PyTorch, as in `torch==2.4.*`; docs/versions.md says what was run on which
+VERSION ?= 2.4
+TORCH_TESTS ?= $(addprefix tests/live/test_,c10d.py equality.py faults.py attach.py gradient_groups.py)
+
+.PHONY: run setup test test-torch fast check bench wheel clean
 
 run: $(STAMP)          ## train a real network over a shaped link under every policy; prints a table
 	$(PY) -m gradlane compare --out out
@@ -17,6 +21,9 @@ test: $(STAMP)         ## every test
 
 fast: $(STAMP)         ## tests of planning and simulating: less than a minute, without torch
 	$(PY) -m pytest -m fast
+
+test-torch: .venv-torch-$(VERSION)/.installed  ## tests of sessions on another release: make test-torch VERSION=2.6
+	.venv-torch-$(VERSION)/bin/python -m pytest $(TORCH_TESTS)
 
 check: $(STAMP)        ## style, types and layers
 	$(VENV)/bin/ruff format --check src tests bench examples experiments
@@ -46,6 +53,12 @@ $(STAMP): pyproject.toml $(NATIVE)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[torch,demo,lab,dev]'
 	touch $@
 
+# gigabytes where the index has the release for CUDA alone
+.venv-torch-%/.installed: pyproject.toml $(NATIVE)
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==$*.*' -e '.[demo,lab,testing]' 'pytest>=8'
+	touch $@
+
 clean:
-	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench examples experiments -name __pycache__ -type d -prune -exec rm -rf {} +

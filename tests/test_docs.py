@@ -30,10 +30,10 @@ from tests.commands import ROOT, command_line
 from tests.unit.test_trace import kineto
 
 DOCUMENTS = [
-    "ARCHITECTURE.md", "README.md", "docs/README.md", "docs/asynchronous.md", "docs/auto.md", "docs/c10d.md",
+    "ARCHITECTURE.md", "README.md", "docs/README.md", "docs/asynchronous.md", "docs/auto.md", "docs/c10d.md", "docs/commands.md",
     "docs/cost-model.md", "docs/faults.md", "docs/fidelity.md", "docs/formats.md", "docs/lab.md", "docs/overhead.md",
     "docs/papers.md", "docs/planning.md", "docs/plugins.md", "docs/policies.md", "docs/priority.md", "docs/sharing.md",
-    "docs/traces.md", "docs/training-loops.md", "docs/training.md", "docs/tuning.md", "docs/wire.md",
+    "docs/traces.md", "docs/training-loops.md", "docs/training.md", "docs/tuning.md", "docs/versions.md", "docs/wire.md",
 ]  # fmt: skip
 SECONDS = 60
 """What a command that is run may take."""
@@ -310,7 +310,7 @@ def fault_of(words: list[str]) -> str | None:
     if words[0] == "gradlane":
         return fault_of_gradlane(words[1:])
     if words[0] == "make":
-        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         return None if words[1] in targets else f"the Makefile has no {words[1]}"
     if words[:2] == ["python", "-m"]:
         module, rest = words[2], words[3:]

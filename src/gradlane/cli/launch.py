@@ -27,7 +27,7 @@ from gradlane.compare.processes import quietly
 from gradlane.core import files
 from gradlane.core.backends import BackendName, refuse_what_cannot_be_done
 from gradlane.core.fields import did_you_mean
-from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
+from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions, need_stall_timeout
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import tunable
