@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.live.ranks import Ranks
+from tests.live.script_server import SCRIPTS, ScriptServer
 
-SCRIPTS = Path(__file__).with_name("scripts")
 FOR_EVER = 10**7
 START_S = 60.0
 
@@ -33,36 +30,10 @@ class End(NamedTuple):
     error: str
 
 
-class Server:
-    """The process of `scripts/server.py`."""
-
-    def __init__(self) -> None:
-        root = str(Path(__file__).parents[2])
-        environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, str(SCRIPTS / "server.py")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True,
-        )  # fmt: skip
-
-    def ask(self, **request: Any) -> int:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(10)
-        self._process.stdout.close()
-
-
 class Job:
     """The processes of one job, by rank, and what they print."""
 
-    def __init__(self, server: Server, folder: Path, world: int, *arguments: object) -> None:
+    def __init__(self, server: ScriptServer, folder: Path, world: int, *arguments: object) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self._server, self._folder = server, folder
@@ -118,14 +89,14 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    server = Server()
+def server() -> Iterator[ScriptServer]:
+    server = ScriptServer()
     yield server
     server.close()
 
 
 @pytest.fixture
-def start(server: Server, tmp_path: Path) -> Iterator[Any]:
+def start(server: ScriptServer, tmp_path: Path) -> Iterator[Any]:
     jobs = []
 
     def start(*arguments: Any) -> Job:

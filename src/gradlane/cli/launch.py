@@ -246,7 +246,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        help="compare the first 20 steps, and each 100th, with what DDP would have done, and end where they "
                        "differ: what to do first with a new script")  # fmt: skip
     group.add_argument("--network", metavar="FILE", help="plan for this network rather than measuring one")
-    group.add_argument("--timeline", metavar="DIR", help="write what each rank did, and when, to this directory")
+    group.add_argument("--timeline", metavar="DIR",
+                       help="write each rank's plan, and what it did and when, to this directory; a second session of a "
+                       "script (--ddp with two models) to DIR/session-2")  # fmt: skip
     group.add_argument("--timeout", metavar="SECONDS", type=_type(SECONDS), help="the longest that a collective may take")
     group.add_argument("--stall-timeout", metavar="SECONDS", type=_type(SECONDS),
                        help="how long a rank may say nothing: stopped, or its host cut off (default: 2.5)")  # fmt: skip

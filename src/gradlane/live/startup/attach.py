@@ -186,7 +186,8 @@ def attach_from(
     start = _start_of(job, resolved)
     may_cross = _may_cross(job, resolved.stepping.cross_barrier)
     terms = _terms(job, resolved, start, may_cross)
-    store = handshake.agree(terms, process_group, str(next(_attachments)), job.timeout_s, start.fault)
+    number = next(_attachments)
+    store = handshake.agree(terms, process_group, str(number), job.timeout_s, start.fault)
     backend = _connect(job, resolved, store, terms)
     with _given_back_on_failure(backend):
         if wrapped is None:
@@ -195,7 +196,7 @@ def attach_from(
         buffers_are_due = wrapped is None or wrapped.buffers_are_due
         session = _build(job, resolved, start, may_cross, store, backend, buffers_are_due)
     keep(session)
-    session.on_close(before=partial(_leave_files, resolved.folders), after=forget)
+    session.on_close(before=partial(_leave_files, resolved.folders.of_session(number)), after=forget)
     return session
 
 

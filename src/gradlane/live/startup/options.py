@@ -146,6 +146,18 @@ class FolderOptions(msgspec.Struct, frozen=True):
     timeline: Path | None = None
     profile: Path | None = None
 
+    def of_session(self, number: int) -> FolderOptions:
+        """The folders of one of a process's sessions: these of the first, and `session-2` in them of the
+        second.
+
+        Args:
+            number: of the session, from 0.
+        """
+        if number == 0:
+            return self
+        own = f"session-{number + 1}"
+        return FolderOptions(self.timeline and self.timeline / own, self.profile and self.profile / own)
+
 
 class AttachOptions(msgspec.Struct, frozen=True):
     """All options of `attach` but the model, its optimizers and the process group."""
