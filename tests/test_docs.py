@@ -30,10 +30,11 @@ from tests.commands import ROOT, command_line
 from tests.unit.test_trace import kineto
 
 DOCUMENTS = [
-    "ARCHITECTURE.md", "README.md", "docs/asynchronous.md", "docs/auto.md", "docs/c10d.md", "docs/cost-model.md",
-    "docs/faults.md", "docs/fidelity.md", "docs/formats.md", "docs/lab.md", "docs/overhead.md", "docs/papers.md",
-    "docs/planning.md", "docs/plugins.md", "docs/policies.md", "docs/priority.md", "docs/sharing.md", "docs/traces.md",
-    "docs/training-loops.md", "docs/training.md", "docs/tuning.md", "docs/wire.md",
+    "ARCHITECTURE.md", "README.md", "docs/README.md", "docs/asynchronous.md", "docs/auto.md", "docs/c10d.md",
+    "docs/commands.md", "docs/cost-model.md", "docs/faults.md", "docs/fidelity.md", "docs/formats.md", "docs/lab.md",
+    "docs/overhead.md", "docs/papers.md", "docs/planning.md", "docs/plugins.md", "docs/policies.md", "docs/priority.md",
+    "docs/sharing.md", "docs/traces.md", "docs/training-loops.md", "docs/training.md", "docs/tuning.md", "docs/versions.md",
+    "docs/wire.md",
 ]  # fmt: skip
 SECONDS = 60
 """What a command that is run may take."""
@@ -122,7 +123,7 @@ def commands(document: str) -> Iterator[Command]:
             yield Command(document, block.line + begun, re.sub(r"\s+#.*", "", text).strip(), shown)
     in_block = {block.line + n for block in blocks(document) for n in range(len(block.lines))}
     text = (ROOT / document).read_text()
-    for span in re.finditer(r"`([^`]+)`", text):
+    for span in re.finditer(r"(?<!`)`([^`]+)`(?!`)", text):
         line = text.count("\n", 0, span.start()) + 1
         if line not in in_block and STARTS.fullmatch(" ".join(span[1].split())):
             yield Command(document, line, " ".join(span[1].split()))

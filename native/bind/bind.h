@@ -24,4 +24,7 @@ void BindDispatcher(nanobind::module_& module);
 // Adds the class Engine, and to Node what a plan needs that the node carries out.
 void BindEngine(nanobind::module_& module, nanobind::class_<Node>& node);
 
+// Adds the class Heartbeat to the module.
+void BindHeartbeat(nanobind::module_& module);
+
 }  // namespace gradlane

@@ -67,6 +67,7 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
         (["--plan", "not-there.json", "SCRIPT"], "got 'not-there.json', which is not a file"),
         (["--knob", "partition_bytes", "SCRIPT"], "got 'partition_bytes', expected NAME=VALUE"),
         (["--timeout", "soon", "SCRIPT"], "got 'soon', expected seconds"),
+        (["--stall-timeout", "0.2", "SCRIPT"], "got 0.2, expected seconds, from 1 to 86400"),
         (["--backend", "nccl", "SCRIPT"], "invalid choice: 'nccl'"),
         (["--packet-bytes", "many", "SCRIPT"], "got 'many'"),
         (["--module", "SCRIPT"], "expected a SCRIPT"),
@@ -100,5 +101,15 @@ def test_a_mistake_is_told_before_anything_starts(script: Path, options: list[st
 def test_help_shows_our_options_first() -> None:
     help_text = invoke("launch", "--help")
     assert help_text.startswith("usage: gradlane launch [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]...")
-    for option in ("--nproc", "--policy", "--knob", "--plan", "--network", "--timeline", "--timeout", "--rdzv-endpoint"):
+    for option in (
+        "--nproc",
+        "--policy",
+        "--knob",
+        "--plan",
+        "--network",
+        "--timeline",
+        "--timeout",
+        "--stall-timeout",
+        "--rdzv-endpoint",
+    ):
         assert option in help_text

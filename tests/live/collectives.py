@@ -20,6 +20,7 @@ from torch import nn
 
 import gradlane.live.c10d as c10d
 from gradlane.errors import GradlaneError
+from gradlane.live.torch_versions import all_gather_single, reduce_scatter_single
 
 _FOLDS = {"SUM": np.add, "AVG": np.add, "MIN": np.minimum, "MAX": np.maximum, "PRODUCT": np.multiply}
 _groups: dict[str, Any] = {}
@@ -94,9 +95,7 @@ def check(
         _expect(mine, _reduced([lots[giver][rank] for giver in range(world)], op, kind), kind, what)
     elif what == "reduce_scatter_tensor":
         mine = empty()
-        dist.reduce_scatter_single(
-            mine, _tensor(np.concatenate([n.reshape(-1) for n in lots[rank]]), kind, "plain"), said, over
-        )
+        reduce_scatter_single(mine, _tensor(np.concatenate([n.reshape(-1) for n in lots[rank]]), kind, "plain"), said, over)
         _expect(mine, _reduced([lots[giver][rank] for giver in range(world)], op, kind), kind, what)
     elif what == "broadcast":
         mine = tensor(parts[rank])
@@ -109,7 +108,7 @@ def check(
             _expect(got[each], parts[each], kind, what)
     elif what == "all_gather_into_tensor":
         whole = torch.zeros((world * int(np.prod(shape)),), dtype=kind)
-        dist.all_gather_single(whole, tensor(parts[rank]), over)
+        all_gather_single(whole, tensor(parts[rank]), over)
         _expect(whole, np.concatenate([numbers.reshape(-1) for numbers in parts]), kind, what)
     elif what == "gather":
         got = [empty() for _ in range(world)] if rank == root else None
@@ -246,15 +245,11 @@ def refused(rank: int, world: int) -> list[str]:
     over = group()
     errors = []
     for call in (
-        lambda: (
-            dist.send(torch.ones(1), group_dst=1, group=over)
-            if rank == 0
-            else dist.recv(torch.ones(1), group_src=0, group=over)
-        ),
+        lambda: dist.send(torch.ones(1), 1, over) if rank == 0 else dist.recv(torch.ones(1), 0, over),
         lambda: dist.all_reduce(torch.ones(1, dtype=torch.int32), dist.ReduceOp.BXOR, over),
         lambda: dist.all_reduce(torch.ones(1, dtype=torch.int16), group=over),
         lambda: dist.all_reduce(torch.ones(1, device="meta"), group=over),
-        lambda: dist.all_gather_single(torch.ones(world * 2 + 1), torch.ones(2), over),
+        lambda: all_gather_single(torch.ones(world * 2 + 1), torch.ones(2), over),
     ):
         try:
             call()

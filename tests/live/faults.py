@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
+import logging
 import os
 import socket
 import threading
@@ -73,12 +75,12 @@ def attach_on_one_rank(rank: int, world: int, missing: int) -> tuple[str, str, f
     return "nothing", "", time.monotonic() - began
 
 
-def _attached(rank: int, backend: Any = "all-reduce") -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+def _attached(rank: int, backend: Any = "all-reduce", **more: Any) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     torch.manual_seed(7)
     model = Mlp()
     optimizer = momentum(model)
     policy = gradlane.policies.get("bytescheduler", **POLICIES["bytescheduler"])
-    options: dict[str, Any] = {"network": GIVEN, "profile_iterations": 1, "timeout": 20, "backend": backend}
+    options: dict[str, Any] = {"network": GIVEN, "profile_iterations": 1, "timeout": 20, "backend": backend, **more}
     return model, optimizer, gradlane.attach(model, optimizer, policy, **options)
 
 
@@ -142,6 +144,34 @@ def raises_in_a_callback(rank: int, world: int, method: str) -> tuple[str, str, 
     return type(failed).__name__, str(failed), repr(failed.__cause__), seconds
 
 
+def interpreter_that_stands_still(
+    rank: int, world: int, backend: str, culprit: int, seconds: float, **options: Any
+) -> tuple[list[str], list[str]]:
+    """What a long call that keeps the interpreter's lock changes in one rank's job, and what is said about it."""
+    if backend == "server":
+        options["summation_order"] = "rank"
+    lines: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gradlane").addHandler(listener)
+
+    def bits(pause: bool) -> dict[str, torch.Tensor]:
+        model, optimizer, session = _attached(rank, backend, **options)
+        generator = torch.Generator().manual_seed(rank)
+        for step in range(8):
+            if pause and step == 4 and rank == culprit:
+                ctypes.PyDLL(None).usleep(round(seconds * 1e6))
+            _step(model, optimizer, generator)
+        session.flush()
+        session.close()
+        return bits_of(model, optimizer)
+
+    try:
+        return differences(bits(False), bits(True)), lines
+    finally:
+        logging.getLogger("gradlane").removeHandler(listener)
+
+
 def _is_refused(stranger: socket.socket) -> bool:
     """Whether rank 0 closes the connection (the beats of a rank that it took for its own would arrive here)."""
     try:
@@ -170,17 +200,17 @@ def junk_on_the_control_port(rank: int, world: int) -> tuple[list[str], dict[str
         for step in range(8):
             if rank == 1 and step == 3:
                 address = session._driver.coordination.channel._connections[0].socket.getpeername()
-                hello, header = control_channel.Frame.HELLO, control_channel._HEADER
+                hello, header, version = control_channel.Frame.HELLO, control_channel._HEADER, control_channel._VERSION
                 for _ in range(200):
                     knock(b"")
                 doors = {
                     "random": knock(os.urandom(4096)),
                     "http": knock(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
-                    "huge": knock(header.pack(b"GLP1", hello, 1, 0, 1, 2**32 - 1)),
+                    "huge": knock(header.pack(b"GLP1", hello, version, 0, 1, 2**32 - 1)),
                     "version": knock(header.pack(b"GLP1", hello, 9, 0, 1, 32) + b"0" * 32),
-                    "token": knock(header.pack(b"GLP1", hello, 1, 0, 1, 32) + b"0" * 32),
-                    "rank": knock(header.pack(b"GLP1", hello, 1, 0, 7, 32) + b"0" * 32),
-                    "twice": knock(header.pack(b"GLP1", control_channel.Frame.FAIL, 1, 0, 1, 5) + b"\3\0\0\0\0"),
+                    "token": knock(header.pack(b"GLP1", hello, version, 0, 1, 32) + b"0" * 32),
+                    "rank": knock(header.pack(b"GLP1", hello, version, 0, 7, 32) + b"0" * 32),
+                    "twice": knock(header.pack(b"GLP1", control_channel.Frame.FAIL, version, 0, 1, 5) + b"\3\0\0\0\0"),
                 }
                 refused = {name: _is_refused(door) for name, door in doors.items()}
             _step(model, optimizer, generator)

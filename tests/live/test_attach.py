@@ -215,6 +215,7 @@ def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(a_world_of_o
         ({"weight": 9}, "weight: got 9, expected an integer from 1 to 8"),
         ({"order": "any"}, "order: got 'any', expected 'planned' or 'coordinator'"),
         ({"timeout": 0}, "timeout: got 0"),
+        ({"stall_timeout": 0.5}, "stall_timeout: got 0.5, expected seconds, from 1 to 86400"),
         ({"profile_iterations": 0}, "profile_iterations: got 0, expected 1 or more"),
         ({"backend": "nccl"}, "backend: got 'nccl', expected 'all-reduce' or 'server'"),
         ({"packet_bytes": 1024}, "packet_bytes: got 1024, expected none: packets are of backend='server'"),

@@ -21,6 +21,7 @@ NAMES = [
     "parametrized_in_the_middle",
     "a_branch_left_out_by_one_rank_only",
     "a_compiled_step",
+    "a_trunk_frozen_while_a_head_warms_up",
 ]
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.live.ranks import Ranks
+from tests.live.script_server import SCRIPTS, ScriptServer
 
-SCRIPTS = Path(__file__).with_name("scripts")
 FOR_EVER = 10**7
 START_S = 60.0
 
@@ -33,36 +30,10 @@ class End(NamedTuple):
     error: str
 
 
-class Server:
-    """The process of `scripts/server.py`."""
-
-    def __init__(self) -> None:
-        root = str(Path(__file__).parents[2])
-        environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, str(SCRIPTS / "server.py")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True,
-        )  # fmt: skip
-
-    def ask(self, **request: Any) -> int:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(10)
-        self._process.stdout.close()
-
-
 class Job:
     """The processes of one job, by rank, and what they print."""
 
-    def __init__(self, server: Server, folder: Path, world: int, *arguments: object) -> None:
+    def __init__(self, server: ScriptServer, folder: Path, world: int, *arguments: object) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self._server, self._folder = server, folder
@@ -118,14 +89,14 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    server = Server()
+def server() -> Iterator[ScriptServer]:
+    server = ScriptServer()
     yield server
     server.close()
 
 
 @pytest.fixture
-def start(server: Server, tmp_path: Path) -> Iterator[Any]:
+def start(server: ScriptServer, tmp_path: Path) -> Iterator[Any]:
     jobs = []
 
     def start(*arguments: Any) -> Job:
@@ -192,6 +163,19 @@ def test_a_rank_that_stops_for_a_second_is_waited_for(start, backend):
     time.sleep(1)
     job.signal(1, signal.SIGCONT)
     assert [(end.code, end.error) for end in job.ends([0, 1], within_s=40)] == [(0, ""), (0, "")]
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize(("backend", "culprit"), [("all-reduce", 2), ("server", 2), ("server", 0)])
+def test_a_rank_whose_interpreter_stands_still_is_named_in_one_line_and_waited_for(four_ranks, backend, culprit):
+    outcomes = four_ranks.run(
+        "tests.live.faults:interpreter_that_stands_still", backend=backend, culprit=culprit, seconds=2.2, stall_timeout=1
+    )
+    assert [differing for differing, _ in outcomes] == [[]] * 4
+    ((speaker, line),) = [(rank, line) for rank, (_, lines) in enumerate(outcomes) for line in lines]
+    assert speaker == (1 if culprit == 0 else 0)
+    assert line.startswith(f"gradlane: rank {culprit} is alive, but its interpreter has not run for 1 s")
+    assert line.endswith("waiting for it, for up to 20 s (timeout=)")
 
 
 @both

@@ -8,7 +8,8 @@ from gradlane import policies
 from gradlane.core.backends import BACKENDS, refuse_what_cannot_be_done
 from gradlane.core.network import Network
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from gradlane.errors import PlanError
+from gradlane.errors import PlanError, UnsupportedError
+from gradlane.live.torch_versions import require_release
 
 ONE = Profile("one", "none", (TensorProfile(TensorSpec("a", 8), 0, 0),), (Layer("only", 1),), 0)
 
@@ -28,3 +29,9 @@ def test_servers_refuse_nothing_but_those_apart_half_a_sum():
     refuse_what_cannot_be_done(plan, "server")
     with pytest.raises(PlanError, match=r"messages\[0\] is split into push and pull, .* expected .* \(servers=0,"):
         refuse_what_cannot_be_done(plan, "server", external=True)
+
+
+def test_what_a_release_of_pytorch_cannot_do_is_refused_by_name():
+    require_release((2, 4), "a session")
+    with pytest.raises(UnsupportedError, match=r"^a session on cuda: got PyTorch .*, expected 99\.1 or newer"):
+        require_release((99, 1), "a session on cuda")

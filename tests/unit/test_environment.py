@@ -18,7 +18,9 @@ STARTUP = {
     "live/backends/parameter_server.py",  # TORCHELASTIC_RESTART_COUNT
     "live/remote_update/attach.py",
     "live/startup/boot.py",  # the options of `gradlane launch`
+    "live/startup/options.py",  # the same, where a script was started in another way
     "live/startup/rendezvous.py",  # RANK, WORLD_SIZE, MASTER_PORT
+    "live/startup/validation.py",  # WORLD_SIZE
 }
 
 

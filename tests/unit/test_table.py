@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradlane.compare.records import Comparison, Result
+from gradlane.core.records.speedup import Speedup
 from gradlane.errors import FormatError, InputError
 from gradlane.report.table import render
 from gradlane.report.terminal import print_table
@@ -21,14 +22,16 @@ COMPARISON = Comparison(
     link_bits_per_second=500_000_000,
     model="mlp",
     parameter_bytes=4 * 2**20,
-    bound=1.8,
+    turns=3,
+    bound=Speedup(1.8, 1.7, 1.9, 3),
     bound_text="computation alone",
     results=(
-        Result("blocks", (50 * MS, 60 * MS, 40 * MS), 0.75, 0.12345, True),
-        Result("torch-ddp", (100 * MS, 110 * MS, 90 * MS), None, 0.12345, None),
-        Result("p3", (), None, None, None, "rank 1 stopped: [red]out of memory"),
-        Result("wfbp", (200 * MS,), 0.0, 0.5, False),
+        Result("blocks", (50 * MS, 60 * MS, 40 * MS), Speedup(2.0, 1.9, 2.25, 3), True, 0.75, 0.12345, True),
+        Result("torch-ddp", (100 * MS, 110 * MS, 90 * MS), Speedup(1.0, 1.0, 1.0, 3), False, None, 0.12345, None),
+        Result("p3", (), note="rank 1 stopped: [red]out of memory"),
+        Result("wfbp", (200 * MS,), Speedup(0.5, 0.5, 0.5, 3), False, 0.0, 0.5, False),
     ),
+    remarks=("! blocks is above the bound",),
 )
 
 
@@ -68,22 +71,9 @@ def test_no_cell_is_cut_and_nothing_is_coloured(command, columns):
         assert text.splitlines()[0].endswith("update 5.72 ms")
 
 
-def test_quantiles_are_interpolated():
-    result = Result("torch-ddp", tuple(step * MS for step in range(1, 12)))
-    assert [result.quantile_ns(part) for part in (0, 0.1, 0.5, 0.9, 1)] == [1 * MS, 2 * MS, 6 * MS, 10 * MS, 11 * MS]
-    assert Result("torch-ddp", (1, 2)).median_ns == 1.5
-    assert Result("torch-ddp", ()).median_ns is None
-
-
-def test_the_ratio_is_the_median_of_ddp_over_the_policys():
-    assert [COMPARISON.ratio(result) for result in COMPARISON.results] == [2.0, 1.0, None, 0.5]
-
-
 def test_without_ddp_there_is_no_ratio():
-    result = Result("blocks", (5,))
-    alone = Comparison("c", "m", 1, None, "mlp", 4, None, "", (result,))
-    assert alone.ratio(result) is None
-    assert "blocks 0.00 0.00 0.00 - - - -" in printed(alone)
+    alone = Comparison("c", "m", 1, None, "mlp", 4, 1, None, "", (Result("blocks", (5,)),))
+    assert "blocks 0.00 - - - - -" in printed(alone)
 
 
 def test_the_table_has_ddp_first_the_best_marked_and_the_bound_below():
@@ -91,15 +81,17 @@ def test_the_table_has_ddp_first_the_best_marked_and_the_bound_below():
     assert lines[0] == "mlp, 4.0 MiB of parameters, 2 hosts, 500 Mbit/s links"
     rows = [line for line in lines if line.split(" ")[0] in ("torch-ddp", "blocks", "p3", "wfbp")]
     assert rows == [
-        "torch-ddp 100.0 92.0 108.0 1.00 - 0.1235 -",
-        "blocks 50.0 42.0 58.0 2.00 * 75% 0.1235 yes",
-        "p3 - - - - - - - rank 1 stopped: [red]out of memory",
-        "wfbp 200.0 200.0 200.0 0.50 0% 0.5000 no",
+        "torch-ddp 100.0 1.00 1.00..1.00 - 0.1235 -",
+        "blocks 50.0 2.00 !* 1.90..2.25 75% 0.1235 yes",
+        "p3 - - - - - - rank 1 stopped: [red]out of memory",
+        "wfbp 200.0 0.50 0.50..0.50 0% 0.5000 no",
     ]
-    assert lines[-3:] == [
-        "bound: 1.80 x DDP, computation alone",
+    assert lines[-4:] == [
+        "bound: 1.80 x DDP (1.70..1.90), computation alone",
+        "! blocks is above the bound",
         "on 2 cores, emulated hosts",
-        "* best ratio to torch DDP, above 1 is faster; = DDP: parameters and buffers at the end equal DDP's bit for bit",
+        "x DDP: torch DDP's step over this one's, the median of 3 turns; * the best; = DDP: parameters and buffers at the end "
+        "equal DDP's bit for bit",
     ]
 
 
@@ -108,22 +100,23 @@ def test_a_comparison_reads_back_equal():
 
 
 def test_a_loss_that_is_no_number_is_written_as_null_and_read_as_none():
-    diverged = Comparison("c", "m", 1, None, "mlp", 4, float("inf"), "", (Result("torch-ddp", (5,), None, float("nan")),))
-    read = Comparison.from_json(diverged.to_json())
-    assert read.bound is None
+    result = Result("torch-ddp", (5,), Speedup(1.0, 1.0, 1.0, 1), final_loss=float("nan"))
+    read = Comparison.from_json(Comparison("c", "m", 1, None, "mlp", 4, 1, None, "", (result,)).to_json())
     assert read.results[0].final_loss is None
-    assert "torch-ddp 0.00 0.00 0.00 1.00 * - - -" in printed(read)
+    assert "torch-ddp 0.00 1.00 * 1.00..1.00 - - -" in printed(read)
     assert "bound: unknown" in printed(read)
 
 
 @pytest.mark.parametrize(
     ("place", "value", "fault"),
     [
-        (["format"], "gradlane.plan", "got 'gradlane.plan' version 1, expected gradlane.comparison version 1"),
-        (["version"], 2, "got 'gradlane.comparison' version 2"),
+        (["format"], "gradlane.plan", "got 'gradlane.plan' version 2, expected gradlane.comparison version 2"),
+        (["version"], 1, "got 'gradlane.comparison' version 1"),
         (["extra"], 1, "unknown field `extra`"),
         (["body", "hosts"], 0, "hosts: got 0"),
         (["body", "results", 0, "step_ns"], [1, -1], r"step_ns\[1\]: got -1"),
+        (["body", "turns"], 0, "turns: got 0"),
+        (["body", "bound", "ratio"], 2.0, "ratio: got 2.0, expected a number from low to high"),
         (["body", "results", 0, "hidden"], 1.1, "hidden: got 1.1"),
         (["body", "results", 0, "policy"], "torch-ddp", "expected each policy once"),
     ],

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import platform
 import shlex
-import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,9 +20,10 @@ from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import parse_counts, read_profile
 from gradlane.cli.inputs.types import COUNT, FACTOR, SECONDS, make_folder, rate_or_none, whole_number
 from gradlane.cli.terminal import console
-from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
+from gradlane.compare.arms import ArmSpec
+from gradlane.compare.evaluation import evaluate
 from gradlane.compare.processes import run_on_ranks
-from gradlane.compare.records import Comparison, Result, Sweep
+from gradlane.compare.records import Sweep
 from gradlane.compare.runner import Trial, run_all
 from gradlane.core import files
 from gradlane.core.backends import BACKENDS
@@ -65,8 +65,8 @@ _LINKS = "links.jsonl"
     help="all-reduce, server.",
     shell_complete=lambda ctx, param, incomplete: completion.beginning_with(incomplete, BACKENDS),
 )
-@click.option("--rounds", type=COUNT, default=3, show_default=True, help="Turns that each policy gets.")
-@click.option("--steps", type=COUNT, default=4, show_default=True, help="Measured steps a turn.")
+@click.option("--rounds", type=COUNT, default=5, show_default=True, help="Turns that each policy gets.")
+@click.option("--steps", type=COUNT, default=2, show_default=True, help="Measured steps a turn.")
 @click.option(
     "--batch-size",
     type=COUNT,
@@ -90,6 +90,9 @@ _LINKS = "links.jsonl"
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out: Path | None, **options: Any) -> None:
     """Train in turns under torch DDP and under each policy, and compare.
+
+    "x DDP" is the median, over turns, of DDP's step divided by the policy's in the same turn; p25..p75 is how far turns
+    differ. A ratio above what the run's own bound permits is marked with "!", and a line below the table says why.
 
     Without MODEL it is a network on images of digits, and the parameters after the last step are compared with DDP's
     bit for bit. MODEL is a profile's file or a name of `gradlane zoo`: an emulated device with its tensors and times, on
@@ -140,7 +143,7 @@ def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out:
         if exit_code:
             raise RunError("the comparison", exit_code)
         first = msgspec.json.decode((folder / "rank-0.json").read_bytes())
-        comparison = _comparison(first, counts[0], rates[0])
+        comparison = evaluate(first, command=_command(), machine=_machine(), hosts=counts[0], link_bits_per_second=rates[0])
         (folder / "comparison.json").write_bytes(comparison.to_json())
         (folder / "timeline.json").write_bytes(_trace(folder, [arm.name for arm in arms], counts[0]))
     if as_json:
@@ -187,46 +190,6 @@ def _command() -> str:
 
 def _machine() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}"
-
-
-def _comparison(first: dict[str, Any], hosts: int, link_bits: int | None) -> Comparison:
-    arms = first["arms"]
-    compute_ns = statistics.median(arms[ALONE]["step_ns"])
-    communicate_ns = first["communicate_ns"]
-    baseline_ns = statistics.median(arms[BASELINE]["step_ns"])
-    min_message_ns = max(compute_ns, communicate_ns)
-    defaults = [ArmSpec(AUTO, backend).name for backend in BACKENDS]
-    results = []
-    for name, arm in arms.items():
-        if name == ALONE:
-            continue  # it is no policy, and only the bound uses it
-        exposed = max(0.0, statistics.median(arm["step_ns"]) - compute_ns)
-        results.append(
-            Result(
-                policy=name,
-                step_ns=tuple(arm["step_ns"]),
-                hidden=max(0.0, 1 - exposed / communicate_ns),
-                final_loss=arm["final_loss"],
-                # beyond two ranks a sum's last bits depend on how it is cut, which differs between
-                # two runs of DDP too
-                equal_to_ddp=arm["equal_to_ddp"] if hosts == 2 else arm["equal_to_ddp"] or None,
-                note="default" if name in defaults else "",
-            )
-        )
-    return Comparison(
-        command=_command(),
-        machine=_machine(),
-        hosts=hosts,
-        link_bits_per_second=link_bits,
-        model=first["model"],
-        parameter_bytes=first["parameter_bytes"],
-        bound=baseline_ns / min_message_ns,
-        bound_text=(
-            f"a step takes at least the longer of computing ({compute_ns / 1e6:.0f} ms alone) and communicating "
-            f"({communicate_ns / 1e6:.0f} ms as one all-reduce); hidden: the part of the latter that does not lengthen the step"
-        ),
-        results=tuple(results),
-    )
 
 
 def _trace(folder: Path, names: Sequence[str], hosts: int) -> bytes:

@@ -27,7 +27,7 @@ from gradlane.compare.processes import quietly
 from gradlane.core import files
 from gradlane.core.backends import BackendName, refuse_what_cannot_be_done
 from gradlane.core.fields import did_you_mean
-from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
+from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions, need_stall_timeout
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import tunable
@@ -246,8 +246,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        help="compare the first 20 steps, and each 100th, with what DDP would have done, and end where they "
                        "differ: what to do first with a new script")  # fmt: skip
     group.add_argument("--network", metavar="FILE", help="plan for this network rather than measuring one")
-    group.add_argument("--timeline", metavar="DIR", help="write what each rank did, and when, to this directory")
+    group.add_argument("--timeline", metavar="DIR",
+                       help="write each rank's plan, and what it did and when, to this directory; a second session of a "
+                       "script (--ddp with two models) to DIR/session-2")  # fmt: skip
     group.add_argument("--timeout", metavar="SECONDS", type=_type(SECONDS), help="the longest that a collective may take")
+    group.add_argument("--stall-timeout", metavar="SECONDS", type=_type(SECONDS),
+                       help="how long a rank may say nothing: stopped, or its host cut off (default: 2.5)")  # fmt: skip
     group.add_argument("-h", "--help", action="help", help="show this and exit")
 
 
@@ -279,6 +283,8 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         files.read(_existing("--network", given.network), Network)
     if given.knobs is not None and not given.tune:
         files.read(_existing("--knobs", given.knobs), Tuned)
+    if given.stall_timeout is not None:
+        need_stall_timeout("--stall-timeout", given.stall_timeout)
     return LaunchOptions(
         policy=given.policy,
         policy_knobs=knobs,
@@ -293,6 +299,7 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         tune=given.tune,
         knobs=_absolute(given.knobs),
         timeout=given.timeout,
+        stall_timeout=given.stall_timeout,
         verify=given.verify,
         timeline=_absolute(given.timeline),
         ddp=given.ddp,

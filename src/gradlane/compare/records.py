@@ -8,16 +8,15 @@ import itertools
 import statistics
 
 import msgspec
-import numpy as np
 
-from gradlane.compare.arms import BASELINE
 from gradlane.core.fields import MAX_BYTES, MAX_NS, need, need_int, need_name
 from gradlane.core.files import MAX_FILE_BYTES
+from gradlane.core.records.speedup import Speedup
 from gradlane.errors import FormatError
 
 FORMAT = "gradlane.comparison"
 SWEEP_FORMAT = "gradlane.sweep"
-VERSION = 1
+VERSION = 2
 
 
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,6 +25,8 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         policy: its name.
         step_ns: length of each measured step on rank 0; empty if the run gave none.
+        speedup: over torch DDP in the same turns; None without steps of both.
+        beats_bound: whether that is above the comparison's bound; its remarks then say why.
         hidden: fraction of communication that was overlapped, 0 to 1; None if not observed.
         final_loss: None if it was not finite.
         equal_to_ddp: whether the final parameters equal DDP's bit for bit; None if not compared.
@@ -34,6 +35,8 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     policy: str
     step_ns: tuple[int, ...]
+    speedup: Speedup | None = None
+    beats_bound: bool = False
     hidden: float | None = None
     final_loss: float | None = None
     equal_to_ddp: bool | None = None
@@ -45,13 +48,10 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             need_int(f"step_ns[{index}]", step, 1, MAX_NS)
         need(self.hidden is None or 0 <= self.hidden <= 1, "hidden", self.hidden, "a part from 0 to 1")
 
-    def quantile_ns(self, part: float) -> float | None:
-        """The interpolated quantile `part` (0 to 1) of the step times, in ns; None without steps."""
-        return float(np.quantile(self.step_ns, part)) if self.step_ns else None
-
     @property
     def median_ns(self) -> float | None:
-        return self.quantile_ns(0.5)
+        """The median step in ns; None without steps."""
+        return statistics.median(self.step_ns) if self.step_ns else None
 
 
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,8 +60,11 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         machine: what it ran on, for people.
         link_bits_per_second: None if links were not shaped.
-        bound, bound_text: the ratio to DDP that no schedule can exceed, and how it was computed.
+        turns: how many turns each policy had, with as many measured steps each.
+        bound, bound_text: the speedup over DDP that no schedule can exceed, from the same turns,
+            and how it was computed.
         results: one for each policy.
+        remarks: what to know before relying on the ratios; a line each.
     """
 
     command: str
@@ -70,26 +73,23 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     link_bits_per_second: int | None
     model: str
     parameter_bytes: int
-    bound: float | None
+    turns: int
+    bound: Speedup | None
     bound_text: str
     results: tuple[Result, ...]
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         need_int("hosts", self.hosts, 1, 1_000_000)
+        need_int("turns", self.turns, 1, 1_000_000)
         need_int("parameter_bytes", self.parameter_bytes, 1, MAX_BYTES)
         if self.link_bits_per_second is not None:
             need_int("link_bits_per_second", self.link_bits_per_second, 1, 10**15)
         policies = [result.policy for result in self.results]
         need(len(set(policies)) == len(policies), "results", "a policy twice", "each policy once")
 
-    def ratio(self, result: Result) -> float | None:
-        """DDP's median step over this one's: above 1 is faster. None if either has no steps."""
-        baseline = next((other.median_ns for other in self.results if other.policy == BASELINE), None)
-        own = result.median_ns
-        return None if baseline is None or own is None else baseline / own
-
     def to_json(self) -> bytes:
-        """Encode as JSON; `from_json` gives back an equal value. A bound that is not finite becomes
+        """Encode as JSON; `from_json` gives back an equal value. A loss that is not finite becomes
         null.
         """
         return msgspec.json.encode({"format": FORMAT, "version": VERSION, "body": self})
@@ -127,6 +127,8 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         predicted_ns, bound_ns: the simulated iteration time of this arm's plan, and the lower
             bound.
         network: as measured by the run.
+        turns: how many turns the steps are of, as many in each.
+        speedup: over torch DDP in the same turns; None where torch DDP was not measured.
         final_step_ns: steps of the final rounds, in which only the fastest arms took part.
     """
 
@@ -143,6 +145,13 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     network: str = ""
     equal_to_ddp: bool | None = None
     final_step_ns: tuple[int, ...] = ()
+    turns: int = 1
+    speedup: Speedup | None = None
+
+    @property
+    def beats_bound(self) -> bool:
+        """Whether the median step is shorter than any schedule permits, by what the run measured."""
+        return self.median_ns < self.bound_ns
 
     @property
     def median_ns(self) -> int:
@@ -152,9 +161,6 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def error(self) -> float:
         """Relative error of the prediction; above 0 if the simulator was too slow."""
         return self.predicted_ns / self.median_ns - 1
-
-    def quantile_ns(self, part: float) -> float:
-        return float(np.quantile(self.step_ns, part))
 
 
 class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

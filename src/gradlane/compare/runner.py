@@ -22,6 +22,7 @@ from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
+from gradlane.core.records.speedup import Speedup, turn_times
 from gradlane.errors import RunError
 from gradlane.planning.plans import make_plan
 from gradlane.planning.questions.prediction import predict
@@ -141,6 +142,7 @@ def cells_of(trial: Trial, folder: Path) -> list[Cell]:
     networks.
     """
     measured = _measured(folder)
+    turns = {name: turn_times(arm["step_ns"], trial.rounds) for name, arm in measured.items()}
     cells = []
     for name, _, outcome in predicted(trial, folder):
         network = _network(trial, folder, name)
@@ -163,6 +165,8 @@ def cells_of(trial: Trial, folder: Path) -> list[Cell]:
                     f"({network.min_message_latency_ns} latency)"
                 ),
                 equal_to_ddp=measured[name]["equal_to_ddp"],
+                turns=trial.rounds,
+                speedup=Speedup.of(turns[BASELINE], turns[name]),
             )
         )
     return cells

@@ -82,15 +82,19 @@ class ArmOutcome(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What one rank leaves in `rank-N.json`; `communicate_ns`: all gradients as one all-reduce, by
-    the fit.
+    """What one rank leaves in `rank-N.json`.
+
+    Attributes:
+        turns: how many turns the steps of each arm are of.
+        all_reduce_ns: as many all-reduces of all gradients as an arm had steps, in the same turns.
     """
 
     rank: int
     model: str
     parameter_bytes: int
     batch_size: int
-    communicate_ns: int
+    turns: int
+    all_reduce_ns: tuple[int, ...]
     network: str
     arms: dict[str, ArmOutcome]
 
@@ -196,7 +200,10 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
     say(f"{maker.described}\n{sums}")
     specs = (None, None, *config.arms)
     arms: list[Arm] = []
+    all_reduce_ns: list[int] = []
     for turn in range(config.rounds + 1):
+        if turn:
+            all_reduce_ns += maker.all_reduces(config.steps)
         for place, spec in enumerate(specs):
             if not turn:
                 arms.append(maker.arm((BASELINE, ALONE)[place] if spec is None else spec.name, spec))
@@ -224,9 +231,16 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
     outcomes |= _leave(finalists, arms[0], Path(config.out))
     for over, network in maker.networks.items():
         files.write(Path(config.out, f"network-{over}-rank{rank}.json"), network)
-    source = maker.networks["all-reduce"].source
-    ordered = {arm.name: outcomes[arm.name] for arm in arms}
-    return Outcome(rank, maker.described, maker.size_bytes, maker.batch_size, maker.communicate_ns, source, ordered)
+    return Outcome(
+        rank=rank,
+        model=maker.described,
+        parameter_bytes=maker.size_bytes,
+        batch_size=maker.batch_size,
+        turns=config.rounds,
+        all_reduce_ns=tuple(all_reduce_ns),
+        network=maker.networks["all-reduce"].source,
+        arms={arm.name: outcomes[arm.name] for arm in arms},
+    )
 
 
 class _Maker:
@@ -250,6 +264,17 @@ class _Maker:
         if self._profile is None:
             self.batch_size = config.batch_size or _batch_size_for(self.communicate_ns)
             self.described = f"{type(model).__name__} on digits at batch {self.batch_size}"
+
+    def all_reduces(self, count: int) -> list[int]:
+        """Sum as many bytes as all gradients have, once not counted; returns the other `count` times."""
+        sums = torch.zeros(self.size_bytes // 4)
+        took_ns = []
+        for _ in range(count + 1):
+            dist.barrier()
+            began = time.perf_counter_ns()
+            dist.all_reduce(sums)
+            took_ns.append(time.perf_counter_ns() - began)
+        return took_ns[1:]
 
     def arm(self, name: str, spec: ArmSpec | None) -> Arm:
         if spec is None or spec.policy == AUTO:

@@ -7,10 +7,21 @@ from collections.abc import Mapping
 import msgspec
 
 from gradlane.core.backends import BackendName, SummationOrder
+from gradlane.core.fields import need
 from gradlane.errors import InputError
 
 LAUNCH_VARIABLE = "GRADLANE_OPTIONS"
 """The environment variable in which a launcher hands `LaunchOptions` to the ranks."""
+STALL_TIMEOUT_S = 2.5
+"""Seconds after which a rank that says nothing is an error, where no option says otherwise: five beats."""
+
+
+def need_stall_timeout(name: str, seconds: float) -> None:
+    """Raise `InputError` unless a rank may be silent for `seconds`.
+
+    Ranks speak every 0.5 s, and one beat may be late.
+    """
+    need(1 <= seconds <= 86_400, name, seconds, "seconds, from 1 to 86400")
 
 
 class LaunchOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -33,6 +44,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     tune: bool = False
     knobs: str | None = None
     timeout: float | None = None
+    stall_timeout: float | None = None
     verify: bool = False
     timeline: str | None = None
     profile: str | None = None

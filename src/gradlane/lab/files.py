@@ -30,7 +30,7 @@ def read_spec(path: str | Path) -> LabSpec:
         return msgspec.json.decode(data, type=LabSpec)
     except ImportError as error:
         raise InputError(
-            f"{path}: reading YAML needs PyYAML ({error}); install it with: pip install pyyaml, or use JSON"
+            f"{path}: reading YAML needs PyYAML ({error}); install it with: pip install 'gradlane[lab]', or use JSON"
         ) from error
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `")

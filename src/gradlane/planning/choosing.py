@@ -59,15 +59,15 @@ class Choosing(TrialRunner[Choice]):
         Args:
             predicted_ns: the predicted iteration time of what is kept, if there is a prediction.
         """
-        kept_ns, safe_ns = self.median_ns(self.choice), self.median_ns(self._safe)
+        kept_ns = self.median_ns(self.choice)
         assert kept_ns is not None
         said = f"{kept_ns / 1e6:.3g} ms an iteration"
         if predicted_ns is not None:
             said += f" (predicted {predicted_ns / 1e6:.3g})"
         if self.choice == self._safe:
             said += ", nothing tried was faster"
-        elif safe_ns is not None:
-            said += f", {safe_ns / kept_ns:.2f} times as fast as {self._safe} at {safe_ns / 1e6:.3g}"
+        elif compared := self.compared(self._safe, str(self._safe)):
+            said += f", {compared}"
         trials = len({str(attempt.choice) for attempt in self.attempts})
         return (
             f"auto keeps {self.choice}: {said}; {trials} plans tried in {self.iterations} iterations, "

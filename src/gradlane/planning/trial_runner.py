@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from gradlane.core.fields import need, need_int
+from gradlane.core.records.speedup import Speedup, disturbed
 
 Choice = TypeVar("Choice")
 
@@ -21,7 +22,6 @@ Choice = TypeVar("Choice")
 # two, more
 _CUT_AT = (3.0, 1.5, 1.25)
 _FINALS = 3  # at most this many of the best choices are measured again
-_FAR = 1.25  # the starting choice is not measured again if it takes this many times the best median
 _WORTH_A_CHANGE = 0.99
 
 
@@ -92,9 +92,9 @@ class TrialRunner(Generic[Choice]):
     starts once `loss` iterations' time is lost.
 
     A lucky trial does not win: after the last trial the best choices are measured again, the next
-    best if they do not hold, and then the starting choice unless it is far slower. Only choices
-    that were measured twice are kept, and the median over all their iterations counts. A choice
-    must be faster than the starting one by 1 %.
+    best if they do not hold, and then the starting choice, cut as any trial is, so that a starting
+    choice that was disturbed is found out too. Only choices that were measured twice are kept, and
+    the median over all their iterations counts. A choice must be faster than the starting one by 1 %.
 
     Args:
         start: the starting choice.
@@ -136,7 +136,8 @@ class TrialRunner(Generic[Choice]):
             return False
         self._times.append(iteration_ns)
         bad = False
-        if best_ns is not None and self._finals is None:  # choices that are measured again were good before
+        # choices that are measured again were good before, except for the starting one
+        if best_ns is not None and (self._finals is None or self.choice == self._start):
             bad = min(self._times) > best_ns * _CUT_AT[min(len(self._times), len(_CUT_AT)) - 1]
         wanted = self._options.iterations
         if self._finals is not None:
@@ -171,17 +172,14 @@ class TrialRunner(Generic[Choice]):
         return self.choice != before
 
     def _next_final(self) -> Choice | None:
-        """What to measure again: the best choice not yet repeated, then the start if it is near."""
+        """What to measure again: the best choice not yet repeated, then the start."""
         assert self._finals is not None
         best = self._best()
         if best == self._start:
             return None
         if best not in self._finals and len(self._finals) < _FINALS:
             return best
-        best_ns, start_ns = self.median_ns(best), self.median_ns(self._start)
-        assert best_ns is not None
-        assert start_ns is not None
-        return self._start if self._start not in self._finals and start_ns < best_ns * _FAR else None
+        return self._start if self._start not in self._finals else None
 
     # -- what was found ----------------------------------------------------------------------------------
 
@@ -192,8 +190,32 @@ class TrialRunner(Generic[Choice]):
 
     def median_ns(self, choice: Choice) -> int | None:
         """The median over all measured iterations with `choice`, or None if there are none."""
-        times = [time for attempt in self.attempts if attempt.choice == choice for time in attempt.times_ns]
+        times = [time for attempt in self._of(choice) for time in attempt.times_ns]
         return round(median(times)) if times else None
+
+    def compared(self, to: Choice, name: str) -> str | None:
+        """How many times as fast as `to` the current choice was, for people.
+
+        The first trial of one is compared with the first of the other, and so on: those that were
+        measured again were measured side by side.
+
+        Args:
+            to: a choice.
+            name: what to call it.
+
+        Returns:
+            A clause, which says it where the trials of `to` took different times; None if one of
+            both was not measured.
+        """
+        own, theirs = ([median(attempt.times_ns) for attempt in self._of(choice)] for choice in (self.choice, to))
+        if not own or not theirs:
+            return None
+        said = f"{Speedup.of(theirs, own)} as {name}"
+        differing = disturbed(theirs)
+        return said if differing is None else f"{said} ({differing})"
+
+    def _of(self, choice: Choice) -> list[Attempt[Choice]]:
+        return [attempt for attempt in self.attempts if attempt.choice == choice]
 
     @property
     def best_ns(self) -> int | None:
@@ -210,8 +232,3 @@ class TrialRunner(Generic[Choice]):
             if time_ns is not None and time_ns < best_ns:
                 best, best_ns = choice, time_ns
         return best
-
-    def gain(self) -> float:
-        """How many times as fast as the starting choice the current one was; 1.0 if unknown."""
-        start_ns, now_ns = self.median_ns(self._start), self.median_ns(self.choice)
-        return start_ns / now_ns if start_ns and now_ns else 1.0

@@ -65,7 +65,7 @@ class Tuning(TrialRunner[Knobs]):
         sizes = ", ".join(
             f"{name}={format_bytes(value) if name.endswith('_bytes') else value}" for name, value in self.knobs.items()
         )
-        gain = f"{self.gain():.2f} times as fast as as given" if self.knobs != self.start else "as given"
+        gain = self.compared(self.start, "the given sizes") if self.knobs != self.start else "as given"
         now_ns = self.median_ns(self.knobs) or 0
         return (
             f"{self._space.policy.name} tuned in {len(self.attempts)} trials, {self.iterations} iterations, "

@@ -8,7 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gradlane.compare.arms import BASELINE
+from gradlane.compare.evaluation import trial_remarks
 from gradlane.compare.records import Cell, Sweep
+from gradlane.report.table import speedup_cells
 from gradlane.report.terminal import print_table
 from gradlane.units import format_rate
 
@@ -37,18 +39,18 @@ def _render_trial(cells: tuple[Cell, ...], console: Console) -> None:
     title = f"{first.model}, {first.hosts} hosts, {link}{scale}; computing alone takes {first.compute_ns / 1e6:.1f} ms"
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("policy")
-    for heading in ("step ms", "p10", "p90", "x DDP", "simulated", "error", "bound"):
+    for heading in ("step ms", "x DDP", "p25..p75", "simulated", "error", "bound"):
         table.add_column(heading, justify="right")
-    baseline = next((cell for cell in cells if cell.arm == BASELINE), None)
-    best = min(cells, key=lambda cell: cell.median_ns)
+    best = max(cells, key=lambda cell: cell.speedup.ratio if cell.speedup else 1 / cell.median_ns)
     for cell in cells:
-        ratio = "-" if baseline is None else f"{baseline.median_ns / cell.median_ns:.2f}{' *' if cell is best else ''}"
-        times = [cell.median_ns, cell.quantile_ns(0.1), cell.quantile_ns(0.9)]
-        row = [cell.arm, *(f"{each / 1e6:.1f}" for each in times), ratio]
+        ratio = speedup_cells(cell.speedup, cell is best, cell.beats_bound)
+        row = [cell.arm, f"{cell.median_ns / 1e6:.1f}", *ratio]
         row += [f"{cell.predicted_ns / 1e6:.1f}", f"{cell.error:+.1%}", f"{cell.bound_ns / 1e6:.1f}"]
         table.add_row(*(Text(each) for each in row), style="bold green" if cell is best else None)
     console.print(Text(title, style="italic"))
     print_table(table, console)
+    for line in trial_remarks(cells):
+        console.print(Text(line))
 
 
 def _best(cells: tuple[Cell, ...], predicted: bool) -> Cell:

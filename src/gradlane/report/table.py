@@ -8,6 +8,7 @@ from rich.text import Text
 
 from gradlane.compare.arms import BASELINE
 from gradlane.compare.records import Comparison
+from gradlane.core.records.speedup import Speedup
 from gradlane.report.terminal import print_table
 from gradlane.units import format_bytes, format_rate
 
@@ -20,21 +21,19 @@ def render(comparison: Comparison, console: Console) -> None:
     # must fit 80 columns
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("policy")
-    for heading in ("step ms", "p10", "p90", "x DDP", "hidden", "loss"):
+    for heading in ("step ms", "x DDP", "p25..p75", "hidden", "loss"):
         table.add_column(heading, justify="right")
     table.add_column("= DDP")
     noted = any(result.note for result in comparison.results)
     if noted:
         table.add_column("note")
-    ratios = {result.policy: comparison.ratio(result) for result in comparison.results}
-    best = max((ratio for ratio in ratios.values() if ratio is not None), default=None)
+    best = max((result.speedup.ratio for result in comparison.results if result.speedup is not None), default=None)
     for result in sorted(comparison.results, key=lambda result: result.policy != BASELINE):
-        ratio = ratios[result.policy]
-        is_best = ratio is not None and ratio == best
+        is_best = result.speedup is not None and result.speedup.ratio == best
         cells = [
             result.policy,
-            *(_ms(result.quantile_ns(part)) for part in (0.5, 0.1, 0.9)),
-            "-" if ratio is None else f"{ratio:.2f}{' *' if is_best else ''}",
+            _ms(result.median_ns),
+            *speedup_cells(result.speedup, is_best, result.beats_bound),
             "-" if result.hidden is None else f"{result.hidden:.0%}",
             "-" if result.final_loss is None else f"{result.final_loss:.4f}",
             {True: "yes", False: "no", None: "-"}[result.equal_to_ddp],
@@ -47,11 +46,25 @@ def render(comparison: Comparison, console: Console) -> None:
     console.print(_below(comparison))
 
 
+def speedup_cells(speedup: Speedup | None, is_best: bool, beats_bound: bool) -> tuple[str, str]:
+    """The cells "x DDP", with its marks, and "p25..p75"."""
+    if speedup is None:
+        return "-", "-"
+    marks = ("!" if beats_bound else "") + ("*" if is_best else "")
+    return f"{speedup.ratio:.2f}" + (f" {marks}" if marks else ""), speedup.spread
+
+
 def _below(comparison: Comparison) -> Text:
-    bound = "unknown" if comparison.bound is None else f"{comparison.bound:.2f} x DDP"
-    text = f"bound: {bound}, {comparison.bound_text}" if comparison.bound_text else f"bound: {bound}"
-    key = "* best ratio to torch DDP, above 1 is faster; = DDP: parameters and buffers at the end equal DDP's bit for bit"
-    return Text(f"{text}\non {comparison.machine}\n{key}")
+    bound = "bound: unknown"
+    if comparison.bound is not None:
+        bound = f"bound: {comparison.bound.ratio:.2f} x DDP ({comparison.bound.spread})"
+    if comparison.bound_text:
+        bound += f", {comparison.bound_text}"
+    key = (
+        f"x DDP: torch DDP's step over this one's, the median of {comparison.turns} turns; * the best; "
+        "= DDP: parameters and buffers at the end equal DDP's bit for bit"
+    )
+    return Text("\n".join((bound, *comparison.remarks, f"on {comparison.machine}", key)))
 
 
 def _ms(time_ns: float | None) -> str:

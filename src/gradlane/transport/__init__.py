@@ -1,8 +1,9 @@
-"""The data plane from Python: nodes that send, sum and return gradients. Imports the native module,
-never torch.
+"""The data plane from Python: nodes that send, sum and return gradients, and the beats of a control
+channel. Imports the native module, never torch.
 """
 
 from gradlane.transport.engine import MessageMemory, NodeEngine
+from gradlane.transport.heartbeat import Heartbeat
 from gradlane.transport.node import ALL, DTYPES, OPS, SHARDED, Node, NodeOptions, WireLane
 from gradlane.transport.rules import UNBOUNDED, Adam, Part, Rule, Sgd
 
@@ -13,6 +14,7 @@ __all__ = [
     "SHARDED",
     "UNBOUNDED",
     "Adam",
+    "Heartbeat",
     "MessageMemory",
     "Node",
     "NodeEngine",

@@ -7,7 +7,6 @@ first failure raises that failure. Any thread may call any method; those that wa
 
 from __future__ import annotations
 
-import ctypes
 import os
 import weakref
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from gradlane.errors import (
     PeerFailed,
     PeerStalled,
 )
+from gradlane.transport.forks import spare_in_child
 from gradlane.transport.rules import PARTS, Part, Rule
 
 ALL = -1
@@ -104,20 +104,6 @@ class NodeOptions:
     max_bytes: int = 1 << 40
 
 
-_started: weakref.WeakSet[Node] = weakref.WeakSet()
-
-
-def _keep_in_child() -> None:
-    """Run no destructors of nodes in a forked child, which has neither their threads nor consistent
-    locks.
-    """
-    for node in _started:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(node._native))
-
-
-os.register_at_fork(after_in_child=_keep_in_child)
-
-
 def _close(native: NativeNode, pid: int) -> None:
     if os.getpid() == pid:
         native.close()
@@ -164,7 +150,7 @@ class Node:
             code, _, text = str(error).partition(":")
             kind = CommunicationError if code == "12" else InputError
             raise kind(f"transport: {text}") from None
-        _started.add(self)
+        spare_in_child(self)
         # runs at the interpreter's exit too, so that queued bytes are still sent
         self._ended = weakref.finalize(self, _close, self._native, os.getpid())
 

@@ -177,12 +177,12 @@ class Planner:
         group, device = backend.control_group, backend.control_device
         data = files.dumps(own) if own is not None else b""
         size = torch.tensor([len(data)], dtype=torch.int64, device=device)
-        collective(lambda: dist.broadcast(size, group_src=0, group=group))
+        collective(lambda: dist.broadcast(size, 0, group))
         payload = torch.zeros(int(size), dtype=torch.uint8, device=device)
         rank = dist.get_rank(group)
         if rank == 0:
             payload.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        collective(lambda: dist.broadcast(payload, group_src=0, group=group))
+        collective(lambda: dist.broadcast(payload, 0, group))
         plan = files.loads(payload.cpu().numpy().tobytes(), Plan)
         mine = int(plan.fingerprint, 16) >> 1  # fits a signed 64-bit integer
         prints = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device)

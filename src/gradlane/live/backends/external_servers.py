@@ -41,13 +41,14 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     packet_bytes: int
     rank_order: bool
     lanes: tuple[tuple[int, int], ...]  # (dscp, socket_priority)
+    dead_s: float
     timeout_s: float
 
     @staticmethod
     def of(options: NodeOptions, timeout_s: float) -> Call:
         lanes = tuple((lane.dscp, lane.socket_priority) for lane in options.lanes)
         shared = (options.world, options.servers, options.generation, options.fingerprint, options.packet_bytes)
-        return Call(*shared, options.rank_order, lanes, timeout_s)
+        return Call(*shared, options.rank_order, lanes, options.dead_s, timeout_s)
 
     def options(self, server: int, max_bytes: int) -> NodeOptions:
         return NodeOptions(
@@ -61,6 +62,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             rank_order=self.rank_order,
             tell_tables=True,
             lanes=tuple(WireLane(*lane) for lane in self.lanes),
+            dead_s=self.dead_s,
             max_bytes=max_bytes,
         )
 

@@ -73,6 +73,7 @@ class ParameterServerBackend:
         fingerprint: 32 bytes, a digest of what the ranks have agreed on.
         packet_bytes: a multiple of 64 up to 512 KiB.
         rank_order: add the ranks' parts in rank order, for the same bits in every run.
+        stall_timeout_s: seconds after which a process that says nothing is an error.
         external: number of servers in processes of their own; 0 for one in each rank's process.
         servers_store: "host:port" of the store at which external servers meet the job; None for the
             job's own.
@@ -99,6 +100,7 @@ class ParameterServerBackend:
         fingerprint: bytes,
         packet_bytes: int,
         rank_order: bool,
+        stall_timeout_s: float = NodeOptions.dead_s,
         external: int = 0,
         servers_store: str | None = None,
         weight: int = 1,
@@ -126,6 +128,7 @@ class ParameterServerBackend:
             fingerprint=fingerprint,
             packet_bytes=packet_bytes,
             rank_order=rank_order,
+            dead_s=stall_timeout_s,
         )
         self._weight = weight
         self._formations = 0

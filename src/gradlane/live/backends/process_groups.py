@@ -5,6 +5,9 @@ After a failure some sums never end, because they wait for ranks that are gone. 
 calls their callbacks on its own threads, and if such a thread calls Python while the interpreter is
 being finalised, the process aborts: it dies by SIGABRT and not with the script's exit code. So at
 exit the connections of unfinished sums are shut down first, which ends those sums.
+
+A group is destroyed only when torch.distributed has let go of every callback: its thread takes the
+interpreter's lock for that, and some releases hold the lock while they wait for the thread.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -24,7 +26,7 @@ import torch.distributed as dist
 
 from gradlane.live.backends.sockets import Sockets, ends_of, open_sockets
 
-_END_S = 5.0  # for sums to end once their connections are shut down
+_END_S = 5.0  # for sums to end once their connections are shut down, and for callbacks
 
 
 OnEnd = Callable[[BaseException | None], None]
@@ -40,12 +42,13 @@ class UnderWay:
     Args:
         works: what torch.distributed returned for them.
         callback: called once, with None, or with the error of a work that failed.
-        after: called after that, with this object.
+        after: called with this object when torch has let go of the callback.
     """
 
     def __init__(self, works: Sequence[Any], callback: OnEnd, after: Callable[[UnderWay], None]) -> None:
         self._works, self._callback, self._after = works, callback, after
-        self._is_to_tell = False
+        self.is_to_tell = False
+        """Whether `tell` was called."""
 
     @property
     def has_ended(self) -> bool:
@@ -54,22 +57,37 @@ class UnderWay:
 
     def tell(self) -> None:
         """Call the callback: from within this call if all have ended, else when they have."""
-        if self._is_to_tell:
+        if self.is_to_tell:
             return
-        self._is_to_tell = True
+        self.is_to_tell = True
         futures = [work.get_future() for work in self._works]
-        (futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)).add_done_callback(self._ended)
+        (futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)).add_done_callback(
+            _Once(self._ended, self._let_go)
+        )
 
     def _ended(self, future: Any) -> None:
         try:
-            try:
-                future.wait()
-            except Exception as error:
-                self._callback(error)
-            else:
-                self._callback(None)
-        finally:
-            self._after(self)
+            future.wait()
+        except Exception as error:
+            self._callback(error)
+        else:
+            self._callback(None)
+
+    def _let_go(self) -> None:
+        self._after(self)
+
+
+class _Once:
+    """A future's callback; `after` is called when the future has let go of it."""
+
+    def __init__(self, call: Callable[[Any], None], after: Callable[[], None]) -> None:
+        self._call, self._after = call, after
+
+    def __call__(self, future: Any) -> None:
+        self._call(future)
+
+    def __del__(self) -> None:
+        self._after()
 
 
 class ProcessGroups:
@@ -119,19 +137,21 @@ class ProcessGroups:
 
     def under_way(self, works: Sequence[Any], callback: OnEnd) -> UnderWay:
         """As `when_ended`, but `callback` is not called before the result's `tell` was."""
-        begun = UnderWay(works, callback, self._has_ended)
+        begun = UnderWay(works, callback, self._is_over)
         with self._changed:
             self._under_way.add(begun)
         return begun
 
-    def _has_ended(self, ended: UnderWay) -> None:
+    def _is_over(self, begun: UnderWay) -> None:
         with self._changed:
-            self._under_way.discard(ended)
+            self._under_way.discard(begun)
             self._changed.notify_all()
 
     def close(self) -> None:
         """Destroy the groups; no collective may be in flight."""
         atexit.unregister(self._end)
+        with self._changed:
+            self._changed.wait_for(lambda: not any(begun.is_to_tell for begun in self._under_way), _END_S)
         for group in self._all:
             # at exit the script may already have destroyed all groups
             with contextlib.suppress(ValueError, AssertionError):
@@ -147,11 +167,9 @@ class ProcessGroups:
             if ends_of(fd) is not None:
                 with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
                     one.shutdown(socket.SHUT_RDWR)
-        deadline = time.monotonic() + _END_S
         with self._changed:
             for begun in list(self._under_way):
                 begun.tell()
-            while self._under_way and time.monotonic() < deadline:
-                self._changed.wait(deadline - time.monotonic())
-        if not self._under_way:
+            are_over = self._changed.wait_for(lambda: not self._under_way, _END_S)
+        if are_over:
             self.close()  # this also ends the threads that run the callbacks

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from gradlane.live.torch_versions import require_release
+
 
 class Event(Protocol):
     """A point in a stream; over once the work queued before it is done."""
@@ -93,5 +95,12 @@ class _DeviceStream:
 
 
 def streams_of(device: torch.device) -> Streams | None:
-    """The streams of `device`; None for the CPU, which runs work at once."""
-    return None if device.type == "cpu" else DeviceStreams(device)
+    """The streams of `device`; None for the CPU, which runs work at once.
+
+    Raises:
+        UnsupportedError: this release of PyTorch has no `torch.accelerator`.
+    """
+    if device.type == "cpu":
+        return None
+    require_release((2, 6), f"a session on {device.type}")
+    return DeviceStreams(device)

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradlane.live.torch_versions import all_gather_single, reduce_scatter_single
+
 _SEGMENT_BYTES = 512 << 10
 
 
@@ -51,7 +53,7 @@ class TwoPhase:
         if self._whole is not self._tensor:
             self._whole[: self._tensor.numel()] = self._tensor
         if not self._on_cpu:
-            return [dist.reduce_scatter_tensor(self._shares[0][0], self._whole, group=group, async_op=True)]
+            return [reduce_scatter_single(self._shares[0][0], self._whole, group=group, async_op=True)]
         return [
             dist.all_to_all_single(shares.view(-1), segment, group=group, async_op=True)
             for segment, shares in zip(self._segments, self._shares, strict=True)
@@ -66,7 +68,7 @@ class TwoPhase:
     def gather(self, group: Any) -> list[Any]:
         """Begin the all-gather. Returns the works of torch.distributed to wait for."""
         return [
-            dist.all_gather_single(segment, shares[0], group=group, async_op=True)
+            all_gather_single(segment, shares[0], group=group, async_op=True)
             for segment, shares in zip(self._segments, self._shares, strict=True)
         ]
 

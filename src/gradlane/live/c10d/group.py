@@ -25,7 +25,8 @@ from gradlane.live.backends.addresses import own_address
 from gradlane.live.c10d.options import Options
 from gradlane.live.c10d.parts import NUMBERS, Parts, check_alike, chunks_of, contiguous, copied, listed, split
 from gradlane.live.c10d.work import Futures, Work
-from gradlane.transport import NodeOptions
+from gradlane.live.torch_versions import KEEPS_WORKS
+from gradlane.transport import Node, NodeOptions
 from gradlane.transport.formation import form
 
 _OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "sum", ReduceOp.MIN: "min", ReduceOp.MAX: "max", ReduceOp.PRODUCT: "product"}
@@ -41,6 +42,11 @@ _LOCAL_PACKET_BYTES = 512 << 10
 _PACKET_BYTES = 128 << 10
 
 _thread = threading.local()
+
+
+def _close(node: Node, futures: Futures) -> None:
+    node.close()
+    futures.close()
 
 
 @contextmanager
@@ -107,11 +113,13 @@ class Group(_Base):  # type: ignore[misc]
         )
         self._node = form(store, wanted, own_address(), timeout_s, options.packet_bytes or _LOCAL_PACKET_BYTES)
         self._futures = Futures()
+        self._works: set[Work] | None = None if KEEPS_WORKS else set()
         self._under_way: deque[tuple[range, list[torch.Tensor]]] = deque()
         self._next_id = 0
         self._lock = threading.Lock()
-        # also closes the node at exit, if the script never destroys the group
-        self._close_node = weakref.finalize(self, self._node.close)
+        # also at exit, if the script never destroys the group, and when the last reference to it is
+        # gone: before PyTorch 2.7 `destroy_process_group` does not call `shutdown`
+        self._close = weakref.finalize(self, _close, self._node, self._futures)
 
     # -- collectives that reduce --------------------------------------------------------------------------------
 
@@ -278,8 +286,7 @@ class Group(_Base):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Send what is queued, leave the group and end the threads. May be called twice."""
-        self._close_node()
-        self._futures.close()
+        self._close()
         self._under_way.clear()
 
     def abort(self) -> None:
@@ -290,8 +297,8 @@ class Group(_Base):  # type: ignore[misc]
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout_s = timeout.total_seconds()
 
-    # torch's C++ calls these by name; without them it would ask for a backend within the group, and
-    # there is none
+    # torch calls these by name, newer releases from C++ and older ones from Python; without them it
+    # would ask for a backend within the group, and there is none
 
     def getBackendName(self) -> str:
         return "gradlane"
@@ -308,6 +315,9 @@ class Group(_Base):  # type: ignore[misc]
     def getGroupDesc(self) -> str:
         return self._description
 
+    _set_group_name, group_name = setGroupName, property(getGroupName)
+    _set_group_desc, group_desc = setGroupDesc, property(getGroupDesc)
+
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
@@ -318,14 +328,15 @@ class Group(_Base):  # type: ignore[misc]
     # -- inside --------------------------------------------------------------------------------------
 
     def _parts(self) -> Parts:
-        if not self._close_node.alive:
+        if not self._close.alive:
             raise CommunicationError("the process group is closed")
         return Parts()
 
     def _work(self, parts: Parts, tensors: list[torch.Tensor], opts: Any) -> Work:
         given_s = opts.timeout.total_seconds() if opts is not None else 0.0
         timeout_s = given_s if given_s > 0 else self._timeout_s
-        return Work(self._node, self._futures, self._start(parts), tensors, parts.held, timeout_s, parts.conclude)
+        ids = self._start(parts)
+        return Work(self._node, self._futures, ids, tensors, parts.held, timeout_s, parts.conclude, self._works)
 
     def _reduction(self, tensors: list[torch.Tensor], opts: Any) -> tuple[str, Callable[[torch.Tensor], Any] | None]:
         """The node's operation for a reduction, and what to call on the result (None for nothing).

@@ -31,6 +31,7 @@ class Work(dist.Work):
         timeout_s: seconds after which `wait()` fails the group.
         finish: called once, by whoever finds the collective ended first, to bring the result into
             `tensors`.
+        kept: where this object stays until somebody has heard of the end; None if torch keeps it.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Work(dist.Work):
         held: list[torch.Tensor],
         timeout_s: float,
         finish: Callable[[], None],
+        kept: set[Work] | None,
     ) -> None:
         super().__init__()
         self._node, self._futures, self._ids, self._tensors = node, futures, ids, tensors
@@ -50,6 +52,9 @@ class Work(dist.Work):
         self._error: JobError | None = None
         self._lock = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
+        self._kept = kept
+        if kept is not None:
+            kept.add(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the result.
@@ -75,6 +80,7 @@ class Work(dist.Work):
             # a timeout: abort, so that nothing is written to this memory later
             if self._node.failure() is None:
                 self._node.abort(str(error))
+            self._has_been_heard_of()
             raise
         self._conclude()
         return True
@@ -129,6 +135,11 @@ class Work(dist.Work):
             self._finish()
             self._held.clear()
             self._over = True
+        self._has_been_heard_of()
+
+    def _has_been_heard_of(self) -> None:
+        if self._kept is not None:
+            self._kept.discard(self)
 
 
 class Futures:
@@ -158,9 +169,10 @@ class Futures:
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None:
             self._asked.put(None)
-            thread.join()
+            if thread is not threading.current_thread():
+                thread.join()
 
     def _run(self) -> None:
         while (work := self._asked.get()) is not None:

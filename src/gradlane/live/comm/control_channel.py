@@ -3,21 +3,24 @@
 It carries what collectives cannot say: that a rank is alive (every `BEAT_S`), that it failed and
 why, that it leaves in order, rank 0's choices and decisions, and the rolling hash of the messages
 that a rank has issued. A dead process is noticed when the kernel closes its connection, and a
-silent one after `SILENCE_S`. A slow rank is not taken for a dead one, since a thread of its own
-sends the beats. Rank 0 passes on what it learns, so that every rank ends with an error that names
-the same culprit.
+silent one after `stall_timeout`. A slow rank is not taken for a dead one, since a thread in native
+code sends the beats, whatever Python does (`gradlane.transport.Heartbeat`). A beat says for how
+long the sender's interpreter has not run; one line names a rank of which that is long. Rank 0
+passes on what it learns, so that every rank ends with an error that names the same culprit.
 
 Wire: each frame has a 16-byte little-endian header (magic, type, version, rank, length) and at most
 `MAX_PAYLOAD` bytes of payload. Anything else closes that one connection. Nothing is unpickled or
 evaluated. Whoever connects must send the job's token first; the token keeps jobs apart and is no
 secret.
 
-Each process has one thread for this, on which the callbacks run.
+Each process has one thread in Python for this, which reads and on which the callbacks run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import os
 import secrets
 import selectors
@@ -25,6 +28,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from enum import IntEnum
@@ -32,19 +36,22 @@ from typing import Any
 
 from gradlane.errors import CommunicationError, JobError, OrderError, PeerDied, PeerError, PeerFailed, PeerStalled
 from gradlane.live.backends.addresses import own_address
+from gradlane.transport import Heartbeat
+
+log = logging.getLogger("gradlane")
 
 BEAT_S = 0.5
-SILENCE_S = 2.5  # five beats
+_END_S = 2.5  # how long `close` waits for a callback that runs
 MAX_PAYLOAD = 16 * 1024  # bytes
 MAX_STRANGERS = 64  # connections that have not sent the token yet
 _HEADER = struct.Struct("<4sBBHII")  # magic, type, version, reserved, rank, payload bytes
 _MAGIC = b"GLP1"
-_VERSION = 1
+_VERSION = 2
 
 
 class Frame(IntEnum):
     HELLO = 1  # token
-    BEAT = 2
+    BEAT = 2  # milliseconds for which the sender's interpreter has not run (4 bytes)
     FAIL = 3  # kind (1 byte), culprit rank (4 bytes), text
     BYE = 4
     CHOICE = 5  # iteration (8 bytes), message (4 bytes)
@@ -53,6 +60,7 @@ class Frame(IntEnum):
     BUFFERS = 8  # forward passes that have ended (8 bytes), why rank 0 sends its buffers (4 bytes)
 
 
+_BEAT = struct.Struct("<I")
 _PAIR = struct.Struct("<QI")
 _HASH = struct.Struct("<QQ")
 _FAIL = struct.Struct("<BI")
@@ -66,24 +74,29 @@ class _Cause(IntEnum):
     OTHER = 5
 
 
-class _Connection:
-    """One socket with its unread bytes. Any thread may send; a lock keeps frames whole."""
+def _header(frame: Frame, rank: int, payload_bytes: int) -> bytes:
+    return _HEADER.pack(_MAGIC, frame, _VERSION, 0, rank, payload_bytes)
 
-    def __init__(self, sock: socket.socket) -> None:
+
+class _Connection:
+    """One socket with its unread bytes. The channel's thread reads; any thread may send, by way of
+    `heartbeat` once that knows the socket.
+    """
+
+    def __init__(self, sock: socket.socket, heartbeat: Heartbeat) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.settimeout(SILENCE_S)
+        sock.settimeout(BEAT_S)
         self.socket = sock
         self.rank: int | None = None  # known after HELLO
-        self.heard = time.monotonic()
+        # whoever has never been heard is not silent: rank 0 may not have come to it yet
+        self.heard = math.inf
         self.said_bye = False
+        self.was_slow = False  # its interpreter did not run for long, and one line has said so
+        self._heartbeat = heartbeat
         self._unread = bytearray()
-        self._lock = threading.Lock()
 
     def send(self, frame: Frame, rank: int, payload: bytes = b"") -> None:
-        data = _HEADER.pack(_MAGIC, frame, _VERSION, 0, rank, len(payload)) + payload
-        # whoever reads from the connection notices that it is broken
-        with contextlib.suppress(OSError), self._lock:
-            self.socket.sendall(data)
+        self._heartbeat.send(self.socket.fileno(), _header(frame, rank, len(payload)) + payload)
 
     def receive(self) -> list[tuple[Frame, int, bytes]]:
         """Read from the socket and return the frames that have arrived: type, rank, payload.
@@ -117,6 +130,7 @@ class ControlChannel:
         rank: of this process.
         world: number of ranks.
         timeout_s: seconds after which a rank that does not connect is an error.
+        stall_timeout_s: seconds after which a rank that says nothing is an error.
         on_failure: called with an error if another rank is gone, stalled or failed, or if ranks
             issued messages in different orders.
         on_choice: called with an iteration and the message that is next in it, on ranks other
@@ -136,6 +150,7 @@ class ControlChannel:
         rank: int,
         world: int,
         timeout_s: float,
+        stall_timeout_s: float,
         on_failure: Callable[[JobError], None],
         on_choice: Callable[[int, int], None],
         on_left: Callable[[int], None],
@@ -143,6 +158,7 @@ class ControlChannel:
         on_buffers: Callable[[int, int], None] = lambda forward, why: None,
     ) -> None:
         self._rank, self._world = rank, world
+        self._timeout_s, self._stall_timeout_s = timeout_s, stall_timeout_s
         self._on_failure, self._on_choice, self._on_left, self._on_decision = on_failure, on_choice, on_left, on_decision
         self._on_buffers = on_buffers
         self._selector = selectors.DefaultSelector()
@@ -154,16 +170,22 @@ class ControlChannel:
         self._wake_read, self._wake_write = os.pipe()
         self._closing = False
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        if rank == 0:
-            self._listen(store, timeout_s)
-        else:
-            self._connect(store, timeout_s)
+        self._heartbeat = Heartbeat(_header(Frame.BEAT, rank, _BEAT.size), BEAT_S)
+        try:
+            if rank == 0:
+                self._listen(store)
+            else:
+                self._connect(store)
+        except BaseException:
+            self._release()
+            raise
         self._thread = threading.Thread(target=self._run, name="gradlane-peers", daemon=True)
         self._thread.start()
+        _open.add(self)
 
     # -- meeting -----------------------------------------------------------------------------------
 
-    def _listen(self, store: Any, timeout_s: float) -> None:
+    def _listen(self, store: Any) -> None:
         token = secrets.token_hex(16)
         address = own_address()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -171,29 +193,32 @@ class ControlChannel:
         self._token = token.encode()
         self._selector.register(self._listener, selectors.EVENT_READ)
         store.set("peers", f"{address} {self._listener.getsockname()[1]} {token}")
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + self._timeout_s
         while len(self._met) < self._world - 1:
             if time.monotonic() > deadline:
                 missing = sorted(set(range(1, self._world)) - self._met)
-                self._release()
                 raise CommunicationError(
                     f"rank 0 listens on {address} for the control channel and ranks {missing} did not connect within "
-                    f"{timeout_s:.0f} s; is that address reachable from them? (it is the one that leads to MASTER_ADDR)"
+                    f"{self._timeout_s:.0f} s; is that address reachable from them? (it is the one that leads to MASTER_ADDR)"
                 )
             self._poll(0.2)
 
-    def _connect(self, store: Any, timeout_s: float) -> None:
+    def _connect(self, store: Any) -> None:
         try:
-            store.wait(["peers"], timedelta(seconds=timeout_s))
+            store.wait(["peers"], timedelta(seconds=self._timeout_s))
             address, port, token = store.get("peers").decode().split()
-            connection = _Connection(socket.create_connection((address, int(port)), timeout=timeout_s))
+            to_rank_0 = socket.create_connection((address, int(port)), timeout=self._timeout_s)
+            to_rank_0.sendall(_header(Frame.HELLO, self._rank, len(token)) + token.encode())
         except (OSError, RuntimeError) as error:
-            self._release()
             raise CommunicationError(f"rank {self._rank} cannot reach the control channel of rank 0: {error}") from None
-        connection.rank = 0
-        connection.send(Frame.HELLO, self._rank, token.encode())
-        self._connections[0] = connection
+        connection = _Connection(to_rank_0, self._heartbeat)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+        self._met_rank(0, connection)
+
+    def _met_rank(self, rank: int, connection: _Connection) -> None:
+        connection.rank = rank
+        self._connections[rank] = connection
+        self._heartbeat.add(connection.socket.fileno())
 
     # -- what the session says ---------------------------------------------------------------------
 
@@ -253,27 +278,27 @@ class ControlChannel:
             connection.send(Frame.BYE, self._rank)
         self._closing = True
         os.write(self._wake_write, b"x")
-        self._thread.join(timeout=SILENCE_S)
+        self._thread.join(timeout=_END_S)
         self._release()
 
     # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        next_beat = time.monotonic()
+        next_look = time.monotonic()
         while not self._closing:
             now = time.monotonic()
-            if now >= next_beat:
+            if now >= next_look:
                 # if this thread itself was stopped for long, it must listen before it judges others
-                late = now - next_beat > BEAT_S
-                next_beat = now + BEAT_S
-                for connection in list(self._connections.values()):
-                    connection.send(Frame.BEAT, self._rank)
-                    if late:
-                        connection.heard = now
+                if now - next_look > BEAT_S:
+                    for connection in list(self._connections.values()):
+                        connection.heard = max(connection.heard, now)
+                next_look = now + BEAT_S
                 self._look_for_silence(now)
-            self._poll(max(0.0, next_beat - time.monotonic()))
+            self._poll(max(0.0, next_look - time.monotonic()))
 
     def _poll(self, timeout_s: float) -> None:
+        """Read what has come, or comes within `timeout_s`, which is at most `BEAT_S`."""
+        self._heartbeat.lives()
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
                 self._accept()
@@ -285,7 +310,7 @@ class ControlChannel:
         if len(self._strangers) >= MAX_STRANGERS:  # so many never sent HELLO: make room
             self._drop(self._strangers[0])
         try:
-            connection = _Connection(self._listener.accept()[0])
+            connection = _Connection(self._listener.accept()[0], self._heartbeat)
         except OSError:  # it is gone again, or no descriptor is free: make room for ranks
             for stranger in list(self._strangers):
                 self._drop(stranger)
@@ -310,13 +335,14 @@ class ControlChannel:
         if not known or not 0 < rank < self._world or rank in self._met:
             raise ValueError("a stranger")
         self._met.add(rank)
-        connection.rank = rank
         self._strangers.remove(connection)
-        self._connections[rank] = connection
+        self._met_rank(rank, connection)
 
     def _handle(self, connection: _Connection, frame: Frame, rank: int, payload: bytes) -> None:
         assert connection.rank is not None
-        if frame is Frame.FAIL:
+        if frame is Frame.BEAT:
+            self._look_for_slowness(connection, _BEAT.unpack(payload)[0] / 1000)
+        elif frame is Frame.FAIL:
             kind, culprit = _FAIL.unpack_from(payload)
             text = payload[_FAIL.size :].decode(errors="replace")
             if self._rank == 0:
@@ -340,11 +366,26 @@ class ControlChannel:
             iteration, rolling_hash = _HASH.unpack(payload)
             self._compare(iteration, connection.rank, rolling_hash)
 
+    def _look_for_slowness(self, connection: _Connection, not_run_s: float) -> None:
+        # one rank says it, once: rank 0, or rank 1 about rank 0
+        if not_run_s > self._stall_timeout_s and not connection.was_slow and self._rank <= 1:
+            connection.was_slow = True
+            log.warning(
+                "gradlane: rank %d is alive, but its interpreter has not run for %.0f s (a long call that keeps Python's "
+                "lock?): waiting for it, for up to %.0f s (timeout=)",
+                connection.rank,
+                not_run_s,
+                self._timeout_s,
+            )
+
     def _look_for_silence(self, now: float) -> None:
         for rank, connection in list(self._connections.items()):
-            if now - connection.heard > SILENCE_S and not connection.said_bye:
+            if now - connection.heard > self._stall_timeout_s and not connection.said_bye:
                 self._drop(connection)
-                text = f"said nothing for {now - connection.heard:.1f} s and its connection is open: stopped or cut off"
+                text = (
+                    f"said nothing for {now - connection.heard:.1f} s and its connection is open: stopped or cut off; if it "
+                    f"comes back by itself, raise stall_timeout= ({self._stall_timeout_s:g} s)"
+                )
                 self._broadcast_failure(_Cause.STALLED, rank, text)
                 self._on_failure(_failure(_Cause.STALLED, rank, text))
 
@@ -377,20 +418,41 @@ class ControlChannel:
     def _drop(self, connection: _Connection) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.socket)
+        self._heartbeat.remove(connection.socket.fileno())
         connection.socket.close()
         if connection in self._strangers:
             self._strangers.remove(connection)
         if connection.rank is not None:
             self._connections.pop(connection.rank, None)
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: take no part, and hold no connection open whose end would then be hidden."""
+        self._closing = True
+        self._close_sockets()
+
     def _release(self) -> None:
+        self._heartbeat.close()
+        self._close_sockets()
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _close_sockets(self) -> None:
         for connection in [*self._connections.values(), *self._strangers]:
             connection.socket.close()
         if self._listener is not None:
             self._listener.close()
-        self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+
+
+_open: weakref.WeakSet[ControlChannel] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for channel in list(_open):
+        channel.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _failure(kind: _Cause, rank: int, text: str) -> JobError:

@@ -57,8 +57,9 @@ class DistributedDataParallel(TorchDDP):
 
     The optimizers are found by themselves: the first training forward pass after a `step()` of
     optimizers that hold parameters of the module calls `gradlane.attach` for them. An optimizer
-    that steps for the first time later is taken in before the next forward pass. Torch sums the
-    gradients before, and also afterwards where gradlane refuses the model; then one line says why.
+    that steps for the first time later is taken in before the next forward pass, and so are
+    parameters that were frozen. Torch sums the gradients before, and also afterwards where gradlane
+    refuses the model; then one line says why.
 
     `bucket_cap_mb`, `gradient_as_bucket_view`, `static_graph` and `find_unused_parameters` matter
     for as long as torch sums: gradlane's plan decides what travels together, and any parameter may
@@ -135,7 +136,8 @@ class DistributedDataParallel(TorchDDP):
     def _is_due(self) -> bool:
         if not self._optimizers or self._kept_by_torch or not self.training or not torch.is_grad_enabled():
             return False
-        return self._session is None or len(self._session.optimizers) < len(self._optimizers)
+        session = self._session
+        return session is None or len(session.optimizers) < len(self._optimizers) or session.trains_more is not None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attach(self) -> None:

@@ -14,7 +14,7 @@ import torch
 import gradlane
 from gradlane.core.backends import SummationOrder
 from gradlane.core.fields import need, need_int
-from gradlane.core.launch_options import LaunchOptions
+from gradlane.core.launch_options import STALL_TIMEOUT_S, LaunchOptions
 from gradlane.errors import InputError, UnsupportedError
 from gradlane.live.backends.addresses import own_address
 from gradlane.live.backends.external_servers import meet_servers
@@ -45,6 +45,7 @@ def attach_to_servers(
     broadcast_buffers: bool | None = None,
     process_group: Any = None,
     timeout: float = 60.0,
+    stall_timeout: float = STALL_TIMEOUT_S,
 ) -> ServedSession:
     """Train `model` with its parameters and the optimizer's state on servers, in CPU memory, over
     gradlane's transport.
@@ -72,6 +73,7 @@ def attach_to_servers(
         process_group: a group of all ranks; None for the default group.
         timeout: seconds after which waiting for a parameter is an error; more than the slowest rank
             needs for a step.
+        stall_timeout: seconds, 1 to 86400, after which a process that says nothing is an error.
 
     Returns:
         The running session.
@@ -84,7 +86,9 @@ def attach_to_servers(
         CommunicationError: ranks or servers cannot be reached. All before any gradient is sent.
     """
     require_process_group()
-    options = AttachOptions.of(None, _keywords(packet_bytes, summation_order, servers, timeout), _accepted(launched()))
+    options = AttachOptions.of(
+        None, _keywords(packet_bytes, summation_order, servers, timeout, stall_timeout), _accepted(launched())
+    )
     _check(staleness, options.carrier, broadcast_buffers)
     job = _float32_on_the_host(job_of(model, optimizer, process_group, options.stepping.timeout))
     groups = ParameterGroups(job.optimizers, job.params)
@@ -92,7 +96,7 @@ def attach_to_servers(
     store = handshake.agree(terms, process_group, f"served/{next(_attachments)}", job.timeout_s)
     tensors = (*model.parameters(), *model.buffers())
     copy_from_rank_0([tensor for tensor in tensors if tensor.numel() > 0], process_group)
-    node = _node(job, options.carrier, terms, store)
+    node = _node(job, options, terms, store)
     params = [param for _, param in job.params]
     try:
         bound = UNBOUNDED if staleness is None else staleness
@@ -172,8 +176,9 @@ def _terms(
     )
 
 
-def _node(job: Job, carrier: CarrierOptions, terms: handshake.Terms, store: Any) -> Node:
+def _node(job: Job, given: AttachOptions, terms: handshake.Terms, store: Any) -> Node:
     """The joined node of this rank, with a server in this process or with external servers."""
+    carrier = given.carrier
     options = NodeOptions(
         world=job.world,
         servers=carrier.servers or job.world,
@@ -184,16 +189,19 @@ def _node(job: Job, carrier: CarrierOptions, terms: handshake.Terms, store: Any)
         fingerprint=terms.fingerprint(),
         packet_bytes=carrier.packet_bytes or NodeOptions.packet_bytes,
         rank_order=carrier.summation_order == "rank",
+        dead_s=given.stepping.stall_timeout,
     )
     if carrier.servers:
         return meet_servers(store, options, own_address(), job.timeout_s, carrier.servers_store)
     return form(store, options, own_address(), job.timeout_s)
 
 
-def _keywords(packet_bytes: int | None, summation_order: SummationOrder | None, servers: int, timeout: float) -> dict[str, Any]:
+def _keywords(
+    packet_bytes: int | None, summation_order: SummationOrder | None, servers: int, timeout: float, stall_timeout: float
+) -> dict[str, Any]:
     """The script's options as keywords of `gradlane.attach`."""
     carrier = {"backend": "server", "packet_bytes": packet_bytes, "summation_order": summation_order, "servers": servers}
-    return {**carrier, "timeout": timeout}
+    return {**carrier, "timeout": timeout, "stall_timeout": stall_timeout}
 
 
 def _accepted(launched: LaunchOptions) -> LaunchOptions:

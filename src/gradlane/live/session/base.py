@@ -19,6 +19,7 @@ from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.session.aliases import accumulator_of
 from gradlane.live.session.hooks import Hook, ModuleHook, around_step, is_compiled, tensors_in
 from gradlane.live.session.torch_patches import guard_torchscript
+from gradlane.live.torch_versions import keeps_graph
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing from Python 3.11 on
@@ -150,7 +151,8 @@ class SessionBase(ABC):
         self._handles.append(self.model.register_forward_pre_hook(ModuleHook(self._before_forward)))
         self._handles.append(self.model.register_forward_hook(ModuleHook(self._after_forward)))
         self._handles.append(self.model.register_state_dict_pre_hook(Hook(self._before_state_dict)))  # type: ignore[no-untyped-call]
-        self._handles.append(self.model.register_load_state_dict_pre_hook(Hook(self._before_state_dict)))  # type: ignore[no-untyped-call]
+        # the public name of this is new in PyTorch 2.5
+        self._handles.append(self.model._register_load_state_dict_pre_hook(Hook(self._before_state_dict)))  # type: ignore[no-untyped-call]
         for optimizer in optimizers:
             self._handles.append(around_step(optimizer, self._before_step, self._after_step))
             self._handles.append(optimizer.register_state_dict_pre_hook(Hook(self._before_optimizer_state_dict)))
@@ -225,7 +227,7 @@ class SessionBase(ABC):
             self._refuse_replaced()
         except RuntimeError:  # torch raises it if `torch.autograd.grad` got parameters as inputs
             pass
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
+        if not keeps_graph():
             self._forward_summed = None  # no other pass can go through that forward pass's graph
         return False
 

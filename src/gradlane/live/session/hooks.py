@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from gradlane.live.torch_versions import is_exporting
+
 
 class Hook:
     """A bound method as a hook of a module, which survives copying the module.
@@ -95,7 +97,7 @@ def inside_a_backward_pass() -> bool:
 
 def is_traced() -> bool:
     """Whether TorchScript or an export records what is called now."""
-    return torch._C._get_tracing_state() is not None or torch.compiler.is_exporting()
+    return torch._C._get_tracing_state() is not None or is_exporting()
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

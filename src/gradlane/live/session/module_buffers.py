@@ -480,7 +480,7 @@ class BufferSync:
 
     def _start(self, message: _Message, group: int) -> _Message:
         message.ended = False
-        message.work = dist.broadcast(message.bytes, group_src=0, group=self._groups[group], async_op=True)
+        message.work = dist.broadcast(message.bytes, 0, self._groups[group], async_op=True)
         if self._on_cpu:
 
             def end(error: BaseException | None) -> None:

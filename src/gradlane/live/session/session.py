@@ -200,9 +200,8 @@ class Session(SessionBase):
             return
         if self.sync and self._buffers is not None:
             self._verifier.forward_begins(self._driver.iteration + 1)
-        for name, param in self._frozen:
-            if param.requires_grad:
-                raise JobError(f"{name} was frozen at attach and is trained now: close() the session and attach again")
+        if self.trains_more is not None:
+            raise JobError(f"{self.trains_more} was frozen at attach and is trained now: close() the session and attach again")
         self._keep_the_barrier_if_it_is_kept_anyway()
         now = self._now(self._driver.iteration + 1)
         if self._forward_began_ns and self._driver.iteration >= 0:
@@ -590,6 +589,11 @@ class Session(SessionBase):
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """Those that were given to attach."""
         return self._optimizers
+
+    @property
+    def trains_more(self) -> str | None:
+        """The name of a parameter that was frozen at attach and is trained now; None if there is none."""
+        return next((name for name, param in self._frozen if param.requires_grad), None)
 
     @property
     def plan(self) -> Plan:

@@ -260,7 +260,7 @@ class Verifier(Unverified):
             return
         buffers = list(self._model.buffers())
         references = [buffer.detach().clone() for buffer in buffers]
-        works = [dist.broadcast(each, group_src=0, group=self._groups[0], async_op=True) for each in references]
+        works = [dist.broadcast(each, 0, self._groups[0], async_op=True) for each in references]
         self._wait(works, "the buffers of verification")
         for index, (reference, buffer) in enumerate(zip(references, buffers, strict=True)):
             if not _same_bits(reference, buffer):

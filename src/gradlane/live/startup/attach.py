@@ -117,6 +117,9 @@ def attach(
             0's script has changed them since. "forward" always sends them there: for scripts that
             change them on rank 0 alone, and not from the first steps on.
         timeout: seconds after which a sum that has not ended is an error.
+        stall_timeout: seconds, 1 to 86400, after which a rank that says nothing (its process is
+            stopped, its host is cut off) is an error. A rank whose Python is busy still speaks, and
+            is waited for, for up to `timeout`.
         weight: TCP connections per lane and peer, 1 to 8. TCP shares a contended link evenly
             between connections, so that a job of weight 2 gets up to twice the share of a job of
             weight 1 (docs/sharing.md).
@@ -183,7 +186,8 @@ def attach_from(
     start = _start_of(job, resolved)
     may_cross = _may_cross(job, resolved.stepping.cross_barrier)
     terms = _terms(job, resolved, start, may_cross)
-    store = handshake.agree(terms, process_group, str(next(_attachments)), job.timeout_s, start.fault)
+    number = next(_attachments)
+    store = handshake.agree(terms, process_group, str(number), job.timeout_s, start.fault)
     backend = _connect(job, resolved, store, terms)
     with _given_back_on_failure(backend):
         if wrapped is None:
@@ -192,7 +196,7 @@ def attach_from(
         buffers_are_due = wrapped is None or wrapped.buffers_are_due
         session = _build(job, resolved, start, may_cross, store, backend, buffers_are_due)
     keep(session)
-    session.on_close(before=partial(_leave_files, resolved.folders), after=forget)
+    session.on_close(before=partial(_leave_files, resolved.folders.of_session(number)), after=forget)
     return session
 
 
@@ -299,6 +303,7 @@ def _connect(job: Job, options: AttachOptions, store: Any, terms: handshake.Term
             fingerprint=terms.fingerprint(),
             packet_bytes=carrier.packet_bytes or NodeOptions.packet_bytes,
             rank_order=carrier.summation_order == "rank",
+            stall_timeout_s=options.stepping.stall_timeout,
             external=carrier.servers,
             servers_store=carrier.servers_store,
             weight=carrier.weight,
@@ -354,7 +359,7 @@ def _build(
         controller=controller,
         first_plan=make_plan(policies.get("ddp"), _unmeasured_profile(job), Place(_UNMEASURED)),
         may_cross=may_cross,
-        make_channel=partial(ControlChannel, store, job.rank, job.world, job.timeout_s),
+        make_channel=partial(ControlChannel, store, job.rank, job.world, job.timeout_s, stepping.stall_timeout),
         buffers=_buffer_sync(job, stepping.broadcast_buffers, buffers_are_due),
         verifier=Unverified() if stepping.verify is None else Verifier(stepping.verify, job),
         keeps_log=stepping.keep_log,

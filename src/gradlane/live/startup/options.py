@@ -19,7 +19,7 @@ from gradlane import policies
 from gradlane.core import files
 from gradlane.core.backends import BACKENDS, BackendName, SummationOrder, why_not
 from gradlane.core.fields import need, need_int
-from gradlane.core.launch_options import LaunchOptions
+from gradlane.core.launch_options import STALL_TIMEOUT_S, LaunchOptions, need_stall_timeout
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
@@ -45,6 +45,7 @@ class AttachKeywords(TypedDict, total=False):
     cross_barrier: bool | None
     broadcast_buffers: bool | Literal["forward"]
     timeout: float
+    stall_timeout: float
     tune: bool | TuneOptions
     knobs: str | Path | None
     verify: bool | VerifyOptions
@@ -118,18 +119,20 @@ class AdaptingOptions(msgspec.Struct, frozen=True):
 
 
 class SteppingOptions(msgspec.Struct, frozen=True):
-    """How a training step runs. Fields as for `attach`; `timeout` in seconds."""
+    """How a training step runs. Fields as for `attach`; `timeout` and `stall_timeout` in seconds."""
 
     order: Literal["planned", "coordinator"] = "planned"
     cross_barrier: bool | None = None
     broadcast_buffers: bool | Literal["forward"] = True
     timeout: float = 60.0
+    stall_timeout: float = STALL_TIMEOUT_S
     verify: VerifyOptions | None = None
     keep_log: bool = False
 
     def __post_init__(self) -> None:
         is_number = isinstance(self.timeout, (int, float)) and not isinstance(self.timeout, bool)
         need(is_number and self.timeout > 0, "timeout", self.timeout, "a number of seconds, more than 0")
+        need_stall_timeout("stall_timeout", self.stall_timeout)
         need(self.order in ("planned", "coordinator"), "order", self.order, "'planned' or 'coordinator'")
         buffers = self.broadcast_buffers
         need(buffers in (True, False, "forward"), "broadcast_buffers", buffers, "True, False or 'forward'")
@@ -142,6 +145,18 @@ class FolderOptions(msgspec.Struct, frozen=True):
 
     timeline: Path | None = None
     profile: Path | None = None
+
+    def of_session(self, number: int) -> FolderOptions:
+        """The folders of one of a process's sessions: these of the first, and `session-2` in them of the
+        second.
+
+        Args:
+            number: of the session, from 0.
+        """
+        if number == 0:
+            return self
+        own = f"session-{number + 1}"
+        return FolderOptions(self.timeline and self.timeline / own, self.profile and self.profile / own)
 
 
 class AttachOptions(msgspec.Struct, frozen=True):

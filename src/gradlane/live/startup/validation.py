@@ -147,6 +147,6 @@ def copy_from_rank_0(tensors: Sequence[torch.Tensor], group: Any) -> None:
         by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
     for of_dtype in by_dtype.values():
         flat = torch.cat([tensor.reshape(-1) for tensor in of_dtype])
-        dist.broadcast(flat, group_src=0, group=group)
+        dist.broadcast(flat, 0, group)
         for tensor, values in zip(of_dtype, torch.split(flat, [tensor.numel() for tensor in of_dtype]), strict=True):
             tensor.copy_(values.view(tensor.shape))

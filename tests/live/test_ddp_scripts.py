@@ -1,0 +1,102 @@
+"""Scripts that know nothing of gradlane print the same under torch's DDP and under `gradlane launch --ddp`."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gradlane.core import files
+from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
+from gradlane.core.plan import Plan
+from gradlane.core.timeline import Timeline
+from gradlane.live.startup import boot
+from tests.commands import gradlane
+from tests.live.script_server import SCRIPTS, ScriptServer
+
+LIMIT_S = 120.0
+SESSIONS = {
+    "accumulation": 1,
+    "amp": 1,
+    "checkpoint_and_resume": 2,
+    "compiled_blocks": 1,
+    "ema": 1,
+    "frozen_backbone": 1,
+    "gan": 2,
+    "language": 1,
+    "uneven_inputs": 0,
+    "vision": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptServer]:
+    server = ScriptServer()
+    yield server
+    server.close()
+
+
+def script(name: str) -> Path:
+    return SCRIPTS / "ddp" / f"{name}.py"
+
+
+def launched(server: ScriptServer, folder: Path, name: str, options: LaunchOptions) -> tuple[str, str]:
+    """What rank 0 of two prints, and its errors. The ranks begin as those of `gradlane launch`, but their torch is imported."""
+    folder.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), LAUNCH_VARIABLE: options.to_text()}
+    pids = [
+        server.ask(
+            run=[boot.__file__, str(script(name))],
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            out=str(folder / f"out{rank}"),
+            err=str(folder / f"err{rank}"),
+        )
+        for rank in range(2)
+    ]
+    for pid in pids:
+        watch = os.pidfd_open(pid)
+        if not select.select([watch], [], [], LIMIT_S)[0]:
+            signal.pidfd_send_signal(watch, signal.SIGKILL)
+        os.close(watch)
+    codes = [server.ask(wait=pid) for pid in pids]
+    errors = [(folder / f"err{rank}").read_text() for rank in range(2)]
+    assert codes == [0, 0], "\n".join(errors)
+    return (folder / "out0").read_text(), errors[0]
+
+
+def plans_carried_out(folder: Path) -> list[str]:
+    """The policies of the sessions that left their files in `folder`, once both ranks proved to have sent under one plan."""
+    found = []
+    for plan_file in sorted(folder.rglob("plan-rank0.json")):
+        plan = files.read(plan_file, Plan)
+        for rank in range(2):
+            timeline = files.read(plan_file.with_name(f"timeline-rank{rank}.json"), Timeline)
+            assert (timeline.plan, timeline.rank) == (plan.fingerprint, rank)
+            assert {span.subject for span in timeline.of("send")} == set(range(len(plan.messages)))
+        found.append(plan.policy)
+    return found
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_script_prints_the_same_under_the_drop_in_and_is_scheduled(server: ScriptServer, tmp_path: Path, name: str) -> None:
+    expected, _ = launched(server, tmp_path / "torchs", name, LaunchOptions())
+    options = LaunchOptions(ddp=True, policy="blocks", timeline=str(tmp_path / "timeline"))
+    found, errors = launched(server, tmp_path / "drop-in", name, options)
+    assert found == expected
+    assert expected.startswith("sha256 ")
+    assert plans_carried_out(tmp_path / "timeline") == ["blocks"] * SESSIONS[name]
+    assert ("torch's DistributedDataParallel sums the gradients: join()" in errors) == (name == "uneven_inputs")
+
+
+def test_launch_ddp_runs_a_script_under_its_default_policy(server: ScriptServer, tmp_path: Path) -> None:
+    expected, _ = launched(server, tmp_path / "torchs", "language", LaunchOptions())
+    done = gradlane("launch", "--nproc", 2, "--ddp", "--timeline", tmp_path / "timeline", script("language"))
+    assert done.stdout == expected
+    assert len(plans_carried_out(tmp_path / "timeline")) == 1
