@@ -1,7 +1,4 @@
-"""accelerate, whose DistributedDataParallel is gradlane's.
-
-    from gradlane.integrations.accelerate import Accelerator
-"""
+"""accelerate, whose DistributedDataParallel is gradlane's."""
 
 from __future__ import annotations
 

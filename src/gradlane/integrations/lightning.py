@@ -1,8 +1,4 @@
-"""Strategies for Lightning's Trainer and for Fabric, whose DistributedDataParallel is gradlane's.
-
-    from gradlane.integrations.lightning import DDPStrategy
-    lightning.Trainer(strategy=DDPStrategy())
-"""
+"""Strategies for Lightning's Trainer and for Fabric, whose DistributedDataParallel is gradlane's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The Trainer of transformers, whose DistributedDataParallel is gradlane's.
-
-    from gradlane.integrations.transformers import Trainer
-"""
+"""The Trainer of transformers, whose DistributedDataParallel is gradlane's."""
 
 from __future__ import annotations
 
