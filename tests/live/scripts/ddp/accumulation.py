@@ -50,6 +50,7 @@ def main():
 
     if dist.get_rank() == 0:
         print(summary([model], [optimizer], losses[::4]))
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -66,6 +66,7 @@ def main():
     losses += train(model, optimizer, start, start + args.steps)
     if dist.get_rank() == 0:
         print(summary([model], [optimizer], losses))
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -61,6 +61,7 @@ def main():
 
     if dist.get_rank() == 0:
         print(summary([model], [optimizer], losses))
+    dist.barrier()
     dist.destroy_process_group()
 
 

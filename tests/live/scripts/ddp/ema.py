@@ -62,6 +62,7 @@ def main():
         losses.append(nn.functional.cross_entropy(ema(inputs), labels).item())
     if rank == 0:
         print(summary([model, ema], [optimizer], losses))
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -58,6 +58,7 @@ def main():
 
     if rank == 0:
         print(summary([model], [optimizer], losses))
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -75,6 +75,7 @@ def main():
 
     if rank == 0:
         print(summary([netG, netD], [optimizerG, optimizerD], losses))
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -38,9 +38,9 @@ def main():
                 optimizer.step()
                 losses.append(loss.item())
 
-    dist.barrier()
     if rank == 0:
         print(summary([model], [optimizer], losses))
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -76,6 +76,7 @@ def main():
         losses.append(evaluate(model, test_loader))
     if dist.get_rank() == 0:
         print(summary([model], [optimizer], losses))
+    dist.barrier()
     dist.destroy_process_group()
 
 
