@@ -100,3 +100,10 @@ def test_launch_ddp_runs_a_script_under_its_default_policy(server: ScriptServer,
     done = gradlane("launch", "--nproc", 2, "--ddp", "--timeline", tmp_path / "timeline", script("language"))
     assert done.stdout == expected
     assert len(plans_carried_out(tmp_path / "timeline")) == 1
+
+
+def test_launch_ddp_of_a_script_that_wraps_nothing_says_that_it_had_no_effect(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('trained')")
+    done = gradlane("launch", "--nproc", 1, "--ddp", tmp_path / "train.py")
+    assert done.stdout == "trained\n"
+    assert "gradlane: --ddp had no effect: the script wrapped no model" in done.stderr

@@ -78,6 +78,8 @@ class DistributedDataParallel(TorchDDP):
 
     default_options: ClassVar[Mapping[str, Any]] = {}
     """Of models that are wrapped from now on, where `options` does not say otherwise."""
+    made: ClassVar[int] = 0
+    """How many models this process has wrapped."""
 
     _optimizers: list[torch.optim.Optimizer]
     _session: Session | None
@@ -95,6 +97,7 @@ class DistributedDataParallel(TorchDDP):
                     "leave it out (autocast serves mixed precision), or use torch's class"
                 )
         _take_back(module)
+        DistributedDataParallel.made += 1
         self._begin_as_torchs()
         super().__init__(module, *args, **kwargs)
         self._options = {**self.default_options, **(options or {})}

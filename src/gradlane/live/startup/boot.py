@@ -52,6 +52,8 @@ def main(arguments: list[str]) -> None:
         # the launcher says so, once for all ranks
         lifecycle.fail_all(error)
         sys.exit(128 + signal.SIGINT)
+    if options.ddp and not gradlane.DistributedDataParallel.made and os.environ.get("RANK") == "0":
+        print("gradlane: --ddp had no effect: the script wrapped no model in DistributedDataParallel", file=sys.stderr)
 
 
 if __name__ == "__main__":
