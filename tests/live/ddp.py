@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ import gradlane
 from gradlane.errors import UnsupportedError
 from tests.live.cases import differences
 from tests.live.loops import GIVEN, Mlp, adam, bits, log_lines, momentum
+from tests.live.loops.buffers import Scaled
 from tests.live.networks import counting_deferred_updates, slow_network
 
 OPTIONS = {"policy": "blocks", "network": GIVEN, "profile_iterations": 1, "timeout": 20}
@@ -90,6 +92,14 @@ def a_second_optimizer_later(wrapper: Any, model: Any, generator: torch.Generato
         if step > 3:
             second.step()
             second.zero_grad()
+    session = getattr(wrapper, "session", None)
+    return session is not None and [type(one).__name__ for one in session.optimizers]
+
+
+def an_optimizer_of_each_phase(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
+    for optimizer in (momentum(model), adam(model)):
+        for _ in range(5):
+            _step(wrapper, model, optimizer, generator)
     session = getattr(wrapper, "session", None)
     return session is not None and [type(one).__name__ for one in session.optimizers]
 
@@ -168,6 +178,7 @@ LOOPS = {
         joins,
         joins_as_one_of_several,
         a_second_optimizer_later,
+        an_optimizer_of_each_phase,
         trained_on_after_close,
         buckets_as_gradients,
         synchronized_by_attribute,
@@ -270,3 +281,27 @@ def dropped_wrappers_leave_nothing(rank: int, world: int) -> list[bool]:
     closed = [session.closed for session in sessions]
     sessions[-1].close()
     return closed
+
+
+def one_rank_trains_on_without_its_wrapper(rank: int, world: int) -> tuple[list[str], bool]:
+    """Rank 1 alone trains the bare module when the wrapper is gone: what differs from torch's then."""
+
+    def train(wrap: Callable[..., Any]) -> dict[str, torch.Tensor]:
+        torch.manual_seed(7)
+        model = Scaled()
+        wrapper, optimizer = wrap(model), momentum(model)
+        generator = torch.Generator().manual_seed(1000 + rank)
+        for _ in range(6):
+            _step(wrapper, model, optimizer, generator)
+        scheduled.append(getattr(wrapper, "session", None))
+        del wrapper
+        gc.collect()
+        for _ in range(3 if rank == 1 else 0):
+            _step(model, model, optimizer, generator)
+        return bits(model, None)
+
+    scheduled: list[Any] = []
+    reference, found = train(TorchDDP), train(_wrap)
+    torch.distributed.barrier()
+    scheduled[1].close()
+    return differences(reference, found), scheduled[1] is not None

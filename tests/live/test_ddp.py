@@ -38,6 +38,7 @@ SAYS = {
     "joins_as_one_of_several": "join() lets ranks run out",
     "trained_on_after_close": "the session was closed",
 }
+ANSWERS = {"a_second_optimizer_later": ["SGD", "Adam"], "an_optimizer_of_each_phase": ["Adam"]}
 
 
 @pytest.mark.parametrize("name", ddp.LOOPS)
@@ -45,7 +46,7 @@ def test_what_scripts_do_with_a_wrapper_gives_the_bits_of_torchs(two_ranks, name
     outcomes = two_ranks.run("tests.live.ddp:compare", name=name)
     for differs, answer, _ in outcomes:
         assert differs == []
-        assert answer == {"a_second_optimizer_later": ["SGD", "Adam"]}.get(name, True if name in SAYS else None)
+        assert answer == ANSWERS.get(name, True if name in SAYS else None)
     lines = outcomes[0][2]
     assert len([line for line in lines if SAYS.get(name, "torch's DistributedDataParallel") in line]) == (name in SAYS)
 
@@ -76,3 +77,7 @@ def test_the_drop_in_looks_like_torchs_before_and_after_it_is_scheduled(two_rank
 
 def test_the_session_of_a_dropped_wrapper_is_closed_when_the_next_model_is_wrapped(two_ranks):
     assert two_ranks.run("tests.live.ddp:dropped_wrappers_leave_nothing") == [[True, True, False]] * 2
+
+
+def test_one_rank_may_train_the_bare_module_when_its_wrapper_is_gone(two_ranks):
+    assert two_ranks.run("tests.live.ddp:one_rank_trains_on_without_its_wrapper") == [([], True)] * 2

@@ -32,6 +32,13 @@ log = logging.getLogger("gradlane")
 _of_wrappers: weakref.WeakSet[Session] = weakref.WeakSet()
 _abandoned: list[Session] = []  # their wrappers are gone; any thread may have dropped those
 
+
+def _abandon(session: Session) -> None:
+    """The wrapper of `session` is gone: torch's would sum no more either. Any thread may call this."""
+    session.leave_alone()
+    _abandoned.append(session)
+
+
 _OWN = ("_optimizers", "_session", "_kept_by_torch", "_syncs")  # attributes that no copy gets
 
 
@@ -50,6 +57,10 @@ def _take_back(module: nn.Module) -> None:
         )
     if session is not None:
         session.close()
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(param) for group in optimizer.param_groups for param in group["params"]}
 
 
 class DistributedDataParallel(TorchDDP):
@@ -127,20 +138,20 @@ class DistributedDataParallel(TorchDDP):
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Called before the first step of each optimizer of this process."""
-        if any(optimizer is one for one in self._optimizers):
+        steps = _parameters_of(optimizer)
+        if any(optimizer is one for one in self._optimizers) or steps.isdisjoint(map(id, self.module.parameters())):
             return
-        own = {id(param) for param in self.module.parameters()}
-        if any(id(param) in own for group in optimizer.param_groups for param in group["params"]):
-            self._optimizers.append(optimizer)
-            if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
-                self._keep_torchs("ZeroRedundancyOptimizer updates a share of the parameters on each rank")
+        # one that held the same parameters before is of an earlier phase of the script
+        self._optimizers = [*(one for one in self._optimizers if steps.isdisjoint(_parameters_of(one))), optimizer]
+        if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
+            self._keep_torchs("ZeroRedundancyOptimizer updates a share of the parameters on each rank")
 
     @property
     def _is_due(self) -> bool:
         if not self._optimizers or self._kept_by_torch or not self.training or not torch.is_grad_enabled():
             return False
         session = self._session
-        return session is None or len(session.optimizers) < len(self._optimizers) or session.trains_more is not None
+        return session is None or list(session.optimizers) != self._optimizers or session.trains_more is not None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attach(self) -> None:
@@ -158,12 +169,12 @@ class DistributedDataParallel(TorchDDP):
             self._keep_torchs(str(error))
             return
         if isinstance(session, IdleSession):
-            self._keep_torchs("one rank trains alone")
+            self._kept_by_torch = "one rank trains alone"  # as everybody knows
             return
         session.sync = self._syncs
         self._session = session
         _of_wrappers.add(session)
-        weakref.finalize(self, _abandoned.append, session).atexit = False
+        weakref.finalize(self, _abandon, session).atexit = False
         # a reducer keeps buckets, which take as much memory as the gradients, and refers to parameters
         self._remove_autograd_hooks()
         self.reducer, self.logger = Reducer(session), None
@@ -195,6 +206,9 @@ class DistributedDataParallel(TorchDDP):
         parameters, expect_sparse = torchs._build_params_for_reducer()
         names = torchs._build_debug_param_to_name_mapping(parameters)
         torchs._ddp_init_helper(parameters, expect_sparse, names, self.static_graph)
+        if self.static_graph:
+            self.reducer._set_static_graph()
+            self.logger._set_static_graph()
 
     # -- what scripts call -------------------------------------------------------------------------
 

@@ -50,6 +50,9 @@ class IdleSession:
     def abort(self, error: BaseException) -> None:
         """There is nobody to tell."""
 
+    def leave_alone(self) -> None:
+        """It is alone."""
+
     def close(self) -> None:
         """There is nothing to detach."""
         self.closed = True

@@ -98,6 +98,7 @@ class Session(SessionBase):
         self._device = job.device
         self._recorder = Recorder()
         self._told: set[str] = set()
+        self._left_alone = False
         self._before_close: Callable[[Session], None] = lambda session: None
         self._after_close: Callable[[Session], None] = lambda session: None
         self._settled = False
@@ -192,7 +193,7 @@ class Session(SessionBase):
             self._settle()
         elif not self._settled:
             self._hook_compiled_parts()
-        if self._buffers is not None:
+        if self._buffers is not None and not self._left_alone:
             self._refused_aloud(
                 lambda buffers: buffers.before_forward(self._failures.wait_until, module.training, self._settled)
             )
@@ -690,6 +691,14 @@ class Session(SessionBase):
             after: called with the session once it is detached, also if the job has failed.
         """
         self._before_close, self._after_close = before, after
+
+    def leave_alone(self) -> None:
+        """Let every later pass of the model be of this rank alone: nothing is summed, no buffer sent.
+
+        What is under way is finished. Any thread may call it.
+        """
+        self.sync = False
+        self._left_alone = True
 
     def close(self) -> None:
         """Wait for what is in flight, and detach: remove hooks, threads, sockets, process groups.
