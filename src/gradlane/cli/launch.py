@@ -138,7 +138,7 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
         UnsupportedError: torch cannot be imported.
     """
     try:
-        from gradlane.live.startup import torchrun
+        from gradlane.live.startup import slurm, torchrun
     except ImportError as error:
         raise UnsupportedError(
             f"launch needs torch, which cannot be imported ({error}); install it with: pip install 'gradlane[torch]'"
@@ -160,9 +160,24 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
     os.environ.update(environment or {})
     given.training_script_args = [given.training_script, *given.training_script_args]
     given.module, given.training_script = True, "gradlane.live.startup.boot"
+    if slurm.is_rank(os.environ) and _names_no_ranks(given):
+        if options.servers is not None:
+            raise InputError(
+                "launch: got servers of their own in a task of srun, expected none: they meet at torchrun's rendezvous, so "
+                "start one task a host, with --nnodes, --nproc and --rdzv-endpoint"
+            )
+        os.environ.update(slurm.rank_variables(os.environ))
+        os.execv(sys.executable, [sys.executable, "-m", given.training_script, *given.training_script_args])
     server = [sys.executable, "-m", "gradlane", "server", options.servers_store or ""]
     with quietly([server] * (given.servers or 0)):
         return torchrun.run(given)
+
+
+def _names_no_ranks(given: argparse.Namespace) -> bool:
+    """Whether no option says which ranks torchrun is to start, and how they meet."""
+    return (str(given.nnodes), str(given.nproc_per_node)) in (("1:1", "1"), ("1", "1")) and not (
+        given.standalone or given.rdzv_endpoint or given.master_port
+    )
 
 
 def _servers_store(given: argparse.Namespace) -> str:
