@@ -45,6 +45,24 @@ def test_a_rank_that_leaves_before_the_last_one_comes_has_come():
     assert left[0] == 1
 
 
+def test_an_exception_in_a_callback_fails_the_job_on_all_ranks():
+    heard: SimpleQueue[tuple[int, JobError]] = SimpleQueue()
+    peers = channels(dist.HashStore(), 2)
+
+    def decided(iteration: int, what: int) -> None:
+        raise LookupError("by the test")
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(peers, rank=0, on_failure=lambda error: heard.put((0, error)))
+        other = peers(rank=1, on_failure=lambda error: heard.put((1, error)), on_decision=decided)
+        first.result(AT_ONCE_S).decide(3, 1)
+        failures = dict(heard.get(timeout=AT_ONCE_S) for _ in range(2))
+        other.close()
+        first.result().close()
+    assert {str(error) for error in failures.values()} == {"rank 1 failed: LookupError: by the test"}
+    assert isinstance(failures[1].__cause__, LookupError)
+
+
 def test_a_forked_child_does_not_hide_the_end_of_its_parent():
     failures: SimpleQueue[JobError] = SimpleQueue()
     peers = channels(dist.HashStore(), 2)

@@ -284,6 +284,15 @@ class ControlChannel:
     # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._listen_until_closed()
+        except Exception as error:  # of a callback: the beats go on, and nobody else would hear of it
+            failure = PeerFailed(f"rank {self._rank} failed: {type(error).__name__}: {error}", self._rank)
+            failure.__cause__ = error
+            self.fail(error)
+            self._on_failure(failure)
+
+    def _listen_until_closed(self) -> None:
         next_look = time.monotonic()
         while not self._closing:
             now = time.monotonic()
