@@ -9,10 +9,11 @@ from gradlane.live.session.closures import run_first
 from gradlane.live.session.deferred_step import PER_PARAMETER
 
 
-@pytest.mark.parametrize("kind", sorted(PER_PARAMETER, key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
-def test_an_optimizer_runs_its_closure_once_before_all_else_and_returns_what_it_returned(kind):
+@pytest.mark.parametrize("name", sorted(kind.__name__ for kind in PER_PARAMETER))
+def test_an_optimizer_runs_its_closure_once_before_all_else_and_returns_what_it_returned(name):
     param = torch.nn.Parameter(torch.ones(4, 4))
-    optimizer = kind([param], lr=0.1)
+    optimizer = getattr(torch.optim, name)([param], lr=0.1)
+    at_first = len(optimizer.state)  # Adagrad makes its state when it is made
     seen = []
 
     def closure() -> str:
@@ -24,7 +25,7 @@ def test_an_optimizer_runs_its_closure_once_before_all_else_and_returns_what_it_
     assert optimizer.step(closure) == "loss"
     ((before, states),) = seen
     assert torch.equal(before, torch.ones(4, 4))
-    assert states == 0
+    assert states == at_first
     assert not torch.equal(param, before)
 
 
