@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import socket
 import threading
@@ -80,6 +81,7 @@ def falls_back(rank: int, world: int, lost: int, silently: bool, steps: int) -> 
         session.flush()
         bits, plan = bits_of(model, optimizer), session.plan
         carrier = type(session._backend).__name__
+    gc.collect()  # frames of the exceptions that were raised may refer to groups
     more = more_sockets_than(before)
     reference = under_ddp(rank, len(losses))
     return {

@@ -153,6 +153,8 @@ def with_servers(
         is_cause = "cannot be reached" in str(error) and f"server {rank} at" not in str(error)
         follows = isinstance(error, PeerError) and not is_cause
         reason = f"{int(follows)} rank {rank}: {error}"
+        # frames that refer to it would keep what they made, process groups too, until garbage is collected
+        error.__traceback__ = None
     store.set(f"carriers/{rank}", reason)
     keys = [f"carriers/{each}" for each in range(dist.get_world_size(all_reduce.control_group))]
     try:

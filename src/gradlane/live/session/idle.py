@@ -44,6 +44,9 @@ class IdleSession:
         """Nothing is summed anyway."""
         yield
 
+    def sum_next_backward(self) -> None:
+        """Nothing is summed anyway."""
+
     def flush(self) -> None:
         """Nothing is awaited."""
 
