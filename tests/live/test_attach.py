@@ -205,7 +205,9 @@ def test_a_session_plans_what_is_simulated(a_world_of_one, name, backend):
 
 
 def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(a_world_of_one):
-    with pytest.raises(InputError, match=r"policy: got 'bytescheduller' \(did you mean bytescheduler\?\), expected one of wfbp"):
+    with pytest.raises(
+        InputError, match=r"policy: got 'bytescheduller' \(did you mean bytescheduler\?\), expected one of wfbp"
+    ):
         gradlane.attach(_model(), None, "bytescheduller")
 
 
