@@ -78,7 +78,6 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"launch: {message}; see gradlane launch --help")
 
 
-# click passes all arguments on, since only torchrun's parser knows which options have values
 class _Command(click.Command):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete an option, all of which are argparse's."""
@@ -101,6 +100,7 @@ def _actions() -> dict[str, argparse.Action]:
     return parser._option_string_actions
 
 
+# click passes all arguments on, since only torchrun's parser knows which options have values
 @click.command(
     cls=_Command, add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )

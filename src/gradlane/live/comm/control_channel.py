@@ -287,7 +287,7 @@ class ControlChannel:
         try:
             self._listen_until_closed()
         except Exception as error:  # of a callback: the beats go on, and nobody else would hear of it
-            failure = PeerFailed(f"rank {self._rank} failed: {type(error).__name__}: {error}", self._rank)
+            failure = _failure(_Cause.RAISED, self._rank, f"{type(error).__name__}: {error}")
             failure.__cause__ = error
             self.fail(error)
             self._on_failure(failure)
