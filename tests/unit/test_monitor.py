@@ -100,13 +100,26 @@ def test_outliers_that_are_rarer_than_patience_are_never_a_move(outliers):
 
 @given(st.floats(1.41, 50), st.booleans())
 def test_a_network_that_changes_is_told_once_and_not_again_after_settling(factor, faster):
-    factor = 1 / factor if faster else factor
+    factor, iteration_ns = (1 / factor, 90 * MS) if faster else (factor, 110 * MS)
     monitor = Monitor()
-    before, after = Observed(100 * MS, 50 * MS, 1.0), Observed(100 * MS, 50 * MS, factor)
+    before, after = Observed(100 * MS, 50 * MS, 1.0), Observed(iteration_ns, 50 * MS, factor)
     told = [monitor.observe(seen) for seen in [before] * 20 + [after] * PATIENCE]
     assert told == [None] * (20 + PATIENCE - 1) + [Moved(network=factor)]
     monitor = Monitor(100 * MS)
     assert not any(monitor.observe(after) for _ in range(50))
+
+
+@given(st.floats(1 / 50, 50), st.floats(0.96, 1.04))
+def test_a_network_that_changes_where_iterations_do_not_is_no_change(factor, felt):
+    monitor = Monitor(100 * MS)
+    usual, hidden = Observed(100 * MS, 50 * MS, 1.0), Observed(round(felt * 100 * MS), 50 * MS, factor)
+    assert not any(monitor.observe(seen) for seen in [usual] * LEARN + [hidden] * 50)
+
+
+def test_iterations_that_change_the_other_way_do_not_tell_of_the_network():
+    monitor = Monitor(100 * MS)
+    usual, other = Observed(100 * MS, 50 * MS, 1.0), Observed(130 * MS, 50 * MS, 0.3)
+    assert not any(monitor.observe(seen) for seen in [usual] * LEARN + [other] * 50)
 
 
 def test_a_rate_that_goes_up_and_down_faster_than_patience_is_no_change():

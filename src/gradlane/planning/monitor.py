@@ -30,6 +30,10 @@ COMPUTE_MOVED = 0.4
 """The same for a worker's compute time."""
 ITERATION_MOVED = 0.5
 """The same for iteration times, compared with those measured when the plan was chosen."""
+FELT = 0.05
+"""A change of the network counts if iterations take 1.05 times as long, or 1 / 1.05, too. Where they
+do not, the plan hides the network, and no other plan could gain anything.
+"""
 PATTERN_MOVED = 0.15
 """The pattern has changed if gradients are ready earlier or later by this fraction of the backward
 pass (`pattern`).
@@ -198,6 +202,7 @@ class Monitor:
         self._compute = Drift(COMPUTE_MOVED, patience=LONG_PATIENCE)
         self._iteration = Drift(ITERATION_MOVED, iteration_ns, LONG_PATIENCE)
         self._last_shifts: deque[float] = deque(maxlen=LONG_PATIENCE)
+        self._last_ns: deque[int] = deque(maxlen=PATIENCE)
 
     def observe(self, seen: Observed, shift: float | None = None) -> Moved | None:
         """Take in an iteration.
@@ -210,14 +215,23 @@ class Monitor:
         Returns:
             What has changed, for as long as it stays changed; None if nothing has.
         """
+        self._last_ns.append(seen.iteration_ns)
         network = None if seen.slowness is None else self._network.observe(seen.slowness)
+        iteration = self._iteration.observe(seen.iteration_ns)
         moved = Moved(
-            network or 1.0,
+            network if network is not None and self._is_felt(network) else 1.0,
             self._compute.observe(seen.compute_ns) or 1.0,
-            self._iteration.observe(seen.iteration_ns) or 1.0,
+            iteration or 1.0,
             self._shifted(shift),
         )
         return None if moved == Moved() else moved
+
+    def _is_felt(self, network: float) -> bool:
+        """Whether iterations have become longer or shorter as the network's `network` says."""
+        if not self._iteration.normal:
+            return True
+        factor = median(self._last_ns) / self._iteration.normal
+        return factor > 1 + FELT if network > 1 else factor < 1 / (1 + FELT)
 
     def _shifted(self, shift: float | None) -> float:
         if shift is None:

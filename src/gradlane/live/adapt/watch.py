@@ -17,9 +17,12 @@ from gradlane.core.place import Place, place_of
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.live.adapt.contention import Pressure
-from gradlane.live.comm.recorder import Recorder
+from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.planning.monitor import LEARN, PATIENCE, Crowd, Monitor, Moved, Observed, observe, slowed
 from gradlane.planning.pattern import shift_of, with_pattern
+
+_PART_OF_TIME = 0.005  # that watching may take
+_MOST_REST_NS = 10**9  # however long a look took, since another process may have had the processor
 
 
 class Watch:
@@ -43,6 +46,7 @@ class Watch:
         self._last: deque[float] = deque(maxlen=PATIENCE)
         self._in_force, self._slowed = self._places[0].backend, 1.0
         self._monitor, self._crowd = Monitor(), Crowd()
+        self._since_ns = self._rest_ns = 0  # since the last look, and until the next
 
     def settle(self, iteration_ns: int | None = None) -> None:
         """Another plan is in force for good: learn anew what is normal.
@@ -51,9 +55,11 @@ class Watch:
             iteration_ns: the normal iteration time in ns, if it is known already.
         """
         self._monitor, self._crowd = Monitor(iteration_ns), Crowd()
+        self._rest_ns = 0
 
     def observe(self, plan: Plan, profile: Profile, iteration_ns: int, watching: bool = True) -> Moved | None:
-        """Take note of the iteration that has just ended.
+        """Take note of the iteration that has just ended, or leave it out: reading the spans of
+        hundreds of small messages takes a millisecond.
 
         Args:
             plan: the one that the iteration ran under.
@@ -62,10 +68,20 @@ class Watch:
             watching: False while plans are tried: the iteration is recorded and not judged.
 
         Returns:
-            What has changed since `settle`; None for nothing, and while the machine is crowded
-            (`monitor.Crowd`).
+            What has changed since `settle`; None for nothing, while the machine is crowded
+            (`monitor.Crowd`), and for an iteration that is left out.
         """
-        waiting = self._pressure.part_of(iteration_ns)
+        self._since_ns += iteration_ns
+        if self._since_ns < self._rest_ns:
+            return None
+        began_ns = now_ns()
+        moved = self._look(plan, profile, iteration_ns, watching)
+        self._rest_ns = min(round((now_ns() - began_ns) / _PART_OF_TIME), _MOST_REST_NS)
+        self._since_ns = 0
+        return moved
+
+    def _look(self, plan: Plan, profile: Profile, iteration_ns: int, watching: bool) -> Moved | None:
+        waiting = self._pressure.part_of(self._since_ns)
         if watching and self._crowd.observe(waiting):
             return None
         place = place_of(plan.backend, self._places)
