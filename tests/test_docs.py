@@ -33,7 +33,7 @@ DOCUMENTS = [
     "ARCHITECTURE.md", "README.md", "docs/README.md", "docs/asynchronous.md", "docs/auto.md", "docs/c10d.md",
     "docs/clusters.md", "docs/commands.md", "docs/cost-model.md", "docs/faults.md", "docs/fidelity.md", "docs/formats.md",
     "docs/lab.md", "docs/overhead.md", "docs/papers.md", "docs/planning.md", "docs/plugins.md", "docs/policies.md",
-    "docs/priority.md", "docs/sharing.md", "docs/traces.md", "docs/trainers.md", "docs/training-loops.md",
+    "docs/priority.md", "docs/report.md", "docs/sharing.md", "docs/traces.md", "docs/trainers.md", "docs/training-loops.md",
     "docs/training.md", "docs/tuning.md", "docs/versions.md", "docs/wire.md",
 ]  # fmt: skip
 SECONDS = 60
@@ -50,7 +50,8 @@ READERS_MODULE = "my_policy"
 TRAINERS = {"accelerate", "transformers", "lightning"}
 # of files, in their first line: no modules
 FORMATS = {
-    f"gradlane.{noun}" for noun in ("profile", "network", "cluster", "plan", "timeline", "tuned", "log", "comparison", "sweep")
+    f"gradlane.{noun}"
+    for noun in ("profile", "network", "cluster", "plan", "timeline", "tuned", "log", "searchlog", "comparison", "sweep")
 }
 # the commands that are quick, and so are run where what they read is at hand
 QUICK = {"plan", "simulate", "whatif", "zoo", "policies", "convert"}

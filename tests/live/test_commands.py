@@ -18,6 +18,8 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
+from gradlane.report.page import read_run, render_page
+from gradlane.report.page.drawing import SHOWN
 from tests.commands import EXAMPLE, command_line, gradlane
 
 
@@ -30,6 +32,17 @@ def check_comparison(folder: Path, policies: list[str], *, links: bool) -> None:
     names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
     shown = ["rank 0", "rank 1", "links"] if links else ["rank 0", "rank 1"]
     assert names == {f"{policy} {what}" for policy in policies for what in shown}
+    (trial,) = read_run(folder).trials
+    assert [arm.name for arm in trial.arms] == ["torch-ddp", *policies]
+    for arm in trial.arms:
+        assert arm.timeline is not None
+        assert arm.plan is not None
+        assert len(arm.timeline.iterations) == 2 * SHOWN
+        assert [rank.rank for rank in arm.timeline.ranks] == [0, 1]
+        messages = len(arm.plan.messages) * SHOWN
+        assert [len(rank.messages[0]) for rank in arm.timeline.ranks] == [messages, messages]
+        assert bool(arm.timeline.links) == links
+    assert (folder / "report.html").read_bytes() == render_page(read_run(folder))
 
 
 def test_compare_on_loopback_prints_a_table_and_leaves_it_as_json_and_as_a_trace(tmp_path: Path) -> None:
@@ -67,6 +80,9 @@ def test_compare_of_a_model_puts_the_simulator_beside_each_arm_and_goes_on_where
     again = gradlane("compare", *options, *chosen, "--json")
     assert "from before" in again.stderr
     assert json.loads(again.stdout)["body"]["cells"] == cells
+    (trial,) = read_run(tmp_path).trials
+    assert [arm.name for arm in trial.arms] == [cell["arm"] for cell in cells]
+    assert all(arm.predicted_ms is not None for arm in trial.arms)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from gradlane.core.cluster import Cluster, Host, Link, RateStep, Server, Worker
 from gradlane.core.network import ONE_BY_ONE, CostSegment, Network, Sharing
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
+from gradlane.core.records.search_log import Choice, PolicyTrial, Predicted, SearchLog, SearchRound, Switch
 from gradlane.core.records.tuned import KnobTrial, Tuned
 from gradlane.core.timeline import Span, Timeline
 from gradlane.errors import FormatError, InputError, PlanError
@@ -84,6 +85,25 @@ NOUNS: dict[str, Any] = {
         2,
         "server",
         (KnobTrial({"slice_bytes": 160_000}, (1_200, 1_000, 1_100)), KnobTrial({"slice_bytes": 64}, (9_000,), cut=True)),
+    ),
+    "searchlog": SearchLog(
+        "mlp",
+        2,
+        "any",
+        Choice("ddp", backend="all-reduce"),
+        (
+            SearchRound(
+                "the job has begun",
+                5,
+                40,
+                25_000_000,
+                (Predicted(Choice("blocks", {"window_bytes": 65_536}, 0, "server"), 1_000),),
+                (PolicyTrial(Choice("ddp", backend="all-reduce"), (1_200, 1_100)),),
+                Choice("blocks", {"window_bytes": 65_536}, 0, "server"),
+                "auto keeps blocks",
+            ),
+        ),
+        (Switch(12, 1_000_000, Choice("blocks", {"window_bytes": 65_536}, 0, "server")),),
     ),
 }
 every_noun = pytest.mark.parametrize("name", NOUNS)

@@ -10,6 +10,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import msgspec
 
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import parse_counts, read_profile
-from gradlane.cli.inputs.types import COUNT, FACTOR, SECONDS, make_folder, rate_or_none, whole_number
+from gradlane.cli.inputs.types import COUNT, FACTOR, OUT_FILE, SECONDS, make_folder, rate_or_none, whole_number
 from gradlane.cli.terminal import console
 from gradlane.compare.arms import ArmSpec
 from gradlane.compare.evaluation import evaluate
@@ -33,13 +34,12 @@ from gradlane.core.profile import Profile
 from gradlane.core.records.search_log import AUTO
 from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError, RunError
-from gradlane.lab.links.gauges import read_samples
 from gradlane.planning import catalog
-from gradlane.report.perfetto import LinkCount, chrome_trace
+from gradlane.report.page import read_run, render_page
+from gradlane.report.page.run_folder import COMPARISON, CONFIG, LINKS, SWEEP, read_links
+from gradlane.report.perfetto import chrome_trace
 from gradlane.report.sweep import render_sweep
 from gradlane.report.table import render
-
-_LINKS = "links.jsonl"
 
 
 @click.command()
@@ -87,8 +87,11 @@ _LINKS = "links.jsonl"
     "--timeout", type=SECONDS, default=60.0, show_default=True, help="Seconds after which a sum that does not end is an error."
 )
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Leave tables, plans and timelines here.")
+@click.option("--report", type=OUT_FILE, help="Write a report, as `gradlane report` makes it. With --out there is always one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
-def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out: Path | None, **options: Any) -> None:
+def command(
+    models: tuple[str, ...], hosts: str, link: str, loopback: bool, out: Path | None, report: Path | None, **options: Any
+) -> None:
     """Train in turns under torch DDP and under each policy, and compare.
 
     "x DDP" is the median, over turns, of DDP's step divided by the policy's in the same turn; p25..p75 is how far turns
@@ -130,28 +133,42 @@ def command(models: tuple[str, ...], hosts: str, link: str, loopback: bool, out:
                 for profile in profiles for count in counts for rate in rates
             ]  # fmt: skip
             sweep = Sweep(_command(), _machine(), run_all(trials, folder, _say))
-            (folder / "sweep.json").write_bytes(sweep.to_json())
+            (folder / SWEEP).write_bytes(sweep.to_json())
+            written = _report(folder, report, out)
             if as_json:
                 click.echo(sweep.to_json())
             else:
                 render_sweep(sweep, console())
+                if written is not None:
+                    click.echo(f"{written} is a report that opens in a browser")
             return
         timeout_s = options.pop("timeout")
-        path = Path(scratch, "config.json")
+        path = folder / CONFIG
         path.write_bytes(msgspec.json.encode({"out": str(folder), "arms": arms, "timeout_s": timeout_s, **options}))
-        exit_code = run_on_ranks("gradlane.compare.worker", [str(path)], counts[0], rates[0], loopback, folder / _LINKS)
+        exit_code = run_on_ranks("gradlane.compare.worker", [str(path)], counts[0], rates[0], loopback, folder / LINKS)
         if exit_code:
             raise RunError("the comparison", exit_code)
         first = msgspec.json.decode((folder / "rank-0.json").read_bytes())
         comparison = evaluate(first, command=_command(), machine=_machine(), hosts=counts[0], link_bits_per_second=rates[0])
-        (folder / "comparison.json").write_bytes(comparison.to_json())
+        (folder / COMPARISON).write_bytes(comparison.to_json())
         (folder / "timeline.json").write_bytes(_trace(folder, [arm.name for arm in arms], counts[0]))
+        written = _report(folder, report, out)
     if as_json:
         click.echo(comparison.to_json())
         return
     render(comparison, console())
     if out is not None:
         click.echo(f"{out}/comparison.json has the same; {out}/timeline.json opens in ui.perfetto.dev, ranks side by side")
+    if written is not None:
+        click.echo(f"{written} is a report that opens in a browser")
+
+
+def _report(folder: Path, wanted: Path | None, out: Path | None) -> Path | None:
+    """Write the report where it is wanted, or beside what else is left; return where it is, if anywhere."""
+    target = wanted or (out / "report.html" if out is not None else None)
+    if target is not None:
+        target.write_bytes(render_page(read_run(folder)))
+    return target
 
 
 def _arms(backends: list[str], chosen: list[str] | None, servers: int) -> list[ArmSpec]:
@@ -189,7 +206,8 @@ def _command() -> str:
 
 
 def _machine() -> str:
-    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}"
+    versions = f"Python {platform.python_version()}, torch {version('torch')}, gradlane {version('gradlane')}"
+    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {versions}"
 
 
 def _trace(folder: Path, names: Sequence[str], hosts: int) -> bytes:
@@ -200,16 +218,4 @@ def _trace(folder: Path, names: Sequence[str], hosts: int) -> bytes:
             plans.append(files.read(folder / f"plan-{name}-rank{rank}.json", Plan))
             labels.append(name)
     layers = [layer.name for layer in files.read(folder / "profile-rank0.json", Profile).layers]
-    return chrome_trace(timelines, plans, labels, layers=layers, shared_clock=True, links=_links(folder / _LINKS))
-
-
-def _links(path: Path) -> dict[str, list[LinkCount]]:
-    """The counts that the lab sampled, by host and direction of its link; empty without a lab."""
-    links: dict[str, list[LinkCount]] = {}
-    for sample in read_samples(path) if path.exists() else ():
-        for way, gauges in (("up", sample.up), ("down", sample.down)):
-            for host, gauge in enumerate(gauges):
-                if gauge is not None:
-                    count = LinkCount(sample.at_ns, gauge.passed_bytes, gauge.queued_bytes)
-                    links.setdefault(f"host{host} {way}", []).append(count)
-    return links
+    return chrome_trace(timelines, plans, labels, layers=layers, shared_clock=True, links=read_links(folder / LINKS))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from typing import TypeVar
 
 import msgspec
 
@@ -17,6 +18,8 @@ from gradlane.errors import FormatError
 FORMAT = "gradlane.comparison"
 SWEEP_FORMAT = "gradlane.sweep"
 VERSION = 2
+
+Record = TypeVar("Record")
 
 
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,21 +104,7 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             FormatError: `data` is something else.
         """
-        if len(data) > MAX_FILE_BYTES:
-            raise FormatError(f"got {len(data)} bytes, expected at most {MAX_FILE_BYTES}")
-        try:
-            file = msgspec.json.decode(data, type=_File)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise FormatError(f"not a {FORMAT} file: {error}") from None
-        if file.format != FORMAT or file.version != VERSION:
-            raise FormatError(f"got {file.format!r:.80} version {file.version}, expected {FORMAT} version {VERSION}")
-        return file.body
-
-
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    format: str
-    version: int
-    body: Comparison
+        return _decoded(data, FORMAT, Comparison)
 
 
 class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,6 +119,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         turns: how many turns the steps are of, as many in each.
         speedup: over torch DDP in the same turns; None where torch DDP was not measured.
         final_step_ns: steps of the final rounds, in which only the fastest arms took part.
+        folder: of the run, within the sweep's.
     """
 
     model: str
@@ -147,6 +137,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     final_step_ns: tuple[int, ...] = ()
     turns: int = 1
     speedup: Speedup | None = None
+    folder: str = ""
 
     @property
     def beats_bound(self) -> bool:
@@ -176,4 +167,32 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [tuple(cells) for _, cells in itertools.groupby(self.cells, key)]
 
     def to_json(self) -> bytes:
+        """Encode as JSON; `from_json` gives back an equal value."""
         return msgspec.json.encode({"format": SWEEP_FORMAT, "version": VERSION, "body": self})
+
+    @staticmethod
+    def from_json(data: bytes) -> Sweep:
+        """Decode what `to_json` wrote.
+
+        Raises:
+            FormatError: `data` is something else.
+        """
+        return _decoded(data, SWEEP_FORMAT, Sweep)
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    version: int
+    body: msgspec.Raw
+
+
+def _decoded(data: bytes, expected: str, kind: type[Record]) -> Record:
+    if len(data) > MAX_FILE_BYTES:
+        raise FormatError(f"got {len(data)} bytes, expected at most {MAX_FILE_BYTES}")
+    try:
+        file = msgspec.json.decode(data, type=_File)
+        if file.format != expected or file.version != VERSION:
+            raise FormatError(f"got {file.format!r:.80} version {file.version}, expected {expected} version {VERSION}")
+        return msgspec.json.decode(file.body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"not a {expected} file: {error}") from None

@@ -167,6 +167,7 @@ def cells_of(trial: Trial, folder: Path) -> list[Cell]:
                 equal_to_ddp=measured[name]["equal_to_ddp"],
                 turns=trial.rounds,
                 speedup=Speedup.of(turns[BASELINE], turns[name]),
+                folder=folder.name,
             )
         )
     return cells

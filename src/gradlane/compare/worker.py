@@ -30,6 +30,7 @@ from torch import nn
 
 from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
 from gradlane.compare.demo import Digits, DigitsNet
+from gradlane.compare.stock_ddp import StockDdp
 from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.core.records.search_log import AUTO
@@ -43,6 +44,7 @@ from gradlane.planning import catalog
 WARM_UP_STEPS = 3  # twice, until the final plan is in force
 MOST_EXTRA_TURNS = 60  # if an arm takes longer to settle
 FINALISTS = 2
+WATCHED_STEPS = 6  # of torch DDP, in the end
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -229,6 +231,7 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
         medians = ", ".join(f"{arm.name} {median(arm.final_step_ns) / 1e6:.1f}" for arm in finalists)
         say(f"[{turn + 1:3d}/{config.finals}] final, medians in ms: {medians}")
     outcomes |= _leave(finalists, arms[0], Path(config.out))
+    _leave_baseline(arms[0], Path(config.out))
     for over, network in maker.networks.items():
         files.write(Path(config.out, f"network-{over}-rank{rank}.json"), network)
     return Outcome(
@@ -321,9 +324,20 @@ def _leave(arms: list[Arm], ddp: Arm, out: Path) -> dict[str, ArmOutcome]:
             files.write(out / f"plan-{arm.name}-rank{rank}.json", arm.session.plan)
             files.write(out / f"profile-rank{rank}.json", arm.session.profile())
             messages = len(arm.session.plan.messages)
+            if arm.session.auto is not None:
+                files.write(out / f"search-{arm.name}.json", arm.session.auto)
             arm.session.close()
         outcomes[arm.name] = ArmOutcome(tuple(arm.step_ns), tuple(arm.final_step_ns), arm.last_loss, equal, messages)
     return outcomes
+
+
+def _leave_baseline(arm: Arm, out: Path) -> None:
+    """Write what torch's DDP does in a few further steps."""
+    assert isinstance(arm.call, nn.parallel.DistributedDataParallel)
+    watched = StockDdp(arm.call, arm.optimizer, lambda: arm.load.loss(arm.call))
+    plan, timeline = watched.watch(type(arm.model).__name__, WATCHED_STEPS)
+    files.write(out / f"plan-{arm.name}-rank{timeline.rank}.json", plan)
+    files.write(out / f"timeline-{arm.name}-rank{timeline.rank}.json", timeline)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.records.dispatch_log import Log
+from gradlane.core.records.search_log import SearchLog
 from gradlane.core.records.tuned import Tuned
 from gradlane.core.timeline import Timeline
 from gradlane.errors import FormatError
@@ -25,7 +26,7 @@ from gradlane.errors import FormatError
 VERSION = 1
 MAX_FILE_BYTES = 64 * 2**20
 
-Noun = TypeVar("Noun", Profile, Network, Cluster, Plan, Timeline, Tuned, Log)
+Noun = TypeVar("Noun", Profile, Network, Cluster, Plan, Timeline, Tuned, Log, SearchLog)
 Part = TypeVar("Part")
 
 
@@ -40,7 +41,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     body: msgspec.Raw
 
 
-def dumps(noun: Profile | Network | Cluster | Plan | Timeline | Tuned | Log) -> bytes:
+def dumps(noun: Profile | Network | Cluster | Plan | Timeline | Tuned | Log | SearchLog) -> bytes:
     """Encode `noun` as JSON bytes; `loads` gives back an equal value."""
     name = f"gradlane.{type(noun).__name__.lower()}"
     return msgspec.json.encode(_File(name, VERSION, msgspec.Raw(msgspec.json.encode(noun))))
@@ -80,7 +81,7 @@ def _decode(data: bytes | msgspec.Raw, kind: type[Part], root: str, expected: st
         raise FormatError(f"not a {expected} file: {error}", root) from None
 
 
-def write(path: str | Path, noun: Profile | Network | Cluster | Plan | Timeline | Tuned | Log) -> None:
+def write(path: str | Path, noun: Profile | Network | Cluster | Plan | Timeline | Tuned | Log | SearchLog) -> None:
     """Write `noun` to a file. The file is renamed into place, so that no reader sees a part of it."""
     target = Path(path)
     scratch = target.with_name(target.name + ".part")

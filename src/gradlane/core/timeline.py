@@ -6,6 +6,7 @@ are kept in the order of their start.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -80,13 +81,14 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Communication is the time in which at least one message was sent; overlapped is the part of
         it in which the compute thread did not wait. 1 for a timeline without sends.
         """
-        sends = _union([(span.start_ns, span.end_ns) for span in self.of("send")])
-        waits = _union([(span.start_ns, span.end_ns) for span in self.of("wait")])
+        sends = union([(span.start_ns, span.end_ns) for span in self.of("send")])
+        waits = union([(span.start_ns, span.end_ns) for span in self.of("wait")])
         total = sum(end - start for start, end in sends)
         return 1.0 if total == 0 else 1.0 - _overlap(sends, waits) / total
 
 
-def _union(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same times as `intervals`, of start and end, as intervals in order that do not touch."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:

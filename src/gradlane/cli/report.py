@@ -1,0 +1,28 @@
+"""`gradlane report`: one HTML file that shows what a comparison found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gradlane.cli.inputs.types import OUT_FILE
+from gradlane.report.page import read_run, render_page
+
+
+@click.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--out", type=OUT_FILE, help="The file to write. Default: report.html in FOLDER.")
+def command(folder: Path, out: Path | None) -> None:
+    """Make a report of what `gradlane compare --out FOLDER` left there.
+
+    The report is one HTML file that needs no network: the answer, every step, the timelines of two iterations of each
+    policy, where a step's time goes, and the plans as pictures.
+
+    \b
+    gradlane compare --out out
+    gradlane report out
+    """
+    target = out or folder / "report.html"
+    target.write_bytes(render_page(read_run(folder)))
+    click.echo(f"{target} is the report; it opens in a browser")

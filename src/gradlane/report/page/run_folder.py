@@ -1,0 +1,241 @@
+"""Reads what `gradlane compare --out` left, as facts for a report."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
+from gradlane.compare.evaluation import trial_remarks
+from gradlane.compare.records import Cell, Comparison, Sweep
+from gradlane.core import files
+from gradlane.core.network import Network
+from gradlane.core.place import Place
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
+from gradlane.core.records.search_log import AUTO, SearchLog
+from gradlane.core.records.speedup import Speedup
+from gradlane.core.timeline import Timeline
+from gradlane.errors import InputError
+from gradlane.lab.links.gauges import read_samples
+from gradlane.planning.questions.prediction import predict
+from gradlane.report.page import facts
+from gradlane.report.page.drawing import draw, draw_simulated, parts_of, plan_facts, typical_iterations
+from gradlane.report.perfetto import LinkCount
+from gradlane.units import format_bytes, format_rate
+
+COMPARISON, SWEEP, CONFIG, LINKS = "comparison.json", "sweep.json", "config.json", "links.jsonl"
+"""Names of files in a run's folder."""
+
+
+def read_run(folder: Path) -> facts.Facts:
+    """Read the folder of a comparison, or of a sweep over models and networks.
+
+    Args:
+        folder: what `gradlane compare --out` was given.
+
+    Raises:
+        InputError: it is not such a folder.
+        FormatError: a file in it is not what it should be.
+    """
+    if (folder / COMPARISON).exists():
+        comparison = Comparison.from_json((folder / COMPARISON).read_bytes())
+        return facts.Facts("gradlane compare", _about(comparison), [_of_comparison(comparison, _Run(folder))])
+    if (folder / SWEEP).exists():
+        sweep = Sweep.from_json((folder / SWEEP).read_bytes())
+        trials = [_of_trial(cells, _Run(folder / cells[0].folder)) for cells in sweep.trials]
+        return facts.Facts("gradlane compare", _about(sweep), trials)
+    raise InputError(f"{folder}: got a folder without {COMPARISON} or {SWEEP}, expected what `gradlane compare --out` left")
+
+
+def read_links(path: Path) -> dict[str, list[LinkCount]]:
+    """The counts that a lab sampled, by host and direction of its link; empty without a lab."""
+    links: dict[str, list[LinkCount]] = {}
+    for sample in read_samples(path) if path.exists() else ():
+        for way, gauges in (("up", sample.up), ("down", sample.down)):
+            for host, gauge in enumerate(gauges):
+                if gauge is not None:
+                    count = LinkCount(sample.at_ns, gauge.passed_bytes, gauge.queued_bytes)
+                    links.setdefault(f"host{host} {way}", []).append(count)
+    return links
+
+
+def _about(run: Comparison | Sweep) -> list[tuple[str, str]]:
+    return [("command", run.command), ("machine", run.machine)]
+
+
+class _Given(msgspec.Struct):
+    """What a run was asked for, as far as it is needed here."""
+
+    arms: tuple[ArmSpec, ...]
+
+
+class _Steps(msgspec.Struct):
+    step_ns: tuple[int, ...]
+
+
+class _Outcome(msgspec.Struct):
+    """What rank 0 measured, as far as no record has it."""
+
+    arms: dict[str, _Steps]
+    all_reduce_ns: tuple[int, ...]
+
+
+class _Run:
+    """One run's folder: what it left of each arm."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._links = read_links(folder / LINKS)
+        specs = msgspec.json.decode((folder / CONFIG).read_bytes(), type=_Given).arms
+        self._specs = {BASELINE: ArmSpec("ddp"), **{spec.name: spec for spec in specs}}
+        outcome = msgspec.json.decode((folder / "rank-0.json").read_bytes(), type=_Outcome)
+        alone_ns = statistics.median(outcome.arms[ALONE].step_ns)
+        self.lines = [
+            ("computing alone", alone_ns / 1e6),
+            ("all gradients as one all-reduce", statistics.median(outcome.all_reduce_ns) / 1e6),
+        ]
+        profile = files.read(folder / "profile-rank0.json", Profile)
+        self._profile = profile.stretched(alone_ns / profile.compute_ns)
+        self.layers = [layer.name for layer in profile.layers]
+
+    def arm(self, name: str, step_ns: Sequence[int], turns: int, **told: Any) -> facts.ArmFacts:
+        """An arm's facts.
+
+        Args:
+            name: the arm.
+            step_ns: its steps, as many in each turn.
+            turns: how many turns.
+            told: fields of `ArmFacts` that a record has.
+        """
+        steps = [step / 1e6 for step in step_ns]
+        each = len(steps) // turns
+        plan = files.read(self._folder / f"plan-{name}-rank0.json", Plan)
+        timelines = [files.read(path, Timeline) for path in self._by_rank(f"timeline-{name}")]
+        searches = self._folder / f"search-{name}.json"
+        return facts.ArmFacts(
+            name=name,
+            turns_ms=[steps[at : at + each] for at in range(0, len(steps), each)],
+            median_ms=statistics.median(steps),
+            low_ms=_quantile(steps, 0.1),
+            high_ms=_quantile(steps, 0.9),
+            parts=parts_of(timelines[0], plan, self._profile),
+            plan=plan_facts(plan),
+            timeline=self._timeline(name, plan, timelines, statistics.median(step_ns)),
+            searches=_searches(files.read(searches, SearchLog)) if searches.exists() else [],
+            **told,
+        )
+
+    def _by_rank(self, name: str) -> Iterator[Path]:
+        found = (self._folder / f"{name}-rank{rank}.json" for rank in itertools.count())
+        return itertools.takewhile(Path.exists, found)
+
+    def _timeline(self, name: str, plan: Plan, timelines: Sequence[Timeline], step_ns: float) -> facts.Timeline | None:
+        iterations = typical_iterations(timelines, step_ns)
+        if not iterations:
+            return None
+        drawn = draw(plan, timelines, iterations, self._links)
+        spec = self._specs[name]
+        place = Place(files.read(self._folder / f"network-{spec.place}-rank0.json", Network), spec.backend, spec.servers)
+        simulated = predict(plan, self._profile, place).timeline()
+        return msgspec.structs.replace(drawn, simulated=draw_simulated(plan, simulated, len(iterations)))
+
+
+def _of_comparison(comparison: Comparison, run: _Run) -> facts.TrialFacts:
+    arms = [
+        run.arm(
+            result.policy, result.step_ns, comparison.turns,
+            note=result.note, speedup=_numbers(result.speedup), beats_bound=result.beats_bound, hidden=result.hidden,
+            equal_to_ddp=result.equal_to_ddp,
+        )
+        for result in comparison.results
+    ]  # fmt: skip
+    bound = comparison.bound
+    cluster = _cluster(comparison.hosts, comparison.link_bits_per_second)
+    number, answer = _answer(arms, None if bound is None else bound.ratio)
+    return facts.TrialFacts(
+        title=f"{comparison.model}, {format_bytes(comparison.parameter_bytes)} of parameters, {cluster}",
+        answer=answer,
+        number=number,
+        bound="" if bound is None else f"{bound.ratio:.2f} times as fast as DDP ({bound.spread}): {comparison.bound_text}",
+        lines=run.lines,
+        layers=run.layers,
+        arms=arms,
+        remarks=list(comparison.remarks),
+    )
+
+
+def _of_trial(cells: Sequence[Cell], run: _Run) -> facts.TrialFacts:
+    arms = [
+        run.arm(
+            cell.arm, cell.step_ns, cell.turns,
+            note="", speedup=_numbers(cell.speedup), beats_bound=cell.beats_bound, equal_to_ddp=cell.equal_to_ddp,
+            predicted_ms=cell.predicted_ns / 1e6, bound_ms=cell.bound_ns / 1e6,
+        )
+        for cell in cells
+    ]  # fmt: skip
+    first = cells[0]
+    scale = f", tensors and links x {first.scale:g}" if first.scale != 1 else ""
+    least_ms = min(cell.bound_ns for cell in cells) / 1e6
+    baseline = next((arm.median_ms for arm in arms if arm.name == BASELINE), None)
+    number, answer = _answer(arms, None if baseline is None else baseline / least_ms)
+    return facts.TrialFacts(
+        title=f"{first.model}, {_cluster(first.hosts, first.link_bits_per_second)}{scale}",
+        answer=answer,
+        number=number,
+        bound=f"a step of {least_ms:.1f} ms, simulated from computing alone and the network as the run measured them",
+        lines=[*run.lines, ("the least that any schedule takes, simulated", least_ms)],
+        layers=run.layers,
+        arms=arms,
+        remarks=trial_remarks(cells),
+    )
+
+
+def _cluster(hosts: int, link_bits_per_second: int | None) -> str:
+    link = "links as they are" if link_bits_per_second is None else f"links of {format_rate(link_bits_per_second // 8)}"
+    return f"{hosts} hosts, {link}"
+
+
+def _answer(arms: Sequence[facts.ArmFacts], bound: float | None) -> tuple[str, str]:
+    """The result as a number and as a sentence: of `auto` if it took part, else of the best."""
+    own = [arm for arm in arms if arm.speedup is not None and arm.name != BASELINE]
+    if not own:
+        return "-", "No policy was measured beside torch DDP."
+    best = max(own, key=_ratio)
+    told = next((arm for arm in own if arm.name.partition("@")[0] == AUTO), best)
+    assert told.speedup is not None
+    ratio, low, high = told.speedup
+    said = f"With {told.name}, training is {ratio:.2f} times as fast as under torch DDP ({low:.2f} to {high:.2f})"
+    if best is not told:
+        said += f"; with {best.name}, {_ratio(best):.2f} times"
+    if bound is not None:
+        said += f"; no schedule can exceed {bound:.2f} times here"
+    return f"{ratio:.2f}x", f"{said}."
+
+
+def _ratio(arm: facts.ArmFacts) -> float:
+    return arm.speedup[0] if arm.speedup is not None else 0.0
+
+
+def _numbers(speedup: Speedup | None) -> tuple[float, float, float] | None:
+    return None if speedup is None else (speedup.ratio, speedup.low, speedup.high)
+
+
+def _searches(log: SearchLog) -> list[facts.TryFacts]:
+    return [
+        facts.TryFacts(
+            look.why, [(str(trial.choice), [took / 1e6 for took in trial.times_ns]) for trial in look.tried], look.verdict
+        )
+        for look in log.looks
+    ]
+
+
+def _quantile(values: Sequence[float], part: float) -> float:
+    """The value below which `part` of `values` lie, the next one that was measured."""
+    return sorted(values)[min(len(values) - 1, math.floor(part * len(values)))]

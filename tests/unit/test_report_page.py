@@ -1,0 +1,112 @@
+"""The report's facts, and the file that they are put into."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import re
+import statistics
+import zlib
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradlane import policies, zoo
+from gradlane.core.network import Network
+from gradlane.core.place import Place
+from gradlane.core.plan import Plan
+from gradlane.core.timeline import Span, Timeline
+from gradlane.planning.plans import make_plan
+from gradlane.report.page import Facts, facts, render_page
+from gradlane.report.page.drawing import draw, parts_of, plan_facts, typical_iterations
+from gradlane.sim import simulate
+
+PROFILE = zoo.profile("alexnet")
+NETWORK = Network.line(4, 50_000, 10**9)
+
+
+def simulated(policy: str) -> tuple[Plan, Timeline]:
+    plan = make_plan(policies.get(policy), PROFILE, Place(NETWORK))
+    return plan, simulate(plan, PROFILE, NETWORK)
+
+
+@pytest.mark.parametrize("policy", ["ddp", "wfbp", "bytescheduler", "blocks"])
+def test_each_message_is_drawn_once_an_iteration_and_in_its_order(policy: str) -> None:
+    plan, timeline = simulated(policy)
+    iterations = typical_iterations([timeline])
+    drawn = draw(plan, [timeline], iterations)
+    messages, places, *times = drawn.ranks[0].messages
+    each = [(iteration, message) for iteration in range(len(iterations)) for message in range(len(plan.messages))]
+    assert sorted(zip(places, messages, strict=True)) == each
+    assert all(time >= 0 for column in times for time in column)
+    sends = {(span.iteration, span.subject): span for span in timeline.of("send")}
+    begin_ns = min(span.start_ns for span in timeline.of("step") if span.iteration in iterations)
+    for place, message, start in zip(places, messages, itertools.accumulate(times[0]), strict=True):
+        assert start == pytest.approx((sends[iterations[place], message].start_ns - begin_ns) / 1e3, abs=1)
+    lengths = [end - start for start, end in zip(drawn.iterations[::2], drawn.iterations[1::2], strict=True)]
+    steps = {span.iteration: span.end_ns - span.start_ns for span in timeline.of("step")}
+    assert lengths == [pytest.approx(steps[at] / 1e3, abs=1) for at in iterations]
+
+
+@pytest.mark.parametrize("policy", ["ddp", "bytescheduler"])
+def test_the_parts_of_a_step_are_the_step(policy: str) -> None:
+    plan, timeline = simulated(policy)
+    parts = parts_of(timeline, plan, PROFILE)
+    assert parts is not None
+    step_ms = statistics.mean(timeline.iteration_ns()) / 1e6
+    assert parts.forward + parts.backward + parts.update + parts.wait + parts.other == pytest.approx(step_ms)
+    assert sum(took for _, took in parts.waited_for) <= parts.wait + 1e-9
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(90, 110), min_size=1, max_size=12), st.integers(90, 110), st.data())
+def test_the_iterations_shown_are_neighbours_and_as_long_as_a_typical_step(lengths: list[int], typical: int, data: Any) -> None:
+    ends = [sum(lengths[: at + 1]) for at in range(len(lengths))]
+    spans = [Span("step", at, -1, end - length, end) for at, (end, length) in enumerate(zip(ends, lengths, strict=True))]
+    missing = data.draw(st.sets(st.integers(0, len(lengths) - 1), max_size=len(lengths) - 1))
+    other = Timeline("p", 1, tuple(span for span in spans if span.iteration not in missing))
+    shown = typical_iterations([Timeline("p", 0, tuple(spans)), other], typical)
+    there = [at for at in range(len(lengths)) if at not in missing]
+    pairs = [(at, at + 1) for at in there if at + 1 in there] or [(at,) for at in there]
+    differs = {pair: max(abs(lengths[at] - typical) for at in pair) for pair in pairs}
+    assert tuple(shown) in differs
+    assert differs[tuple(shown)] == min(differs.values())
+
+
+def test_a_step_with_another_arms_turn_in_it_is_left_out() -> None:
+    spans = tuple(Span("step", at, -1, 100 * at, 100 * at + (5000 if at == 3 else 100)) for at in range(5))
+    assert typical_iterations([Timeline("p", 0, spans)], 5000.0) == [1, 2]
+
+
+def test_a_plan_as_a_picture_has_every_byte_once() -> None:
+    plan, _ = simulated("blocks")
+    picture = plan_facts(plan)
+    carried = sum(sum(slices[2::3]) for slices in picture.slices)
+    assert carried == sum(size for _, size in picture.tensors) == plan.size_bytes
+    assert sorted(message[2] for message in picture.messages) == list(range(len(plan.messages)))
+
+
+def page_of(text: str) -> str:
+    plan, timeline = simulated("wfbp")
+    hostile = msgspec.structs.replace(plan_facts(plan), headline=text)
+    arm = facts.ArmFacts(text, text, [[1.0]], 1.0, 1.0, 1.0, plan=hostile, timeline=draw(plan, [timeline], [1, 2]))
+    trial = facts.TrialFacts(text, text, text, text, [(text, 1.0)], [text], [arm], [text])
+    return render_page(Facts(text, [(text, text)], [trial])).decode()
+
+
+@pytest.mark.parametrize("text", ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "]]>\"'&<!--"])
+def test_what_files_say_is_never_html(text: str) -> None:
+    assert text not in page_of(text)
+    assert page_of(text).count("<script") == page_of("plain").count("<script")
+
+
+def test_the_page_holds_the_facts_and_asks_the_network_for_nothing() -> None:
+    page = page_of("plain")
+    found = re.search(r'<script id="data" type="application/octet-stream">([^<]*)</script>', page)
+    assert found is not None
+    data = msgspec.json.decode(zlib.decompress(base64.b64decode(found.group(1))))
+    assert data["facts"]["trials"][0]["arms"][0]["name"] == "plain"
+    assert not re.search(r"""<(?:link|img|iframe)\b|\bsrc=|@import|url\(|\bfetch\(|XMLHttpRequest|\bimport\(""", page)
