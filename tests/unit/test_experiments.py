@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 
 from experiments import bytescheduler, geryon, mg_wfbp, prophet, searches
-from experiments.assumptions import k80_cluster
+from experiments.assumptions import k80_cluster, scaled
 from experiments.lab import operating
 from experiments.lab import page as lab_page
 from experiments.lab import results as lab_results
 from experiments.lab.first_come import FirstCome
 from experiments.lab.operating import Cell, Point, arm
 from experiments.lab.results import Measured
+from experiments.mg_wfbp_networks import script_cluster
+from experiments.mg_wfbp_testbed import half_precision
 from experiments.table import Row, difference, page
-from gradlane import lab, zoo
+from gradlane import lab, trace, zoo
 from gradlane.core.checks import check_plan
 from gradlane.core.cluster import Link
 from gradlane.core.network import Network
@@ -22,6 +24,7 @@ from gradlane.core.timeline import Timeline
 from gradlane.planning.search import GaussianProcess, Grid, Prior
 
 NO_DATA = Path("nowhere")
+DATA = Path(__file__).parents[3] / "shared" / "data"
 MB = 10**6
 
 
@@ -36,6 +39,9 @@ def test_differences_are_relative_or_in_points():
     assert difference(Row("f", "w", 40.0, 44.4, "%")) == "+4.4 points"
     assert (difference(Row("f", "w", "yes", "yes")), difference(Row("f", "w", "yes", "no"))) == ("same", "other")
     assert difference(Row("f", "w", None, 3.0)) == ""
+    together = Row("f", "w", (2.0, 1200.0), (3.0, 1200.0), "x")
+    assert difference(together) == "+50% +0%"
+    assert "| 2 1200 x | 3 1200 x |" in page([("T", "remarks", [together])])
     assert "| f | w | plot | 3 x |  |" in page([("T", "remarks", [Row("f", "w", None, 3.0, "x")])])
 
 
@@ -43,9 +49,36 @@ def test_what_the_simulator_reproduces_it_goes_on_reproducing():
     assert bytescheduler._figure_2().ours == pytest.approx(44.4, abs=0.05)
     assert geryon._order_is_worth() == pytest.approx(1.31, abs=0.03)
     assert geryon.collision() == pytest.approx(0.5, abs=0.01)
-    rows = {(row.figure, row.what): row for row in mg_wfbp.rows(NO_DATA)}
-    for model in ("googlenet", "resnet50"):
-        assert rows["Fig. 10", f"{model}: WFBP falls behind SyncEASGD between 16 and 64 workers"].ours == "yes"
+    rows = {
+        (row.figure, row.what): row for row in mg_wfbp._scaling("resnet50", "resnet50", zoo.profile("resnet50"), counts=True)
+    }
+    for constants in ("the script's a, b", "a, b of Fig. 4(a)"):
+        assert rows["Fig. 10", f"resnet50, {constants}: WFBP falls behind SyncEASGD between 16 and 64 workers"].ours == "yes"
+
+
+def test_the_scripts_cluster_of_16_costs_what_the_script_says():
+    (segment,) = script_cluster("ring", 16).segments
+    assert segment.startup_ns == 2 * 16 * 45_250
+    assert 1e9 / segment.bytes_per_second == pytest.approx(15 / 16 * (2 * 0.9934 + 2.5), rel=1e-4)
+    (trees,) = script_cluster("double-binary-trees", 16).segments
+    assert trees.startup_ns == 2 * 4 * 45_250
+
+
+def test_the_authors_recording_and_network_give_their_groups():
+    recording = DATA / "b-caffe-googlenet-k80" / "tmp4ocomm.log"
+    if not recording.is_file():
+        pytest.skip(f"no recording at {recording}")
+    groups = mg_wfbp._groups(mg_wfbp._rings(trace.read(recording), lambda workers: script_cluster("ring", workers)))
+    same = [ours == published for ours, published in zip(groups, mg_wfbp.MERGED["googlenet"], strict=True)]
+    assert same.count(True) == 9
+
+
+def test_a_profile_in_half_precision_and_in_another_time():
+    profile = zoo.profile("alexnet")
+    other = half_precision(scaled(profile, 0.5))
+    assert other.size_bytes * 2 == profile.size_bytes
+    assert other.compute_ns == pytest.approx(profile.compute_ns / 2, rel=1e-6)
+    assert {seen.spec.dtype for seen in other.tensors} == {"float16"}
 
 
 @pytest.mark.slow
