@@ -81,6 +81,24 @@ def test_a_profile_in_half_precision_and_in_another_time():
     assert {seen.spec.dtype for seen in other.tensors} == {"float16"}
 
 
+def test_pulls_wait_for_the_last_push_and_come_in_the_order_drawn():
+    plan = FirstCome(partition_bytes=100 * MB).plan(zoo.profile("alexnet"), Network.line(2, 0, 10**9))
+    forward, drawn, backwards = geryon._pulled(plan), geryon._pulled(plan, draw=1), geryon._pulled(plan, backwards=True)
+    assert all(message.two_phase for message in drawn.messages)
+    assert drawn.crosses_barrier
+    readiness = tuple(range(len(plan.messages)))
+    assert (forward.second_phases, backwards.second_phases) == (readiness[::-1], readiness)
+    assert sorted(drawn.second_phases) == list(readiness)
+    assert drawn.second_phases not in (readiness, readiness[::-1])
+
+
+def test_late_pulls_in_random_order_cost_slices_what_geryon_publishes():
+    testbed = geryon._Systems("resnet50", 10)
+    slices = testbed._slices()
+    assert testbed._mean(slices) == pytest.approx(90.0, abs=3)
+    assert testbed._percent(testbed._ns(slices)) > 99  # each sum sent back at once
+
+
 @pytest.mark.slow
 def test_prophets_policies_are_level_at_ten_gigabits():
     at_ten = [row.ours for row in prophet.rows(NO_DATA) if row.what.startswith("10 Gbit/s")]
