@@ -56,11 +56,20 @@ def servers(workers: int, bytes_per_second: int, *, colocated: bool = False) -> 
     return Cluster.homogeneous(workers, workers, bytes_per_second, colocated=colocated, startup_ns=MESSAGE_STARTUP_NS)
 
 
-def tuned_bytescheduler(case: Case) -> tuple[int, int, Outcome]:
-    """(partition, credit, outcome) of the best of a grid, in bytes."""
+def bytescheduler_grid(case: Case) -> list[tuple[int, int, Outcome]]:
+    """(partition, credit, outcome) in bytes, with a credit of one partition and of four."""
     sizes = [2**power for power in range(18, 26)]
-    grid = [entry for size in sizes for entry in knob_grid("bytescheduler", case, [size], [size, 4 * size])]
-    return min(grid, key=lambda entry: entry[2].iteration_ns)
+    return [entry for size in sizes for entry in knob_grid("bytescheduler", case, [size], [size, 4 * size])]
+
+
+def tuned_bytescheduler(case: Case) -> tuple[int, int, Outcome]:
+    """The best of `bytescheduler_grid`."""
+    return min(bytescheduler_grid(case), key=iteration_ns_of)
+
+
+def iteration_ns_of(entry: tuple[int, int, Outcome]) -> int:
+    """The iteration time of an entry of `bytescheduler_grid`."""
+    return entry[2].iteration_ns
 
 
 def speed(name: str, profile: Profile, where: Network | Cluster) -> float:

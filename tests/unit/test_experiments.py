@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import bytescheduler, geryon, mg_wfbp, prophet, searches
-from experiments.assumptions import k80_cluster, scaled
+from experiments import bytescheduler, geryon, mercury_model, mg_wfbp, prophet, searches
+from experiments.assumptions import GBIT, k80_cluster, scaled, speed
 from experiments.lab import operating
 from experiments.lab import page as lab_page
 from experiments.lab import results as lab_results
@@ -18,7 +18,7 @@ from experiments.mg_wfbp_testbed import half_precision
 from experiments.table import Row, difference, page
 from gradlane import lab, trace, zoo
 from gradlane.core.checks import check_plan
-from gradlane.core.cluster import Link
+from gradlane.core.cluster import Cluster, Link
 from gradlane.core.network import Network
 from gradlane.core.timeline import Timeline
 from gradlane.planning.search import GaussianProcess, Grid, Prior
@@ -97,6 +97,28 @@ def test_late_pulls_in_random_order_cost_slices_what_geryon_publishes():
     slices = testbed._slices()
     assert testbed._mean(slices) == pytest.approx(90.0, abs=3)
     assert testbed._percent(testbed._ns(slices)) > 99  # each sum sent back at once
+
+
+def test_wfbp_with_pulls_that_share_a_link_is_what_the_simulator_has():
+    profile = mercury_model.on_caltech101(zoo.profile("vgg16", device="gtx-1080ti", batch=32))
+    rate = 10 * GBIT
+    simulated = 1e9 / speed("wfbp", profile, Cluster.homogeneous(1, 1, rate))
+    shared, literal = (
+        mercury_model.wfbp_ns(profile, rate, pulls_share=share, crosses_barrier=crosses)
+        for share, crosses in ((True, False), (False, True))
+    )
+    assert shared == pytest.approx(simulated, rel=1e-6)
+    assert literal < 0.9 * shared
+    assert mercury_model.most_pulls_at_once(profile, rate) > 1
+
+
+def test_caltech101_has_101_classes():
+    sizes = {name: mercury_model.on_caltech101(zoo.profile(name)).size_bytes / 4e6 for name in ("vgg16", "vgg19", "resnet50")}
+    assert sizes == pytest.approx({"vgg16": 134.7, "vgg19": 140.0, "resnet50": 23.7}, abs=0.05)
+
+
+def test_the_least_rate_is_the_first_from_above_that_is_not_enough():
+    assert mercury_model.least_rate(lambda rate: rate / 10**8, 0.5) == pytest.approx(5 * 10**7, rel=0.011)
 
 
 @pytest.mark.slow
