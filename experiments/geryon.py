@@ -37,6 +37,7 @@ EFFICIENCY = {
         "yolo": (53.2, 84.2, 93.6),
     },
 }
+FC_SHARE = {"alexnet": 93.99, "vgg19": 86.06, "yolo": 77.86, "resnet50": 8.02}
 # images a second by slice in KiB: Geryon, TicTac
 TABLE_4 = {1024: (279.2, 272.0), 512: (276.0, 268.0), 256: (272.8, 216.8)}
 TICTAC_THREADS_S = 0.45  # §V-D: what an iteration with slices of 256K gains in length
@@ -53,6 +54,9 @@ def rows(data: Path) -> list[Row]:
         ),
         Row("Fig. 5", "the urgent parameter's time with classes in the network, of that without", 50, 100 * collision(), "%"),
     ]
+    share = tuple(100 * _fully_connected(zoo.profile(model)) for model in FC_SHARE)
+    what = "share of parameters in fully connected layers: AlexNet, VGG-19, YOLO, ResNet-50"
+    found.append(Row("Fig. 6", what, tuple(FC_SHARE.values()), share, "%"))
     for rate, table in EFFICIENCY.items():
         figure = "Table II" if rate == 10 else "Table III"
         systems = {model: _Systems(model, rate) for model in table}
@@ -74,6 +78,13 @@ def rows(data: Path) -> list[Row]:
             most = max(100 * (lanes / partitioned - 1) for _, partitioned, lanes in ours.values())
             found.append(Row("§V-C", "40 Gbit/s: Geryon over slicing, at most", 9.5, most, "%"))
     return found + _table_4()
+
+
+def _fully_connected(profile: Profile) -> float:
+    """The share of the parameters in layers named as fully connected ones are."""
+    named = ("classifier", "fc", "linear")
+    full = sum(seen.spec.size_bytes for seen in profile.tensors if any(name in seen.spec.name for name in named))
+    return full / profile.size_bytes
 
 
 def _order_is_worth() -> float:

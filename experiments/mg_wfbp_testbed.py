@@ -25,6 +25,17 @@ THROUGHPUT: dict[tuple[str, str, int], dict[int, Three]] = {
     ("Fig. 6", "googlenet", 64): {4: (299.32, 250.28, 316.08), 8: (599.28, 461.36, 600.24), 16: (1006.4, 889.28, 1210.88)},
     ("Fig. 7", "resnet50", 32): {4: (151.1, 120.0, 151.18), 8: (294.72, 222.8, 295.2), 16: (465.6, 406.4, 566.6)},
 }
+# tensors, millions of parameters
+TABLE_4 = {
+    "googlenet": (59.0, 13.0),
+    "resnet50": (161.0, 25.5),
+    "resnet152": (467.0, 60.1),
+    "densenet161": (484.0, 28.6),
+    "densenet201": (604.0, 20.0),
+    "inception-v4": (449.0, 42.6),
+}
+# a in us, b in ps; its 2 and 4 GPUs share a node
+FITTED_8 = {"10GbE": (523.03, 857.07), "56GbIB": (97.537, 305.68)}
 # a and b of 16 GPUs, Fig. 4(b) and (c)
 CLUSTERS = {"10GbE": (908_000, 7.4e-10), "56GbIB": (236_000, 4.06e-10)}
 # seconds: computing in FP32 and FP16
@@ -52,7 +63,38 @@ ITERATION: dict[str, dict[str, tuple[Three, Three]]] = {
 
 
 def rows() -> list[Row]:
-    return [*_throughput(), *_iterations(), *_tried()]
+    return [*_models(), *_costs(), *_throughput(), *_iterations(), *_tried()]
+
+
+def _models() -> list[Row]:
+    profiles = [zoo.profile(name) for name in TABLE_4]
+    tensors, parameters = zip(*TABLE_4.values(), strict=True)
+    names = ", ".join(TABLE_4)
+    alike = (("resnet152", 1024, 150.0), ("densenet161", 768, 160.0))
+    return [
+        Row("Table 4", f"tensors of {names}", tensors, tuple(float(len(profile.tensors)) for profile in profiles)),
+        Row("Table 4", "parameters of the same", parameters, tuple(profile.size_bytes / 4e6 for profile in profiles), "M"),
+        *(
+            Row("Fig. 5", f"{model}: tensors of {size} bytes", count, float(_tensors_of(zoo.profile(model), size)))
+            for model, size, count in alike
+        ),
+    ]
+
+
+def _tensors_of(profile: Profile, size_bytes: int) -> int:
+    return sum(seen.spec.size_bytes == size_bytes for seen in profile.tensors)
+
+
+def _costs() -> list[Row]:
+    """The ring's a and b of 8 GPUs, from those of 16 by Table 2, beside those of the authors' published code."""
+    found = []
+    for cluster, published in FITTED_8.items():
+        startup_ns, seconds_a_byte = CLUSTERS[cluster]
+        ours = (startup_ns * 7 / 15 / 1000, 1e9 * seconds_a_byte * (7 / 8) / (15 / 16) * 1000)
+        found.append(Row("Eq. 10", f"{cluster}, 8 GPUs from 16: a in us, b in ps", published, ours))
+    eight = k80_cluster("ring", 8)
+    times = tuple(eight.cost_ns(size) / 1e6 for size in (200_000, 400_000))
+    return [*found, Row("§1", "8 nodes, 10GbE: all-reduce of 200 and 400 KB", (1.5, 1.8), times, "ms")]
 
 
 def half_precision(profile: Profile) -> Profile:

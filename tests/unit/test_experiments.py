@@ -15,7 +15,7 @@ from experiments.lab.operating import Cell, Point, arm
 from experiments.lab.results import Measured
 from experiments.mg_wfbp_networks import script_cluster
 from experiments.mg_wfbp_testbed import half_precision
-from experiments.table import Row, difference, page
+from experiments.table import Count, Row, count, difference, page, summary
 from gradlane import lab, trace, zoo
 from gradlane.core.checks import check_plan
 from gradlane.core.cluster import Cluster, Link
@@ -43,6 +43,18 @@ def test_differences_are_relative_or_in_points():
     assert difference(together) == "+50% +0%"
     assert "| 2 1200 x | 3 1200 x |" in page([("T", "remarks", [together])])
     assert "| f | w | plot | 3 x |  |" in page([("T", "remarks", [Row("f", "w", None, 3.0, "x")])])
+
+
+def test_the_head_counts_what_agrees_and_what_is_wrong_in_sign_or_order():
+    rows = [
+        Row("f", "points", (80.0, 90.0), (84.0, 76.0), "%"),  # within 5, within 15; the order is turned round
+        Row("f", "gain", 1.1, 0.9, "x"),  # a loss
+        Row("f", "words", "yes", "yes"),
+        Row("f", "in a plot", None, 3.0),
+        Row("f", "tried: once more", 1.0, 1.0, counts=False),
+    ]
+    assert count(rows) == Count(compared=4, within_5=2, within_15=3, wrong=2)
+    assert "| all | 9 | 4 | 2 | 3 | 2 |" in summary([("P", 9, rows)])
 
 
 def test_what_the_simulator_reproduces_it_goes_on_reproducing():
