@@ -28,9 +28,10 @@ does not state. Not everything agrees, and nothing was fitted to a published fig
 A remark that names a cause has a row that begins with "tried": the same run with the cause put in
 or taken out. Where none explains a difference, the remark says so. The next table counts simulated
 values, without those rows and without figures that are shown once more with other constants.
-"Within 5" and "within 15" are percent, or points of a percentage. Values that are not compared are
-in plots only, were measured in the lab below, or need what the simulator does not have: the
-processor's load, BytePS, several devices on one link.
+"Within 5" and "within 15" are percent, or points of a percentage. Of the values that are not
+compared, many were measured in the lab below, are constants that a simulation starts from, or need
+what the simulator does not have: the processor's load, BytePS, several devices on one link. The
+others have no row yet.
 
 """
 

@@ -7,7 +7,8 @@
 2. An all-reduce costs what MG-WFBP fitted on its first cluster of 16 GPUs: a startup of a = 0.972
    ms, and b = 1.97 ns per byte. These are taken as those of a ring. The startup and the time per
    byte between two nodes follow from them, and so do the costs for other numbers of workers and for
-   other algorithms (its Table 2).
+   other algorithms (its Table 2). Its Fig. 10 is also shown with the constants of the authors'
+   published script.
 3. A sender spends 0.3 ms on each message to parameter servers before the message's bytes go
    (ByteScheduler §4.1). Summing takes no time. Links carry their nominal rate in both directions at
    once, without loss. Unless a paper says otherwise, there are as many servers as workers, they run

@@ -171,9 +171,14 @@ others.
 In Fig. 9 the computing times are the authors', and a and b those of Fig. 4(b) and (c). All but one
 of the iterations come out too fast. SyncEASGD overlaps nothing: its iteration is computing + a + b
 M, so the published a and b contradict its published times. These imply 1.7 to 2.0 ns per byte over
-Ethernet and 0.8 to 1.1 ns over InfiniBand for 32-bit gradients, about 2.4 times Fig. 4's.
+Ethernet and 0.8 to 1.1 ns over InfiniBand for 32-bit gradients, 2 to 2.7 times Fig. 4's.
 With the time per byte that SyncEASGD's iteration implies, WFBP and MG-WFBP are as far off as
-before, so that is not what slowed them down. What did is not found. FP16 halves the bytes; the
-implied time per byte then grows, most for DenseNet-201 with its many tensors, which points at a
-cost of each tensor that a + b M does not have.
+before, so that is not what slowed them down. What did is not found. For 16-bit gradients the
+implied time per byte is larger still, up to 4.8 ns for DenseNet-201. A cost of each tensor is not
+the reason: what FP32 and FP16 together imply for it differs tenfold between the models.
+
+Table 4 has 59 tensors for GoogLeNet. The zoo's 128 are the weight and the bias of 64 layers, as many
+as the authors' recording has, and of 58 without the auxiliary heads. Eq. 10 scales a and b of 16
+GPUs to 8 as a ring does. The authors' code has values of its own for 8 GPUs on two nodes, 13 to 24 %
+off; whether the links inside a node explain that needs several devices on a host.
 """

@@ -228,13 +228,14 @@ paper does not state are taken as 10 Gbit/s.
 Where the network is fast, all policies are level, as published. At lower rates the testbed is far
 below what its schedules allow. The rows "tried" put in what could have slowed it down. The number
 of workers, and servers on every host, do not explain it. Pulls that wait for the last push, and a
-barrier on top, leave ByteScheduler and P3 at 41 samples/s at 1 Gbit/s, where 26 are published.
+barrier on top, leave ByteScheduler and P3 at 41 samples/s at 1 Gbit/s, where 26 and 25 are published.
 Halving the links does the most: an instance has two devices, and the paper's rates are per worker.
 If each device is a worker and has half of the link, Prophet's own rows for a batch of 64 come within
 10 % (Table 2 at 1 and 3 Gbit/s, ResNet-18, ResNet-50), and so does the default's 15 samples/s with
-unlike links. Rows of smaller batches stay 16 to 56 % too fast.
+unlike links, though ByteScheduler and Prophet are then 28 and 38 % too slow there. Prophet's rows of
+smaller batches stay 16 to 56 % too fast.
 
-P3 and ByteScheduler stay up to 62 % (batch 64) above their published rows in all of these runs.
+With half of the link ByteScheduler and P3 are still 37 to 62 % too fast for a batch of 64.
 So the published order is not reproduced, and its cause is not found. The simulated Prophet is
 behind both because it holds what fits no block until the backward pass has ended, and pulls its
 blocks whole: without the one it gains 11 samples/s at 1 Gbit/s, without the other 5 more. Several
