@@ -7,7 +7,8 @@
 2. An all-reduce costs what MG-WFBP fitted on its first cluster of 16 GPUs: a startup of a = 0.972
    ms, and b = 1.97 ns per byte. These are taken as those of a ring. The startup and the time per
    byte between two nodes follow from them, and so do the costs for other numbers of workers and for
-   other algorithms (its Table 2).
+   other algorithms (its Table 2). Its Fig. 10 is also shown with the constants of the authors'
+   published script.
 3. A sender spends 0.3 ms on each message to parameter servers before the message's bytes go
    (ByteScheduler §4.1). Summing takes no time. Links carry their nominal rate in both directions at
    once, without loss. Unless a paper says otherwise, there are as many servers as workers, they run
@@ -19,6 +20,8 @@
 from __future__ import annotations
 
 from fractions import Fraction
+
+import msgspec
 
 from gradlane.core.cluster import Cluster
 from gradlane.core.collectives import all_reduce
@@ -40,15 +43,34 @@ def k80_cluster(algorithm: str, workers: int) -> Network:
     return all_reduce(algorithm, workers, startup_ns=startup_ns, bytes_per_second=int(1 / seconds_a_byte))
 
 
+def scaled(profile: Profile, factor: float) -> Profile:
+    """The profile with all times `factor` times as long."""
+    tensors = tuple(msgspec.structs.replace(seen, ready_ns=round(seen.ready_ns * factor)) for seen in profile.tensors)
+    layers = tuple(
+        msgspec.structs.replace(layer, forward_ns=round(layer.forward_ns * factor), update_ns=round(layer.update_ns * factor))
+        for layer in profile.layers
+    )
+    return msgspec.structs.replace(profile, tensors=tensors, layers=layers, backward_ns=round(profile.backward_ns * factor))
+
+
 def servers(workers: int, bytes_per_second: int, *, colocated: bool = False) -> Cluster:
     return Cluster.homogeneous(workers, workers, bytes_per_second, colocated=colocated, startup_ns=MESSAGE_STARTUP_NS)
 
 
-def tuned_bytescheduler(case: Case) -> tuple[int, int, Outcome]:
-    """(partition, credit, outcome) of the best of a grid, in bytes."""
+def bytescheduler_grid(case: Case) -> list[tuple[int, int, Outcome]]:
+    """(partition, credit, outcome) in bytes, with a credit of one partition and of four."""
     sizes = [2**power for power in range(18, 26)]
-    grid = [entry for size in sizes for entry in knob_grid("bytescheduler", case, [size], [size, 4 * size])]
-    return min(grid, key=lambda entry: entry[2].iteration_ns)
+    return [entry for size in sizes for entry in knob_grid("bytescheduler", case, [size], [size, 4 * size])]
+
+
+def tuned_bytescheduler(case: Case) -> tuple[int, int, Outcome]:
+    """The best of `bytescheduler_grid`."""
+    return min(bytescheduler_grid(case), key=iteration_ns_of)
+
+
+def iteration_ns_of(entry: tuple[int, int, Outcome]) -> int:
+    """The iteration time of an entry of `bytescheduler_grid`."""
+    return entry[2].iteration_ns
 
 
 def speed(name: str, profile: Profile, where: Network | Cluster) -> float:

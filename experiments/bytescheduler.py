@@ -6,23 +6,31 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments import searches
-from experiments.assumptions import GBIT, servers, speed, tuned_bytescheduler
+from experiments.assumptions import GBIT, MESSAGE_STARTUP_NS, servers, speed, tuned_bytescheduler
 from experiments.table import Row
 from gradlane import zoo
 from gradlane.core.cluster import Cluster
+from gradlane.core.collectives import all_reduce
+from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.planning import catalog
 from gradlane.planning.plans import make_plan
-from gradlane.planning.questions import Case
+from gradlane.planning.questions import Case, knob_grid
 from gradlane.sim import simulate_servers
 
 TITLE = "ByteScheduler (SOSP '19)"
 MB = 10**6
+# model, batch, by place the best partition and credit in MB; 512 tokens are 16 sequences
+TABLE_1 = (
+    ("vgg16", 32, {"servers": (6, 21), "all-reduce": (88, 171)}),
+    ("resnet50", 32, {"servers": (3, 17), "all-reduce": (56, 64)}),
+    ("transformer-base", 16, {"servers": (5, 29), "all-reduce": (56, 103)}),
+)
 
 
 def rows(data: Path) -> list[Row]:
-    return [_figure_2(), *_figure_4(), *_figure_13(), *_asynchronous(), *searches.rows()]
+    return [_figure_2(), *_figure_4(), *_figure_13(), *_table_1(), *_asynchronous(), *searches.rows()]
 
 
 def _figure_2() -> Row:
@@ -67,6 +75,26 @@ def _figure_13() -> list[Row]:
     return found
 
 
+def _table_1() -> list[Row]:
+    """How fast the published best sizes are, of the fastest here; four machines behind 100 Gbit/s."""
+    found = []
+    places: dict[str, Network | Cluster] = {
+        "servers": servers(4, 100 * GBIT),
+        "all-reduce": all_reduce("ring", 4, startup_ns=MESSAGE_STARTUP_NS // 2, bytes_per_second=100 * GBIT),
+    }
+    for label, where in places.items():
+        of_best = []
+        for name, batch, by_place in TABLE_1:
+            case = Case(zoo.profile(name, device="v100", batch=batch), where)
+            partition, credit = by_place[label]
+            ((_, _, theirs),) = knob_grid("bytescheduler", case, [partition * MB], [credit * MB])
+            best_ns = min(theirs.iteration_ns, tuned_bytescheduler(case)[2].iteration_ns)
+            of_best.append(100 * best_ns / theirs.iteration_ns)
+        what = f"{label}, 100 Gbit/s: speed at the published best sizes, of the best: VGG-16, ResNet-50, Transformer"
+        found.append(Row("Table 1", what, (100.0, 100.0, 100.0), tuple(of_best), "%"))
+    return found
+
+
 def _asynchronous() -> list[Row]:
     profile = zoo.profile("vgg16", device="gtx-1080ti", batch=32)
     where = servers(4, 10 * GBIT)
@@ -90,7 +118,9 @@ def _asynchronous() -> list[Row]:
 REMARKS = """
 Fig. 2 has its numbers in a picture only. The three layers here are a reconstruction whose whole
 iterations take 13 and 9 units of time, the ratio that the text states. In Fig. 13 a machine has
-eight devices; the sum within a machine is not modelled.
+eight devices; the sum within a machine is not modelled. In Table 1 the published best sizes are as
+fast as the best ones here, within 1 %, but for ResNet-50 over all-reduce (16 % behind): many sizes
+are level at 100 Gbit/s.
 
 Fig. 14 counts trials: mean ± standard deviation over 8 seeds. A trial's value is the simulated
 iteration time with noise of 2 %, and the best time is that of a grid of 7 by 7. A search ends when

@@ -2,37 +2,55 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import NamedTuple
+
+Values = float | tuple[float, ...] | str | None
 
 
 class Row(NamedTuple):
-    """A quantitative result. published: None where the paper has it in a plot only, or says it in words."""
+    """A result: one value, a tuple of values that belong together, or words.
+
+    published: None where the paper has it in a plot only.
+    unit: of every value. "%" is compared in percentage points, other units relatively.
+    counts: whether the head of the page counts the row. Not where it tries a remark's cause, or
+        shows a figure once more with other inputs.
+    """
 
     figure: str
     what: str
-    published: float | str | None
-    ours: float | str
+    published: Values
+    ours: Values
     unit: str = ""
+    counts: bool = True
+
+
+def pairs(row: Row) -> list[tuple[float, float]]:
+    """(published, ours) of each number that has both."""
+    published, ours = _numbers(row.published), _numbers(row.ours)
+    return list(zip(published, ours, strict=True)) if published and ours else []
 
 
 def difference(row: Row) -> str:
-    if isinstance(row.published, str) or isinstance(row.ours, str):
-        if row.published is None:
-            return ""
-        return "same" if row.published == row.ours else "other"
     if row.published is None:
         return ""
+    found = pairs(row)
+    if not found:
+        return "same" if row.published == row.ours else "other"
     if row.unit == "%":
-        return f"{row.ours - row.published:+.1f} points"
-    return f"{row.ours / row.published - 1:+.0%}"
+        return " ".join(f"{ours - published:+.1f}" for published, ours in found) + " points"
+    return " ".join(f"{ours / published - 1:+.0%}" for published, ours in found)
 
 
-def text(value: float | str | None, unit: str) -> str:
+def text(value: Values, unit: str) -> str:
     if value is None:
         return "plot"
     if isinstance(value, str):
         return value
-    return f"{value:.3g} {unit}".strip() if unit != "%" else f"{value:.1f} %"
+    numbers = " ".join(
+        f"{each:.1f}" if unit == "%" else f"{each:.3g}" if each < 1000 else f"{each:.0f}" for each in _numbers(value)
+    )
+    return f"{numbers} {unit}".strip()
 
 
 def page(sections: list[tuple[str, str, list[Row]]]) -> str:
@@ -45,3 +63,61 @@ def page(sections: list[tuple[str, str, list[Row]]]) -> str:
             lines.append("| " + " | ".join(cells) + " |")
         lines += ["", remarks.strip(), ""]
     return "\n".join(lines)
+
+
+class Count(NamedTuple):
+    """How the counted rows of a paper compare."""
+
+    compared: int
+    within_5: int
+    within_15: int
+    wrong: int
+
+
+def count(rows: list[Row]) -> Count:
+    """Values that have a published one beside them.
+
+    A value in percent is within 5 if it is within 5 points, any other within 5 %. Words are within
+    if they are the same. A value is wrong in sign if it is a loss where a gain is published or the
+    other way round, and two values of a row are wrong in order if either is ahead of the other by
+    more than 2 % here and behind it by as much in the paper.
+    """
+    compared = within_5 = within_15 = wrong = 0
+    for row in rows:
+        if not row.counts or row.published is None:
+            continue
+        found = pairs(row)
+        off = [abs(ours - published) if row.unit == "%" else 100 * abs(ours / published - 1) for published, ours in found]
+        if not found:
+            off = [0.0 if row.published == row.ours else float("inf")]
+        compared += len(off)
+        within_5 += sum(each <= 5 for each in off)
+        within_15 += sum(each <= 15 for each in off)
+        neutral = {"x": 1.0, "%": 0.0}.get(row.unit)
+        if neutral is not None:
+            wrong += sum((published - neutral) * (ours - neutral) < 0 for published, ours in found)
+        wrong += sum(_orders_differ(first, second) for first, second in combinations(found, 2))
+    return Count(compared, within_5, within_15, wrong)
+
+
+def _orders_differ(first: tuple[float, float], second: tuple[float, float]) -> bool:
+    there, here = first[0] / second[0] - 1, first[1] / second[1] - 1
+    return there * here < 0 and min(abs(there), abs(here)) > 0.02
+
+
+def summary(papers: list[tuple[str, int, list[Row]]]) -> str:
+    """(paper, published values, rows) as Markdown: how many values agree."""
+    header = ("paper", "values published", "compared", "within 5", "within 15", "wrong in sign or order")
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    total = [0] * 5
+    for name, published, rows in papers:
+        cells = [published, *count(rows)]
+        total = [before + each for before, each in zip(total, cells, strict=True)]
+        lines.append(f"| {name} | " + " | ".join(map(str, cells)) + " |")
+    return "\n".join([*lines, "| all | " + " | ".join(map(str, total)) + " |", ""])
+
+
+def _numbers(value: Values) -> tuple[float, ...]:
+    if value is None or isinstance(value, str):
+        return ()
+    return value if isinstance(value, tuple) else (value,)

@@ -161,8 +161,10 @@ hosts" is `p3` with slices of that size, one at a time, in place of TicTac with 
 threads, to which the paper attributes the loss, are not reproduced.
 
 Results: on the paper's own links slices alone reach 96 to 99 % here, where the paper has 79 to 90
-%, so that lanes have nothing to add. The rows "matched" have links so slow that slices have the
-paper's efficiency in the simulator (300 Mbit/s in the lab). There lanes add 9 points for AlexNet
-and 14 for VGG-19, where the paper has 15. For ResNet-50 they add nothing, where the paper has 6
-points and the simulator 14: its many small tensors cost two cores what lanes would gain.
+%, so that lanes have nothing to add. A server of the lab returns each sum at once; in the paper a
+worker pulls when all gradients have been pushed, in random order, which costs what lanes recover
+(Geryon's simulated table above). The rows "matched" have links so slow that slices have the paper's
+efficiency in the simulator (300 Mbit/s in the lab). There lanes add 9 points for AlexNet and 14 for
+VGG-19, where the paper has 15. For ResNet-50 they add nothing, where the paper has 6 points and the
+simulator 14; why has not been tried.
 """

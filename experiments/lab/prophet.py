@@ -143,8 +143,8 @@ EXPERIMENTS: dict[str, Callable[[Path], list[Measured]]] = {
 }
 
 REMARKS = """
-Two workers have a server in each one's process. The paper has one server and up to seven workers,
-and does not say how many workers an experiment has. Gradients become ready twelve at a time, as in
+Two workers have a server in each one's process. The paper has one server on an instance of its own,
+and three workers or up to seven. Gradients become ready twelve at a time, as in
 the paper's Fig. 4. Bytes are scaled by 0.1, and by 0.05 at 10 Gbit/s. ByteScheduler stands for
 BytePS with its defaults, taken as partitions of 4 MB and a credit of four partitions, as in the
 simulated Table 2. The framework's default is `wfbp`. The paper does not state the rate of Figs. 8,
@@ -159,7 +159,7 @@ given.
 Results: Prophet is level where the network is fast enough, as published for 10 Gbit/s, and behind
 where it is not. Prophet holds a gradient that does not fit before the next twelve are ready until
 the backward pass has ended, and the link idles meanwhile; ByteScheduler's credit keeps the link
-busy. Lab and simulator agree. The testbed's ByteScheduler reached half of what its schedule allows
-(see the simulated table above), which is why Prophet was ahead of it there. If gradients became
-ready one by one, Prophet would be further behind here.
+busy. Lab and simulator agree. The testbed's ByteScheduler reached half of what its schedule allows,
+and Prophet was ahead of it there; Prophet's simulated tables above have what was tried to explain
+that.
 """

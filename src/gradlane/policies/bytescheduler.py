@@ -21,6 +21,8 @@ class ByteScheduler(msgspec.Struct, frozen=True):
 
     Differs from the paper: a slice starts if the credit equals its size (line 16 asks for more,
     with which a window of one slice never opens); a lone slice larger than the credit may go.
+    A slice gives its credit back when its bytes have left, not when its push is acknowledged.
+    Servers return sums first come, first served, where Theorem 1 pulls by priority.
     `gradlane.planning.tuning` searches the knobs (§4.3), not the policy.
 
     Attributes:
@@ -30,7 +32,9 @@ class ByteScheduler(msgspec.Struct, frozen=True):
 
     name: ClassVar[str] = "bytescheduler"
     paper: ClassVar[str] = "ByteScheduler (SOSP '19) Algorithm 1"
-    differs: ClassVar[str] = "credit equal to the slice suffices"
+    differs: ClassVar[str] = (
+        "credit equal to the slice suffices, and comes back without an acknowledgement; no priority of pulls"
+    )
 
     tunable: ClassVar[dict[str, KnobRange]] = {"partition_bytes": SIZES, "credit_bytes": SIZES}
 

@@ -20,12 +20,12 @@ class Mercury(msgspec.Struct, frozen=True):
     preempts others.
 
     Differs from the paper: urgency is the recorded first use of a parameter, not its place in the
-    model.
+    model. Servers return sums by priority too, where the text suggests the order of arrival.
     """
 
     name: ClassVar[str] = "mercury"
     paper: ClassVar[str] = "Mercury (TPDS '23) Algorithm 1"
-    differs: ClassVar[str] = "order of recorded first use"
+    differs: ClassVar[str] = "order of recorded first use; sums return by priority"
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         urgency = profile.urgency()

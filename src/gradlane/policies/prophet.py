@@ -27,7 +27,8 @@ class Prophet(msgspec.Struct, frozen=True):
     Differs from the paper: there gradient 0 ends the backward phase; here the last gradient to
     become ready does. E(i) of Eq. 5 is the cost of the whole block so far, so a block pays one
     startup. Steps (§2.2) are found in the profile's times (`core.stepwise`), as measured times are
-    never equal.
+    never equal. The paper's monitor measures the bandwidth every 5 s (§4.2); here it is followed in
+    the messages that are sent anyway.
 
     Attributes:
         partition_bytes: the largest partition.
@@ -35,7 +36,9 @@ class Prophet(msgspec.Struct, frozen=True):
 
     name: ClassVar[str] = "prophet"
     paper: ClassVar[str] = "Prophet (ICPP '21) Algorithm 1"
-    differs: ClassVar[str] = "the backward phase ends with the last gradient; a block pays startup once"
+    differs: ClassVar[str] = (
+        "the backward phase ends with the last gradient; a block pays startup once; bandwidth is not probed every 5 s"
+    )
 
     replans: ClassVar[bool] = True  # §4.2: once profiled times repeat themselves, and again when the bandwidth has changed
     tunable: ClassVar[dict[str, KnobRange]] = {"partition_bytes": SIZES}
