@@ -9,8 +9,8 @@ import pytest
 
 from gradlane.core.cluster import Cluster, Host, Link, RateStep, Server, Worker
 from gradlane.core.network import CostSegment, Network, Sharing
-from gradlane.sim.allreduce import CollectiveFabric
 from gradlane.sim.bounds import lower_bound_ns
+from gradlane.sim.collectives import CollectiveFabric
 from gradlane.sim.fluid import FluidFabric
 from gradlane.sim.packets import PacketFabric
 from gradlane.testing.fabrics import check_fabric
