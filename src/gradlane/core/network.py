@@ -190,7 +190,10 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         if self.bus is not UNSET:
             return self.path.cost_ns(size_bytes)
-        return max(self.min_message_ns, self.segment_of(size_bytes).cost_ns(size_bytes))
+        for segment in self.segments:  # not `segment_of`: policies call this for every pair of tensors
+            if size_bytes <= segment.up_to_bytes:
+                return max(self.min_message_ns, segment.cost_ns(size_bytes))
+        raise AssertionError("the last segment has no limit")
 
     def stream_ns(self, size_bytes: int, messages: int) -> int:
         """Time of equal all-reduces that start together, between hosts.
@@ -249,8 +252,8 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def staged(between: Network, enter: Stage, leave: Stage, packet_bytes: int) -> Network:
     """The cost of a lone message's path through three stages (see `Network.path`).
 
-    The one place where a minimum makes it less than the simulation says is a message that costs
-    `between.min_message_ns`: its bytes within hosts are left out, which are few.
+    Exact to rounding, except that a message which costs `between.min_message_ns` between hosts pays
+    only the startups within hosts: so few bytes take next to no time there.
 
     Args:
         between: the second stage; it has no bus.
@@ -263,23 +266,24 @@ def staged(between: Network, enter: Stage, leave: Stage, packet_bytes: int) -> N
     assert enter.bytes_per_second == leave.bytes_per_second
     inside = Fraction(NS_PER_SECOND, enter.bytes_per_second)
     inside_packet_ns = enter.bytes_ns(packet_bytes)
+    added_ns = enter.startup_ns + leave.startup_ns
     segments: list[CostSegment] = []
     for segment in between.segments:
         outside = Fraction(NS_PER_SECOND, segment.bytes_per_second)
         begins_ns = enter.startup_ns + segment.startup_ns
         packet_ns = -(-packet_bytes * NS_PER_SECOND // segment.bytes_per_second)
-        # its last stage, or else the one between hosts, has the most to do until the end
+        # of a message larger than a packet, the last stage has the most to do, or the one between hosts
         by_last_ns = begins_ns + inside_packet_ns + packet_ns + leave.startup_ns
         by_middle_ns = begins_ns + 2 * inside_packet_ns
-        lines = [(packet_bytes, begins_ns + leave.startup_ns, inside + outside + inside)]
+        lines = [(packet_bytes, segment.startup_ns + added_ns, inside + outside + inside)]
         if outside <= inside:
             lines.append((segment.up_to_bytes, by_last_ns, inside))
         else:
-            lines.append((max(0, int((by_last_ns - by_middle_ns) / (outside - inside))), by_last_ns, inside))
+            as_much_bytes = max(0, int((by_last_ns - by_middle_ns) / (outside - inside)))
+            lines.append((as_much_bytes, by_last_ns, inside))
             lines.append((segment.up_to_bytes, by_middle_ns, outside))
-        added_ns = enter.startup_ns + leave.startup_ns
-        for up_to_bytes, startup_ns, byte_ns in lines:
-            up_to_bytes = min(up_to_bytes, segment.up_to_bytes)
+        for most_bytes, startup_ns, byte_ns in lines:
+            up_to_bytes = min(most_bytes, segment.up_to_bytes)
             if up_to_bytes > (segments[-1].up_to_bytes if segments else 0):
                 rate = min(MAX_RATE, max(1, int(NS_PER_SECOND / byte_ns)))
                 latency_ns = segment.latency_ns + startup_ns - segment.startup_ns if between.overlaps else 0

@@ -71,8 +71,8 @@ def simulate_heterogeneous(
         iterations: 1 to 10^6.
         compute_percent: each worker's compute times in hundredths of the profile's, 1 to 10^6;
             None: 100 each.
-        steps: from each `at_ns` on, large messages pass at its rate instead of
-            `network.bytes_per_second`, and others at a rate changed in proportion; startups stay.
+        steps: from each `at_ns` on, large messages pass between hosts at its rate instead of
+            `network.between.bytes_per_second`, and others at a rate changed in proportion; startups stay.
         jitter: each worker's compute times in each iteration are drawn evenly from 1 - jitter to 1
             + jitter times their length; 0 to below 1.
         seed: of these draws. The result is the same for the same seed.

@@ -210,14 +210,18 @@ def _bound(profile: Profile, cost_ns: Callable[[int], int], percent: int, update
     best = profile.backward_ns * percent // 100 + rest
     of_layers = tensors_by_layer(profile)
     sizes = [0] * len(ready)
+    total_bytes = 0
     # every layer gives a bound; of very many, some do
     every = -(-len(layers) // LAYERS_AT_MOST)
     for index, layer_ns in enumerate(layers):
         for tensor in of_layers[index]:
             sizes[tensor] = profile.tensors[tensor].spec.size_bytes
+            total_bytes += sizes[tensor]
         if of_layers[index] and index % every == 0:
-            size_bytes = 0
+            size_bytes, all_ns = 0, cost_ns(total_bytes)
             for place in range(len(ready) - 1, -1, -1):
+                if ready[place] + all_ns + rest <= best:
+                    break  # those before it are ready earlier still, and none costs more than all
                 if sizes[place]:
                     size_bytes += sizes[place]
                     arrives = ready[place] + cost_ns(size_bytes) + rest

@@ -107,7 +107,11 @@ def place_options(command: Callable[..., Any], *, rates: str = RATES, workers: s
             is_flag=True,
             help="No sums within hosts: one ring through all devices, or each device sends its own to the servers.",
         ),
-        click.option("--bus-startup", metavar="TIME", help="Of a transfer between devices of a host."),
+        click.option(
+            "--bus-startup",
+            metavar="TIME",
+            help=f"Of a transfer between devices of a host.  [default: the bus's; with a rate {BUS_STARTUP}]",
+        ),
         click.option(
             "--bus",
             metavar="NAME|RATE",
@@ -155,9 +159,8 @@ class Place:
 
     Attributes:
         bus: of hosts with two devices; those with more have the same.
-        crossings: how often a ring through all devices leaves each host; None: devices of a host
-            sum among themselves first.
-        flat: whether they do not.
+        flat: whether devices of a host do not sum among themselves first.
+        crossings: if they do not, how often the ring through all devices leaves each host.
         of_hosts: the first option given that only hosts with several devices have; None if none is.
     """
 
