@@ -9,7 +9,8 @@ the order in which they come, and the two do not hold one another up.
 The fabric between hosts knows nothing of this: to it a host is a rank. It gets a message when the
 first packet is summed, and what it says of the message's end is put off until the last packet can
 have come. No packet is simulated by itself: in a stage that takes messages in turn, the first and
-the last packet decide when a message ends. `tests/unit/test_hosts.py` has every packet.
+the last packet decide when a message ends. `tests/unit/test_hosts.py` compares
+this with a simulation of every packet.
 """
 
 from __future__ import annotations
@@ -158,14 +159,15 @@ class HostFabric:
         """Put off what the fabric between hosts says until it holds for the devices of a host."""
         now_ns, host, message, pulled = notice
         times = self._times[message]
-        # nothing of a message arrives before it has passed the stage before
+        # the last packet is between hosts once it has been summed
         here_ns = max(now_ns, self._summed[host][message] + times.between_packet)
         together = self._collective and not self._two_phase[message]
         if not pulled:
             if not together:
                 self._at(here_ns, PUSHED, host, message)
             return
-        # its bytes have come at the end of its time between hosts, or earlier
+        # its bytes took this long at least, so its first packet came so much before its last; whether it
+        # came earlier still, the fabric does not tell
         first_ns = max(self._begun[host][message], now_ns - times.between_bytes) + times.between_packet
         begins_ns = max(self._left_until[host], first_ns) + times.leave_startup
         ends_ns = self._left_until[host] = max(begins_ns + times.leave_bytes, here_ns + times.leave_packet)
