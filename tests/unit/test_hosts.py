@@ -110,8 +110,9 @@ class Sent(NamedTuple):
 
 def packet_by_packet(sent: list[Sent], network: Network) -> list[int]:
     """When each message has arrived, if every packet passes every stage by itself, first in, first out."""
-    bus = network.bus
-    inside, rate = bus.reduce_scatter, network.bytes_per_second if bus is msgspec.UNSET else network.between.bytes_per_second
+    bus, rate = network.bus, network.between.bytes_per_second
+    assert bus is not msgspec.UNSET
+    inside = bus.reduce_scatter
     within_ns, between_ns = inside.bytes_ns(bus.packet_bytes), bus.packet_bytes * GB // rate
     free = [0, 0, 0]
     ends = []

@@ -288,7 +288,7 @@ def staged(between: Network, enter: Stage, leave: Stage, packet_bytes: int) -> N
                 rate = min(MAX_RATE, max(1, int(NS_PER_SECOND / byte_ns)))
                 latency_ns = segment.latency_ns + startup_ns - segment.startup_ns if between.overlaps else 0
                 segments.append(CostSegment(startup_ns, rate, up_to_bytes, latency_ns))
-    least = {}
+    least: dict[str, int] = {}
     if between.min_message_ns:
         least = {
             "min_message_ns": between.min_message_ns + added_ns,

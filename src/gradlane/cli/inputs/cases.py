@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from gradlane import zoo
 from gradlane.cli.inputs import completion
@@ -176,7 +176,9 @@ class Place:
     def at(self, bits_per_second: int, workers: Workers) -> Where:
         """The network of `workers` on links of this rate."""
         rate, startup_ns = max(1, bits_per_second // 8), self.startup_ns
-        bus = UNSET if workers.devices == 1 else msgspec.structs.replace(self.bus, devices=workers.devices)
+        bus: Bus | UnsetType = UNSET
+        if workers.devices > 1:
+            bus = msgspec.structs.replace(self.bus, devices=workers.devices)
         if self.servers is not None:
             servers = workers.hosts if self.servers == AS_MANY else int(self.servers)
             return Cluster.homogeneous(
