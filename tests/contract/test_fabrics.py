@@ -7,11 +7,13 @@ from functools import partial
 import msgspec
 import pytest
 
+from gradlane.core.bus import Bus
 from gradlane.core.cluster import Cluster, Host, Link, RateStep, Server, Worker
 from gradlane.core.network import CostSegment, Network, Sharing
-from gradlane.sim.allreduce import CollectiveFabric
 from gradlane.sim.bounds import lower_bound_ns
+from gradlane.sim.collectives import CollectiveFabric, carrier
 from gradlane.sim.fluid import FluidFabric
+from gradlane.sim.hosts import HostFabric
 from gradlane.sim.packets import PacketFabric
 from gradlane.testing.fabrics import check_fabric
 
@@ -66,3 +68,35 @@ def test_collectives(network, steps):
         one_order=True,
         **bound,
     )
+
+
+BUS = Bus(2, 3_000, 10**8, packet_bytes=20)
+
+
+@pytest.mark.parametrize(("network", "steps"), [(SHARED, ()), (Network.line(2, 30_000, GIGABIT), CHANGING.steps)])
+def test_collectives_of_hosts_with_two_devices(network, steps):
+    network = msgspec.structs.replace(network, workers=4, bus=BUS)
+    bound = {} if steps else {"least_ns": partial(lower_bound_ns, where=network)}
+    check_fabric(
+        lambda job: carrier(job.plan, network, 4, steps), ranks=4, wires=("fifo",), one_order=True, examples=25, **bound
+    )
+
+
+@pytest.mark.parametrize("cluster", [LIKE, APART])
+@pytest.mark.parametrize(("flow", "synchronous"), [(True, True), (False, True), (False, False)])
+def test_servers_of_hosts_with_two_devices(cluster, flow, synchronous):
+    hosts = len(cluster.workers)
+    workers = tuple(Worker(worker.host) for worker in cluster.workers for _ in range(2))
+    hosted = msgspec.structs.replace(cluster, workers=workers, bus=BUS)
+    host_of = [0] if flow else [rank // 2 for rank in range(2 * hosts)]
+
+    def make(job):
+        senders = [(0, host) for host in range(hosts)]
+        between = FluidFabric((job,), cluster) if flow else PacketFabric((job,), cluster, senders, 0 if synchronous else None)
+        rate = cluster.as_network().bytes_per_second
+        return HostFabric(
+            between, job.plan, host_of, (BUS.broadcast, BUS.broadcast), BUS.packet_bytes, lambda size: rate, collective=False
+        )
+
+    bound = {"least_ns": partial(lower_bound_ns, where=hosted)} if synchronous else {}
+    check_fabric(make, ranks=len(host_of), synchronous=synchronous, examples=12, **bound)

@@ -64,6 +64,9 @@ def test_random_steps_are_the_same_for_a_seed_and_others_for_another():
         # a host sends and receives 3/4 of its gradients and 3/4 of what its server has for the others: 2 (n-1) / n
         (Cluster.homogeneous(4, 4, 1500, colocated=True), 1000),
         (Cluster.homogeneous(1, 1, 1500, colocated=True), 10**13),
+        # each device sends its own: two hosts of four send as many bytes as eight
+        (Cluster.homogeneous(8, 2, 1000, devices=4), 250),
+        (Cluster.homogeneous(8, 2, 1000, devices=4, colocated=True), 250),
     ],
 )
 def test_the_rate_to_plan_from_is_that_of_the_narrowest_link(cluster, rate):
@@ -78,7 +81,7 @@ LINK, SLOW = Link(1000), Link(500)
     "cluster",
     [
         Cluster((Host(LINK, LINK),) * 3, (Worker(0), Worker(1, 150)), (Server(2),)),
-        Cluster((Host(LINK, LINK),) * 3, (Worker(0), Worker(0)), (Server(2),)),
+        Cluster((Host(LINK, LINK),) * 3, (Worker(0), Worker(0), Worker(1)), (Server(2),)),
         Cluster((Host(LINK, LINK),) * 3, (Worker(0), Worker(1)), (Server(1),)),
         Cluster((Host(LINK, LINK),) * 4, (Worker(0), Worker(1)), (Server(2), Server(3, 2))),
         Cluster((Host(LINK, LINK), Host(LINK, SLOW), Host(LINK, LINK)), (Worker(0), Worker(1)), (Server(2),)),

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from gradlane.core.collectives import ALGORITHMS, all_reduce
-from gradlane.core.network import MAX_RATE, Network
+from gradlane.core.fields import MAX_RATE
+from gradlane.core.network import Network
 from gradlane.errors import InputError
 
 # alpha 10 us, beta 1 ns a byte, gamma 0.25 ns a byte

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradlane.core import files
+from gradlane.core.bus import Bus
 from gradlane.core.checks import check_plan
 from gradlane.core.cluster import Cluster, Host, Link, RateStep, Server, Worker
 from gradlane.core.network import ONE_BY_ONE, CostSegment, Network, Sharing
@@ -122,6 +123,25 @@ def test_a_network_written_before_there_was_latency_has_none_and_carries_message
     assert old.sharing == ONE_BY_ONE
     assert old.min_message_ns == old.min_message_latency_ns == 0
     assert old.stream_ns(486_000, 10) == 10 * old.cost_ns(486_000) == 11_850_000
+
+
+BUS = Bus(8, 3_400, 120_000_000_000, 1_048_576, "written by hand")
+HOSTED = {
+    "network": msgspec.structs.replace(NOUNS["network"], workers=32, bus=BUS),
+    "cluster": Cluster(
+        (Host(Link(10**9), Link(10**9)),) * 2, tuple(Worker(index // 8) for index in range(16)), (Server(0),), bus=BUS
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_hosts_of_several_devices_are_written_with_their_bus_and_others_without(name):
+    golden = (GOLDEN / f"{name}-of-hosts.json").read_bytes()
+    assert files.loads(golden, type(HOSTED[name])) == HOSTED[name]
+    assert files.dumps(HOSTED[name]) == golden
+    assert b'"bus"' not in files.dumps(NOUNS[name])
+    with pytest.raises(FormatError, match=r"devices: got 1, expected an integer from 2 to 1024.*\$\.body\.bus"):
+        files.loads(golden.replace(b'"devices":8', b'"devices":1'), type(HOSTED[name]))
 
 
 def test_the_fingerprint_of_the_golden_plan_is_what_it_was():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -163,3 +164,74 @@ def test_a_profile_cut_short_and_one_with_a_negative_time_are_refused_with_the_p
     files.write(path, zoo.profile("resnet18"))
     assert files.read(path, Profile).model == "resnet18"
     assert "got them with the file" in invoke("plan", path, "--batch", "3", code=2)
+
+
+def test_workers_are_hosts_times_devices_wherever_they_are_given():
+    rows = json.loads(invoke("simulate", "alexnet", "--workers", "4,4x1,2x2..8x2", "--policy", "ddp", "--json"))
+    assert [(row["workers"], row.get("hosts"), row.get("devices")) for row in rows] == [
+        (4, None, None), (4, None, None), (4, 2, 2), (8, 4, 2), (16, 8, 2),
+    ]  # fmt: skip
+    assert rows[0] == rows[1]
+    assert all(row["iteration_ns"] >= row["bound_ns"] >= row["oracle_ns"] for row in rows)
+    assert "all-reduce of 16 workers, startup" in invoke("plan", "alexnet", "--workers", "2x8", "--policy", "ddp")
+    text = invoke("whatif", "workers", "alexnet", "--workers", "2x4,4x4", "--policy", "ddp")
+    assert "2x4" in text
+    assert "4x4" in text
+
+
+@pytest.mark.parametrize("servers", [(), ("--servers", "same", "--colocated")])
+def test_what_a_host_sums_first_passes_its_card_once(servers):
+    def iteration_ns(*options):
+        (row,) = json.loads(invoke("simulate", "alexnet", "--workers", "4x8", "--policy", "wfbp", *servers, *options, "--json"))
+        return row["iteration_ns"]
+
+    assert iteration_ns("--bus", "nvlink4") < iteration_ns("--bus", "pcie3") < iteration_ns("--bus", "pcie3", "--flat")
+    assert (
+        iteration_ns("--bus", "8gbit")
+        > iteration_ns("--bus", "80gbit")
+        > iteration_ns("--bus", "80gbit", "--bus-startup", "0us")
+    )
+    if not servers:
+        assert iteration_ns("--flat", "--crossings", "8") > 4 * iteration_ns("--flat")
+
+
+def test_whatif_faster_tells_the_card_s_share_from_the_bus_s():
+    rows = json.loads(
+        invoke(
+            "whatif",
+            "faster",
+            "alexnet",
+            "--workers",
+            "4x8",
+            "--bus",
+            "16gbit",
+            "--rate",
+            "10gbit",
+            "--policy",
+            "wfbp",
+            "--json",
+        )
+    )
+    took = {row["change"]: row["iteration_ns"] for row in rows}
+    assert list(took) == ["now", "card x 2", "bus x 2", "both"]
+    assert took["both"] < min(took["card x 2"], took["bus x 2"]) <= max(took["card x 2"], took["bus x 2"]) <= took["now"]
+    assert "card x 4" in invoke("whatif", "faster", "alexnet", "--times", "4", "--policy", "ddp")
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (("simulate", "--workers", "2x8..4x4"), "as many on all hosts: 2x8..64x8"),
+        (("simulate", "--workers", "2x"), "expected a number, hosts x devices as in 16x8"),
+        (("simulate", "--workers", "2x0"), "expected 1 to 1024 devices"),
+        (("simulate", "--workers", "8", "--bus", "pcie4"), "--bus: got it with one device a host"),
+        (("simulate", "--workers", "2x8", "--bus", "pcie5"), "bus: got 'pcie5' \\(did you mean pcie4"),
+        (("simulate", "--workers", "2x8", "--crossings", "2"), "--crossings: got it without a ring"),
+        (("simulate", "--workers", "2x8", "--flat", "--crossings", "9"), "crossings: got 9, expected an integer from 1 to 8"),
+        (("simulate", "--workers", "2x8", "--flat", "--algorithm", "halving-doubling"), "--flat: got it with --algorithm"),
+        (("whatif", "faster", "--workers", "16"), "expected hosts of several devices, as in 16x8"),
+        (("whatif", "bandwidth", "--workers", "16", "--flat"), "--flat: got it with one device a host"),
+    ],
+)  # fmt: skip
+def test_what_hosts_cannot_have_is_refused(words, fault):
+    assert re.search(fault, invoke(*words, "alexnet", code=2))

@@ -136,3 +136,16 @@ def test_the_command_lists_shows_and_writes(tmp_path):
     assert "calibrated to Mercury" in invoke("zoo", "vgg16", "--batch", 16, "--out", path)
     assert files.read(path, Profile) == zoo.profile("vgg16", batch=16)
     invoke("zoo", "vgg17", code=2)
+
+
+def test_buses_have_their_figures_and_say_where_they_come_from():
+    rows = {row["name"]: row for row in json.loads(invoke("zoo", "--buses", "--json"))}
+    assert list(rows) == list(zoo.BUSES)
+    rates = [rows[name]["bytes_per_second"] for name in ("pcie3", "pcie4", "nvlink2", "nvlink3", "nvlink4")]
+    assert rates == sorted(rates)
+    assert rates[2] == 6 * 20 * 10**9  # links, and GB/s of each
+    assert zoo.bus("nvlink3", 8).reduce_scatter.bytes_per_second == rates[3] * 8 // 7
+    text = invoke("zoo", "--buses", columns=80)
+    assert "A100 SXM4, 12 NVLinks" in text
+    assert "JEDEC" in text
+    assert "--buses: got it with vgg16" in invoke("zoo", "vgg16", "--buses", code=2)

@@ -16,8 +16,8 @@ from gradlane.cli.inputs.cases import (
     PROFILE_HELP,
     cases,
     describe,
-    parse_counts,
     parse_rates,
+    parse_workers,
     place_options,
     profile_options,
     read_network,
@@ -89,7 +89,7 @@ def command(
             raise InputError("--rate and --workers: got them with a network's file, expected one or the other")
         case = Case(profile, read_network(network_path))
     else:
-        rates, counts = parse_rates(rate), parse_counts("--workers", workers)
+        rates, counts = parse_rates(rate), parse_workers(workers)
         if len(rates) * len(counts) != 1:
             raise InputError("--rate, --workers: got several, expected one of each; gradlane simulate takes several")
         (case,) = cases([profile], read_place(**where), rates, counts)
@@ -129,7 +129,7 @@ def command(
 def _judge(policy: Policy, case: Case, bound_ns: int, progress: Callable[[float], None]) -> Outcome:
     if not isinstance(policy, Searched):
         return judge(policy, case, bound_ns)
-    found = policy.search(case.profile, case.place.network, lambda part, _: progress(part))
+    found = policy.search(case.profile, case.place.network.path, lambda part, _: progress(part))
     return judge_plan(found.plan, case, bound_ns)
 
 

@@ -15,12 +15,13 @@ from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import (
     PROFILE_HELP,
     cases,
-    parse_counts,
     parse_rates,
+    parse_workers,
     place_options,
     profile_options,
     read_place,
     read_profile,
+    workers_of,
 )
 from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import OUT_FILE
@@ -71,13 +72,14 @@ def command(
 
     \b
     gradlane simulate resnet152 --workers 2..2048
+    gradlane simulate resnet152 --workers 1x8..256x8 --bus nvlink3
     gradlane simulate vgg16 bert-base --rate 1gbit,10gbit --servers same --policy mercury --policy wfbp
     """
     todo = cases(
         [read_profile(text, device, batch) for text in profiles],
         read_place(**where),
         parse_rates(rate),
-        parse_counts("--workers", workers),
+        parse_workers(workers),
     )
     total = sum(len(policies or case.policies) for case in todo)
     if timeline is not None and total != 1:
@@ -156,7 +158,7 @@ def rate_text(outcome: Outcome) -> str:
 _LABELS: dict[str, Callable[[Outcome], str]] = {
     "model": lambda outcome: str(outcome.case.labels["model"]),
     "rate": rate_text,
-    "workers": lambda outcome: str(outcome.case.labels["workers"]),
+    "workers": lambda outcome: str(workers_of(outcome.case)),
 }
 
 

@@ -1,10 +1,10 @@
-"""`gradlane whatif`: how much bandwidth, how many workers, which partition size, by simulation."""
+"""`gradlane whatif`: how much bandwidth, how many workers, which partition size, a faster card or bus; by simulation."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,23 @@ from rich.text import Text
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import (
     AS_MANY,
+    PLACE_OPTIONS,
     PROFILE_HELP,
     RATES,
     WORKERS,
     Place,
+    Workers,
     cases,
-    parse_counts,
     parse_rates,
+    parse_workers,
     place_options,
     profile_options,
     read_place,
     read_profile,
+    workers_of,
 )
 from gradlane.cli.inputs.progress import bar
-from gradlane.cli.inputs.types import OUT_FILE
+from gradlane.cli.inputs.types import FACTOR, OUT_FILE
 from gradlane.cli.simulate import row
 from gradlane.cli.terminal import console, print_table
 from gradlane.core.profile import Profile
@@ -54,11 +57,12 @@ _SIZES = "256KiB,512KiB,1MiB,2MiB,4MiB,8MiB,16MiB,32MiB"
 
 @click.group()
 def command() -> None:
-    """Ask the simulator: how much bandwidth, how many workers, which partition size.
+    """Ask the simulator: how much bandwidth, how many workers, which partition size, a faster card or bus.
 
     \b
     gradlane whatif bandwidth vgg16 --servers same
     gradlane whatif workers resnet50 --workers 4..2048
+    gradlane whatif faster resnet152 --workers 16x8
     """
 
 
@@ -70,7 +74,7 @@ class _Question:
         profile: the profile that is asked about.
         there: the network, without its rate and number of workers.
         rates: of links, in bits per second.
-        counts: numbers of workers.
+        counts: hosts and devices.
         as_json: print JSON instead of a table.
         plot: the file to draw into; None to draw nothing.
     """
@@ -78,7 +82,7 @@ class _Question:
     profile: Profile
     there: Place
     rates: list[int]
-    counts: list[int]
+    counts: list[Workers]
     as_json: bool
     plot: Path | None
 
@@ -89,7 +93,7 @@ class _Question:
         return self.rates[0]
 
     @property
-    def count(self) -> int:
+    def count(self) -> Workers:
         if len(self.counts) != 1:
             raise InputError(f"--workers: got {len(self.counts)} numbers, expected one")
         return self.counts[0]
@@ -97,7 +101,8 @@ class _Question:
     @property
     def title(self) -> str:
         there = self.there
-        servers = f", {there.algorithm} all-reduce"
+        flat = there.flat and any(each.devices > 1 for each in self.counts)
+        servers = f", {there.algorithm} all-reduce" + (" of all devices" if flat else "")
         if there.servers is not None:
             servers = ", as many servers" if there.servers == AS_MANY else f", {there.servers} servers"
         among = f", {self.counts[0]} workers" if len(self.counts) == 1 else ""
@@ -116,13 +121,14 @@ def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callabl
         @functools.wraps(answer)
         def asked(
             profile_text: str, device: str | None, batch: int | None, rate: tuple[str, ...], workers: tuple[str, ...],
-            as_json: bool, plot: Path | None, algorithm: str, startup: str, servers: str | None, colocated: bool, **own: Any,
+            as_json: bool, plot: Path | None, **own: Any,
         ) -> None:  # fmt: skip
+            there = {name: own.pop(name) for name in PLACE_OPTIONS}
             question = _Question(
                 read_profile(profile_text, device, batch),
-                read_place(algorithm, startup, servers, colocated),
+                read_place(**there),
                 parse_rates(rate, rates) if rate or rates else [],
-                parse_counts("--workers", workers, counts),
+                parse_workers(workers, counts),
                 as_json,
                 plot,
             )
@@ -150,6 +156,7 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
     if question.rates:
         raise InputError("--rate: got one, expected none: it is what is asked for")
     profile, there, count = question.profile, question.there, question.count
+    cases([profile], there, [10**10], [count])  # refuses options that do not go together
     targets = targets or (0.9, 0.99)
     asked = [catalog.get(name) for name in policies or Case(profile, there.at(10**10, count)).policies]
     names = [policy.name for policy in asked]
@@ -196,6 +203,32 @@ def workers(question: _Question, policies: tuple[str, ...]) -> None:
     """Scaling against the number of workers (MG-WFBP Figs. 10, 11)."""
     todo = cases([question.profile], question.there, [question.rate], question.counts)
     _against(question, todo, policies, "workers")
+
+
+@command.command(epilog=PROFILE_HELP)
+@click.option("--times", type=FACTOR, default=2.0, show_default=True, help="How many times as fast.")
+@_policies
+@_question(counts="16x8")
+def faster(question: _Question, times: float, policies: tuple[str, ...]) -> None:
+    """What a faster network card, a faster bus between the devices of a host, or both would bring."""
+    if question.count.devices == 1:
+        raise InputError(f"--workers: got {question.count}, expected hosts of several devices, as in 16x8; see whatif rates")
+    if question.plot is not None:
+        raise InputError("--plot: got it with a question whose answers lie on no scale, expected --json")
+    there, rate = question.there, question.rate
+    card, bus = f"card x {times:g}", f"bus x {times:g}"
+    todo = {
+        "now": (there, rate),
+        card: (there, round(rate * times)),
+        bus: (there.with_bus_times(times), rate),
+        "both": (there.with_bus_times(times), round(rate * times)),
+    }
+    changed = [
+        replace(case, labels={**case.labels, "change": change})
+        for change, (place, bits_per_second) in todo.items()
+        for case in cases([question.profile], place, [bits_per_second], [question.count])
+    ]
+    _against(question, changed, policies, "change")
 
 
 @command.command(epilog=PROFILE_HELP)
@@ -246,24 +279,31 @@ def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str],
         plots.draw(question.plot, {question.title: lines}, "Gbit/s" if x != "workers" else x, "% of linear scaling", log_x=True)
 
 
+_HEADS: dict[str, Callable[[Case], str]] = {
+    "workers": lambda case: str(workers_of(case)),
+    "bits_per_second": lambda case: f"{int(case.labels['bits_per_second']) / 1e9:g}G",
+    "change": lambda case: str(case.labels["change"]),
+}
+
+
 def _show(outcomes: Sequence[Outcome], names: Sequence[str], x: str, title: str) -> None:
-    values = list(dict.fromkeys(int(outcome.case.labels[x]) for outcome in outcomes))
+    head = _HEADS[x]
+    values = list(dict.fromkeys(head(outcome.case) for outcome in outcomes))
     shown = console()
     shown.print(Text(f"{title}: % of linear scaling"), soft_wrap=True)
     table = Table(padding=(0, 0))
     table.add_column("policy ")
     for value in values:
-        head = str(value) if x == "workers" else f"{value / 1e9:g}G"
-        table.add_column(f" {head}", justify="right")
-    best = {value: max(o.efficiency for o in outcomes if o.case.labels[x] == value) for value in values}
+        table.add_column(f" {value}", justify="right")
+    best = {value: max(o.efficiency for o in outcomes if head(o.case) == value) for value in values}
     for name in names:
-        mine = {int(o.case.labels[x]): o for o in outcomes if o.policy == name}
+        mine = {head(o.case): o for o in outcomes if o.policy == name}
         cells = [
             Text(f" {100 * mine[v].efficiency:.1f}", style="bold green" if mine[v].efficiency == best[v] else "")
             for v in values
         ]
         table.add_row(Text(name), *cells)
-    bounds = {int(o.case.labels[x]): o.oracle_ns / o.bound_ns for o in outcomes}
+    bounds = {head(o.case): o.oracle_ns / o.bound_ns for o in outcomes}
     table.add_section()
     table.add_row(Text("no more than"), *(Text(f" {100 * bounds[value]:.1f}") for value in values))
     print_table(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -15,6 +16,7 @@ from gradlane.cli.inputs.types import COUNT, OUT_FILE
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.core.profile import Profile
+from gradlane.errors import InputError
 from gradlane.units import format_bytes, format_ns
 
 LARGEST = 8
@@ -29,13 +31,19 @@ LARGEST = 8
 )
 @click.option("--batch", type=COUNT, help="Samples a worker and iteration. Default: as a paper.")
 @click.option("--out", type=OUT_FILE, help="Write the profile as JSON.")
+@click.option("--buses", is_flag=True, help="List what connects the devices of a host instead: values of --bus.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the list, or the profile.")
-def command(name: str | None, device: str | None, batch: int | None, out: Path | None, as_json: bool) -> None:
+def command(name: str | None, device: str | None, batch: int | None, out: Path | None, buses: bool, as_json: bool) -> None:
     """List the networks, or show NAME's profile: exact tensors, times counted and calibrated where
     they can be.
 
     `gradlane plan`, `simulate` and `whatif` take NAME in place of a profile's file.
     """
+    if buses:
+        if name is not None:
+            raise InputError(f"--buses: got it with {name}, expected one or the other")
+        _list_buses(as_json)
+        return
     if name is None:
         _list(as_json)
         return
@@ -97,6 +105,23 @@ def _list(as_json: bool) -> None:
             "states or (~) by what such totals are elsewhere; gradlane zoo NAME says where."
         )
     )
+
+
+def _list_buses(as_json: bool) -> None:
+    if as_json:
+        rows = [{"name": name, **asdict(spec)} for name, spec in zoo.BUSES.items()]
+        click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+        return
+    table = Table()
+    for heading in ("name", "what", "each device", "startup"):
+        table.add_column(heading)
+    for name, spec in zoo.BUSES.items():
+        cells = (name, spec.title, f"{spec.bytes_per_second / 1e9:g} GB/s", format_ns(spec.startup_ns))
+        table.add_row(*(Text(cell) for cell in cells))
+    print_table(table)
+    shown = console()
+    for name, spec in zoo.BUSES.items():
+        shown.print(Text(f"{name}: {spec.source}"))
 
 
 def _show(profile: Profile) -> None:

@@ -1,8 +1,9 @@
 """Cluster: workers and parameter servers on hosts, each host with an uplink and a downlink.
 
 A `Network` gives the cost of one collective. A cluster gives the links that a message's bytes pass
-on the way to the servers and back. `as_network` reduces a cluster to the startup and rate that
-policies plan with.
+on the way to the servers and back. Of a host with several workers, each sends its own messages; or,
+where the cluster has a `Bus`, they are summed on the host first. `as_network` reduces a cluster to
+the startup and rate that policies plan with.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from bisect import bisect_right
 from collections import Counter
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from gradlane.core.fields import MAX_BYTES, MAX_NS, need, need_int, need_name
-from gradlane.core.network import MAX_RATE, MAX_WORKERS, Network
+from gradlane.core.bus import Bus
+from gradlane.core.fields import MAX_BYTES, MAX_NS, MAX_RATE, need, need_int, need_name
+from gradlane.core.network import MAX_WORKERS, Network, staged
 from gradlane.units import NS_PER_SECOND
 
 MAX_STEPS = 1_000_000
@@ -103,7 +106,7 @@ def random_steps(seed: int, low: int, high: int, every_ns: int, count: int) -> t
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A machine with one link to the switch and one from it."""
+    """A machine with one link to the switch and one from it. Several workers may run on it."""
 
     up: Link
     down: Link
@@ -155,6 +158,9 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             than the last class share it.
         packet_bytes: the largest unit that a link serves without a pause.
         source: where the numbers come from.
+        bus: the workers of a host are devices that sum a message first, and the host sends the sum
+            as one; each worker's host has `Bus.devices` of them. UNSET, and left out of files: each
+            worker sends its own.
     """
 
     hosts: tuple[Host, ...]
@@ -166,6 +172,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     network_classes: int = 1
     packet_bytes: int = 30_000
     source: str = "unstated"
+    bus: Bus | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         for field, values in (("hosts", self.hosts), ("workers", self.workers), ("servers", self.servers)):
@@ -184,6 +191,9 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need_int("network_classes", self.network_classes, 1, NETWORK_CLASSES)
         need_int("packet_bytes", self.packet_bytes, 8, MAX_BYTES)
         need_name("source", self.source)
+        if self.bus is not UNSET:
+            for host, count in Counter(worker.host for worker in self.workers).items():
+                need(count == self.bus.devices, "workers", count, f"the {self.bus.devices} of the bus on host {host}")
 
     @staticmethod
     def homogeneous(
@@ -195,52 +205,62 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         startup_ns: int = 0,
         sum_bytes_per_second: int | None = None,
         network_classes: int = 1,
+        devices: int = 1,
+        bus: Bus | UnsetType = UNSET,
     ) -> Cluster:
         """Equal hosts whose links have one rate in both directions.
 
         Args:
             workers, servers: how many of each.
             bytes_per_second: rate of every link.
-            colocated: server i runs on worker i's host; otherwise every process has a host of its
-                own.
-            startup_ns, sum_bytes_per_second, network_classes: as the fields of `Cluster`.
+            colocated: server i runs on the i-th of the workers' hosts; otherwise every server has a
+                host of its own.
+            startup_ns, sum_bytes_per_second, network_classes, bus: as the fields of `Cluster`.
+            devices: workers on each host.
 
         Raises:
-            InputError: an argument is out of its range, or there are more colocated servers than
-                workers.
+            InputError: an argument is out of its range, there are more colocated servers than
+                workers' hosts, or hosts would have different numbers of workers.
         """
         need_int("workers", workers, 1, MAX_WORKERS)
         need_int("servers", servers, 1, MAX_WORKERS)
-        need(not colocated or servers <= workers, "servers", servers, f"at most the {workers} workers whose hosts they share")
+        need_int("devices", devices, 1, workers)
+        need(workers % devices == 0, "workers", workers, f"a multiple of the {devices} devices of a host")
+        hosts = workers // devices
+        need(not colocated or servers <= hosts, "servers", servers, f"at most the {hosts} hosts of workers which they share")
         link = Link(bytes_per_second)
         return Cluster(
-            (Host(link, link),) * (workers if colocated else workers + servers),
-            tuple(Worker(index) for index in range(workers)),
-            tuple(Server(index if colocated else workers + index) for index in range(servers)),
+            (Host(link, link),) * (hosts if colocated else hosts + servers),
+            tuple(Worker(index // devices) for index in range(workers)),
+            tuple(Server(index if colocated else hosts + index) for index in range(servers)),
             startup_ns,
             sum_bytes_per_second,
             None,
             network_classes,
+            bus=bus,
         )
+
+    @property
+    def between(self) -> Cluster:
+        """What goes between hosts: without the bus, and with one worker for all devices of a host."""
+        if self.bus is UNSET:
+            return self
+        hosts = dict.fromkeys(worker.host for worker in self.workers)
+        return msgspec.structs.replace(self, workers=tuple(Worker(host) for host in hosts), bus=UNSET)
 
     @property
     def is_homogeneous(self) -> bool:
         """Whether all workers have the same position, so that the simulation of one gives all."""
         if len({worker.compute_percent for worker in self.workers}) > 1 or len({s.weight for s in self.servers}) > 1:
             return False
-        of_workers, of_servers = [w.host for w in self.workers], [s.host for s in self.servers]
-        if len(set(of_workers)) < len(of_workers) or len(set(of_servers)) < len(of_servers):
+        workers_on, of_servers = Counter(w.host for w in self.workers), [s.host for s in self.servers]
+        if len(set(workers_on.values())) > 1 or len(set(of_servers)) < len(of_servers):
             return False
+        of_workers = list(workers_on)
         shared = len(set(of_workers) & set(of_servers))
         if shared and not shared == len(of_workers) == len(of_servers):
             return False
         return all(len({self.hosts[index] for index in places}) == 1 for places in (of_workers, of_servers))
-
-    @property
-    def local(self) -> int:
-        """The most workers on one server's host: at most so many copies of a byte pass no link."""
-        counts = Counter(worker.host for worker in self.workers)
-        return max(counts[server.host] for server in self.servers)
 
     def as_network(self) -> Network:
         """The startup and rate that policies plan with: a lone message's, pushed and pulled packet
@@ -249,8 +269,13 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         The rate is the minimum over hosts of link rate / (what the host's processes send of each
         message, in messages). A worker sends a whole message, less what servers on its host hold; a
         server sends its share to every worker on another host; a host with both sends the sum of
-        these. Links with steps count with their rate at time 0.
+        these. Links with steps count with their rate at time 0. With a bus, it is the whole path's
+        as `Network.path` has it.
         """
+        if self.bus is not UNSET:
+            stage = self.bus.broadcast
+            between = msgspec.structs.replace(self.between.as_network(), workers=len(self.workers))
+            return staged(between, stage, stage, self.bus.packet_bytes)
         weights = sum(server.weight for server in self.servers)
         workers_on = Counter(worker.host for worker in self.workers)
         weight_on: Counter[int] = Counter()

@@ -2,7 +2,8 @@
 
 The table gives startup a and time per byte b of five algorithms from alpha (startup between two
 nodes), beta (time per byte between them), gamma (time to sum a byte) and the number of workers N.
-docs/cost-model.md has the formulas.
+docs/cost-model.md has the formulas. `flat_ring` is a ring through all devices of hosts that have
+several.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from gradlane.core.fields import MAX_NS, need_int
-from gradlane.core.network import MAX_RATE, MAX_WORKERS, CostSegment, Network
+from gradlane.core.bus import Bus
+from gradlane.core.fields import MAX_NAME, MAX_NS, MAX_RATE, need_int
+from gradlane.core.network import MAX_WORKERS, CostSegment, Network
 from gradlane.errors import InputError
 
 # (workers, steps of a tree over them, beta, gamma) -> (startups, time per byte)
@@ -65,3 +67,45 @@ def all_reduce(
     startups, seconds_per_byte = _TABLE_2[algorithm](workers, (workers - 1).bit_length(), beta, gamma)
     rate = min(max(int(1 / seconds_per_byte), 1), MAX_RATE)
     return Network(workers, (CostSegment(startups * startup_ns, rate),), algorithm, source=source)
+
+
+def flat_ring(hosts: int, bus: Bus, *, startup_ns: int, bytes_per_second: int, crossings: int = 1) -> Network:
+    """The cost of all-reduce by one ring through all devices of all hosts.
+
+    Each device sends 2 (N - 1) / N of a message to the next one, N being the number of devices. How
+    often the ring leaves a host is decided by its order: once, if it visits all devices of a host
+    before the next host; as often as a host has devices, if it visits one device of each host in
+    turns. So many of these transfers share the host's card. The slowest transfer determines the
+    rate, and all steps on a message's way the startup.
+
+    Args:
+        hosts: 1 or more.
+        bus: the devices of a host, and what a transfer between two of them costs.
+        startup_ns, bytes_per_second: of a transfer from host to host, as in `all_reduce`.
+        crossings: how often the ring leaves each host, 1 to the number of its devices.
+
+    Returns:
+        A network of one segment and no bus.
+
+    Raises:
+        InputError: an argument is out of its range.
+    """
+    need_int("hosts", hosts, 1, MAX_WORKERS // bus.devices)
+    need_int("startup_ns", startup_ns, 0, MAX_NS)
+    need_int("bytes_per_second", bytes_per_second, 1, MAX_RATE)
+    need_int("crossings", crossings, 1, bus.devices)
+    workers = hosts * bus.devices
+    outside, rates = 0, []
+    if hosts > 1:
+        # the last piece to arrive has passed nearly twice around; it lacks two steps, within hosts if there are any
+        outside = min(2 * crossings * hosts, 2 * (workers - 1))
+        rates.append(bytes_per_second // crossings)
+    inside = 2 * (workers - 1) - outside
+    if inside:
+        rates.append(bus.bytes_per_second)
+    rate = max(1, min(rates)) * workers // (2 * (workers - 1))
+    segment = CostSegment(outside * startup_ns + inside * bus.startup_ns, min(max(rate, 1), MAX_RATE))
+    source = (
+        f"a ring that leaves each of {hosts} hosts {crossings} times, {startup_ns} ns, {bytes_per_second} B/s; {bus.source}"
+    )
+    return Network(workers, (segment,), "ring", source=source[:MAX_NAME])

@@ -13,6 +13,7 @@ from gradlane.errors import InputError
 
 MAX_BYTES = 2**50
 MAX_NS = 10**18  # thirty years
+MAX_RATE = 10**13  # bytes per second
 MAX_TENSORS = 100_000
 MAX_MESSAGES = 2_000_000
 MAX_NAME = 1_000

@@ -13,15 +13,19 @@ docs/cost-model.md has the formulas.
 
 from __future__ import annotations
 
+import functools
 import itertools
+from fractions import Fraction
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from gradlane.core.fields import MAX_BYTES, MAX_NS, need, need_int, need_name
+from gradlane.core.bus import Bus, Stage
+from gradlane.core.fields import MAX_BYTES, MAX_NS, MAX_RATE, need, need_int, need_name
 from gradlane.units import NS_PER_SECOND
 
 MAX_WORKERS = 1_000_000
-MAX_RATE = 10**13
+MAX_SEGMENTS = 16
 
 
 class CostSegment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,8 +89,12 @@ ONE_BY_ONE = Sharing()
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The cost of all-reduce among `workers`.
 
+    With a bus, `segments`, `sharing` and the minimum are of the messages between hosts, as are the
+    methods that take a message apart (`parts_ns`, `stream_ns`); `cost_ns`, `startup_ns` and
+    `bytes_per_second` are of the whole path.
+
     Attributes:
-        workers: number of workers.
+        workers: number of workers: devices on all hosts together.
         segments: cost by message size, in ascending order of `up_to_bytes`; the last has no limit.
         algorithm: name of the all-reduce algorithm, for people.
         residual: median relative error of the fit that the segments come from; 0 if they are exact.
@@ -97,6 +105,9 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             segment's `latency_ns`.
         start_ns: the time for which a message that starts keeps the thread that computes from
             computing. No part of any other time here.
+        bus: the devices of each host, among which a message is summed before it goes between hosts,
+            and spread afterwards. UNSET, and left out of files: each worker has a host of its own,
+            or `segments` are of a path that makes no difference between them.
     """
 
     workers: int
@@ -108,10 +119,12 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_message_ns: int = msgspec.field(default=0, name="least_ns")
     min_message_latency_ns: int = msgspec.field(default=0, name="least_latency_ns")
     start_ns: int = 0
+    bus: Bus | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         need_int("workers", self.workers, 1, MAX_WORKERS)
-        need(0 < len(self.segments) <= 16, "pieces", len(self.segments), "1 to 16 of them")
+        most = MAX_SEGMENTS if self.bus is UNSET else MAX_SEGMENTS // 3  # so that `path` has no more
+        need(0 < len(self.segments) <= most, "pieces", len(self.segments), f"1 to {most} of them")
         need_name("algorithm", self.algorithm)
         need_int("least_ns", self.min_message_ns, 0, MAX_NS)
         need_int("least_latency_ns", self.min_message_latency_ns, 0, self.min_message_ns)
@@ -120,11 +133,35 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for before, after in itertools.pairwise(self.segments):
             need(before.up_to_bytes < after.up_to_bytes, "pieces", after.up_to_bytes, "ascending up_to_bytes")
         need(self.segments[-1].up_to_bytes == MAX_BYTES, "pieces", self.segments[-1].up_to_bytes, "a last piece without limit")
+        if self.bus is not UNSET:
+            devices = self.bus.devices
+            need(self.workers % devices == 0, "workers", self.workers, f"a multiple of the {devices} devices of a host")
 
     @staticmethod
     def line(workers: int, startup_ns: int, bytes_per_second: int, source: str = "stated") -> Network:
         """A network of one segment: the a + b * size of most papers."""
         return Network(workers, (CostSegment(startup_ns, bytes_per_second),), source=source)
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts: as many as workers, unless there is a bus."""
+        return self.workers if self.bus is UNSET else self.workers // self.bus.devices
+
+    @property
+    def between(self) -> Network:
+        """The network between hosts alone, with one worker for each host."""
+        return self if self.bus is UNSET else msgspec.structs.replace(self, workers=self.hosts, bus=UNSET)
+
+    @property
+    def path(self) -> Network:
+        """The cost of a lone message's whole path, as a network without a bus: what policies plan
+        with.
+
+        A message of one packet pays for the three stages one after another. A larger one passes all
+        of them at once: it pays their startups, one packet in each of the other stages, and its
+        bytes at the rate of the slowest.
+        """
+        return self if self.bus is UNSET else _whole_path(self)
 
     @property
     def overlaps(self) -> bool:
@@ -134,12 +171,13 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def startup_ns(self) -> int:
         """The `a` of MG-WFBP Eq. 10: large messages' startup, or `min_message_ns` if it is more."""
-        return max(self.segments[-1].startup_ns, self.min_message_ns)
+        path = self.path
+        return max(path.segments[-1].startup_ns, path.min_message_ns)
 
     @property
     def bytes_per_second(self) -> int:
         """Rate of large messages: the 1 / b of a + b * size (MG-WFBP Eq. 10)."""
-        return self.segments[-1].bytes_per_second
+        return self.path.segments[-1].bytes_per_second
 
     def cost_ns(self, size_bytes: int) -> int:
         """Time of one all-reduce that is alone on the network (MG-WFBP Eq. 10).
@@ -150,10 +188,15 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Returns:
             Nanoseconds, rounded up, at least `min_message_ns`.
         """
-        return max(self.min_message_ns, self.segment_of(size_bytes).cost_ns(size_bytes))
+        if self.bus is not UNSET:
+            return self.path.cost_ns(size_bytes)
+        for segment in self.segments:  # not `segment_of`: policies call this for every pair of tensors
+            if size_bytes <= segment.up_to_bytes:
+                return max(self.min_message_ns, segment.cost_ns(size_bytes))
+        raise AssertionError("the last segment has no limit")
 
     def stream_ns(self, size_bytes: int, messages: int) -> int:
-        """Time of equal all-reduces that start together.
+        """Time of equal all-reduces that start together, between hosts.
 
         Three limits apply, and the largest counts: the link or the processor, whichever is busier,
         works on all messages one after another; or each message takes its own time, `max_in_flight`
@@ -167,7 +210,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Returns:
             Nanoseconds until the last has ended.
         """
-        chunks, alone_ns = self.sharing.chunks_of(size_bytes), self.cost_ns(size_bytes)
+        chunks, alone_ns = self.sharing.chunks_of(size_bytes), self.between.cost_ns(size_bytes)
         if not self.overlaps:
             return messages * alone_ns
         latency_ns, overhead_ns, bytes_ns = self.parts_ns(size_bytes)
@@ -204,3 +247,58 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def occupied_ns(self, segment: CostSegment) -> int:
         """The part of a segment's startup, in ns, in which no other message uses the link."""
         return 0 if self.overlaps else segment.startup_ns
+
+
+def staged(between: Network, enter: Stage, leave: Stage, packet_bytes: int) -> Network:
+    """The cost of a lone message's path through three stages (see `Network.path`).
+
+    Exact to rounding, except that a message which costs `between.min_message_ns` between hosts pays
+    only the startups within hosts: so few bytes take next to no time there.
+
+    Args:
+        between: the second stage; it has no bus.
+        enter, leave: the first and the last stage, of one rate.
+        packet_bytes: a message passes from stage to stage in packets of this size.
+
+    Returns:
+        A network without a bus, with up to three segments for each one of `between`.
+    """
+    assert enter.bytes_per_second == leave.bytes_per_second
+    inside = Fraction(NS_PER_SECOND, enter.bytes_per_second)
+    inside_packet_ns = enter.bytes_ns(packet_bytes)
+    added_ns = enter.startup_ns + leave.startup_ns
+    segments: list[CostSegment] = []
+    for segment in between.segments:
+        outside = Fraction(NS_PER_SECOND, segment.bytes_per_second)
+        begins_ns = enter.startup_ns + segment.startup_ns
+        packet_ns = -(-packet_bytes * NS_PER_SECOND // segment.bytes_per_second)
+        # of a message larger than a packet, the last stage has the most to do, or the one between hosts
+        by_last_ns = begins_ns + inside_packet_ns + packet_ns + leave.startup_ns
+        by_middle_ns = begins_ns + 2 * inside_packet_ns
+        lines = [(packet_bytes, segment.startup_ns + added_ns, inside + outside + inside)]
+        if outside <= inside:
+            lines.append((segment.up_to_bytes, by_last_ns, inside))
+        else:
+            as_much_bytes = max(0, int((by_last_ns - by_middle_ns) / (outside - inside)))
+            lines.append((as_much_bytes, by_last_ns, inside))
+            lines.append((segment.up_to_bytes, by_middle_ns, outside))
+        for most_bytes, startup_ns, byte_ns in lines:
+            up_to_bytes = min(most_bytes, segment.up_to_bytes)
+            if up_to_bytes > (segments[-1].up_to_bytes if segments else 0):
+                rate = min(MAX_RATE, max(1, int(NS_PER_SECOND / byte_ns)))
+                latency_ns = segment.latency_ns + startup_ns - segment.startup_ns if between.overlaps else 0
+                segments.append(CostSegment(startup_ns, rate, up_to_bytes, latency_ns))
+    least: dict[str, int] = {}
+    if between.min_message_ns:
+        least = {
+            "min_message_ns": between.min_message_ns + added_ns,
+            "min_message_latency_ns": between.min_message_latency_ns + added_ns if between.overlaps else 0,
+        }
+    return msgspec.structs.replace(between, segments=tuple(segments), **least)
+
+
+@functools.lru_cache(maxsize=256)
+def _whole_path(network: Network) -> Network:
+    assert network.bus is not UNSET
+    bus, between = network.bus, msgspec.structs.replace(network, bus=UNSET)
+    return staged(between, bus.reduce_scatter, bus.all_gather, bus.packet_bytes)

@@ -18,7 +18,7 @@ class Place(msgspec.Struct, frozen=True):
     """A network, and what carries messages there.
 
     Attributes:
-        network: what policies plan with.
+        network: what messages cost there. Policies plan with its `path`.
         backend: "all-reduce" or "server".
         servers: number of servers in processes of their own (server backend only). 0: one server in
             each rank's process.
@@ -40,11 +40,11 @@ class Place(msgspec.Struct, frozen=True):
         """The place that a simulation assumes: all-reduce on a network, or servers on a cluster.
 
         Servers count as running in the workers' processes if every host has as many of them as
-        workers.
+        workers; where a host's workers send as one, they count as one.
         """
         if isinstance(where, Network):
             return Place(where)
-        beside = Counter(worker.host for worker in where.workers) == Counter(server.host for server in where.servers)
+        beside = Counter(worker.host for worker in where.between.workers) == Counter(server.host for server in where.servers)
         return Place(where.as_network(), "server", 0 if beside else len(where.servers))
 
     @property

@@ -48,7 +48,8 @@ class Policy(Protocol):
                 bytes and times in ns after the start of the backward pass; the layers in the order
                 of the forward pass. `profile.urgency()` is the order of first use.
             network: what a message costs: `cost_ns(size_bytes)`, made of a startup in ns and a rate
-                in bytes a second; `workers`, 1 or more.
+                in bytes a second; `workers`, 1 or more. Where hosts have several devices, it is the
+                cost of a message's whole path (`Network.path`).
 
         Returns:
             A plan with `policy` = `name`, `model` = `profile.model`, `tensors` = `profile.specs`.

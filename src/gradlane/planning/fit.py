@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gradlane.core.fields import MAX_BYTES, MAX_NS
-from gradlane.core.network import MAX_RATE, ONE_BY_ONE, CostSegment, Network, Sharing
+from gradlane.core.fields import MAX_BYTES, MAX_NS, MAX_RATE
+from gradlane.core.network import ONE_BY_ONE, CostSegment, Network, Sharing
 from gradlane.errors import InputError
 from gradlane.units import NS_PER_SECOND, format_bytes
 

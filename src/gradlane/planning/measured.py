@@ -8,7 +8,8 @@ messages the measured one.
 from __future__ import annotations
 
 from gradlane.core.cluster import Cluster
-from gradlane.core.network import MAX_RATE, Network
+from gradlane.core.fields import MAX_RATE
+from gradlane.core.network import Network
 from gradlane.core.place import Place
 
 

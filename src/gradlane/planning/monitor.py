@@ -14,7 +14,8 @@ from statistics import median
 
 import msgspec
 
-from gradlane.core.network import MAX_RATE, Network
+from gradlane.core.fields import MAX_RATE
+from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.timeline import Kind
 from gradlane.planning.pattern import ready_parts

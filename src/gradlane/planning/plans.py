@@ -21,7 +21,7 @@ def make_plan(policy: Policy, profile: Profile, place: Place) -> Plan:
     Raises:
         PlanError: the plan does not move every byte once, or nothing at `place` can carry it.
     """
-    return accepted(policy.plan(profile, place.network), profile, place)
+    return accepted(policy.plan(profile, place.network.path), profile, place)
 
 
 def accepted(plan: Plan, profile: Profile, place: Place) -> Plan:

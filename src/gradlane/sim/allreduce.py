@@ -2,7 +2,7 @@
 carries collectives.
 
 A collective begins when the last worker has issued it, and all workers have its sum at once.
-Messages share the network as `shared_link.py` says. Workers that are all alike do the same at the
+Messages are carried as `collectives.py` says. Workers that are all alike do the same at the
 same times, so that `simulate` has one of them stand for all, and 2048 cost no more than 2.
 `simulate_heterogeneous` simulates each worker: their speeds may differ, their times may vary, and
 the network's rate may change.
@@ -13,18 +13,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradlane.core.backends import refuse_what_cannot_be_done
-from gradlane.core.cluster import Link, RateStep
+from gradlane.core.cluster import RateStep
 from gradlane.core.fields import need, need_int
-from gradlane.core.network import MAX_RATE, Network
+from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
-from gradlane.sim.fabric import Job, Notice
-from gradlane.sim.shared_link import SharedLink
+from gradlane.sim.collectives import carrier
+from gradlane.sim.fabric import Fabric, Job
 from gradlane.sim.simulation import Simulation
 from gradlane.sim.starting import delayed
 from gradlane.sim.steady import planned_ahead
-from gradlane.units import NS_PER_SECOND
 
 
 def simulate(plan: Plan, profile: Profile, network: Network, iterations: int = 3) -> Timeline:
@@ -48,7 +47,7 @@ def simulate(plan: Plan, profile: Profile, network: Network, iterations: int = 3
     """
     refuse_what_cannot_be_done(plan, "all-reduce")
     profile = delayed(plan, profile, network.start_ns)
-    return _run(plan, profile, CollectiveFabric(plan, network, 1), [100], iterations)[0]
+    return _run(plan, profile, carrier(plan, network, 1), [100], iterations)[0]
 
 
 def simulate_heterogeneous(
@@ -72,8 +71,8 @@ def simulate_heterogeneous(
         iterations: 1 to 10^6.
         compute_percent: each worker's compute times in hundredths of the profile's, 1 to 10^6;
             None: 100 each.
-        steps: from each `at_ns` on, large messages pass at its rate instead of
-            `network.bytes_per_second`, and others at a rate changed in proportion; startups stay.
+        steps: from each `at_ns` on, large messages pass between hosts at its rate instead of
+            `network.between.bytes_per_second`, and others at a rate changed in proportion; startups stay.
         jitter: each worker's compute times in each iteration are drawn evenly from 1 - jitter to 1
             + jitter times their length; 0 to below 1.
         seed: of these draws. The result is the same for the same seed.
@@ -94,13 +93,13 @@ def simulate_heterogeneous(
     if plan.sequence is None:
         plan = planned_ahead(plan, profile, network)
     profile = delayed(plan, profile, network.start_ns)
-    return _run(plan, profile, CollectiveFabric(plan, network, len(percent), steps), percent, iterations, jitter, seed)
+    return _run(plan, profile, carrier(plan, network, len(percent), steps), percent, iterations, jitter, seed)
 
 
 def _run(
     plan: Plan,
     profile: Profile,
-    fabric: CollectiveFabric,
+    fabric: Fabric,
     percent: Sequence[int],
     iterations: int,
     jitter: float = 0.0,
@@ -112,64 +111,3 @@ def _run(
     run = Simulation([Job(plan, profile)], ranks, fabric, iterations, jitter=jitter, seed=seed, receives=receives)
     (timelines,) = run.run()
     return timelines
-
-
-class CollectiveFabric:
-    """Collectives of one job, which begin when every rank has issued them. A
-    `gradlane.sim.fabric.Fabric`.
-
-    A message that is not two-phase is pushed and pulled at once, when its all-reduce ends; of a
-    two-phase message the reduce-scatter is the push, and the all-gather the pull.
-    """
-
-    def __init__(self, plan: Plan, network: Network, ranks: int, steps: Sequence[RateStep] = ()) -> None:
-        """Prepare a network on which nothing is in flight.
-
-        Args:
-            plan: the job's plan.
-            network: what messages cost; it has its own number of workers.
-            ranks: how many ranks issue collectives: all workers, or one that stands for all.
-            steps: as in `simulate_heterogeneous`.
-        """
-        self.events = 0
-        self._plan, self._ranks = plan, range(ranks)
-        # a link on which a nanosecond of the network's own rate is a byte, so that times stay exact
-        nominal = network.bytes_per_second
-        scaled = tuple(
-            RateStep(step.at_ns, min(MAX_RATE, max(1, step.bytes_per_second * NS_PER_SECOND // nominal))) for step in steps
-        )
-        self._link = SharedLink(network, Link(NS_PER_SECOND, scaled) if scaled else None)
-        self._issued = [0] * len(plan.messages)
-        self._tells: dict[int, list[bool]] = {}  # `Notice.pulled` of the notices at the end of a message (or half) in flight
-
-    def hand_over(self, now_ns: int, rank: int, message: int) -> None:
-        """`Fabric.hand_over`: a rank issues an all-reduce, or a reduce-scatter."""
-        two_phase = self._plan.messages[message].two_phase
-        self._issue(now_ns, message, 0 if two_phase else None, [False] if two_phase else [False, True])
-
-    def ask(self, now_ns: int, rank: int, message: int) -> None:
-        """`Fabric.ask`: a rank issues the all-gather of a two-phase message."""
-        self._issue(now_ns, message, 1, [True])
-
-    def _issue(self, now_ns: int, message: int, half: int | None, tells: list[bool]) -> None:
-        self._issued[message] += 1
-        if self._issued[message] < len(self._ranks):
-            return
-        self._issued[message] = 0
-        self._tells[message] = tells
-        details = self._plan.messages[message]
-        network_class = self._plan.lanes[details.lane].network_priority
-        self._link.add(now_ns, message, details.size_bytes, network_class, half, details.lane)
-
-    def next_ns(self) -> int:
-        """`Fabric.next_ns`."""
-        return self._link.next_ns()
-
-    def run(self, until_ns: int) -> list[Notice]:
-        """`Fabric.run`."""
-        while (now_ns := self._link.next_ns()) <= until_ns:
-            self.events += 1
-            message = self._link.run()
-            if message is not None:
-                return [Notice(now_ns, rank, message, pulled) for pulled in self._tells[message] for rank in self._ranks]
-        return []

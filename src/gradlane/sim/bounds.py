@@ -12,7 +12,9 @@ from collections.abc import Callable
 from fractions import Fraction
 
 import msgspec
+from msgspec import UNSET
 
+from gradlane.core.bus import Stage
 from gradlane.core.cluster import Cluster, Host, Link
 from gradlane.core.network import Network
 from gradlane.core.profile import Profile
@@ -69,14 +71,26 @@ def lower_bound_ns(profile: Profile, where: Network | Cluster) -> int:
     layers k. On a cluster of workers that are alike it is the startup and S at the rate of
     `as_network`, each link at its fastest. Where they are not, each worker's bytes pass its own
     links, unless a server on its host may have them; the bound is the greatest over the workers.
+
+    Where hosts have several devices, the first of the S bytes is between hosts a startup of the
+    first stage after R at the earliest, and c(S) is that of the network between hosts from then on.
+    Or else the last stage has the most to do: it takes messages one after another, none before it
+    has had the startups of the stages before, and all S bytes pass it.
     """
     if isinstance(where, Network):
-        return max(_bound(profile, _all_reduce_cost(where), 100, True), _bound_by_merges(profile, where))
+        cost, between = _all_reduce_cost(where.between), where.between
+        if where.bus is not UNSET:
+            least_ns = min(segment.startup_ns for segment in between.segments)
+            cost = _within_hosts(cost, least_ns, where.bus.reduce_scatter, where.bus.all_gather)
+        return max(_bound(profile, cost, 100, True), _bound_by_merges(profile, where))
     updates_here = where.update_bytes_per_second is None
+    bus = where.bus
     hosts = tuple(Host(Link(host.up.fastest), Link(host.down.fastest)) for host in where.hosts)
     steady = msgspec.structs.replace(where, hosts=hosts)
     if where.is_homogeneous:
-        cost = _line(where.startup_ns, steady.as_network().bytes_per_second + 1)  # which is rounded down
+        cost = _line(where.startup_ns, steady.between.as_network().bytes_per_second + 1)  # which is rounded down
+        if bus is not UNSET:
+            cost = _within_hosts(cost, 0, bus.broadcast, bus.broadcast)
         return _bound(profile, cost, where.workers[0].compute_percent, updates_here)
     with_servers = {server.host for server in where.servers}
     bounds = []
@@ -84,8 +98,22 @@ def lower_bound_ns(profile: Profile, where: Network | Cluster) -> int:
         host = hosts[worker.host]
         rate = min(host.up.bytes_per_second, host.down.bytes_per_second)
         cost = _line(where.startup_ns, None if worker.host in with_servers else rate)
+        if bus is not UNSET:
+            cost = _within_hosts(cost, 0, bus.broadcast, bus.broadcast)
         bounds.append(_bound(profile, cost, worker.compute_percent, updates_here))
     return max(bounds)
+
+
+def _within_hosts(between: Callable[[int], int], least_ns: int, enter: Stage, leave: Stage) -> Callable[[int], int]:
+    """The cost c(S) of a path whose second stage has the cost `between`, and is passed in `least_ns`
+    or more.
+    """
+
+    def cost_ns(size_bytes: int) -> int:
+        last_ns = least_ns + leave.startup_ns + leave.bytes_ns(size_bytes)
+        return enter.startup_ns + max(between(size_bytes), last_ns)
+
+    return cost_ns
 
 
 def _line(startup_ns: int, bytes_per_second: int | None) -> Callable[[int], int]:
@@ -114,8 +142,14 @@ def _bound_by_merges(profile: Profile, network: Network) -> int:
     """The greatest, over some layers k, of the earliest time when all gradients of layers up to k
     have arrived, and the time of the layers from k on.
     """
-    startup_ns = min(network.occupied_ns(piece) for piece in network.segments)
-    rate = max(piece.bytes_per_second for piece in network.segments)
+    between = network.between
+    startup_ns = min(between.occupied_ns(piece) for piece in between.segments)
+    # of a stage: when it is reached at the earliest, and what each message takes of it alone
+    stages = [(0, startup_ns, max(piece.bytes_per_second for piece in between.segments))]
+    if network.bus is not UNSET:
+        before, stage = network.bus.reduce_scatter.startup_ns, network.bus.all_gather
+        least_ns = min(piece.startup_ns for piece in between.segments)
+        stages = [(before, *stages[0][1:]), (before + least_ns, stage.startup_ns, stage.bytes_per_second)]
     count = len(profile.layers)
     every = -(-count // MERGED_LAYERS_AT_MOST)
     rest = [0] * (count + 1)
@@ -125,7 +159,8 @@ def _bound_by_merges(profile: Profile, network: Network) -> int:
     for index in range(count - 1, -1, -every):
         used = [(tensor.ready_ns, tensor.spec.size_bytes) for tensor in profile.tensors if tensor.layer <= index]
         if used:
-            best = max(best, _all_arrive_ns(used, startup_ns, rate) + rest[index])
+            arrive_ns = max(before_ns + _all_arrive_ns(used, alone_ns, rate) for before_ns, alone_ns, rate in stages)
+            best = max(best, arrive_ns + rest[index])
     return best
 
 
@@ -175,14 +210,18 @@ def _bound(profile: Profile, cost_ns: Callable[[int], int], percent: int, update
     best = profile.backward_ns * percent // 100 + rest
     of_layers = tensors_by_layer(profile)
     sizes = [0] * len(ready)
+    total_bytes = 0
     # every layer gives a bound; of very many, some do
     every = -(-len(layers) // LAYERS_AT_MOST)
     for index, layer_ns in enumerate(layers):
         for tensor in of_layers[index]:
             sizes[tensor] = profile.tensors[tensor].spec.size_bytes
+            total_bytes += sizes[tensor]
         if of_layers[index] and index % every == 0:
-            size_bytes = 0
+            size_bytes, all_ns = 0, cost_ns(total_bytes)
             for place in range(len(ready) - 1, -1, -1):
+                if ready[place] + all_ns + rest <= best:
+                    break  # those before it are ready earlier still, and none costs more than all
                 if sizes[place]:
                     size_bytes += sizes[place]
                     arrives = ready[place] + cost_ns(size_bytes) + rest

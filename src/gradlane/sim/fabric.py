@@ -2,9 +2,10 @@
 
 A job is one training run; a rank is one simulated worker of one job. A `Simulation` hands messages
 over to a fabric and lets time pass. The fabric tells it when a message has been pushed (it has left
-the rank for the servers) and pulled (the rank has the sum). There are three fabrics:
-`allreduce.CollectiveFabric` for collectives; `fluid` for parameter servers and workers that are all
-alike, of which one stands for all; and `packets` for parameter servers and any workers.
+the rank for the servers) and pulled (the rank has the sum). Three fabrics carry messages between
+hosts: `collectives.CollectiveFabric` for collectives; `fluid` for parameter servers and workers that
+are all alike, of which one stands for all; and `packets` for parameter servers and any workers. A
+fourth, `hosts.HostFabric`, puts the stages within hosts around any of them.
 """
 
 from __future__ import annotations

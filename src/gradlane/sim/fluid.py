@@ -2,7 +2,8 @@
 
 Packets are infinitely small, as in the models of Mercury and ByteScheduler, so that a more urgent
 message takes over at once. There are two stages, push and pull. A stage's rate is the least that a
-link leaves to each worker: the worker's own rate, or the servers' rate divided among all workers.
+link leaves to each worker: its share of its host's rate, or the servers' rate divided among all
+workers.
 On shared hosts both stages share the links. Within a stage the most urgent network class goes
 first, and the lanes of one class get equal shares. A lane is a connection, and follows the order of
 `gradlane.schedule.wire_order`; what comes back of a message that is returned packet by packet keeps
@@ -18,7 +19,7 @@ import heapq
 from collections.abc import Sequence
 
 from gradlane.core.cluster import Cluster, Link
-from gradlane.core.network import MAX_RATE
+from gradlane.core.fields import MAX_RATE
 from gradlane.schedule.wire_order import Key, run_key
 from gradlane.sim.fabric import FOREVER, Job, Notice
 from gradlane.units import NS_PER_SECOND
@@ -258,13 +259,16 @@ class FluidFabric:
         when these change.
         """
         workers, servers = len(self._cluster.workers), len(self._cluster.servers)
+        hosts = len({worker.host for worker in self._cluster.workers})
+        devices = workers // hosts
         (up, down, server_up, server_down), changes_ns = self._link_rates()
         push, pull, shared = MAX_RATE, MAX_RATE, None
         if not self._shared:
-            push, pull = min(up, server_down * servers // workers), min(down, server_up * servers // workers)
-        elif workers > 1:
-            # a host sends its gradients to the other servers and its server's sums to the other workers
-            shared = min(up, down) * workers // (workers - 1)
+            push = min(up // devices, server_down * servers // workers)
+            pull = min(down // devices, server_up * servers // workers)
+        elif hosts > 1:
+            # a host sends its workers' gradients to the other servers and its server's sums to their workers
+            shared = min(up, down) * hosts // (devices * (hosts - 1))
         cluster = self._cluster
         work = 0.0  # seconds that all servers together need for a byte of every worker
         if cluster.sum_bytes_per_second is not None:

@@ -2,7 +2,8 @@
 that runs live.
 
 Where workers are all alike, one is simulated and stands for all, so that 2048 cost no more than 2.
-Otherwise each worker is simulated, and every packet. There are three kinds of training.
+Otherwise each worker is simulated, and every packet. Where a cluster has a bus, the workers of a host
+sum each message first, and the host sends the sum to the servers (`hosts.py`). There are three kinds of training.
 Synchronous: a server returns a sum when it has every worker's part. Asynchronous: a server returns
 parameters to a worker as soon as it has that worker's part. Bounded staleness: as asynchronous, but
 no worker begins an iteration more than `staleness` iterations ahead of the slowest worker's pushes.
@@ -12,15 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+from msgspec import UNSET
+
 from gradlane.core.backends import refuse_what_cannot_be_done
-from gradlane.core.cluster import Cluster
+from gradlane.core.cluster import Cluster, Host, Link
 from gradlane.core.fields import need, need_int
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
-from gradlane.sim.fabric import Job
+from gradlane.sim.fabric import Fabric, Job
 from gradlane.sim.fluid import FluidFabric
+from gradlane.sim.hosts import HostFabric
 from gradlane.sim.packets import PacketFabric
 from gradlane.sim.simulation import Simulation
 
@@ -109,6 +114,10 @@ def simulation(
             need_int("placement", server, 0, len(cluster.servers) - 1)
         for worker in job.workers or ():
             need_int("workers", worker, 0, len(cluster.workers) - 1)
+    if cluster.bus is not UNSET:
+        need(
+            len(jobs) == 1 and jobs[0].workers is None, "jobs", len(jobs), "one on all workers, where hosts sum messages first"
+        )
     plain = jitter == 0 and all(job.placement is None and job.workers is None for job in jobs)
     homogeneous = cluster.is_homogeneous and plain and not whole
     placed = [
@@ -119,10 +128,27 @@ def simulation(
     return Simulation(
         jobs,
         [(number, cluster.workers[worker].compute_percent) for number, worker in placed],
-        FluidFabric(jobs, cluster) if homogeneous else PacketFabric(jobs, cluster, placed, staleness),
+        _carrier(jobs, cluster, placed, staleness, homogeneous),
         iterations,
         staleness=staleness,
         jitter=jitter,
         seed=seed,
         updates_here=cluster.update_bytes_per_second is None,
     )
+
+
+def _carrier(
+    jobs: Sequence[Job], cluster: Cluster, placed: Sequence[tuple[int, int]], staleness: int | None, homogeneous: bool
+) -> Fabric:
+    """What carries the messages of `placed`: (job, worker of the cluster) of each rank."""
+    bus, between = cluster.bus, cluster.between
+    if bus is UNSET:
+        return FluidFabric(jobs, cluster) if homogeneous else PacketFabric(jobs, cluster, placed, staleness)
+    sends = {worker.host: number for number, worker in enumerate(between.workers)}
+    host_of = [sends[cluster.workers[worker].host] for _, worker in placed]
+    senders = [(0, number) for number in range(len(sends))]
+    fabric: Fabric = FluidFabric(jobs, between) if homogeneous else PacketFabric(jobs, between, senders, staleness)
+    fastest = tuple(Host(Link(host.up.fastest), Link(host.down.fastest)) for host in between.hosts)
+    rate = msgspec.structs.replace(between, hosts=fastest).as_network().bytes_per_second
+    stages = (bus.broadcast, bus.broadcast)
+    return HostFabric(fabric, jobs[0].plan, host_of, stages, bus.packet_bytes, lambda size_bytes: rate, collective=False)

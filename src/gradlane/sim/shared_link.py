@@ -69,6 +69,7 @@ class SharedLink:
         self._handled: _Passing | None = None
         self._on_link: _Passing | None = None
         self._now_ns = 0  # up to which these two have been carried
+        self._next_ns: int | None = FOREVER  # `next_ns`, as fabrics ask often; None: to be found
 
     def add(
         self,
@@ -102,11 +103,13 @@ class SharedLink:
 
     def next_ns(self) -> int:
         """The time in ns of the next event if nothing is added before; `FOREVER` if none."""
-        after = min(self._handling_ends_ns(), self._turn_ends_ns())
-        for passing in self._under_way():
-            if self._now_ns < passing.since_ns < after:
-                after = passing.since_ns
-        return after
+        if self._next_ns is None:
+            after = min(self._handling_ends_ns(), self._turn_ends_ns())
+            for passing in self._under_way():
+                if self._now_ns < passing.since_ns < after:
+                    after = passing.since_ns
+            self._next_ns = after
+        return self._next_ns
 
     def run(self) -> int | None:
         """Let time pass to `next_ns`.
@@ -143,7 +146,7 @@ class SharedLink:
         """Choose which message is handled and which has the link: of the most urgent class, the one
         that waits longest.
         """
-        self._handled = self._on_link = None
+        self._handled = self._on_link = self._next_ns = None
         for passing in self._under_way():
             if passing.since_ns == FOREVER:
                 passing.next_turn(self._now_ns)

@@ -16,8 +16,9 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.schedule import NativeDispatcher
+from gradlane.sim.collectives import carrier
+from gradlane.sim.fabric import FOREVER, Fabric
 from gradlane.sim.passes import forward_ends
-from gradlane.sim.shared_link import SharedLink
 from gradlane.sim.starting import delayed
 
 
@@ -92,29 +93,38 @@ def _communicate(dispatcher: NativeDispatcher, plan: Plan, profile: Profile, net
     """
     refuse_what_cannot_be_done(plan, "all-reduce")
     dispatcher.begin()
-    classes = [lane.network_priority for lane in plan.lanes]
-    turns = SharedLink(network)
-    handed_over: dict[int, tuple[int, int]] = {}  # a message under way: its number, and since when
+    fabric = carrier(plan, network, 1)
+    begun: dict[int, tuple[int, int]] = {}  # a message under way: its number, and since when
     sent: list[Sent | None] = []
     gradient, gradients = 0, len(profile.tensors)
-    while gradient < gradients or handed_over:
-        now = turns.next_ns()
-        if handed_over and (gradient == gradients or now <= profile.tensors[gradient].ready_ns):
-            message = turns.run()
-            if message is None:
-                continue
-            number, start_ns = handed_over.pop(message)
-            sent[number] = Sent(message, start_ns, now, dispatcher.in_second_phase(message))
-            starts = dispatcher.finished(message)
-        else:
-            now = profile.tensors[gradient].ready_ns
-            starts = dispatcher.ready(gradient)
+    while gradient < gradients or begun:
+        until_ns = profile.tensors[gradient].ready_ns if gradient < gradients else FOREVER - 1
+        notices = fabric.run(until_ns)
+        for now_ns, _, message, pulled in notices:
+            number, start_ns = begun[message]
+            two_phase = plan.messages[message].two_phase
+            if pulled or two_phase:
+                del begun[message]
+                sent[number] = Sent(message, start_ns, now_ns, pulled and two_phase)
+            if not pulled or two_phase:
+                _start(dispatcher.finished(message), now_ns, dispatcher, fabric, begun, sent)
+        if not notices:
+            _start(dispatcher.ready(gradient), until_ns, dispatcher, fabric, begun, sent)
             gradient += 1
-        for message in starts:
-            details = plan.messages[message]
-            half = int(dispatcher.in_second_phase(message)) if details.two_phase else None
-            turns.add(now, message, details.size_bytes, classes[details.lane], half, details.lane)
-            handed_over[message] = len(sent), now
-            sent.append(None)
     assert dispatcher.done, dispatcher.describe_state()
     return [one for one in sent if one is not None]
+
+
+def _start(
+    messages: list[int],
+    now_ns: int,
+    dispatcher: NativeDispatcher,
+    fabric: Fabric,
+    begun: dict[int, tuple[int, int]],
+    sent: list[Sent | None],
+) -> None:
+    for message in messages:
+        begin = fabric.ask if dispatcher.in_second_phase(message) else fabric.hand_over
+        begin(now_ns, 0, message)
+        begun[message] = len(sent), now_ns
+        sent.append(None)

@@ -14,6 +14,7 @@ from hypothesis.errors import FlakyFailure
 from msgspec import structs
 
 from gradlane import policies
+from gradlane.core.bus import Bus
 from gradlane.core.cluster import Cluster, Host, Link, RateStep, Server, Worker
 from gradlane.core.fields import MAX_BYTES
 from gradlane.core.network import CostSegment, Network, Sharing
@@ -120,6 +121,20 @@ def networks(draw: st.DrawFn, overlapping: bool = True, starting: bool = True) -
         min_message_latency_ns=draw(st.integers(0, min_message_ns)),
         start_ns=draw(st.sampled_from((0, 0, 40_000))) if starting else 0,
     )
+
+
+@st.composite
+def buses(draw: st.DrawFn) -> Bus:
+    """Any bus of 2 to 8 devices on each host, slower than most networks or faster."""
+    packet_bytes = draw(st.sampled_from((1_000, 100_000, 2**20)))
+    return Bus(draw(st.integers(2, 8)), draw(st.integers(0, 20_000)), draw(st.integers(10**7, 10**12)), packet_bytes)
+
+
+@st.composite
+def hosted_networks(draw: st.DrawFn) -> Network:
+    """Any network of 1 to 64 hosts with several devices each."""
+    between, bus = draw(networks()), draw(buses())
+    return structs.replace(between, workers=draw(st.integers(1, 64)) * bus.devices, bus=bus)
 
 
 @st.composite

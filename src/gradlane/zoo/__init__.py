@@ -17,6 +17,8 @@ from gradlane.core.fields import did_you_mean, need_int
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
 from gradlane.zoo import inception, language, vision
+from gradlane.zoo.buses import BUSES as BUSES
+from gradlane.zoo.buses import bus as bus
 from gradlane.zoo.devices import (
     DEVICES,
     ELEMENT_BYTES,

@@ -4,28 +4,47 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from gradlane import zoo
 from gradlane.cli.inputs import completion
-from gradlane.cli.inputs.types import COUNT
+from gradlane.cli.inputs.types import COUNT, whole_number
 from gradlane.core import files
+from gradlane.core.bus import MAX_DEVICES, Bus
 from gradlane.core.cluster import Cluster
-from gradlane.core.collectives import ALGORITHMS, all_reduce
+from gradlane.core.collectives import ALGORITHMS, all_reduce, flat_ring
 from gradlane.core.network import MAX_WORKERS, Network
 from gradlane.core.profile import Profile
 from gradlane.errors import FormatError, InputError
 from gradlane.planning.questions import Case
 from gradlane.planning.questions.sweep import Where
 from gradlane.units import format_bytes, format_ns, format_rate, parse_ns, parse_rate
+from gradlane.zoo.buses import BUSES
 
 PROFILE_HELP = "PROFILE is a file or a name of `gradlane zoo`."
 AS_MANY = "same"
-RATES, WORKERS = "10gbit", "8"  # defaults
+PLACE_OPTIONS = ("algorithm", "startup", "servers", "colocated", "bus", "bus_startup", "flat", "crossings")
+RATES, WORKERS, BUS, BUS_STARTUP = "10gbit", "8", "pcie3", "5us"  # defaults
+
+
+class Workers(NamedTuple):
+    """The value of --workers: so many hosts with so many devices, each of which is a worker."""
+
+    hosts: int
+    devices: int = 1
+
+    @property
+    def count(self) -> int:
+        return self.hosts * self.devices
+
+    def __str__(self) -> str:
+        return f"{self.hosts}" if self.devices == 1 else f"{self.hosts}x{self.devices}"
 
 
 def read_profile(text: str, device: str | None = None, batch: int | None = None) -> Profile:
@@ -70,7 +89,7 @@ def profile_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def place_options(command: Callable[..., Any], *, rates: str = RATES, workers: str = WORKERS) -> Callable[..., Any]:
     """Add the options that describe networks.
 
-    The command takes them, except --rate and --workers, as keywords for `read_place`.
+    The command takes them, except --rate and --workers, as keywords for `read_place`: `PLACE_OPTIONS`.
 
     Args:
         command: gets the options.
@@ -79,22 +98,48 @@ def place_options(command: Callable[..., Any], *, rates: str = RATES, workers: s
     """
     for option in (
         click.option(
-            "--algorithm", type=click.Choice(ALGORITHMS), default="ring", show_default=True, help="Of the all-reduce."
+            "--crossings",
+            type=whole_number(1, MAX_DEVICES),
+            help="How often the ring of --flat leaves each host, 1 to its devices.  [default: 1]",
+        ),
+        click.option(
+            "--flat",
+            is_flag=True,
+            help="No sums within hosts: one ring through all devices, or each device sends its own to the servers.",
+        ),
+        click.option(
+            "--bus-startup",
+            metavar="TIME",
+            help=f"Of a transfer between devices of a host.  [default: the bus's; with a rate {BUS_STARTUP}]",
+        ),
+        click.option(
+            "--bus",
+            metavar="NAME|RATE",
+            help=f"Between devices of a host: {', '.join(BUSES)}, or a rate.  [default: {BUS}]",
+        ),
+        click.option(
+            "--algorithm",
+            type=click.Choice(ALGORITHMS),
+            default="ring",
+            show_default=True,
+            help="Of the all-reduce between hosts.",
         ),
         click.option(
             "--startup",
             default="30us",
             show_default=True,
             metavar="TIME",
-            help="Of a transfer between two workers, or of a message to servers.",
+            help="Of a transfer between two hosts, or of a message to servers.",
         ),
         click.option("--colocated", is_flag=True, help="Servers on the workers' hosts rather than on their own."),
-        click.option("--servers", metavar="M", help="M parameter servers instead of all-reduce; `same`: as many as workers."),
+        click.option(
+            "--servers", metavar="M", help="M parameter servers instead of all-reduce; `same`: as many as hosts of workers."
+        ),
         click.option(
             "--workers",
             multiple=True,
-            metavar="N",
-            help=f"Workers: 8, or 2,4,8, or 2..64 by doubling.  [default: {workers}]",
+            metavar="N|HxD",
+            help=f"Workers: 8, or 2,4,8, or 2..64 by doubling; of hosts with 8 devices: 16x8.  [default: {workers}]",
         ),
         click.option(
             "--rate",
@@ -110,23 +155,56 @@ def place_options(command: Callable[..., Any], *, rates: str = RATES, workers: s
 
 @dataclass(frozen=True)
 class Place:
-    """Everything about a network but its rate and its number of workers."""
+    """Everything about a network but its rate and its number of workers.
+
+    Attributes:
+        bus: of hosts with two devices; those with more have the same.
+        flat: whether devices of a host do not sum among themselves first.
+        crossings: if they do not, how often the ring through all devices leaves each host.
+        of_hosts: the first option given that only hosts with several devices have; None if none is.
+    """
 
     algorithm: str
     startup_ns: int
     servers: str | None
     colocated: bool
+    bus: Bus
+    flat: bool
+    crossings: int
+    of_hosts: str | None
 
-    def at(self, bits_per_second: int, workers: int) -> Where:
-        """The network of `workers` workers on links of this rate."""
-        rate = max(1, bits_per_second // 8)
-        if self.servers is None:
-            return all_reduce(self.algorithm, workers, startup_ns=self.startup_ns, bytes_per_second=rate)
-        servers = workers if self.servers == AS_MANY else int(self.servers)
-        return Cluster.homogeneous(workers, servers, rate, colocated=self.colocated, startup_ns=self.startup_ns)
+    def at(self, bits_per_second: int, workers: Workers) -> Where:
+        """The network of `workers` on links of this rate."""
+        rate, startup_ns = max(1, bits_per_second // 8), self.startup_ns
+        bus: Bus | UnsetType = UNSET
+        if workers.devices > 1:
+            bus = msgspec.structs.replace(self.bus, devices=workers.devices)
+        if self.servers is not None:
+            servers = workers.hosts if self.servers == AS_MANY else int(self.servers)
+            return Cluster.homogeneous(
+                workers.count, servers, rate, colocated=self.colocated, startup_ns=startup_ns, devices=workers.devices,
+                bus=UNSET if self.flat else bus,
+            )  # fmt: skip
+        if self.flat and bus is not UNSET:
+            return flat_ring(workers.hosts, bus, startup_ns=startup_ns, bytes_per_second=rate, crossings=self.crossings)
+        between = all_reduce(self.algorithm, workers.hosts, startup_ns=startup_ns, bytes_per_second=rate)
+        return msgspec.structs.replace(between, workers=workers.count, bus=bus)
+
+    def with_bus_times(self, times: float) -> Place:
+        """The same place with a bus of `times` the rate."""
+        return replace(self, bus=msgspec.structs.replace(self.bus, bytes_per_second=round(self.bus.bytes_per_second * times)))
 
 
-def read_place(algorithm: str, startup: str, servers: str | None, colocated: bool) -> Place:
+def read_place(
+    algorithm: str,
+    startup: str,
+    servers: str | None,
+    colocated: bool,
+    bus: str | None = None,
+    bus_startup: str | None = None,
+    flat: bool = False,
+    crossings: int | None = None,
+) -> Place:
     """The place that the options describe.
 
     Raises:
@@ -136,17 +214,51 @@ def read_place(algorithm: str, startup: str, servers: str | None, colocated: boo
         raise InputError(f"--servers: got {servers!r}, expected a number of them, or {AS_MANY}")
     if colocated and servers is None:
         raise InputError("--colocated: got it without --servers, expected a number of servers too")
-    return Place(algorithm, parse_ns(startup), servers, colocated)
+    if crossings is not None and (not flat or servers is not None):
+        raise InputError("--crossings: got it without a ring through all devices, expected --flat, and no --servers")
+    if flat and servers is None and algorithm != "ring":
+        raise InputError(f"--flat: got it with --algorithm {algorithm}, expected ring, or no --flat")
+    given = {"--bus": bus, "--bus-startup": bus_startup, "--flat": flat or None}
+    return Place(
+        algorithm, parse_ns(startup), servers, colocated, _read_bus(bus or BUS, bus_startup), flat, crossings or 1,
+        next((option for option, value in given.items() if value is not None), None),
+    )  # fmt: skip
 
 
-def cases(profiles: Sequence[Profile], where: Place, rates: Sequence[int], workers: Sequence[int]) -> list[Case]:
-    """Make a case for each profile, rate (bits per second) and number of workers, in this order."""
+def _read_bus(text: str, startup: str | None) -> Bus:
+    if text[:1].isdigit():
+        return Bus(2, parse_ns(startup or BUS_STARTUP), max(1, parse_rate(text) // 8), source="--bus")
+    found = zoo.bus(text, 2)
+    return found if startup is None else msgspec.structs.replace(found, startup_ns=parse_ns(startup))
+
+
+def cases(profiles: Sequence[Profile], where: Place, rates: Sequence[int], workers: Sequence[Workers]) -> list[Case]:
+    """Make a case for each profile, rate (bits per second) and number of workers, in this order.
+
+    Raises:
+        InputError: an option is given that is of use only where hosts have several devices.
+    """
+    if where.of_hosts is not None and all(each.devices == 1 for each in workers):
+        raise InputError(f"{where.of_hosts}: got it with one device a host, expected several, as in --workers 16x8")
     return [
-        Case(profile, where.at(rate, count), {"model": profile.model, "bits_per_second": rate, "workers": count})
+        Case(profile, where.at(rate, each), {"model": profile.model, "bits_per_second": rate, **_labels(each)})
         for profile in profiles
         for rate in rates
-        for count in workers
+        for each in workers
     ]
+
+
+def _labels(workers: Workers) -> dict[str, str | int]:
+    labels: dict[str, str | int] = {"workers": workers.count}
+    if workers.devices > 1:
+        labels |= {"hosts": workers.hosts, "devices": workers.devices}
+    return labels
+
+
+def workers_of(case: Case) -> Workers:
+    """The workers that a case of `cases` has."""
+    count, devices = int(case.labels["workers"]), int(case.labels.get("devices", 1))
+    return Workers(count // devices, devices)
 
 
 def parse_rates(texts: Sequence[str], default: str = RATES) -> list[int]:
@@ -154,36 +266,43 @@ def parse_rates(texts: Sequence[str], default: str = RATES) -> list[int]:
     return [parse_rate(part) for text in texts or (default,) for part in text.split(",")]
 
 
-def parse_counts(option: str, texts: Sequence[str], default: str = WORKERS, least: int = 1) -> list[int]:
-    """The whole numbers that an option lists: 8, or 2,4,8, or 2..64 by doubling.
+def parse_workers(texts: Sequence[str], default: str = WORKERS) -> list[Workers]:
+    """The values of --workers: 8, or 2,4,8, or 2..64 by doubling; of hosts with devices 16x8, or
+    1x8..256x8 by doubling the hosts.
 
     Raises:
-        InputError: a text is none of these, or a number is below `least`; the message names `option`.
+        InputError: a text is none of these, or a number is not above zero.
     """
-    counts: list[int] = []
+    found: list[Workers] = []
     for part in (part.strip() for text in texts or (default,) for part in text.split(",")):
-        match = re.fullmatch(r"(\d{1,7})(?:\.\.(\d{1,7}))?", part)
+        match = re.fullmatch(r"(\d{1,7})(?:x(\d{1,4}))?(?:\.\.(\d{1,7})(?:x(\d{1,4}))?)?", part)
         if match is None:
-            raise InputError(f"{option}: got {part!r}, expected a number, or a range such as 2..64")
-        low, high = int(match.group(1)), int(match.group(2) or match.group(1))
-        if not least <= low <= high <= MAX_WORKERS:
-            raise InputError(f"{option}: got {part!r}, expected {least} to {MAX_WORKERS}, the smaller first")
+            raise InputError(
+                f"--workers: got {part!r}, expected a number, hosts x devices as in 16x8, or a range such as 2..64"
+            )
+        low, devices = int(match[1]), int(match[2] or 1)
+        high, as_many = int(match[3] or low), int(match[4] or (1 if match[3] else devices))
+        if as_many != devices or not 1 <= devices <= MAX_DEVICES:
+            raise InputError(f"--workers: got {part!r}, expected 1 to {MAX_DEVICES} devices, as many on all hosts: 2x8..64x8")
+        if not 1 <= low <= high <= MAX_WORKERS // devices:
+            raise InputError(f"--workers: got {part!r}, expected 1 to {MAX_WORKERS} workers, the smaller number first")
         while low <= high:
-            counts.append(low)
+            found.append(Workers(low, devices))
             low *= 2
-    return counts
+    return found
 
 
 def describe(case: Case) -> str:
     """One line for people: the model, and the network that its gradients cross."""
     profile, where = case.profile, case.where
     head = f"{profile.model}, {len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}"
+    within = "" if where.bus is UNSET else f", {where.bus.devices} devices a host on {format_rate(where.bus.bytes_per_second)}"
     if isinstance(where, Network):
         return (
             f"{head}, all-reduce of {where.workers} workers, startup {format_ns(where.startup_ns)}, "
-            f"{format_rate(where.bytes_per_second)}"
+            f"{format_rate(where.bytes_per_second)}{within}"
         )
     return (
         f"{head}, {len(where.workers)} workers and {len(where.servers)} servers on {len(where.hosts)} hosts, startup "
-        f"{format_ns(where.startup_ns)}, links of {format_rate(where.hosts[0].up.bytes_per_second)}"
+        f"{format_ns(where.startup_ns)}, links of {format_rate(where.hosts[0].up.bytes_per_second)}{within}"
     )

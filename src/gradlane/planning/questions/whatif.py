@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from gradlane.core.fields import need, need_int
-from gradlane.core.network import MAX_RATE
+from gradlane.core.fields import MAX_RATE, need, need_int
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile
 from gradlane.planning import catalog

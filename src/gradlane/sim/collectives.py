@@ -1,0 +1,107 @@
+"""Collectives in virtual time: what carries the messages of one job over all-reduce.
+
+A collective begins when the last rank has issued it, and all ranks have its sum at once. Messages
+share the network between hosts as `shared_link.py` says; where hosts have several devices,
+`hosts.py` puts the stages within hosts around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import UNSET
+
+from gradlane.core.cluster import Link, RateStep
+from gradlane.core.fields import MAX_RATE
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.sim.fabric import Fabric, Notice
+from gradlane.sim.hosts import HostFabric
+from gradlane.sim.shared_link import SharedLink
+from gradlane.units import NS_PER_SECOND
+
+
+def carrier(plan: Plan, network: Network, ranks: int, steps: Sequence[RateStep] = ()) -> Fabric:
+    """What carries the messages of `plan`.
+
+    Args:
+        plan: the job's plan.
+        network: what messages cost.
+        ranks: how many ranks issue collectives: all workers, host by host, or one that stands for
+            all.
+        steps: as in `allreduce.simulate_heterogeneous`.
+    """
+    bus = network.bus
+    if bus is UNSET:
+        return CollectiveFabric(plan, network, ranks, steps)
+    host_of = [rank // bus.devices for rank in range(ranks)]
+    nominal = network.between.bytes_per_second
+    fastest = max(nominal, max((step.bytes_per_second for step in steps), default=0))
+
+    def rate(size_bytes: int) -> int:
+        return network.segment_of(size_bytes).bytes_per_second * fastest // nominal
+
+    between = CollectiveFabric(plan, network.between, host_of[-1] + 1, steps)
+    stages = (bus.reduce_scatter, bus.all_gather)
+    return HostFabric(between, plan, host_of, stages, bus.packet_bytes, rate, collective=True)
+
+
+class CollectiveFabric:
+    """Collectives of one job, which begin when every rank has issued them. A
+    `gradlane.sim.fabric.Fabric`.
+
+    A message that is not two-phase is pushed and pulled at once, when its all-reduce ends; of a
+    two-phase message the reduce-scatter is the push, and the all-gather the pull.
+    """
+
+    def __init__(self, plan: Plan, network: Network, ranks: int, steps: Sequence[RateStep] = ()) -> None:
+        """Prepare a network on which nothing is in flight.
+
+        Args:
+            plan: the job's plan.
+            network: what messages cost between hosts; it has its own number of workers.
+            ranks: how many ranks issue collectives: all workers, or one that stands for all.
+            steps: as in `simulate_heterogeneous`.
+        """
+        self.events = 0
+        self._plan, self._ranks = plan, range(ranks)
+        # a link on which a nanosecond of the network's own rate is a byte, so that times stay exact
+        nominal = network.bytes_per_second
+        scaled = tuple(
+            RateStep(step.at_ns, min(MAX_RATE, max(1, step.bytes_per_second * NS_PER_SECOND // nominal))) for step in steps
+        )
+        self._link = SharedLink(network, Link(NS_PER_SECOND, scaled) if scaled else None)
+        self._issued = [0] * len(plan.messages)
+        self._tells: dict[int, list[bool]] = {}  # `Notice.pulled` of the notices at the end of a message (or half) in flight
+
+    def hand_over(self, now_ns: int, rank: int, message: int) -> None:
+        """`Fabric.hand_over`: a rank issues an all-reduce, or a reduce-scatter."""
+        two_phase = self._plan.messages[message].two_phase
+        self._issue(now_ns, message, 0 if two_phase else None, [False] if two_phase else [False, True])
+
+    def ask(self, now_ns: int, rank: int, message: int) -> None:
+        """`Fabric.ask`: a rank issues the all-gather of a two-phase message."""
+        self._issue(now_ns, message, 1, [True])
+
+    def _issue(self, now_ns: int, message: int, half: int | None, tells: list[bool]) -> None:
+        self._issued[message] += 1
+        if self._issued[message] < len(self._ranks):
+            return
+        self._issued[message] = 0
+        self._tells[message] = tells
+        details = self._plan.messages[message]
+        network_class = self._plan.lanes[details.lane].network_priority
+        self._link.add(now_ns, message, details.size_bytes, network_class, half, details.lane)
+
+    def next_ns(self) -> int:
+        """`Fabric.next_ns`."""
+        return self._link.next_ns()
+
+    def run(self, until_ns: int) -> list[Notice]:
+        """`Fabric.run`."""
+        while (now_ns := self._link.next_ns()) <= until_ns:
+            self.events += 1
+            message = self._link.run()
+            if message is not None:
+                return [Notice(now_ns, rank, message, pulled) for pulled in self._tells[message] for rank in self._ranks]
+        return []
