@@ -379,9 +379,11 @@ class Node : private Connection::Owner, private Outbox {
     // Connections that read again after they were parked. They may have input that they have
     // already taken from the kernel, so that epoll does not report it.
     std::vector<Connection*> resumed_;
-    // Who ended tensors that others were told of: ids below the first number, since the one before.
+    // In a server without a worker: the ranks that were the first to end tensors, each with the id that its tensors
+    // are below. Of ids below remembered_from_ it is forgotten.
     std::deque<std::pair<uint32_t, uint32_t>> ended_by_;
-    uint64_t most_served_ = 0, served_ = 0;  // packets of all tensors that are summed here
+    uint32_t remembered_from_ = 0;
+    uint64_t served_ = 0, most_served_ = 0;  // there, too: packets here of all tensors that it was told of, now and at most
     bool failed_ = false, closing_ = false, hears_ = true;
     bool broken_ = false;                   // by an exception: nothing but what is queued is sent
     std::unique_ptr<uint8_t[]> reserve_bytes_;  // given back where memory has run out, to say so with

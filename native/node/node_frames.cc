@@ -48,7 +48,7 @@ Connection::Sink Node::OnPushHeader(Connection& connection, const Header& header
         // whoever is ahead of this process waits, and holds up nobody but itself
         if (header.tensor >= next_tensor_) return Ahead(connection, header);
         const auto ended = std::lower_bound(ended_by_.begin(), ended_by_.end(), std::pair(header.tensor + 1, uint32_t{0}));
-        if (ended != ended_by_.end() && ended->second != connection.peer) {
+        if (header.tensor >= remembered_from_ && ended != ended_by_.end() && ended->second != connection.peer) {
             Fail({Code::kMismatch, static_cast<int32_t>(ended->second), -1,
                   "rank " + std::to_string(ended->second) + " has ended tensor " + std::to_string(header.tensor) +
                       ", and rank " + std::to_string(connection.peer) + " goes on with it"});
@@ -268,7 +268,10 @@ bool Node::OnForgetFrame(Connection& connection, const Header& header) {
     }
     if (!any) return true;
     dealer_ = Dealer(options_.membership.servers);
-    if (ended_by_.size() == kMostEnded) ended_by_.pop_front();
+    if (ended_by_.size() == kMostEnded) {
+        remembered_from_ = ended_by_.front().first;
+        ended_by_.pop_front();
+    }
     ended_by_.emplace_back(header.tensor, connection.peer);
     return true;
 }

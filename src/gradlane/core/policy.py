@@ -144,7 +144,7 @@ def check_cuts(profile: Profile, slice_bytes: int, knob: str) -> None:
         enough = -(-profile.size_bytes // max(1, MAX_MESSAGES - len(profile.tensors)))
         raise InputError(
             f"{knob}: got {slice_bytes}, with which the {format_bytes(profile.size_bytes)} of {profile.model} would travel in "
-            f"{messages} messages, expected at most {MAX_MESSAGES}; with {knob} = {-(-enough // 8) * 8} or more there are as few"
+            f"{messages} messages, expected at most {MAX_MESSAGES}; with {knob} = {-(-enough // 8) * 8} they are as few"
         )
 
 

@@ -13,7 +13,6 @@ from gradlane.core.policy import merge
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
 
-
 _MOST_TENSORS = 2_000  # a second or two
 
 
@@ -35,8 +34,8 @@ class MgWfbpExact(msgspec.Struct, frozen=True):
     def plan(self, profile: Profile, network: Network) -> Plan:
         if len(profile.tensors) > _MOST_TENSORS:
             raise InputError(
-                f"mg-wfbp-exact: got {len(profile.tensors)} tensors, expected at most {_MOST_TENSORS}, since its time grows with "
-                "their square; mg-wfbp plans any number"
+                f"mg-wfbp-exact: got {len(profile.tensors)} tensors, expected at most {_MOST_TENSORS}: time grows with their "
+                "square; mg-wfbp plans any number"
             )
         groups = merge_exactly(profile, network)
         messages = tuple(message for group in groups for message in merge(profile, group))

@@ -38,7 +38,7 @@ class Sharding:
         packets = plan.size_bytes // cluster.packet_bytes + len(plan.messages)
         if packets > MAX_PACKETS:
             raise InputError(
-                f"packet_bytes: got {cluster.packet_bytes}, with which the {format_bytes(plan.size_bytes)} of {plan.model} are about "
+                f"packet_bytes: got {cluster.packet_bytes}, with which {format_bytes(plan.size_bytes)} of {plan.model} are "
                 f"{packets} packets, expected at most {MAX_PACKETS}; simulate with larger packets"
             )
         by_packet = plan.wire != "fifo"

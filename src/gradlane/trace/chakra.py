@@ -97,7 +97,16 @@ def _size(node: _Node, place: str, name: str) -> tuple[int, str]:
         elements, element_bytes = int(inputs["values"][0][3]), int(inputs["values"][0][4])
         shape = [int(length) for length in inputs["shapes"][0]]
         dtype = _DTYPES[element_bytes]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError, IndexError, KeyError, ValueError, OverflowError):
+    except (
+        msgspec.MsgspecError,
+        UnicodeDecodeError,
+        RecursionError,
+        TypeError,
+        IndexError,
+        KeyError,
+        ValueError,
+        OverflowError,
+    ):
         raise FormatError(f"{name}: a gradient whose shape cannot be read", place) from None
     if "BFloat16" in str(inputs.get("types")):
         dtype = "bfloat16"
