@@ -9,7 +9,7 @@ NATIVE = $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt
 VERSION ?= 2.4
 TORCH_TESTS ?= $(addprefix tests/live/test_,c10d.py equality.py faults.py attach.py gradient_groups.py)
 
-.PHONY: run setup test test-torch test-trainers fast check bench wheel clean
+.PHONY: run setup test test-torch test-trainers fast check sanitize bench wheel clean
 
 run: $(STAMP)          ## train a real network over a shaped link under every policy; prints a table
 	$(PY) -m gradlane compare --out out
@@ -36,6 +36,14 @@ check: $(STAMP)        ## style, types and layers
 	$(VENV)/bin/mypy
 	$(VENV)/bin/mypy --config-file tests/mypy.ini
 	$(VENV)/bin/lint-imports
+
+# whole programs: ctest runs the unit tests and each fuzz target's corpus and two seconds of mutations
+sanitize:              ## the data plane's own tests under ASan and UBSan, then under TSan
+	for of in address,undefined thread; do \
+	  cmake -S native -B build/sanitize -DGRADLANE_SANITIZE=$$of -DCMAKE_BUILD_TYPE=None "-DCMAKE_CXX_FLAGS=-O1 -g" \
+	    -DCMAKE_UNITY_BUILD=ON && cmake --build build/sanitize --parallel 2 && ctest --test-dir build/sanitize --output-on-failure \
+	    || exit 1; \
+	done
 
 bench: $(STAMP)        ## what scheduling costs, beside torch DDP
 	$(PY) -m bench

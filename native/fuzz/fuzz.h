@@ -1,6 +1,7 @@
 // What the fuzz targets share: reading an input piece by piece, and a check that ends the program.
 //
-// A target is a file NAME_fuzz.cc with LLVMFuzzerTestOneInput(). Built with GRADLANE_FUZZ (clang),
+// A target is a file NAME_fuzz.cc with LLVMFuzzerTestOneInput(), and LLVMFuzzerCustomMutator() if
+// its inputs have a structure that random bytes would rarely keep. Built with GRADLANE_FUZZ (clang),
 // libFuzzer drives it; else replay.cc does, which runs corpus/NAME and then mutations of it,
 // everywhere and for seconds.
 
@@ -49,3 +50,5 @@ class Input {
     } while (false)
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+// Changes data[0, size) in place, to at most max_size bytes; returns the new size.
+extern "C" __attribute__((weak)) size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned int seed);

@@ -4,6 +4,10 @@
 //
 // The n-th mutation is the same in every run, so a crash comes back; the input that crashed is left in crash.bin.
 
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -44,6 +48,43 @@ void Mutate(Bytes& bytes, const Bytes& other, std::mt19937& random) {
     if (bytes.size() > kLongest) bytes.resize(kLongest);
 }
 
+// What the process that runs the target leaves to its parent, which is there when that one has crashed.
+struct Current {
+    size_t runs, size;
+    uint8_t bytes[kLongest];
+};
+
+void Try(const Bytes& bytes, Current* current) {
+    ++current->runs;
+    current->size = std::min(bytes.size(), kLongest);
+    std::copy_n(bytes.begin(), current->size, current->bytes);
+    LLVMFuzzerTestOneInput(current->bytes, current->size);
+}
+
+// One that the target makes goes further in one run than mutations of bytes do: up to 32 of them, one on the other.
+Bytes Mutated(const std::vector<Bytes>& inputs, std::mt19937& random) {
+    Bytes bytes = inputs[random() % inputs.size()];
+    auto* volatile mutate = LLVMFuzzerCustomMutator;  // volatile, or g++ warns where the target has one
+    if (mutate == nullptr) {
+        Mutate(bytes, inputs[random() % inputs.size()], random);
+        return bytes;
+    }
+    size_t size = std::min(bytes.size(), kLongest);
+    bytes.resize(kLongest);
+    for (size_t times = size_t{1} << random() % 6; times > 0; --times) {
+        size = mutate(bytes.data(), size, kLongest, static_cast<unsigned int>(random()));
+    }
+    bytes.resize(size);
+    return bytes;
+}
+
+void RunAll(const std::vector<Bytes>& inputs, double seconds, Current* current) {
+    for (const Bytes& input : inputs) Try(input, current);
+    std::mt19937 random(1);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    while (std::chrono::steady_clock::now() < until) Try(Mutated(inputs, random), current);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -56,27 +97,25 @@ int main(int argc, char** argv) {
     for (const auto& file : files) {
         std::ifstream in(file, std::ios::binary);
         inputs.emplace_back(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
-        LLVMFuzzerTestOneInput(inputs.back().data(), inputs.back().size());
     }
     if (inputs.empty()) {
         std::fprintf(stderr, "no corpus in %s\n", corpus.c_str());
         return 1;
     }
-    std::mt19937 random(1);
-    size_t runs = 0;
-    const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-    std::ofstream crash("crash.bin", std::ios::binary);
-    while (std::chrono::steady_clock::now() < until) {
-        Bytes bytes = inputs[random() % inputs.size()];
-        Mutate(bytes, inputs[random() % inputs.size()], random);
-        const auto length = static_cast<uint32_t>(bytes.size());
-        crash.seekp(0);
-        crash.write(reinterpret_cast<const char*>(bytes.data()), length).flush();
-        std::filesystem::resize_file("crash.bin", length);
-        LLVMFuzzerTestOneInput(bytes.data(), bytes.size());
-        ++runs;
+    void* shared = mmap(nullptr, sizeof(Current), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED) return 1;
+    auto* current = static_cast<Current*>(shared);
+    const pid_t child = fork();
+    if (child == 0) {
+        RunAll(inputs, seconds, current);
+        std::exit(0);  // not _exit: what watches for leaks looks at the end
     }
-    crash.close();
-    std::filesystem::remove("crash.bin");
-    std::fprintf(stderr, "%zu of the corpus and %zu mutations of them\n", inputs.size(), runs);
+    int status = 0;
+    if (child < 0 || waitpid(child, &status, 0) != child) return 1;
+    if (status != 0) {
+        std::ofstream("crash.bin", std::ios::binary).write(reinterpret_cast<const char*>(current->bytes), static_cast<std::streamsize>(current->size));
+        std::fprintf(stderr, "run %zu crashed (wait status %#x): its input is in crash.bin\n", current->runs, static_cast<unsigned>(status));
+        return 1;
+    }
+    std::fprintf(stderr, "%zu of the corpus and %zu mutations of them in %.1f s\n", inputs.size(), current->runs - inputs.size(), seconds);
 }

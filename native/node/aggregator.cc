@@ -38,12 +38,21 @@ void Aggregator::Define(uint32_t tensor, const Spec& spec, std::shared_ptr<const
     sum.slots.resize(places);
     sum.unsummed = static_cast<uint32_t>(places);
     if (spec.once) {
-        for (Slot& slot : sum.slots) slot.iteration = OnlyIteration(spec);
+        sum.iteration = OnlyIteration(spec);
+        for (Slot& slot : sum.slots) slot.iteration = sum.iteration;
     }
     sum.seen.resize(places * words_);
     if (order_ == Order::kRank && everybody) sum.in_order.resize(places * world_);
     if (spec.whole) sum.finished.resize(places);
     sums_.insert_or_assign(tensor, std::move(sum));
+}
+
+uint64_t Aggregator::NeededBytes(const Spec& spec, const Layout& layout) const {
+    if (spec.update != RuleKind::kNone) return updates_.NeededBytes(spec, layout);
+    const bool everybody = spec.from == kAll;
+    // contributions one by one or their sum, and a sum that has not left; a sum in f32 takes two
+    const uint64_t parts = order_ == Order::kRank && everybody ? world_ : IsHalf(spec.dtype) && everybody && world_ > 2 ? 2 : 1;
+    return layout.by_server[server_].size() * (parts + 1) * packets_.capacity();
 }
 
 int64_t Aggregator::Admit(const Header& header, uint32_t sender, const char** why) const {
@@ -63,7 +72,8 @@ int64_t Aggregator::Admit(const Header& header, uint32_t sender, const char** wh
         *why = "a packet that is not one of its tensor's";
         return -1;
     }
-    if (header.iteration != sum.slots[place].iteration) {
+    // A packet alone may be done with an iteration that the tensor is not done with.
+    if (header.iteration != sum.slots[place].iteration || (sum.spec.whole && header.iteration != sum.iteration)) {
         *why = "a packet of another iteration";
         return -1;
     }
@@ -124,12 +134,14 @@ void Aggregator::ArriveLocally(uint32_t tensor, uint32_t iteration, const uint8_
 }
 
 bool Aggregator::IsWaiting() const {
-    for (const auto& [tensor, sum] : sums_) {
-        for (const Slot& slot : sum.slots) {
-            if (slot.arrived != 0) return true;
-        }
-    }
-    return updates_.IsWaiting();
+    return std::any_of(sums_.begin(), sums_.end(), [this](const auto& each) { return IsWaiting(each.first); }) || updates_.IsWaiting();
+}
+
+bool Aggregator::IsWaiting(uint32_t tensor) const {
+    const auto found = sums_.find(tensor);
+    if (found == sums_.end()) return updates_.IsWaiting(tensor);
+    const Sum& sum = found->second;
+    return sum.finished_slots != 0 || std::any_of(sum.slots.begin(), sum.slots.end(), [](const Slot& slot) { return slot.arrived != 0; });
 }
 
 bool Aggregator::Work(uint64_t bytes) {
@@ -242,6 +254,7 @@ void Aggregator::Emit(uint32_t tensor, Sum& sum, uint32_t place, uint32_t iterat
     sum.finished[place] = std::move(result);
     if (++sum.finished_slots < sum.slots.size()) return;
     sum.finished_slots = 0;
+    ++sum.iteration;
     for (uint32_t each = 0; each < sum.slots.size(); ++each) {
         BufferRef finished = std::move(sum.finished[each]);
         if (sum.returns) outbox_->Return(tensor, sum.spec, sum.layout, each, iteration, std::move(finished));

@@ -8,7 +8,7 @@
 //
 // Memory is bounded by what is in flight: a packet has a buffer from its first contribution until
 // its sum has left, and a worker sends the packet of the next iteration only after it has received
-// the sum of this one.
+// the sum of this one. NeededBytes has that bound.
 //
 // Tensors that are updated rather than summed are passed on to `Updates`.
 //
@@ -42,6 +42,9 @@ class Aggregator {
     void Forget(uint32_t tensor) {
         if (sums_.erase(tensor) == 0) updates_.Forget(tensor);
     }
+    // Bytes of memory that such a tensor may take here: what Updates keeps of it, and the buffers of
+    // its packets in flight.
+    uint64_t NeededBytes(const Spec& spec, const Layout& layout) const;
     bool Has(uint32_t tensor) const { return sums_.count(tensor) != 0 || updates_.Has(tensor); }
     uint16_t LaneOf(uint32_t tensor) const {
         const auto found = sums_.find(tensor);
@@ -72,8 +75,9 @@ class Aggregator {
     void ArriveLocally(uint32_t tensor, uint32_t iteration, const uint8_t* from, uint8_t* into, uint16_t flags = 0);
 
     // Whether some packet has contributions from some workers and lacks those of others, or a push
-    // to Updates is unanswered.
+    // to Updates is unanswered: of any tensor, or of one.
     bool IsWaiting() const;
+    bool IsWaiting(uint32_t tensor) const;
 
     // Works off about `bytes` of what was handed over locally, sums before updates, each in the
     // order of a connection (node/packet_queue.h). Returns false when nothing is left.
@@ -105,6 +109,7 @@ class Aggregator {
         std::vector<BufferRef> in_order;    // for rank order: a buffer a slot and sender
         std::vector<BufferRef> finished;    // if `spec.whole`: sums that wait for the other sums
         uint32_t finished_slots = 0;
+        uint32_t iteration = 0;  // if `spec.whole`: of the sums that wait in `finished`
         uint32_t unsummed = 0;  // slots without a sum yet, if the tensor is defined once
     };
     struct LocalRun {

@@ -48,8 +48,8 @@ class BufferRef {
     Buffer* buffer_ = nullptr;
 };
 
-// Buffers of one size. The pool grows with the packets in flight, which are bounded by the bytes of
-// all registered tensors. Of the buffers that come back it keeps at most `keep` and frees the rest.
+// Buffers of one size. The pool grows with the packets in flight, which Aggregator::NeededBytes
+// bounds. Of the buffers that come back it keeps at most `keep` and frees the rest.
 class BufferPool {
   public:
     BufferPool(uint32_t capacity, size_t keep) : capacity_(capacity), keep_(keep) {}
@@ -72,6 +72,7 @@ class BufferPool {
         return BufferRef(buffer);
     }
 
+    uint32_t capacity() const { return capacity_; }
     size_t taken_bytes() const { return taken_ * capacity_; }
     size_t most_taken_bytes() const { return most_taken_ * capacity_; }
 

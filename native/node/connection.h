@@ -72,6 +72,7 @@ class Connection {
     void QueueControl(const std::vector<uint8_t>& frame) { control_.insert(control_.end(), frame.begin(), frame.end()); }
     bool has_output() const { return has_packets() || !control_.empty() || batch_left_ != 0; }
     uint32_t priority() const { return queue_.priority(); }  // of the next packet
+    size_t queued_packets() const { return queue_.packets(); }
     bool has_packets() const { return !queue_.empty() || batch_packets_ != 0; }
     bool awaits_turn() const { return awaits_turn_; }  // it has packets, and Owner::IsTurn has said no
     bool can_ping() const { return !has_output() || awaits_turn_; }  // the socket has room

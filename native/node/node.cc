@@ -71,7 +71,8 @@ Node::Node(NodeOptions options, Fd listener)
       wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       reserve_(open("/dev/null", O_RDONLY | O_CLOEXEC)),
       early_buffers_(options_.packet_bytes, 16),
-      dealer_(options_.membership.servers) {
+      dealer_(options_.membership.servers),
+      reserve_bytes_(new uint8_t[kReserveBytes]) {
     const Membership& job = options_.membership;
     to_server_.assign(job.servers, std::vector<Connection*>(job.lanes, nullptr));
     to_worker_.assign(job.world, std::vector<Connection*>(job.lanes, nullptr));
@@ -127,7 +128,7 @@ void Node::Submit(Command command) {
 void Node::RunOrWake() {
     if (mutex_.try_lock()) {
         now_ns_ = Now();
-        RunCommands(true);
+        if (!broken_) Guarded([this] { RunCommands(true); });
         mutex_.unlock();
         // a command that came while the lock was held here found it taken, and has woken the I/O thread
         return;

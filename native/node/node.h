@@ -16,7 +16,8 @@
 // I/O thread).
 //
 // Errors: the first failure stands (failure()); every wait ends with it, and the node tells every
-// other process.
+// other process. An exception (no memory) is a failure too, after which the node does nothing more
+// than tell it.
 
 #pragma once
 
@@ -65,7 +66,8 @@ struct NodeOptions {
     SocketOptions socket;
     std::vector<LaneMark> marks = {LaneMark{}};  // one a lane
     uint32_t ping_ms = 500, dead_ms = 2500, greeting_ms = 5000, linger_ms = 2000;
-    uint64_t max_bytes = uint64_t{1} << 40;  // of all tensors that this process registers or is told of
+    // Of the worker's tensors, and of the memory that the server here may need for all it is told of.
+    uint64_t max_bytes = uint64_t{1} << 40;
     uint32_t max_tensors = 1 << 20;
 };
 
@@ -165,13 +167,14 @@ class Node : private Connection::Owner, private Outbox {
     void Close();
 
   private:
-    friend class NodeSeam;  // fuzz/node_fuzz.cc: a node without its thread
+    friend class NodeSeam;  // fuzz/seam.h: a node without its thread
 
     // What a calling thread writes before it leaves the rest to the I/O thread.
     static constexpr size_t kInlineBytes = 64 << 10;
     // What the I/O thread writes to one connection before it turns to the next.
     static constexpr size_t kWriteBudget = 1 << 20;
 
+    static constexpr size_t kReserveBytes = 256 << 10;  // an ABORT for each connection of a large job
     static constexpr int64_t kLingerNs = 300'000;     // how long a gradient that is ready may wait for others to go with it
 
     static int64_t Now();
@@ -179,6 +182,7 @@ class Node : private Connection::Owner, private Outbox {
     struct Tensor {
         Spec spec;
         std::shared_ptr<const Layout> layout;
+        uint64_t needed_bytes = 0;  // that it was admitted with
         const uint8_t* from = nullptr;
         uint8_t* into = nullptr;
         bool contributes = false, receives = false;
@@ -269,7 +273,7 @@ class Node : private Connection::Owner, private Outbox {
     void SubmitSoon(Command command, uint64_t bytes);
     void RunCommands(bool inline_call);
     void Do(const DialCommand& command);
-    bool Do(const DefineCommand& command);  // false: the node has failed
+    bool Do(const DefineCommand& command) { return Register(command, -1); }  // false: the node has failed
     void Do(const PushCommand& command);
     void Do(const StartCommand& command);
     void Do(const ReleaseCommand& command);
@@ -284,10 +288,23 @@ class Node : private Connection::Owner, private Outbox {
     void QueueResult(uint32_t rank, uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout,
                      uint32_t place, uint32_t iteration, BufferRef result);
     std::shared_ptr<const Layout> Cut(uint32_t tensor, const Spec& spec);
+    bool Register(const DefineCommand& command, int32_t teller);  // teller: the rank that a server has it from, or -1
+    bool Admit(const DefineCommand& command, int32_t teller, Tensor* state);
     void Settle(uint32_t tensor, Tensor& state);
     void SweepOver();
 
     void Loop();
+    // Does `work`, which is all that the node does under its lock; an exception becomes the node's failure.
+    template <typename Work>
+    void Guarded(Work work) {
+        try {
+            work();
+        } catch (const std::exception& error) {
+            Break(error.what());
+        }
+    }
+    void Break(const char* why) noexcept;
+    bool Drain() noexcept;
     int Sleep(std::vector<epoll_event>& events, int timeout_ms);
     bool Turn(const epoll_event* events, int n);
     int64_t tick_ns() const { return int64_t{options_.ping_ms} * 500'000; }
@@ -322,6 +339,7 @@ class Node : private Connection::Owner, private Outbox {
     bool OnGreeting(Connection& connection, const Header& header);
     void OnGoodbye(Connection& connection);
     bool OnDefineFrame(Connection& connection, const Header& header);
+    bool OnForgetFrame(Connection& connection, const Header& header);
     bool OnRuleFrame(Connection& connection, const Header& header);
     bool Opened(Connection& connection);
     void Lose(Connection& connection, Code code, const std::string& why);
@@ -361,7 +379,14 @@ class Node : private Connection::Owner, private Outbox {
     // Connections that read again after they were parked. They may have input that they have
     // already taken from the kernel, so that epoll does not report it.
     std::vector<Connection*> resumed_;
+    // In a server without a worker: the ranks that were the first to end tensors, each with the id that its tensors
+    // are below. Of ids below remembered_from_ it is forgotten.
+    std::deque<std::pair<uint32_t, uint32_t>> ended_by_;
+    uint32_t remembered_from_ = 0;
+    uint64_t served_ = 0, most_served_ = 0;  // there, too: packets here of all tensors that it was told of, now and at most
     bool failed_ = false, closing_ = false, hears_ = true;
+    bool broken_ = false;                   // by an exception: nothing but what is queued is sent
+    std::unique_ptr<uint8_t[]> reserve_bytes_;  // given back where memory has run out, to say so with
     int64_t left_ns_ = 0;  // when the first peer left in order; 0: none has
     std::string left_name_;
     int32_t left_rank_ = -1, left_server_ = -1;

@@ -9,6 +9,7 @@ namespace gradlane {
 
 namespace {
 
+constexpr size_t kMostEnded = 1024;        // ends of tensors whose author is remembered: far more than a job has plans
 constexpr size_t kEarlyBytes = 64 << 20;  // of what came before this process knew its tensor; beyond it, whoever sends waits
 
 // One lane a tensor: a connection receives one frame at a time, so no packet is ever admitted twice.
@@ -45,8 +46,18 @@ Connection::Sink Node::OnPushHeader(Connection& connection, const Header& header
     if (header.length > options_.packet_bytes) return Connection::Sink::Fault(Code::kProtocol, "a packet larger than packets are here");
     if (!aggregator_->Has(header.tensor)) {
         // whoever is ahead of this process waits, and holds up nobody but itself
-        if (header.tensor < next_tensor_) return Connection::Sink::Fault(Code::kProtocol, "a packet of a tensor that is over");
-        return Ahead(connection, header);
+        if (header.tensor >= next_tensor_) return Ahead(connection, header);
+        const auto ended = std::lower_bound(ended_by_.begin(), ended_by_.end(), std::pair(header.tensor + 1, uint32_t{0}));
+        if (header.tensor >= remembered_from_ && ended != ended_by_.end() && ended->second != connection.peer) {
+            Fail({Code::kMismatch, static_cast<int32_t>(ended->second), -1,
+                  "rank " + std::to_string(ended->second) + " has ended tensor " + std::to_string(header.tensor) +
+                      ", and rank " + std::to_string(connection.peer) + " goes on with it"});
+        }
+        return Connection::Sink::Fault(Code::kProtocol, "a packet of a tensor that is over");
+    }
+    // whoever takes its sums has few on the way to it: no push of an iteration comes before the sum of the last was taken
+    if (options_.rank < 0 && connection.queued_packets() > most_served_) {
+        return Connection::Sink::Fault(Code::kProtocol, "pushes from one that does not take its sums");
     }
     const char* why = "";
     const int64_t place = aggregator_->Admit(header, connection.peer, &why);
@@ -190,19 +201,7 @@ bool Node::OnFrame(Connection& connection, const Header& header) {
         }
         case FrameType::kDefine: return OnDefineFrame(connection, header);
         case FrameType::kRule: return OnRuleFrame(connection, header);
-        case FrameType::kForget:
-            for (auto each = told_.begin(); each != told_.end();) {
-                if (each->first >= header.tensor) {
-                    ++each;
-                    continue;
-                }
-                defined_bytes_ -= Footprint(AsSpec(each->second), true);
-                aggregator_->Forget(each->first);
-                tensors_.erase(each->first);
-                dealer_ = Dealer(options_.membership.servers);
-                each = told_.erase(each);
-            }
-            return true;
+        case FrameType::kForget: return OnForgetFrame(connection, header);
         case FrameType::kAbort: {
             Reason reason = ReadReason(connection.control_payload(), header.length);
             Failure failure{reason.code, std::max(reason.rank, -1), reason.rank < -1 ? -2 - reason.rank : -1, std::move(reason.text)};
@@ -227,16 +226,53 @@ bool Node::OnDefineFrame(Connection& connection, const Header& header) {
     } else if (header.tensor < next_tensor_) {
         return true;  // over already: this rank's word comes late
     } else if (!IsValidDType(define.dtype) || !IsValidOp(define.op) || define.from < kAll || define.to < kAll || define.at < kDealt ||
-               !IsValidRuleKind(define.update) || define.from >= static_cast<int64_t>(options_.membership.world) ||
-               define.to >= static_cast<int64_t>(options_.membership.world)) {
-        difference = "tensor " + std::to_string(header.tensor) + ": a definition that cannot be";
+               !IsValidRuleKind(define.update)) {
+        difference = "tensor " + std::to_string(header.tensor) + ": rank " + std::to_string(connection.peer) +
+                     " tells a definition that cannot be";
     }
     if (!difference.empty()) {
         Fail({Code::kMismatch, static_cast<int32_t>(connection.peer), -1, difference});
         return false;
     }
-    if (!Do(DefineCommand{header.tensor, AsSpec(define), nullptr, nullptr})) return false;
+    const auto teller = static_cast<int32_t>(connection.peer);
+    if (!Register(DefineCommand{header.tensor, AsSpec(define), nullptr, nullptr}, teller)) return false;
     told_.emplace(header.tensor, define);
+    return true;
+}
+
+// The first worker to end a tensor ends it for all: each has its sums when it says so, or soon will. Who says so before
+// that is to blame, and not who goes on.
+bool Node::OnForgetFrame(Connection& connection, const Header& header) {
+    if (!ended_by_.empty() && header.tensor <= ended_by_.back().first) return true;  // others have said so before
+    const auto blame = [&](const std::string& why) {
+        Fail({Code::kMismatch, static_cast<int32_t>(connection.peer), -1, "rank " + std::to_string(connection.peer) + " has ended " + why});
+        return false;
+    };
+    if (header.tensor > next_tensor_) return blame("tensors that nobody has told of");
+    bool any = false;
+    for (auto each = told_.begin(); each != told_.end();) {
+        if (each->first >= header.tensor) {
+            ++each;
+            continue;
+        }
+        if (aggregator_->IsWaiting(each->first)) {
+            return blame("tensor " + std::to_string(each->first) + ", of which sums are under way");
+        }
+        const auto state = tensors_.find(each->first);
+        defined_bytes_ -= state->second.needed_bytes;
+        served_ -= state->second.layout->by_server[static_cast<size_t>(options_.server)].size();
+        aggregator_->Forget(each->first);
+        tensors_.erase(state);
+        each = told_.erase(each);
+        any = true;
+    }
+    if (!any) return true;
+    dealer_ = Dealer(options_.membership.servers);
+    if (ended_by_.size() == kMostEnded) {
+        remembered_from_ = ended_by_.front().first;
+        ended_by_.pop_front();
+    }
+    ended_by_.emplace_back(header.tensor, connection.peer);
     return true;
 }
 

@@ -308,6 +308,47 @@ int Node::Sleep(std::vector<epoll_event>& events, int timeout_ms) {
     return n;
 }
 
+// What an exception has left half done may not be used any more: the node says that it fails, and does nothing else.
+void Node::Break(const char* why) noexcept {
+    broken_ = true;
+    reserve_bytes_.reset();
+    // epoll would tell of what is not read any more without end
+    for (const auto& connection : connections_) {
+        if (connection->state != Connection::State::kClosed) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection->socket().get(), nullptr);
+    }
+    if (listener_) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
+    try {
+        const uint64_t held = aggregator_ ? aggregator_->held_bytes() : 0;
+        const std::string name = options_.rank >= 0 ? "rank " + std::to_string(options_.rank) : "server " + std::to_string(options_.server);
+        Fail({Code::kFull, options_.rank, options_.rank < 0 ? options_.server : -1,
+              name + " cannot go on (" + why + "): it holds " + std::to_string(held) + " bytes of packets in flight, and has admitted " +
+                  std::to_string(defined_bytes_) + " of " + std::to_string(options_.max_bytes) +
+                  " bytes; give its host more memory, or allow fewer bytes"});
+    } catch (const std::exception&) {  // not even the memory to say so: whoever waits here shall hear it
+        failed_ = true;
+        std::lock_guard guard(done_mutex_);
+        failure_.code = Code::kFull;
+        done_.notify_all();
+        if (awaited_) awaited_->Interrupt();
+    }
+    Wake();
+}
+
+// After Break(): sends what is queued, which is the reason. Returns whether there is more.
+bool Node::Drain() noexcept {
+    bool more = false;
+    for (const auto& connection : connections_) {
+        if (connection->state != Connection::State::kOpen || !connection->has_output()) continue;
+        try {
+            if (connection->Write(*this, kWriteBudget, now_ns_) == Connection::Io::kFault) connection->Drop();
+        } catch (const std::exception&) {
+            connection->Drop();
+        }
+        more |= connection->has_output();
+    }
+    return more;
+}
+
 void Node::Loop() {
     pthread_setname_np(pthread_self(), "gradlane-io");  // for ps and perf
     std::vector<epoll_event> events(64);
@@ -320,8 +361,15 @@ void Node::Loop() {
         const int n = Sleep(events, stop_by_ns != 0 ? std::min(timeout, 10) : timeout);
         std::lock_guard guard(mutex_);
         ++stats_.wakeups;
-        working = Turn(events.data(), std::max(n, 0));
+        working = false;
+        if (!broken_) Guarded([&] { working = Turn(events.data(), std::max(n, 0)); });
         turn_awaited = turn_awaited_;
+        if (broken_) {
+            now_ns_ = Now();
+            if (stop_by_ns == 0) stop_by_ns = now_ns_ + int64_t{options_.linger_ms} * 1'000'000;
+            if (!Drain() || now_ns_ >= stop_by_ns) break;
+            continue;
+        }
         if (!stop_) continue;
         if (stop_by_ns == 0) {
             closing_ = true;

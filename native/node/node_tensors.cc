@@ -3,7 +3,6 @@
 #include "node/node.h"
 
 #include <algorithm>
-#include <new>
 
 namespace gradlane {
 
@@ -44,7 +43,7 @@ void Node::Do(const StartCommand& command) {
 void Node::Do(const ForgetCommand& command) {
     for (auto each = tensors_.begin(); each != tensors_.end();) {
         if (each->first < command.below) {
-            defined_bytes_ -= Footprint(each->second.spec, aggregator_ != nullptr);
+            defined_bytes_ -= each->second.needed_bytes;
             if (aggregator_) aggregator_->Forget(each->first);
             each = tensors_.erase(each);
         } else {
@@ -55,7 +54,7 @@ void Node::Do(const ForgetCommand& command) {
     if (!options_.tell_tables) return;
     for (const auto& lanes : to_server_) {
         if (lanes[0] == nullptr) continue;
-        lanes[0]->QueueControl(ControlFrame(FrameType::kForget, lanes[0]->sender, command.below, nullptr, 0));
+        lanes[0]->QueueControl(ControlFrame(FrameType::kForget, lanes[0]->sender, std::min(command.below, next_tensor_), nullptr, 0));
         Touch(*lanes[0]);
     }
 }
@@ -126,31 +125,45 @@ std::shared_ptr<const Layout> Node::Cut(uint32_t tensor, const Spec& spec) {
     return alone.Cut(spec.bytes, packet);
 }
 
-bool Node::Do(const DefineCommand& command) {
+// Whether the tensor can be here, with what it is cut into and what it takes in `state`; else the node has failed of it.
+bool Node::Admit(const DefineCommand& command, int32_t teller, Tensor* state) {
     const auto& [tensor, spec, from, into] = command;
-    if (failed_) return false;
-    if (const char* why = WhyNot(spec)) {
-        Fail({Code::kProtocol, options_.rank, options_.server, "tensor " + std::to_string(tensor) + ": " + why});
+    const std::string name = "tensor " + std::to_string(tensor) + (teller < 0 ? "" : ", told by rank " + std::to_string(teller));
+    const auto refuse = [&](const std::string& why) {
+        Fail({Code::kProtocol, teller < 0 ? options_.rank : teller, teller < 0 ? options_.server : -1, name + ": " + why});
         return false;
+    };
+    const Membership& job = options_.membership;
+    const auto world = static_cast<int64_t>(job.world);
+    if (const char* why = WhyNot(spec)) return refuse(why);
+    if (tensor != next_tensor_ || spec.lane >= job.lanes || spec.at >= static_cast<int64_t>(job.servers) || spec.from >= world || spec.to >= world) {
+        return refuse("not a definition that can be used");
     }
-    if (tensor != next_tensor_ || spec.lane >= options_.membership.lanes ||
-        spec.at >= static_cast<int64_t>(options_.membership.servers)) {
-        Fail({Code::kProtocol, options_.rank, options_.server, "tensor " + std::to_string(tensor) + ": not a definition that can be used"});
-        return false;
-    }
-    const uint64_t footprint = Footprint(spec, aggregator_ != nullptr);
-    if (footprint > options_.max_bytes - defined_bytes_ || tensors_.size() >= options_.max_tensors) {
+    const uint64_t allowed = options_.max_bytes - defined_bytes_, packets = spec.bytes / options_.packet_bytes + 1;
+    const auto fits = [&](uint64_t bytes) {
+        if (bytes <= allowed && tensors_.size() < options_.max_tensors) return true;
         Fail({Code::kFull, options_.rank, options_.server,
-              "tensor " + std::to_string(tensor) + " takes " + std::to_string(footprint) + " bytes: " +
-                  std::to_string(defined_bytes_) + " bytes are registered and " + std::to_string(options_.max_bytes) +
-                  " allowed"});
+              name + " of " + std::to_string(spec.bytes) + " bytes needs up to " + std::to_string(bytes) + " bytes of memory here: " +
+                  std::to_string(tensors_.size()) + " others need " + std::to_string(defined_bytes_) + ", and " +
+                  std::to_string(options_.max_bytes) + " are allowed"});
         return false;
-    }
-    ++next_tensor_;
-    defined_bytes_ += footprint;
+    };
+    // before it is cut: to note its packets takes memory too, and their number is one of 32 bits
+    const uint64_t own = options_.rank < 0 ? 0 : spec.bytes;
+    if (packets > UINT32_MAX / 2) return refuse("more packets than can be counted");
+    if (!fits(own + packets * sizeof(Piece))) return false;
+    state->layout = Cut(tensor, spec);
+    state->needed_bytes = own + (aggregator_ ? aggregator_->NeededBytes(spec, *state->layout) : 0);
+    return fits(state->needed_bytes);
+}
+
+bool Node::Register(const DefineCommand& command, int32_t teller) {
+    const auto& [tensor, spec, from, into] = command;
     Tensor state;
+    if (failed_ || !Admit(command, teller, &state)) return false;
+    ++next_tensor_;
+    defined_bytes_ += state.needed_bytes;
     state.spec = spec;
-    state.layout = Cut(tensor, spec);
     state.from = from;
     state.into = into;
     if (options_.rank >= 0) {
@@ -159,14 +172,10 @@ bool Node::Do(const DefineCommand& command) {
         state.received.resize((state.layout->packets + 63) / 64);
     }
     if (aggregator_) {
-        const bool mine = !state.layout->by_server[static_cast<size_t>(options_.server)].empty();
+        const size_t here = state.layout->by_server[static_cast<size_t>(options_.server)].size();
+        if (teller >= 0) most_served_ = std::max(most_served_, served_ += here);
         // one that is defined once is forgotten when its last packet is summed: with none here, it never would be
-        try {
-            if (mine || !spec.once) aggregator_->Define(tensor, spec, state.layout);
-        } catch (const std::bad_alloc&) {
-            Fail({Code::kFull, options_.rank, options_.server, "tensor " + std::to_string(tensor) + ": no memory for " + std::to_string(footprint) + " bytes"});
-            return false;
-        }
+        if (here != 0 || !spec.once) aggregator_->Define(tensor, spec, state.layout);
     }
     tensors_.insert_or_assign(tensor, std::move(state));
     if (options_.tell_tables && options_.rank >= 0) {
@@ -303,7 +312,7 @@ void Node::Settle(uint32_t tensor, Tensor& state) {
     if (is_done) {
         state.under_way = false;
         if (state.spec.once) {
-            defined_bytes_ -= Footprint(state.spec, aggregator_ != nullptr);
+            defined_bytes_ -= state.needed_bytes;
             over_.push_back(tensor);
         }
     }

@@ -47,9 +47,13 @@ class PacketQueue {
     // Queues a run of at least one packet. The run with the smallest priority goes first, and equal
     // ones go in order of Put. priority: QueuePriority of the tensor's Spec, which may differ from
     // the priority in the packets' headers.
-    void Put(uint32_t priority, Run run) { by_priority_[priority].push_back(std::move(run)); }
+    void Put(uint32_t priority, Run run) {
+        packets_ += run.end - run.next;
+        by_priority_[priority].push_back(std::move(run));
+    }
 
     bool empty() const { return by_priority_.empty(); }
+    size_t packets() const { return packets_; }
 
     // The priority of the packet to send now; the least urgent one if the queue is empty.
     uint32_t priority() const { return empty() ? UINT32_MAX : by_priority_.begin()->first; }
@@ -68,6 +72,7 @@ class PacketQueue {
         packet.header.iteration = run.iteration;
         packet.header.priority = run.priority;
         packet.payload = run.type == FrameType::kPush ? run.memory + piece.offset : run.buffer.data();
+        --packets_;
         if (++run.next == run.end) {
             packet.buffer = std::move(run.buffer);
             first->second.pop_front();
@@ -76,10 +81,14 @@ class PacketQueue {
         return packet;
     }
 
-    void Clear() { by_priority_.clear(); }
+    void Clear() {
+        by_priority_.clear();
+        packets_ = 0;
+    }
 
   private:
     std::map<uint32_t, std::deque<Run>> by_priority_;
+    size_t packets_ = 0;  // of all runs
 };
 
 }  // namespace gradlane

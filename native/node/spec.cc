@@ -46,13 +46,10 @@ uint32_t OnlyIteration(const Spec& spec) {
     return Crc32c(bytes, sizeof bytes);
 }
 
-uint64_t Footprint(const Spec& spec, bool serves) {
-    const uint64_t arrays = 1 + (serves && spec.update != RuleKind::kNone ? 1 + StatesOf(spec.update) : 0);
-    return spec.bytes > UINT64_MAX / arrays ? UINT64_MAX : spec.bytes * arrays;
-}
-
 const char* WhyNot(const Spec& spec) {
     if (spec.bytes % ElementBytes(spec.dtype) != 0) return "a part of an element";
+    // with nothing to wait for, its sender could go on and on, and the sums for those who read slowly would pile up
+    if ((spec.from != kAll || spec.to != kAll) && !spec.once) return "a tensor of one sender or receiver, which can be used once only";
     if (spec.update == RuleKind::kNone) return nullptr;
     if (spec.dtype != DType::kF32 || spec.op != Op::kSum) return "only sums of f32 can be updated";
     if (spec.from != kAll || spec.to != kAll || spec.once || spec.whole) return "an update is of all workers, for all, packet by packet";

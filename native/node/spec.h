@@ -45,10 +45,6 @@ Spec AsSpec(const Definition& define);
 // that processes which mean different things by one id notice it at the first packet.
 uint32_t OnlyIteration(const Spec& spec);
 
-// Bytes that a process commits to with this tensor. A server that updates it counts the parameters
-// and each state in full, whatever its share of them.
-uint64_t Footprint(const Spec& spec, bool serves);
-
 // Returns null, or why no process can use this spec.
 const char* WhyNot(const Spec& spec);
 

@@ -28,6 +28,15 @@ void Updates::Define(uint32_t tensor, const Spec& spec, std::shared_ptr<const La
     kept_.insert_or_assign(tensor, std::move(kept));
 }
 
+uint64_t Updates::NeededBytes(const Spec& spec, const Layout& layout) const {
+    const auto& pieces = layout.by_server[server_];
+    uint64_t bytes = 0;
+    for (const Piece& piece : pieces) bytes += piece.length;
+    // in step: gradients, or their sum, and what answers the last ones; else an answer of its own for each worker
+    const uint64_t buffers = spec.staleness != 0 ? world_ : 1 + (order_ == Order::kRank ? world_ : 1);
+    return bytes * (1 + StatesOf(spec.update)) + pieces.size() * buffers * packets_.capacity();
+}
+
 int64_t Updates::Admit(const Header& header, uint32_t sender, const char** why) const {
     const auto found = kept_.find(header.tensor);
     if (found == kept_.end()) {
@@ -103,10 +112,14 @@ bool Updates::Work(uint64_t bytes) {
 }
 
 bool Updates::IsWaiting() const {
-    for (const auto& [tensor, kept] : kept_) {
-        if (std::any_of(kept.unanswered.begin(), kept.unanswered.end(), [](uint64_t bits) { return bits != 0; })) return true;
-    }
-    return false;
+    return std::any_of(kept_.begin(), kept_.end(), [this](const auto& each) { return IsWaiting(each.first); });
+}
+
+bool Updates::IsWaiting(uint32_t tensor) const {
+    const auto found = kept_.find(tensor);
+    if (found == kept_.end()) return false;
+    const auto& unanswered = found->second.unanswered;
+    return std::any_of(unanswered.begin(), unanswered.end(), [](uint64_t bits) { return bits != 0; });
 }
 
 void Updates::Take(uint32_t tensor, Kept& kept, uint32_t place, uint32_t sender, const uint8_t* gradient, BufferRef payload,

@@ -47,6 +47,9 @@ class Updates {
     void Forget(uint32_t tensor) { kept_.erase(tensor); }
     bool Has(uint32_t tensor) const { return kept_.count(tensor) != 0; }
 
+    // Bytes that Define() of such a tensor takes, and most bytes of packets in flight.
+    uint64_t NeededBytes(const Spec& spec, const Layout& layout) const;
+
     // Sets the rule for the pushes of `rank` to tensors of `group`, from its next push on. None of
     // the tensors may be in flight there.
     void SetRule(uint32_t group, uint32_t rank, const Rule& rule) { rules_[Key(group, rank)] = rule; }
@@ -65,8 +68,9 @@ class Updates {
     bool Work(uint64_t bytes);
     bool has_work() const { return !work_.empty(); }
 
-    // Whether a push is unanswered.
+    // Whether a push is unanswered: of any tensor, or of one.
     bool IsWaiting() const;
+    bool IsWaiting(uint32_t tensor) const;
 
   private:
     struct Slot {

@@ -362,6 +362,29 @@ TEST(APacketOfTheNextIterationWaitsForItsOwnSum) {
     server.WhyNot(PushOf(server.layout->by_server[0][0], 0), 1);
 }
 
+// A sum that leaves whole waits for all of its packets: one of them may not be summed again before that.
+TEST(NoPacketIsInTheSameWholeSumTwice) {
+    for (const int32_t from : {kAll, 1}) {
+        Spec spec = SpecOf(DType::kF32, Op::kSum, 32);
+        spec.whole = true;
+        spec.from = from;
+        Server server(2, -1, Order::kArrival, spec);
+        const auto push = [&](size_t place, uint32_t iteration) {
+            if (from == kAll) server.Push(0, place, iteration);
+            server.Push(1, place, iteration);
+        };
+        push(0, 0);
+        CHECK_EQ(std::string(server.WhyNot(PushOf(server.layout->by_server[0][0], 1), 1)), std::string("a packet of another iteration"));
+        CHECK_EQ(server.out.returned.size(), 0);
+        push(1, 0);
+        CHECK_EQ(server.out.returned.size(), 2);
+        push(0, 1);
+        push(1, 1);
+        CHECK_EQ(server.out.returned.size(), 4);
+        for (const auto& result : server.out.returned) CHECK(static_cast<bool>(result.sum));
+    }
+}
+
 TEST(MemoryIsThatOfWhatIsInFlight) {
     for (const Order order : {Order::kArrival, Order::kRank}) {
         const Spec spec = SpecOf(DType::kF32, Op::kSum, 16 * 100);
@@ -370,6 +393,7 @@ TEST(MemoryIsThatOfWhatIsInFlight) {
             for (size_t place = 0; place < 100; ++place) server.Push(rank, place, 0);
         }
         CHECK(server.sums.most_held_bytes() <= (order == Order::kRank ? 4 : 2) * spec.bytes + kPacket);
+        CHECK(server.sums.most_held_bytes() <= server.sums.NeededBytes(spec, *server.layout));
         CHECK_EQ(server.sums.held_bytes(), spec.bytes);  // sums that nobody has sent yet
         server.out.returned.clear();
         CHECK_EQ(server.sums.held_bytes(), 0);

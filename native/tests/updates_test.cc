@@ -372,13 +372,16 @@ TEST(DefinitionsThatNobodyCanUpdateAreRefused) {
 }
 
 TEST(MemoryIsCommittedToBeforeTheFirstStep) {
-    CHECK_EQ(Footprint(Updated(2, 0), true), 2 * 128);
-    CHECK_EQ(Footprint(Updated(2, 0, RuleKind::kMomentum), true), 3 * 128);
-    CHECK_EQ(Footprint(Updated(2, 0, RuleKind::kAdam), true), 4 * 128);
-    CHECK_EQ(Footprint(Updated(2, 0, RuleKind::kAdam), false), 128);
-    Spec spec = Updated(1, 0);
-    spec.bytes = UINT64_MAX - 3;
-    CHECK_EQ(Footprint(spec, true), UINT64_MAX);
+    // two packets of 64 bytes: parameters and states, and buffers of packets in flight
+    const auto needed = [](uint32_t staleness, RuleKind kind, Order order) {
+        const Spec spec = Updated(2, staleness, kind);
+        const auto layout = Dealer(1).Cut(spec.bytes, 64);
+        return Aggregator(0, 3, -1, order, 64, nullptr).NeededBytes(spec, *layout);
+    };
+    CHECK_EQ(needed(0, RuleKind::kSgd, Order::kArrival), (1 + 2) * 128);
+    CHECK_EQ(needed(0, RuleKind::kMomentum, Order::kArrival), (2 + 2) * 128);
+    CHECK_EQ(needed(0, RuleKind::kAdam, Order::kRank), (3 + 4) * 128);
+    CHECK_EQ(needed(1, RuleKind::kAdam, Order::kArrival), (3 + 3) * 128);
 }
 
 int main(int argc, char** argv) { return gradlane::testing::RunTests(argc, argv); }

@@ -96,6 +96,18 @@ def test_the_gaussian_process_begins_where_the_simulator_says_and_what_it_finds_
             assert says in text
 
 
+def test_a_disk_that_is_full_when_the_tuning_ends_costs_one_line_and_not_the_job(two_ranks, tmp_path):
+    file = tmp_path / "tuned.json"
+    (tmp_path / "tuned.json.part").mkdir()  # what is written first cannot be
+    first, second = two_ranks.run("tests.live.tuned:tune", policy=SLICES, options=QUICK, knobs=file)
+    assert first["differs"] == second["differs"] == []
+    assert len(first["tuned"].trials) >= 8
+    tuned, lost = said_whatever_the_time(first["lines"])
+    assert "tuned in" in tuned
+    assert "tuned.json was not written, and the job goes on" in lost
+    assert not file.exists()
+
+
 @pytest.mark.parametrize(
     ("policy", "says"),
     [("wfbp", "policy wfbp: it declares no knobs to tune"), ("searched", "policy searched: it declares no knobs to tune")],

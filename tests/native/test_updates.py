@@ -103,7 +103,10 @@ def test_a_server_that_has_not_the_memory_says_so_before_the_first_step():
     memory = np.zeros(1000, np.float32)
     with Node(NodeOptions(world=1, servers=1, rank=0, server=0, max_bytes=15_999)) as node:
         node.define_updated(0, memory.ctypes.data, memory.nbytes, Adam(lr=0.1), staleness=0, group=0)
-        with pytest.raises(CapacityError, match="takes 16000 bytes: 0 bytes are registered and 15999 allowed"):
+        with pytest.raises(
+            CapacityError,
+            match=r"tensor 0 of 4000 bytes needs up to .* bytes of memory here: 0 others need 0, and 15999 are allowed",
+        ):
             node.check()
 
 

@@ -44,5 +44,5 @@ def hello(rank: int = 1, world: int = 2, server: int = 0, servers: int = 1, nonc
     return struct.pack("<IIIIHHBBHQQ", rank, world, server, servers, 0, 1, 0, 0, 0, 0, 0) + bytes(32) + nonce
 
 
-def define(size_bytes: int, dtype: int = 0) -> bytes:
-    return struct.pack("<QBBBBHBBIiiiII", size_bytes, dtype, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, 0, 0)
+def define(size_bytes: int, dtype: int = 0, *, whole: int = 0, sender: int = -1) -> bytes:
+    return struct.pack("<QBBBBHBBIiiiII", size_bytes, dtype, 0, whole, 0, 0, 0, 0, 0, sender, -1, -1, 0, 0)

@@ -15,7 +15,7 @@ from gradlane.errors import InputError, UnsupportedError
 @click.argument("store", metavar="HOST:PORT")
 @click.option("--listen", metavar="ADDRESS", help="Address of this host to listen on. Default: the one that leads to HOST.")
 @click.option(
-    "--memory", type=SIZE, metavar="SIZE", help="Refuse a job with more bytes of tensors. Default: this host's memory."
+    "--memory", type=SIZE, metavar="SIZE", help="Refuse a job that may need more memory here. Default: this host's memory."
 )
 @click.option(
     "--wait",

@@ -15,7 +15,7 @@ MAX_BYTES = 2**50
 MAX_NS = 10**18  # thirty years
 MAX_RATE = 10**13  # bytes per second
 MAX_TENSORS = 100_000
-MAX_MESSAGES = 2_000_000
+MAX_MESSAGES = 100_000  # seconds to plan and to simulate; one for each tensor at least
 MAX_NAME = 1_000
 
 

@@ -1,12 +1,14 @@
 """Read and write the data types as JSON.
 
 A file is one object: {"format": "gradlane.profile", "version": 1, "body": {...}}. The reader
-refuses unknown fields, wrong types, NaN, numbers out of range and files above 64 MiB, and names the
-place in the file.
+refuses unknown fields, wrong types, NaN, numbers out of range and files above 64 MiB or a million
+objects and lists, and names the place in the file. So no file takes more than some seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
 from pathlib import Path
 from typing import TypeVar
@@ -23,8 +25,11 @@ from gradlane.core.records.tuned import Tuned
 from gradlane.core.timeline import Timeline
 from gradlane.errors import FormatError
 
+_log = logging.getLogger("gradlane")
+
 VERSION = 1
 MAX_FILE_BYTES = 64 * 2**20
+MAX_PARTS = 1_000_000  # objects and lists of one file: each takes a microsecond and a hundred bytes or more
 
 Noun = TypeVar("Noun", Profile, Network, Cluster, Plan, Timeline, Tuned, Log, SearchLog)
 Part = TypeVar("Part")
@@ -59,6 +64,7 @@ def loads(data: bytes, kind: type[Noun]) -> Noun:
     """
     if len(data) > MAX_FILE_BYTES:
         raise FormatError(f"got {len(data)} bytes, expected at most {MAX_FILE_BYTES}")
+    need_few_parts(data, MAX_PARTS)
     expected = f"gradlane.{kind.__name__.lower()}"
     head = _decode(data, _Head, "$", expected)
     if head.format != expected:
@@ -67,6 +73,22 @@ def loads(data: bytes, kind: type[Noun]) -> Noun:
         raise FormatError(f"got version {head.version}, expected {VERSION}; this gradlane reads no other", "$.version")
     body = _decode(data, _File, "$", expected).body
     return _decode(body, kind, "$.body", expected)
+
+
+def need_few_parts(data: bytes, most: int, advice: str = "") -> None:
+    """Refuse JSON of more than `most` objects and lists, before anything is made of it.
+
+    Args:
+        data: the text. Brackets within strings count too.
+        most: objects and lists together.
+        advice: what to do, for the error.
+
+    Raises:
+        FormatError: there are more.
+    """
+    parts = data.count(b"{") + data.count(b"[")
+    if parts > most:
+        raise FormatError(f"got {parts} objects and lists, expected at most {most}{advice}")
 
 
 def _decode(data: bytes | msgspec.Raw, kind: type[Part], root: str, expected: str) -> Part:
@@ -85,8 +107,24 @@ def write(path: str | Path, noun: Profile | Network | Cluster | Plan | Timeline 
     """Write `noun` to a file. The file is renamed into place, so that no reader sees a part of it."""
     target = Path(path)
     scratch = target.with_name(target.name + ".part")
-    scratch.write_bytes(dumps(noun))
-    scratch.replace(target)
+    try:
+        scratch.write_bytes(dumps(noun))
+        scratch.replace(target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+        raise
+
+
+def leave(path: str | Path, noun: Profile | Network | Cluster | Plan | Timeline | Tuned | Log) -> None:
+    """Write `noun` to a file beside a job that trains, and make its folder. A full disk, or a folder
+    that nobody may write to, costs one line of the log and not the job.
+    """
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write(path, noun)
+    except OSError as error:
+        _log.warning("gradlane: %s was not written, and the job goes on: %s", path, error.strerror or error)
 
 
 def read(path: str | Path, kind: type[Noun]) -> Noun:

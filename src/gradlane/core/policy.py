@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
-from gradlane.core.fields import need_int
+from gradlane.core.fields import MAX_MESSAGES, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Message, Plan, Slice
 from gradlane.core.profile import DTYPE_BYTES, Profile
+from gradlane.errors import InputError
+from gradlane.units import format_bytes
 
 
 @runtime_checkable
@@ -124,24 +126,52 @@ def merge(profile: Profile, tensors: Iterable[int], priority: int = 0) -> list[M
     return [Message(tuple(whole(profile, tensor) for tensor in run), priority) for run in runs]
 
 
+def check_cuts(profile: Profile, slice_bytes: int, knob: str) -> None:
+    """Check that a plan of slices of at most `slice_bytes` has no more messages than a plan may have.
+
+    A policy calls it before it cuts: a small file can describe a tensor of any size.
+
+    Args:
+        profile: whose tensors are cut.
+        slice_bytes: the largest slice.
+        knob: the policy's knob for that size, for the error.
+
+    Raises:
+        InputError: there would be more than `MAX_MESSAGES`; with their number, and the value of the
+            knob that makes them fewer.
+    """
+    messages = sum(-(-seen.spec.size_bytes // slice_bytes) for seen in profile.tensors)
+    if messages > MAX_MESSAGES:
+        enough = -(-profile.size_bytes // max(1, MAX_MESSAGES - len(profile.tensors)))
+        raise InputError(
+            f"{knob}: got {slice_bytes}, with which the {format_bytes(profile.size_bytes)} of {profile.model} would travel in "
+            f"{messages} messages, expected at most {MAX_MESSAGES}; with {knob} = {-(-enough // 8) * 8} they are as few"
+        )
+
+
 def cut(profile: Profile, tensor: int, slice_bytes: int) -> list[Slice]:
     """Cut one tensor between elements into slices of at most `slice_bytes`; the last may be
     shorter.
 
     Raises:
-        InputError: `slice_bytes` is less than one element.
+        InputError: `slice_bytes` is less than one element, or so small that this tensor alone is
+            cut into more slices than a plan may have messages.
     """
     spec = profile.tensors[tensor].spec
     element = DTYPE_BYTES[spec.dtype]
-    need_int("slice_bytes", slice_bytes, element, 2**50)
+    need_int("slice_bytes", slice_bytes, max(element, -(-spec.size_bytes // MAX_MESSAGES)), 2**50)
     step = slice_bytes - slice_bytes % element
     return [Slice(tensor, start, min(step, spec.size_bytes - start)) for start in range(0, spec.size_bytes, step)]
 
 
-def sliced_by_urgency(profile: Profile, slice_bytes: int) -> tuple[Message, ...]:
+def sliced_by_urgency(profile: Profile, slice_bytes: int, knob: str) -> tuple[Message, ...]:
     """Every tensor in slices of at most `slice_bytes`, one message each, with the priority of first
     use.
+
+    Raises:
+        InputError: as `check_cuts`, which `knob` is for.
     """
+    check_cuts(profile, slice_bytes, knob)
     urgency = profile.urgency()
     return tuple(
         Message((piece,), priority=urgency[tensor])

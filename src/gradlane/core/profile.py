@@ -33,13 +33,10 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         need_name("name", self.name)
         need_int("size_bytes", self.size_bytes, 1, MAX_BYTES)
-        need(self.dtype in DTYPE_BYTES, "dtype", self.dtype, f"one of {', '.join(DTYPE_BYTES)}")
-        need(
-            self.size_bytes % DTYPE_BYTES[self.dtype] == 0,
-            "size_bytes",
-            self.size_bytes,
-            f"a multiple of the {DTYPE_BYTES[self.dtype]} bytes of a {self.dtype}",
-        )
+        if self.dtype not in DTYPE_BYTES:
+            need(False, "dtype", self.dtype, f"one of {', '.join(DTYPE_BYTES)}")
+        if self.size_bytes % DTYPE_BYTES[self.dtype]:
+            need(False, "size_bytes", self.size_bytes, f"a multiple of the {DTYPE_BYTES[self.dtype]} bytes of a {self.dtype}")
 
 
 class TensorProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,15 +104,14 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need_int("backward_ns", self.backward_ns, 0, MAX_NS)
         names = [tensor.spec.name for tensor in self.tensors]
         need(len(set(names)) == len(names), "tensors", "a name twice", "distinct names")
+        # texts are made only where there is a fault: a profile may have a hundred thousand tensors
         for index, tensor in enumerate(self.tensors):
-            need(tensor.layer < len(self.layers), f"tensors[{index}].layer", tensor.layer, f"below {len(self.layers)}")
+            if tensor.layer >= len(self.layers):
+                need(False, f"tensors[{index}].layer", tensor.layer, f"below {len(self.layers)}")
         for index, (before, after) in enumerate(itertools.pairwise(self.tensors)):
-            need(
-                before.ready_ns <= after.ready_ns,
-                f"tensors[{index + 1}].ready_ns",
-                after.ready_ns,
-                f"at least the {before.ready_ns} of the tensor before it",
-            )
+            if before.ready_ns > after.ready_ns:
+                expected = f"at least the {before.ready_ns} of the tensor before it"
+                need(False, f"tensors[{index + 1}].ready_ns", after.ready_ns, expected)
         need(self.tensors[-1].ready_ns <= self.backward_ns, "backward_ns", self.backward_ns, "the last ready_ns or more")
 
     @property

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from gradlane.core.files import MAX_FILE_BYTES
+from gradlane.core.files import need_few_parts
 from gradlane.errors import FormatError, InputError
 from gradlane.lab.spec import LabSpec
 
 _YAML = (".yaml", ".yml")
+_MAX_BYTES = 2**20  # YAML is read at a megabyte a second
+_MAX_PARTS = 100_000
 
 
 def read_spec(path: str | Path) -> LabSpec:
@@ -21,10 +23,11 @@ def read_spec(path: str | Path) -> LabSpec:
         OSError: the file cannot be opened.
     """
     with Path(path).open("rb") as file:
-        data = file.read(MAX_FILE_BYTES + 1)
-    if len(data) > MAX_FILE_BYTES:
-        raise FormatError(f"{path}: got more than {MAX_FILE_BYTES} bytes, expected at most that")
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise FormatError(f"{path}: got more than {_MAX_BYTES} bytes, expected at most that")
     try:
+        need_few_parts(data, _MAX_PARTS)
         if Path(path).suffix in _YAML:
             return msgspec.yaml.decode(data, type=LabSpec)
         return msgspec.json.decode(data, type=LabSpec)

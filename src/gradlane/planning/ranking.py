@@ -23,7 +23,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy, tunable
 from gradlane.core.profile import Profile
 from gradlane.core.records.search_log import Choice, Predicted
-from gradlane.errors import InputError
+from gradlane.errors import InputError, PlanError
 from gradlane.planning import catalog
 from gradlane.planning.measured import where
 from gradlane.planning.plans import make_plan
@@ -164,7 +164,12 @@ def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> A
     for place, choice in candidates_at(profile, places):
         if len(found) >= 3 * len(places) and now_ns() > deadline_ns:
             break
-        plan = make_plan(policy_of(choice), profile, place)
+        try:
+            plan = make_plan(policy_of(choice), profile, place)
+        except PlanError:
+            raise
+        except InputError:  # its knobs do not go with a model of this size
+            continue
         if len(places) > 1:
             plan = msgspec.structs.replace(plan, backend=place.backend)
         if len(plan.messages) > 2 * MOST_PIECES:

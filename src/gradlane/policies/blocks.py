@@ -10,7 +10,7 @@ import msgspec
 from gradlane.core.fields import MAX_BYTES, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Message, Plan, Slice
-from gradlane.core.policy import KnobRange, cut, whole
+from gradlane.core.policy import KnobRange, check_cuts, cut, whole
 from gradlane.core.profile import Profile
 from gradlane.units import NS_PER_SECOND
 
@@ -51,14 +51,15 @@ class Blocks(msgspec.Struct, frozen=True):
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         block_bytes = self.block_bytes(profile.size_bytes, network)
+        check_cuts(profile, block_bytes, "most_bytes" if block_bytes >= self.most_bytes // 8 * 8 else "least_bytes")
         urgency = profile.urgency()
         messages: list[Message] = []
         block: list[Slice] = []
+        room = block_bytes
         for tensor, seen in enumerate(profile.tensors):
-            room = block_bytes - sum(piece.size_bytes for piece in block)
             if block and (seen.spec.size_bytes > room or seen.spec.dtype != profile.tensors[block[-1].tensor].spec.dtype):
                 messages.append(_message(block, urgency))
-                block = []
+                block, room = [], block_bytes
             if seen.spec.size_bytes > block_bytes:
                 # cut evenly: a remainder of a few bytes would cost a whole startup
                 count = -(-seen.spec.size_bytes // block_bytes)
@@ -66,6 +67,7 @@ class Blocks(msgspec.Struct, frozen=True):
                 messages += [_message([piece], urgency) for piece in cut(profile, tensor, even_bytes)]
             else:
                 block.append(whole(profile, tensor))
+                room -= seen.spec.size_bytes
         if block:
             messages.append(_message(block, urgency))
         lanes = (Lane(window_bytes=self.window_blocks * block_bytes),)

@@ -46,6 +46,6 @@ class ByteScheduler(msgspec.Struct, frozen=True):
         need_int("credit_bytes", self.credit_bytes, 1, MAX_BYTES)
 
     def plan(self, profile: Profile, network: Network) -> Plan:
-        messages = sliced_by_urgency(profile, self.partition_bytes)
+        messages = sliced_by_urgency(profile, self.partition_bytes, "partition_bytes")
         lanes = (Lane(window_bytes=self.credit_bytes),)
         return Plan(self.name, profile.model, profile.specs, messages, lanes, crosses_barrier=True)

@@ -9,7 +9,7 @@ import msgspec
 from gradlane.core.fields import MAX_BYTES, need, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import MAX_LANES, Lane, Message, Plan
-from gradlane.core.policy import SIZES, KnobRange, cut
+from gradlane.core.policy import SIZES, KnobRange, check_cuts, cut
 from gradlane.core.profile import Profile
 
 _CLASSES = 8
@@ -53,6 +53,7 @@ class Geryon(msgspec.Struct, frozen=True):
         need_int("lanes", self.lanes, 2, min(MAX_LANES, _CLASSES))
 
     def plan(self, profile: Profile, network: Network) -> Plan:
+        check_cuts(profile, self.slice_bytes, "slice_bytes")
         lane_of = self._lanes_of_layers(profile)
         messages = tuple(
             Message((piece,), lane=lane_of[seen.layer])

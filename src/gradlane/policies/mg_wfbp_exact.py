@@ -11,6 +11,9 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import merge
 from gradlane.core.profile import Profile
+from gradlane.errors import InputError
+
+_MOST_TENSORS = 2_000  # a second or two
 
 
 class MgWfbpExact(msgspec.Struct, frozen=True):
@@ -29,6 +32,11 @@ class MgWfbpExact(msgspec.Struct, frozen=True):
     differs: ClassVar[str] = "dynamic programme over prefixes in place of the greedy rule"
 
     def plan(self, profile: Profile, network: Network) -> Plan:
+        if len(profile.tensors) > _MOST_TENSORS:
+            raise InputError(
+                f"mg-wfbp-exact: got {len(profile.tensors)} tensors, expected at most {_MOST_TENSORS}: time grows with their "
+                "square; mg-wfbp plans any number"
+            )
         groups = merge_exactly(profile, network)
         messages = tuple(message for group in groups for message in merge(profile, group))
         return Plan(self.name, profile.model, profile.specs, messages)

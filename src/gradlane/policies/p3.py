@@ -37,6 +37,6 @@ class P3(msgspec.Struct, frozen=True):
         need_int("slice_bytes", self.slice_bytes, 8, MAX_BYTES)
 
     def plan(self, profile: Profile, network: Network) -> Plan:
-        messages = sliced_by_urgency(profile, self.slice_bytes)
+        messages = sliced_by_urgency(profile, self.slice_bytes, "slice_bytes")
         lanes = (Lane(window_bytes=self.slice_bytes),)
         return Plan(self.name, profile.model, profile.specs, messages, lanes, crosses_barrier=True)

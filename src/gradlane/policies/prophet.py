@@ -12,7 +12,7 @@ import msgspec
 from gradlane.core.fields import MAX_BYTES, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Message, Plan, Slice
-from gradlane.core.policy import SIZES, KnobRange, cut
+from gradlane.core.policy import SIZES, KnobRange, check_cuts, cut
 from gradlane.core.profile import Profile
 from gradlane.core.stepwise import stepwise
 
@@ -49,6 +49,7 @@ class Prophet(msgspec.Struct, frozen=True):
         need_int("partition_bytes", self.partition_bytes, 8, MAX_BYTES)
 
     def plan(self, profile: Profile, network: Network) -> Plan:
+        check_cuts(profile, self.partition_bytes, "partition_bytes")
         profile = stepwise(profile)
         urgency = profile.urgency()
         tensors = profile.tensors

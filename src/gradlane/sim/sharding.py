@@ -6,7 +6,11 @@ import heapq
 from collections.abc import Sequence
 
 from gradlane.core.cluster import Cluster
+from gradlane.errors import InputError
 from gradlane.sim.fabric import Job
+from gradlane.units import format_bytes
+
+MAX_PACKETS = 1_000_000  # of one iteration of a job: a second to cut
 
 
 class Sharding:
@@ -26,8 +30,17 @@ class Sharding:
     def __init__(self, job: Job, cluster: Cluster) -> None:
         """Cut the messages of `job` into packets of `cluster.packet_bytes`, and give each to a
         server of `cluster`.
+
+        Raises:
+            InputError: there would be more than `MAX_PACKETS`.
         """
         plan = job.plan
+        packets = plan.size_bytes // cluster.packet_bytes + len(plan.messages)
+        if packets > MAX_PACKETS:
+            raise InputError(
+                f"packet_bytes: got {cluster.packet_bytes}, with which {format_bytes(plan.size_bytes)} of {plan.model} are "
+                f"{packets} packets, expected at most {MAX_PACKETS}; simulate with larger packets"
+            )
         by_packet = plan.wire != "fifo"
         self.size: list[int] = []
         self.server: list[int] = []

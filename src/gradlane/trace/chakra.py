@@ -17,8 +17,8 @@ import msgspec
 from gradlane.core.fields import MAX_BYTES, MAX_NS, MAX_TENSORS, need_int
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import FormatError
-from gradlane.trace.kineto import ACCUMULATE, OPTIMIZER_STEP
-from gradlane.trace.source import named
+from gradlane.trace.kineto import ACCUMULATE, MAX_DIMENSIONS, OPTIMIZER_STEP
+from gradlane.trace.source import MAX_SHAPE, named, need_few_objects
 
 _DTYPES = {4: "float32", 8: "float64", 2: "float16"}
 
@@ -26,7 +26,7 @@ _DTYPES = {4: "float32", 8: "float64", 2: "float16"}
 class _Node(msgspec.Struct):
     id: int = 0
     name: str = ""
-    inputs: Any = None
+    inputs: msgspec.Raw = msgspec.Raw()  # read for gradients alone
 
 
 class _Trace(msgspec.Struct):
@@ -64,6 +64,7 @@ def read_sizes(data: bytes, name: str) -> tuple[list[tuple[int, str]], int]:
         (size_bytes, dtype) of each gradient in order of readiness, and the number of all-reduce
         operations.
     """
+    need_few_objects(data, name)
     try:
         nodes = msgspec.json.decode(data, type=_Trace).nodes
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -89,15 +90,28 @@ def read_sizes(data: bytes, name: str) -> tuple[list[tuple[int, str]], int]:
 
 
 def _size(node: _Node, place: str, name: str) -> tuple[int, str]:
+    if len(node.inputs) > MAX_SHAPE:
+        raise FormatError(f"{name}: a gradient whose shape takes more than {MAX_SHAPE} bytes to describe", place)
     try:
-        elements, element_bytes = int(node.inputs["values"][0][3]), int(node.inputs["values"][0][4])
-        shape = [int(length) for length in node.inputs["shapes"][0]]
+        inputs = msgspec.json.decode(node.inputs, type=dict[str, Any])
+        elements, element_bytes = int(inputs["values"][0][3]), int(inputs["values"][0][4])
+        shape = [int(length) for length in inputs["shapes"][0]]
         dtype = _DTYPES[element_bytes]
-    except (TypeError, IndexError, KeyError, ValueError, OverflowError):
+    except (
+        msgspec.MsgspecError,
+        UnicodeDecodeError,
+        RecursionError,
+        TypeError,
+        IndexError,
+        KeyError,
+        ValueError,
+        OverflowError,
+    ):
         raise FormatError(f"{name}: a gradient whose shape cannot be read", place) from None
-    if "BFloat16" in str(node.inputs.get("types")):
+    if "BFloat16" in str(inputs.get("types")):
         dtype = "bfloat16"
     size_bytes = elements * element_bytes
-    if not 0 < size_bytes <= MAX_BYTES or math.prod(shape) != elements:
-        raise FormatError(f"{name}: a gradient of shape {shape} and {elements} elements", place)
+    lengths_can_be = len(shape) <= MAX_DIMENSIONS and all(0 <= length <= MAX_BYTES for length in shape)
+    if not 0 < size_bytes <= MAX_BYTES or not lengths_can_be or math.prod(shape) != elements:
+        raise FormatError(f"{name}: a gradient of shape {shape!s:.60} and {elements!s:.30} elements", place)
     return size_bytes, dtype

@@ -25,7 +25,7 @@ import msgspec
 from gradlane.core.fields import MAX_BYTES, MAX_NAME, MAX_NS, MAX_TENSORS
 from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import FormatError
-from gradlane.trace.source import increasing, named
+from gradlane.trace.source import MAX_SHAPE, increasing, named, need_few_objects
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 OPTIMIZER_STEP = "Optimizer.step"
@@ -34,7 +34,7 @@ _LAUNCHES = {"Runtime", "cuda_runtime", "cuda_driver"}
 _KERNELS = {"Kernel", "kernel"}
 _OPERATORS = {"Operator", "cpu_op"}
 _ANNOTATIONS_OF_A_DEVICE = "gpu_user_annotation"  # steps a second time, in the device's time
-_MAX_DIMENSIONS = 64
+MAX_DIMENSIONS = 64
 
 
 class _Args(msgspec.Struct):
@@ -102,6 +102,7 @@ def is_it(head: bytes) -> bool:
 
 
 def read(data: bytes, name: str, tensors: Sequence[TensorSpec] | None = None) -> Profile:
+    need_few_objects(data, name)
     try:
         events = msgspec.json.decode(data, type=_Trace).trace_events
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -221,8 +222,10 @@ def _since(first: float, uses: _Uses | None, start_of: Callable[[float], float])
 
 
 def _size(event: _Event, where: str) -> tuple[int, str] | None:
-    if not bytes(event.args.shapes):
+    if not len(event.args.shapes):
         return None
+    if max(len(event.args.shapes), len(event.args.types)) > MAX_SHAPE:
+        raise FormatError(f"{where}: a gradient whose shape takes more than {MAX_SHAPE} bytes to describe")
     try:
         shape = msgspec.json.decode(event.args.shapes, type=list[list[int]])[0]
         dtype = _DTYPES[msgspec.json.decode(event.args.types, type=list[str])[0]]
@@ -231,8 +234,8 @@ def _size(event: _Event, where: str) -> tuple[int, str] | None:
             f"{where}: got shapes {bytes(event.args.shapes)!r:.60} of types {bytes(event.args.types)!r:.60}, expected a "
             f"dense tensor of {', '.join(_DTYPES)}"
         ) from None
-    if len(shape) > _MAX_DIMENSIONS or any(not 0 < length <= MAX_BYTES for length in shape):
-        raise FormatError(f"{where}: a gradient of shape {shape[:_MAX_DIMENSIONS]}")
+    if len(shape) > MAX_DIMENSIONS or any(not 0 < length <= MAX_BYTES for length in shape):
+        raise FormatError(f"{where}: a gradient of shape {shape!s:.60}, expected at most {MAX_DIMENSIONS} lengths of 1 or more")
     size_bytes = math.prod(shape) * DTYPE_BYTES[dtype]
     if size_bytes > MAX_BYTES:
         raise FormatError(f"{where}: a gradient of shape {shape}")

@@ -21,9 +21,11 @@ from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import FormatError
 from gradlane.trace.source import lines, number_of, time_ns
 
-_NODE = re.compile(
-    r"node(\d{1,9}) -- (.*) -- forward_compute_time=([^,]+), backward_compute_time=([^,]+), "
-    r"activation_size=.*, parameter_size=([^,\s]+)\s*(?:-- stage_id=\d+\s*)?"
+# in two parts, of which each can match in few ways: a line that nearly matches one pattern of both takes minutes
+_NODE = re.compile(r"node(\d{1,9}) -- (.*)")
+_TIMES = " -- forward_compute_time="
+_NUMBERS = re.compile(
+    r"([^,]+), backward_compute_time=([^,]+), activation_size=.*, parameter_size=([^,\s]+)\s*(?:-- stage_id=\d+\s*)?"
 )
 _EDGE = re.compile(r"\s+node(\d{1,9}) -- node(\d{1,9})\s*")
 
@@ -38,16 +40,17 @@ def read(data: bytes, name: str) -> Profile:
     missing: dict[int, int] = {}
     for number, line in lines(data):
         place = f"line {number}"
-        if node := _NODE.fullmatch(line):
+        head, _, tail = line.rpartition(_TIMES)
+        if (node := _NODE.fullmatch(head)) and (numbers := _NUMBERS.fullmatch(tail)):
             if int(node.group(1)) in nodes:
                 raise FormatError(f"{name}: node{node.group(1)} a second time", place)
             if len(nodes) == MAX_TENSORS:
                 raise FormatError(f"{name}: more than {MAX_TENSORS} nodes", place)
             nodes[int(node.group(1))] = (
                 node.group(2),
-                time_ns(node.group(3), 1e6, place, "forward time"),
-                time_ns(node.group(4), 1e6, place, "backward time"),
-                int(number_of(node.group(5), place, "parameter size", MAX_BYTES)),
+                time_ns(numbers.group(1), 1e6, place, "forward time"),
+                time_ns(numbers.group(2), 1e6, place, "backward time"),
+                int(number_of(numbers.group(3), place, "parameter size", MAX_BYTES)),
             )
         elif edge := _EDGE.fullmatch(line):
             before, behind = int(edge.group(1)), int(edge.group(2))

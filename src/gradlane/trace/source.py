@@ -13,8 +13,10 @@ from gradlane.core.fields import MAX_NS, MAX_TENSORS
 from gradlane.core.profile import TensorSpec
 from gradlane.errors import FormatError
 
-MAX_BYTES = 512 * 2**20
+MAX_BYTES = 192 * 2**20  # a string of that length takes four times as much, where one of its characters is a rare one
+MAX_PARTS = 2_000_000  # JSON objects: half a million events and what they say; each takes up to 400 bytes
 MAX_LINE = 10_000  # characters that a regular expression has to search
+MAX_SHAPE = 10_000  # bytes of JSON that describe one gradient's shape
 
 
 def load(path: str | Path) -> bytes:
@@ -27,21 +29,29 @@ def load(path: str | Path) -> bytes:
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise FormatError(f"{path}: damaged or cut short: {error}") from None
     if len(data) > MAX_BYTES:
-        raise FormatError(f"{path}: more than {MAX_BYTES} bytes; record fewer steps")
+        raise FormatError(f"{path}: more than {MAX_BYTES} bytes of text; record fewer steps")
     if not data.strip():
         raise FormatError(f"{path}: the file is empty")
     return data
 
 
+def need_few_objects(data: bytes, name: str) -> None:
+    """Refuse JSON of more than `MAX_PARTS` objects before any is made: a small compressed file can hold more than
+    memory does.
+    """
+    if (objects := data.count(b"{")) > MAX_PARTS:
+        raise FormatError(f"{name}: got {objects} JSON objects, expected at most {MAX_PARTS}; record fewer steps")
+
+
 def lines(data: bytes) -> Iterator[tuple[int, str]]:
     """Numbered lines of a text file."""
+    if data.count(b"\n") + data.count(b"\r") > 10 * MAX_TENSORS:  # before there is a string for each
+        raise FormatError(f"more than {10 * MAX_TENSORS} lines")
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise FormatError(f"not a text file: {error}", f"byte {error.start}") from None
-    for number, line in enumerate(text.splitlines(), 1):
-        if number > 10 * MAX_TENSORS:
-            raise FormatError(f"more than {10 * MAX_TENSORS} lines", f"line {number}")
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
         if len(line) > MAX_LINE:
             raise FormatError(f"got {len(line)} characters, expected at most {MAX_LINE}", f"line {number}")
         yield number, line

@@ -76,7 +76,8 @@ class NodeOptions:
         ping_s, dead_s: a peer that sends nothing for `dead_s` seconds is stalled; pings go every
             `ping_s`.
         linger_s: how long `close` waits for queued bytes.
-        max_bytes: the most bytes of all tensors that this process registers or is told of.
+        max_bytes: the most bytes of the tensors that the worker here registers, and of the memory that
+            the server here may need for all tensors: what it keeps, and packets in flight.
     """
 
     world: int

@@ -7,8 +7,10 @@ gauges`).
 
 from __future__ import annotations
 
+import signal
 import socket
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,7 +82,11 @@ def record(spec: LabSpec, wires: Wires, path: str) -> None:
         due_ns = time.monotonic_ns()
         while True:
             sample = Sample(time.monotonic_ns(), tuple(host.read()[0] for host in hosts), tuple(switch.read()))
-            file.write(encoder.encode(sample) + b"\n")
+            try:
+                file.write(encoder.encode(sample) + b"\n")
+            except OSError as error:
+                print(f"gradlane: {path}: no more samples are written, and the lab goes on: {error.strerror}", file=sys.stderr)
+                signal.pause()  # the end of this process would be the lab's
             due_ns += PERIOD_NS
             time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
 

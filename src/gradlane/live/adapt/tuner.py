@@ -95,7 +95,7 @@ class Tuner:
         if self._file is not None:
             found = self.record()
             assert found is not None
-            files.write(self._file, found)
+            files.leave(self._file, found)
 
     @property
     def settled(self) -> bool:
@@ -141,7 +141,7 @@ def prepare(
     if file is not None and rank == 0:
         try:
             policy = _with_knobs_of(file, policy, about, needed=options is None)
-        except InputError as error:
+        except (InputError, OSError) as error:
             fault = str(error)
     if options is None or space is None:
         return policy, None, fault

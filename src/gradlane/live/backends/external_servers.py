@@ -148,8 +148,8 @@ def serve(
         at: "host:port" of the job's store.
         say: called with each line of the server's report.
         address: to listen on; by default this host's address on the route to the store.
-        max_bytes: of all tensors of a job together, beyond which the server refuses it; by default
-            this host's memory.
+        max_bytes: of memory that a job may need here, for what is kept and for all packets that may
+            be in flight, beyond which the server refuses it; by default this host's memory.
         wait_s: seconds for the job's store to appear, since servers may be started before the job.
 
     Returns:

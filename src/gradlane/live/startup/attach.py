@@ -392,10 +392,8 @@ def _unmeasured_profile(job: Job) -> Profile:
 
 def _leave_files(folders: FolderOptions, session: Session) -> None:
     if folders.timeline is not None:
-        folders.timeline.mkdir(parents=True, exist_ok=True)
-        files.write(folders.timeline / f"timeline-rank{session.rank}.json", session.timeline())
-        files.write(folders.timeline / f"plan-rank{session.rank}.json", session.plan)
+        files.leave(folders.timeline / f"timeline-rank{session.rank}.json", session.timeline())
+        files.leave(folders.timeline / f"plan-rank{session.rank}.json", session.plan)
     if folders.profile is not None and session.rank == 0:
-        folders.profile.mkdir(parents=True, exist_ok=True)
-        files.write(folders.profile / "profile.json", session.profile())
-        files.write(folders.profile / "network.json", session.network)
+        files.leave(folders.profile / "profile.json", session.profile())
+        files.leave(folders.profile / "network.json", session.network)

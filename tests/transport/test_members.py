@@ -1,0 +1,160 @@
+"""A member that has proved itself and then breaks the protocol: the server ends the job, and names that member."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from gradlane.errors import CapacityError, JobError
+from gradlane.transport import Node, NodeOptions
+from tests.transport.frames import DEFINE, FORGET, HEADER_BYTES, HELLO, PROOF, PUSH, define, frame, hello
+from tests.transport.jobs import Member, job, servers_apart
+
+PACKET = 64
+MIB = 1 << 20
+
+
+class Proven:
+    """A worker without a node: it has been greeted, and says whatever it is told to."""
+
+    def __init__(self, rank: int, world: int, port: int) -> None:
+        self.rank = rank
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        said = hello(rank, world)
+        self.socket.sendall(frame(HELLO, said))
+        challenge = self._read(HEADER_BYTES + 64)[HEADER_BYTES:]
+        self.socket.sendall(frame(PROOF, hmac.digest(b"", b"w" + said + challenge[:32], hashlib.sha256)))
+        self._read(HEADER_BYTES)  # WELCOME
+
+    def say(self, *frames: bytes) -> None:
+        self.socket.sendall(b"".join(frames))
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            more = self.socket.recv(size - len(data))
+            assert more, "hung up on in the greeting"
+            data += more
+        return data
+
+
+def push(tensor: int, place: int, iteration: int) -> bytes:
+    return frame(PUSH, bytes(PACKET), tensor=tensor, offset=place * PACKET, iteration=iteration)
+
+
+@contextmanager
+def server_of(world: int, **options: object) -> Iterator[tuple[Node, list[Proven]]]:
+    """A server in a process of its own, and its proven members."""
+    with ExitStack() as stack:
+        fields = {"packet_bytes": PACKET, "linger_s": 0.1, **options}
+        node = stack.enter_context(Node(NodeOptions(world=world, servers=1, rank=None, server=0, tell_tables=True, **fields)))  # type: ignore[arg-type]
+        members = [Proven(rank, world, node.port) for rank in range(world)]
+        for member in members:
+            stack.enter_context(member.socket)
+        node.join(5)
+        yield node, members
+
+
+def failure_of(node: Node) -> JobError:
+    with pytest.raises(JobError) as raised:
+        node.take(10)  # nothing was pushed here: a failure alone ends it
+    return raised.value
+
+
+def two_packets(**fields: int) -> bytes:
+    return define(2 * PACKET, **fields)
+
+
+MISDEEDS = {
+    "a packet of the next iteration of a sum that is not whole yet": (
+        [frame(DEFINE, two_packets(whole=1, sender=1)), push(0, 0, 0), push(0, 0, 1)],
+        "one sender or receiver",
+    ),
+    "a part of an element": ([frame(DEFINE, define(3))], "a part of an element"),
+    "an id that is not the next": ([frame(DEFINE, define(4), tensor=7)], "not a definition that can be used"),
+    "a rank that is not there": ([frame(DEFINE, define(4, sender=5))], "tensor 0"),
+    "a type that is none": ([frame(DEFINE, define(4, dtype=99))], "a definition that cannot be"),
+    "the end of what nobody has told of": ([frame(FORGET, tensor=9)], "has ended tensors that nobody has told of"),
+    "the end of a sum under way": (
+        [frame(DEFINE, two_packets()), push(0, 0, 0), frame(FORGET, tensor=1)],
+        "has ended tensor 0, of which sums are under way",
+    ),
+}
+
+
+@pytest.mark.parametrize("misdeed", MISDEEDS)
+def test_the_member_that_broke_the_protocol_is_named(misdeed: str) -> None:
+    frames, text = MISDEEDS[misdeed]
+    with server_of(2) as (node, members):
+        members[1].say(*frames)
+        failure = failure_of(node)
+        assert "rank 1" in str(failure), failure
+        assert text in str(failure), failure
+        assert node.native.failure()[1:3] == (1, -1)
+
+
+def test_who_ends_a_tensor_too_early_is_named_and_not_who_goes_on_with_it() -> None:
+    with server_of(2) as (node, members):
+        members[1].say(frame(DEFINE, two_packets()), frame(FORGET, tensor=1))
+        while node.stats()["received_packets"] < 2 * 2 + 2:
+            time.sleep(0.001)
+        members[0].say(push(0, 0, 0))
+        failure = failure_of(node)
+        assert "rank 1 has ended tensor 0, and rank 0 goes on with it" in str(failure)
+        assert node.native.failure()[1:3] == (1, -1)
+
+
+def test_a_member_that_takes_no_sums_is_named_before_they_fill_the_memory() -> None:
+    size = 100 * (30 << 10)
+    with server_of(2, packet_bytes=30 << 10) as (node, members):
+        members[0].say(frame(DEFINE, define(size)))
+        parts = [frame(PUSH, bytes(30 << 10), offset=place * (30 << 10), iteration=0) for place in range(100)]
+        members[0].say(*parts)
+        members[1].socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        try:
+            for iteration in range(200):
+                for place in range(100):
+                    one = frame(PUSH, bytes(30 << 10), offset=place * (30 << 10), iteration=iteration)
+                    if iteration:
+                        members[0].say(one)
+                    members[1].say(one)
+                members[0]._read(size + 100 * HEADER_BYTES)
+        except (ConnectionError, AssertionError):
+            pass
+        failure = failure_of(node)
+        assert "rank 1" in str(failure)
+        assert "does not take its sums" in str(failure)
+        assert node.stats()["most_held_bytes"] < 4 * size
+
+
+def test_packets_in_flight_count_in_what_a_server_admits() -> None:
+    # additions in order of rank: each worker's part is held until the last has come
+    with server_of(4, rank_order=True, max_bytes=64 * MIB, packet_bytes=30 << 10) as (node, members):
+        members[0].say(frame(DEFINE, define(64 * MIB)))
+        failure = failure_of(node)
+        assert isinstance(failure, CapacityError)
+        assert "tensor 0, told by rank 0" in str(failure)
+
+
+def _leave_little_memory(member: Member, spare: int) -> None:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + spare, resource.RLIM_INFINITY))
+
+
+def test_a_server_that_runs_out_of_memory_says_so_to_all_and_its_process_goes_on() -> None:
+    with job(servers_apart(2, 1, rank_order=True), sizes=(32 * MIB,)) as running:
+        server = running.members[2]
+        server.call("apply", _leave_little_memory, 40 * MIB)
+        outcomes = running.all("iterate_until_failure", among=running.workers)
+        assert [outcome.error for outcome in outcomes] == ["CapacityError"] * 2, outcomes
+        assert all("server 0 cannot go on" in outcome.text for outcome in outcomes)
+        server.begin("wait_for_failure")
+        assert server.outcome().error == "CapacityError"  # said by a process that is still there
