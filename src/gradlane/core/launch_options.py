@@ -40,6 +40,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     servers: int | None = None
     servers_store: str | None = None
     weight: int | None = None
+    wire_dtype: str | None = None
     network: str | None = None
     tune: bool = False
     knobs: str | None = None
