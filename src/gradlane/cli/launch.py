@@ -246,7 +246,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--weight", metavar="N", type=_type(whole_number(1, 8)),
                        help="connections where there would be one, 1 to 8: this job's share beside others")  # fmt: skip
     group.add_argument("--wire-dtype", choices=list(WIRE_DTYPES),
-                       help="float32 gradients travel as bfloat16 or float16, in half of the bytes (default: as float32)")  # fmt: skip
+                       help="float32 gradients travel as bfloat16 or float16, in half of the bytes")  # fmt: skip
     group.add_argument("--summation-order", choices=["arrival", "rank"],
                        help="how backend server adds; rank: the same bits in every run (default: arrival)")  # fmt: skip
     group.add_argument("--servers", metavar="N", type=_type(COUNT),

@@ -57,7 +57,7 @@ def _first_difference(plan: tuple[TensorSpec, ...], model: tuple[TensorSpec, ...
     for index, (ours, theirs) in enumerate(zip(plan, model, strict=False)):
         if ours != theirs:
             if any(ours.on_wire(half) == theirs.on_wire(half) for half in set(WIRE_DTYPES.values())):
-                advice = "give attach the wire_dtype that the plan was made for, or make a new plan (gradlane plan --wire-dtype)"
+                advice = "give attach the wire_dtype that the plan was made for, or make a plan with gradlane plan --wire-dtype"
             return (
                 f"this plan is for another model: tensor {index} is {ours.name} ({ours.size_bytes} B, {ours.dtype}) in the "
                 f"plan and {theirs.name} ({theirs.size_bytes} B, {theirs.dtype}) in the model; {advice}"

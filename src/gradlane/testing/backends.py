@@ -122,9 +122,7 @@ def _plans(specs: tuple[TensorSpec, ...], wire: Wire, two_phase: bool) -> list[P
 class _Run:
     """Iterations of one plan on one rank, driven by a Dispatcher as a session drives them."""
 
-    def __init__(
-        self, backend: Backend, plan: Plan, dtype: torch.dtype, device: torch.device, timeout_s: float
-    ) -> None:
+    def __init__(self, backend: Backend, plan: Plan, dtype: torch.dtype, device: torch.device, timeout_s: float) -> None:
         self._backend, self._timeout_s = backend, timeout_s
         self._rank, self._world = dist.get_rank(backend.control_group), dist.get_world_size(backend.control_group)
         params = [torch.nn.Parameter(torch.zeros(count, dtype=dtype, device=device)) for count in _ELEMENTS]

@@ -29,9 +29,7 @@ AS_MANY = "same"
 RATES, WORKERS = "10gbit", "8"  # defaults
 
 
-def read_profile(
-    text: str, device: str | None = None, batch: int | None = None, wire_dtype: str | None = None
-) -> Profile:
+def read_profile(text: str, device: str | None = None, batch: int | None = None, wire_dtype: str | None = None) -> Profile:
     """Read a profile's file, or take a profile from the zoo.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,15 @@ class Job:
         """The dtype in which the gradient of `param` travels."""
         dtype = self.wire_dtype if param.dtype is torch.float32 and self.wire_dtype is not None else dtype_name(param)
         found: torch.dtype = getattr(torch, dtype)
+        return found
+
+    @property
+    def measured_dtype(self) -> torch.dtype:
+        """The dtype in which most bytes travel, for which a network is measured."""
+        travelling: Counter[str] = Counter()
+        for spec in self.specs:
+            travelling[spec.dtype] += spec.size_bytes
+        found: torch.dtype = getattr(torch, travelling.most_common(1)[0][0])
         return found
 
     @property

@@ -436,9 +436,10 @@ class Session(SessionBase):
         for tensor in tensors:
             param, slot = self._params[tensor], self._driver.slots[tensor]
             if (param.dtype, param.shape, param.device) != (slot.dtype, slot.shape, slot.device):
+                name = self._name_of(tensor)
                 self._fail(
-                    f"{self._name_of(tensor)} is {param.dtype} of shape {tuple(param.shape)} on {param.device} now and was "
-                    f"another tensor of {dtype_name(slot)} at attach: close() the session before such a change, and attach again",
+                    f"{name} is {param.dtype} of shape {tuple(param.shape)} on {param.device} now and was another tensor "
+                    f"of {dtype_name(slot)} at attach: close() the session before such a change, and attach again",
                     UnsupportedError,
                 )
 

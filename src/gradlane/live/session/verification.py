@@ -3,7 +3,7 @@
 In a verified iteration each rank copies its part of each sum. When the backward pass has ended, the
 ranks all-reduce these copies in a process group of their own, which gives the sums as DDP computes
 them: bit for bit at two ranks, within rounding at more, since a sum of three numbers depends on
-their order. Parts that travel as halves (`wire_dtype`) are rounded first and added in float32.
+their order. Parts that travel as halves are added in float32 here, and rounding permits more.
 
 At `optimizer.step()`, parameters, optimizer state and hyper-parameters are copied. When the session
 has updated a parameter, at `step()` or later, the script's own optimizer makes the same update on
@@ -153,8 +153,9 @@ class Verifier(Unverified):
         self._params = [param for _, param in job.params]
         self._model = job.model
         self._names = {id(param): name for name, param in job.params}
-        # those that travel as halves, by id of parameter
-        self._halves = {id(param): job.dtype_on_wire(param) for param in self._params if job.dtype_on_wire(param) != param.dtype}
+        on_wire = {id(param): job.dtype_on_wire(param) for param in self._params}
+        # of those that travel as halves, by id of parameter
+        self._halves = {key: dtype for key, dtype in on_wire.items() if dtype in (torch.bfloat16, torch.float16)}
         self._groups = ProcessGroups(job.group, job.timeout_s)
         self._groups.open()
         self._rank, self._world = job.rank, job.world
@@ -192,7 +193,7 @@ class Verifier(Unverified):
     def contributes(self, param: torch.nn.Parameter, part: torch.Tensor) -> None:
         if self.verifies:
             half = self._halves.get(id(param))
-            self._parts[id(param)] = part.clone() if half is None else part.to(half).to(part.dtype)
+            self._parts[id(param)] = part.clone() if half is None else part.to(half).to(torch.float32)
 
     def backward_ended(self) -> None:
         if not self.verifies:
@@ -323,12 +324,13 @@ def _is_sum_of_halves(
 
     Args:
         exact: their sum in float32.
-        total: widened to float32.
+        total: the sum that arrived.
         half: their dtype.
         magnitude: the sum of their absolute values; None at two ranks, where there is one addition
             and so one result.
         world: number of ranks, each of which has added one.
     """
+    total = total.to(exact.dtype)
     if magnitude is None:
         return torch.allclose(exact.to(half).to(exact.dtype), total, rtol=0, atol=0, equal_nan=True)
     limits = torch.finfo(half)

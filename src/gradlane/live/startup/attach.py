@@ -312,11 +312,12 @@ def _connect(job: Job, options: AttachOptions, store: Any, terms: handshake.Term
             weight=carrier.weight,
             control=control,
             connect_s=connect_s,
+            dtype=job.measured_dtype,
         )
 
     if options.backend == "server":
         return connect_servers()
-    all_reduce = AllReduceBackend(job.device, streams, job.group, job.timeout_s, carrier.weight)
+    all_reduce = AllReduceBackend(job.device, streams, job.group, job.timeout_s, carrier.weight, job.measured_dtype)
     if not _may_choose_backend(job, options):
         return all_reduce
     connect = partial(connect_servers, all_reduce.control_group, min(CONNECT_S, job.timeout_s))

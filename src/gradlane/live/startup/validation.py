@@ -94,9 +94,7 @@ def trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Param
     return params[::-1]
 
 
-def job_of(
-    model: torch.nn.Module, optimizer: Optimizers, group: Any, timeout_s: float, wire_dtype: str | None = None
-) -> Job:
+def job_of(model: torch.nn.Module, optimizer: Optimizers, group: Any, timeout_s: float, wire_dtype: str | None = None) -> Job:
     """Describe the job to attach; without torch.distributed it has one rank.
 
     Args:
