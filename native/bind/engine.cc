@@ -25,7 +25,8 @@ namespace nb = nanobind;
 namespace gradlane {
 namespace {
 
-using MemoryTuple = std::tuple<uintptr_t, std::vector<std::pair<uintptr_t, uint64_t>>>;  // as MessageMemory
+// As MessageMemory; of each range its address, its bytes, and the DType of its halves or -1.
+using MemoryTuple = std::tuple<uintptr_t, std::vector<std::tuple<uintptr_t, uint64_t, int>>>;
 
 std::shared_ptr<Engine> CarryOut(Node& node, const Schedule& schedule, std::vector<std::vector<uint32_t>> carried,
                                  const std::vector<MemoryTuple>& memory, uint32_t first, bool forwards, bool keeps_log) {
@@ -40,7 +41,14 @@ std::shared_ptr<Engine> CarryOut(Node& node, const Schedule& schedule, std::vect
     std::vector<MessageMemory> places;
     for (const auto& [message, ranges] : memory) {
         MessageMemory place{reinterpret_cast<uint8_t*>(message), {}};
-        for (const auto& [at, bytes] : ranges) place.ranges.push_back({reinterpret_cast<uint8_t*>(at), bytes});
+        for (const auto& [at, bytes, half] : ranges) {
+            MessageMemory::Range range{reinterpret_cast<uint8_t*>(at), bytes};
+            if (half >= 0) {
+                range.half = static_cast<DType>(half);
+                if (!IsHalf(*range.half)) throw std::invalid_argument("memory: halves are of float16 or bfloat16");
+            }
+            place.ranges.push_back(range);
+        }
         places.push_back(std::move(place));
     }
     auto engine = std::make_shared<Engine>(schedule, std::move(carried), std::move(places), first, forwards, keeps_log);

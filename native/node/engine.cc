@@ -5,6 +5,34 @@
 
 namespace gradlane {
 
+void MessageMemory::Gather() const {
+    uint8_t* into = message;
+    for (const Range& range : ranges) {
+        if (range.half) {
+            const size_t n = range.bytes / sizeof(float);
+            Narrow(*range.half, into, reinterpret_cast<const float*>(range.at), n);
+            into += n * ElementBytes(*range.half);
+        } else {
+            std::memcpy(into, range.at, range.bytes);
+            into += range.bytes;
+        }
+    }
+}
+
+void MessageMemory::Scatter() const {
+    const uint8_t* from = message;
+    for (const Range& range : ranges) {
+        if (range.half) {
+            const size_t n = range.bytes / sizeof(float);
+            Widen(*range.half, reinterpret_cast<float*>(range.at), from, n);
+            from += n * ElementBytes(*range.half);
+        } else {
+            std::memcpy(range.at, from, range.bytes);
+            from += range.bytes;
+        }
+    }
+}
+
 Engine::Engine(Schedule schedule, std::vector<std::vector<uint32_t>> carried, std::vector<MessageMemory> memory, uint32_t first,
                bool forwards, bool keeps_log)
     : dispatcher_(std::move(schedule)),
@@ -85,11 +113,7 @@ bool Engine::Starting(uint32_t message) {
     began_ns_[message] = Now();
     if (dispatcher_.IsInSecondPhase(message)) return true;
     ++under_way_;
-    uint8_t* into = memory_[message].message;
-    for (const auto& range : memory_[message].ranges) {
-        std::memcpy(into, range.at, range.bytes);
-        into += range.bytes;
-    }
+    memory_[message].Gather();
     return false;
 }
 
@@ -102,11 +126,7 @@ void Engine::OnSent(uint32_t message, Dispatcher::Starts* starts) {
 
 void Engine::OnDone(uint32_t message, Dispatcher::Starts* starts) {
     --under_way_;
-    const uint8_t* from = memory_[message].message;
-    for (const auto& range : memory_[message].ranges) {
-        std::memcpy(range.at, from, range.bytes);
-        from += range.bytes;
-    }
+    memory_[message].Scatter();
     Note(Kind::kReceive, message, began_ns_[message], Now());
     for (const uint32_t tensor : carried_[message]) missing_[tensor].fetch_sub(1);
     not_arrived_.fetch_sub(1);

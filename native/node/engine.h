@@ -17,8 +17,10 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "reduce/reduce.h"
 #include "schedule/dispatcher.h"
 
 namespace gradlane {
@@ -28,9 +30,13 @@ struct MessageMemory {
     struct Range {
         uint8_t* at = nullptr;
         uint64_t bytes = 0;
+        std::optional<DType> half{};  // of f32 that travel as f16 or bf16; otherwise the range is copied as it is
     };
     uint8_t* message = nullptr;  // what the node sends and receives
     std::vector<Range> ranges;   // in place of which it stands, copied before and after; empty: it is the memory itself
+
+    void Gather() const;   // from the ranges to the message
+    void Scatter() const;  // and back
 };
 
 class Engine {

@@ -58,8 +58,9 @@ struct Pair {
         other.join();
     }
 
-    // A message a tensor, except that the last message is the first and the last tensor.
-    void CarryOut(Schedule schedule, bool merges_ends, bool keeps_log = false) {
+    // A message a tensor, except that the last message is the first and the last tensor; these
+    // two travel as f16 if `halves`.
+    void CarryOut(Schedule schedule, bool merges_ends, bool keeps_log = false, bool halves = false) {
         for (Rank& rank : ranks) {
             std::vector<std::vector<uint32_t>> carried;
             std::vector<MessageMemory> memory;
@@ -70,8 +71,10 @@ struct Pair {
                     rank.staged.resize(2 * kFloats);
                     auto* at = reinterpret_cast<uint8_t*>(rank.staged.data());
                     const uint32_t last = schedule.tensors - 1;
-                    memory.push_back({at, {{rank.bytes(0), kFloats * 4}, {rank.bytes(last), kFloats * 4}}});
-                    spec.bytes = 2 * kFloats * sizeof(float);
+                    const std::optional<DType> half = halves ? std::optional(DType::kF16) : std::nullopt;
+                    memory.push_back({at, {{rank.bytes(0), kFloats * 4, half}, {rank.bytes(last), kFloats * 4, half}}});
+                    spec.dtype = half.value_or(DType::kF32);
+                    spec.bytes = 2 * kFloats * ElementBytes(spec.dtype);
                 } else {
                     memory.push_back({rank.bytes(carried.back()[0]), {}});
                     spec.bytes = kFloats * sizeof(float);
@@ -145,6 +148,35 @@ TEST(AMessageOfSeveralRangesIsCopiedThereAndBack) {
     Pair pair(6);
     pair.CarryOut(schedule, true);
     Iterate(pair, 3);
+}
+
+TEST(AMessageOfHalvesIsNarrowedAndWidened) {
+    Schedule schedule = MessageEach(6, {2 * kFloats * 4});
+    schedule.messages.erase(schedule.messages.begin());
+    schedule.messages.back() = {2 * kFloats * 2, 0, 0, false, {0, 5}};
+    Pair pair(6);
+    pair.CarryOut(schedule, true, false, true);
+    Iterate(pair, 3);  // integers up to 297, which f16 has exactly
+}
+
+TEST(ARangeIsRoundedOnceAndMayStandBesideOneThatIsCopied) {
+    float wide[3] = {1.0f + 0x1p-9f, -70000.0f, 0x1p-30f};
+    uint16_t half = 0x3F80;
+    uint16_t message[4] = {};
+    const MessageMemory memory{reinterpret_cast<uint8_t*>(message),
+                               {{reinterpret_cast<uint8_t*>(wide), sizeof wide, DType::kBF16},
+                                {reinterpret_cast<uint8_t*>(&half), sizeof half}}};
+    memory.Gather();
+    CHECK_EQ(message[0], 0x3F80);  // 1
+    CHECK_EQ(message[1], 0xC789);  // -70144
+    CHECK_EQ(message[2], 0x3080);  // 2^-30
+    CHECK_EQ(message[3], 0x3F80);
+    half = 0;
+    memory.Scatter();
+    CHECK_EQ(wide[0], 1.0f);
+    CHECK_EQ(wide[1], -70144.0f);
+    CHECK_EQ(wide[2], 0x1p-30f);
+    CHECK_EQ(half, 0x3F80);
 }
 
 TEST(SecondPhasesAreReleasedWhenAllIsReduced) {

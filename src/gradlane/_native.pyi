@@ -100,7 +100,7 @@ class Node:
         self,
         schedule: Schedule,
         carried: list[list[int]],
-        memory: list[tuple[int, list[tuple[int, int]]]],
+        memory: list[tuple[int, list[tuple[int, int, int]]]],
         first: int,
         forwards: bool,
         keeps_log: bool,

@@ -22,7 +22,7 @@ def made(name: str, keys: str = "", **options: Any) -> Any:
     from gradlane.live.backends.parameter_server import ParameterServerBackend
 
     if name == "carriers":
-        return Carriers(made("all-reduce", **options), made("server", "carriers", rank_order=False, **options))
+        return Carriers(made("all-reduce", **options), made("server", f"carriers{keys}", rank_order=False, **options))
     if name == "all-reduce":
         return AllReduceBackend(torch.device("cpu"), None, None, TIMEOUT_S, **options)
     default = dist.distributed_c10d._get_default_store()
@@ -30,11 +30,11 @@ def made(name: str, keys: str = "", **options: Any) -> Any:
     return ParameterServerBackend(None, None, store, TIMEOUT_S, fingerprint=bytes(32), packet_bytes=1024, **options)
 
 
-def check(rank: int, world: int, name: str, options: dict[str, Any], **checked: Any) -> list[str]:
+def check(rank: int, world: int, name: str, options: dict[str, Any], keys: str = "", **checked: Any) -> list[str]:
     """On each rank: the check. Returns the threads of ours that are left."""
     from gradlane.testing.backends import check_backend
 
-    check_backend(made(name, **options), **checked)
+    check_backend(made(name, keys, **options), **checked)
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("gradlane")]
 
 
@@ -43,6 +43,12 @@ def check(rank: int, world: int, name: str, options: dict[str, Any], **checked: 
 def test_all_reduce(three_ranks: Ranks, weight: int, dtype: str) -> None:
     options = {"weight": weight}
     assert three_ranks.run("tests.contract.test_backends:check", name="all-reduce", options=options, dtype=dtype) == [[]] * 3
+
+
+@pytest.mark.parametrize("wire_dtype", ["bfloat16", "float16"])
+def test_gradients_that_travel_as_halves(three_ranks: Ranks, wire_dtype: str) -> None:
+    case = {"name": "carriers", "options": {}, "keys": wire_dtype, "over": ("server", "all-reduce")}
+    assert three_ranks.run("tests.contract.test_backends:check", wire_dtype=wire_dtype, **case) == [[]] * 3
 
 
 @pytest.mark.parametrize("rank_order", [True, False])

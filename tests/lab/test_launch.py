@@ -39,7 +39,7 @@ def script(tmp_path: Path) -> Path:
 
 def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> None:
     options = ["--nproc", "2", "--policy", "bytescheduler", "--knob", "partition_bytes=1MiB", "--max-restarts", "0"]
-    servers = ["--backend", "server", "--packet-bytes", "16KiB", "--summation-order", "rank"]
+    servers = ["--backend", "server", "--packet-bytes", "16KiB", "--summation-order", "rank", "--wire-dtype", "bf16"]
     own = ["--policy", "its own", "--", "--help"]
     done = gradlane("launch", *options, "--timeout", 30, *servers, script, *own, expect=1, timeout=LIMIT_SECONDS)
     seen = [json.loads((script.parent / f"{rank}.json").read_text()) for rank in range(2)]
@@ -52,6 +52,7 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
         backend="server",
         packet_bytes=16 << 10,
         summation_order="rank",
+        wire_dtype="bf16",
     )
     assert [LaunchOptions.from_environment(one) for one in seen] == [expected] * 2
     assert "gradlane: rank 1 ended with exit code 7" in done.stderr

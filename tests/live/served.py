@@ -223,6 +223,8 @@ def attached(rank: int, world: int, how: str) -> tuple[str, str]:
         set_launched(LaunchOptions(policy="p3"))
     elif how == "launched backend":
         set_launched(LaunchOptions(backend="all-reduce"))
+    elif how == "launched wire dtype":
+        set_launched(LaunchOptions(wire_dtype="bf16"))
     try:
         gradlane.attach_to_servers(model, optimizer, timeout=20, **options).close()
     except GradlaneError as error:

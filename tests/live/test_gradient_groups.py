@@ -17,12 +17,14 @@ def plan_of(specs: list[TensorSpec]) -> Plan:
     return Plan("by-hand", "many", tuple(specs), messages)
 
 
-def groups(sizes_kib: list[int], ready_us: list[int], dtypes: list[str] | None = None) -> GradientGroups:
+def groups(
+    sizes_kib: list[int], ready_us: list[int], dtypes: list[str] | None = None, slots: list[str] | None = None
+) -> GradientGroups:
     dtypes = dtypes or ["float32"] * len(sizes_kib)
     specs = [
         TensorSpec(f"t{index}", size * KIB, dtype) for index, (size, dtype) in enumerate(zip(sizes_kib, dtypes, strict=True))
     ]
-    return GradientGroups(plan_of(specs), {f"t{index}": at * 1000 for index, at in enumerate(ready_us)})
+    return GradientGroups(plan_of(specs), slots or dtypes, {f"t{index}": at * 1000 for index, at in enumerate(ready_us)})
 
 
 def test_neighbours_that_are_ready_within_300_us_are_a_group():
@@ -37,9 +39,13 @@ def test_a_group_has_one_dtype_since_its_slots_are_one_range_of_one_buffer():
     assert groups([1, 1, 1], [0, 0, 0], ["float32", "float16", "float16"]).members == [[0], [1, 2]]
 
 
+def test_slots_of_two_dtypes_are_two_groups_though_they_travel_in_one():
+    assert groups([1, 1, 1], [0, 0, 0], ["bfloat16"] * 3, slots=["float32", "bfloat16", "bfloat16"]).members == [[0], [1, 2]]
+
+
 def test_without_a_profile_each_gradient_is_by_itself():
     plan = plan_of([TensorSpec("a", 4), TensorSpec("b", 4)])
-    assert GradientGroups(plan, None).members == [[0], [1]]
+    assert GradientGroups(plan, ["float32", "float32"], None).members == [[0], [1]]
 
 
 def test_a_group_that_had_to_wait_for_the_end_of_a_pass_is_dissolved_for_good():

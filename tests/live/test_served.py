@@ -189,6 +189,7 @@ ATTACHED = {
     "negative": ("InputError", "staleness"),
     "launched policy": ("InputError", "the launcher gave a policy"),
     "launched backend": ("InputError", "backend: got 'all-reduce'"),
+    "launched wire dtype": ("InputError", "wire_dtype: got 'bf16', expected none"),
     "ranks differ": ("MismatchError", "ranks disagree on options"),
 }
 

@@ -28,12 +28,14 @@ def _attached(rank: int, model: str, optimizer: str, **options: Any) -> tuple[An
     return net, opt, session
 
 
-def is_right(rank: int, world: int, model: str, optimizer: str, backend: str, first: int, every: int) -> tuple[int, int]:
+def is_right(
+    rank: int, world: int, model: str, optimizer: str, backend: str, first: int, every: int, **options: Any
+) -> tuple[int, int]:
     """How many updates were verified, and how many were deferred."""
     verify = gradlane.VerifyOptions(first=first, every=every)
     with slow_network() as network, counting_deferred_updates() as deferred:
         network.delay_s = 0.02  # the sums of verification take time in which others would arrive
-        net, opt, session = _attached(rank, model, optimizer, verify=verify, backend=backend)
+        net, opt, session = _attached(rank, model, optimizer, verify=verify, backend=backend, **options)
         with session:
             train(net, net, opt, net.batch, STEPS, rank)
             session.flush()

@@ -33,6 +33,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.policy import tunable
 from gradlane.core.records.search_log import AUTO
 from gradlane.core.records.tuned import Tuned
+from gradlane.core.wire_dtype import WIRE_DTYPES
 from gradlane.errors import InputError, UnsupportedError
 from gradlane.planning import catalog
 
@@ -244,6 +245,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--weight", metavar="N", type=_type(whole_number(1, 8)),
                        help="connections where there would be one, 1 to 8: this job's share beside others")  # fmt: skip
+    group.add_argument("--wire-dtype", choices=list(WIRE_DTYPES),
+                       help="float32 gradients travel as bfloat16 or float16, in half of the bytes")  # fmt: skip
     group.add_argument("--summation-order", choices=["arrival", "rank"],
                        help="how backend server adds; rank: the same bits in every run (default: arrival)")  # fmt: skip
     group.add_argument("--servers", metavar="N", type=_type(COUNT),
@@ -310,6 +313,7 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         servers=servers,
         servers_store=None if servers is None else _servers_store(given),
         weight=given.weight,
+        wire_dtype=given.wire_dtype,
         network=_absolute(given.network),
         tune=given.tune,
         knobs=_absolute(given.knobs),

@@ -65,6 +65,7 @@ def command(
     knobs: tuple[str, ...],
     device: str | None,
     batch: int | None,
+    wire_dtype: str | None,
     rate: tuple[str, ...],
     workers: tuple[str, ...],
     out: Path | None,
@@ -81,9 +82,11 @@ def command(
     """
     if knobs and policy is None:
         raise InputError("--knob: got knobs and no policy, expected --policy NAME to give them to")
-    profile = read_profile(profile_text, device, batch)
+    profile = read_profile(profile_text, device, batch, wire_dtype)
     if emit is not None and as_json:
         raise InputError("--emit: got it with --json, expected one or the other; it prints Python")
+    if emit is not None and wire_dtype is not None:
+        raise InputError("--emit: got it with --wire-dtype, expected one or the other; DDP's buckets are counted in float32")
     if network_path is not None:
         if rate or workers:
             raise InputError("--rate and --workers: got them with a network's file, expected one or the other")

@@ -60,6 +60,7 @@ def command(
     policies: tuple[str, ...],
     device: str | None,
     batch: int | None,
+    wire_dtype: str | None,
     rate: tuple[str, ...],
     workers: tuple[str, ...],
     as_json: bool,
@@ -76,7 +77,7 @@ def command(
     gradlane simulate vgg16 bert-base --rate 1gbit,10gbit --servers same --policy mercury --policy wfbp
     """
     todo = cases(
-        [read_profile(text, device, batch) for text in profiles],
+        [read_profile(text, device, batch, wire_dtype) for text in profiles],
         read_place(**where),
         parse_rates(rate),
         parse_workers(workers),

@@ -120,12 +120,12 @@ def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callabl
     def decorate(answer: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(answer)
         def asked(
-            profile_text: str, device: str | None, batch: int | None, rate: tuple[str, ...], workers: tuple[str, ...],
-            as_json: bool, plot: Path | None, **own: Any,
+            profile_text: str, device: str | None, batch: int | None, wire_dtype: str | None, rate: tuple[str, ...],
+            workers: tuple[str, ...], as_json: bool, plot: Path | None, **own: Any,
         ) -> None:  # fmt: skip
             there = {name: own.pop(name) for name in PLACE_OPTIONS}
             question = _Question(
-                read_profile(profile_text, device, batch),
+                read_profile(profile_text, device, batch, wire_dtype),
                 read_place(**there),
                 parse_rates(rate, rates) if rate or rates else [],
                 parse_workers(workers, counts),

@@ -11,6 +11,7 @@ from collections import defaultdict
 from gradlane.core.plan import Plan
 from gradlane.core.profile import DTYPE_BYTES, TensorSpec
 from gradlane.core.timeline import Span, Timeline
+from gradlane.core.wire_dtype import WIRE_DTYPES
 from gradlane.errors import PlanError
 
 
@@ -55,6 +56,8 @@ def _first_difference(plan: tuple[TensorSpec, ...], model: tuple[TensorSpec, ...
     advice = "make a new plan from a profile of this model (gradlane profile, gradlane plan)"
     for index, (ours, theirs) in enumerate(zip(plan, model, strict=False)):
         if ours != theirs:
+            if any(ours.on_wire(half) == theirs.on_wire(half) for half in set(WIRE_DTYPES.values())):
+                advice = "give attach the wire_dtype that the plan was made for, or make a plan with gradlane plan --wire-dtype"
             return (
                 f"this plan is for another model: tensor {index} is {ours.name} ({ours.size_bytes} B, {ours.dtype}) in the "
                 f"plan and {theirs.name} ({theirs.size_bytes} B, {theirs.dtype}) in the model; {advice}"

@@ -27,8 +27,8 @@ def need_stall_timeout(name: str, seconds: float) -> None:
 class LaunchOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a launcher's command line says; fields that are None were not given. Paths are absolute.
 
-    policy_knobs: of the policy that is named. knobs: a file of tuned ones. plan, network: files. ddp: gradlane's
-    DistributedDataParallel is put in the place of torch's.
+    policy_knobs: of the policy that is named. knobs: a file of tuned ones. plan, network: files. wire_dtype: a name, see
+    `gradlane.core.wire_dtype`. ddp: gradlane's DistributedDataParallel is put in the place of torch's.
     """
 
     policy: str | None = None
@@ -40,6 +40,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     servers: int | None = None
     servers_store: str | None = None
     weight: int | None = None
+    wire_dtype: str | None = None
     network: str | None = None
     tune: bool = False
     knobs: str | None = None

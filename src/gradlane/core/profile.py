@@ -38,6 +38,17 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.size_bytes % DTYPE_BYTES[self.dtype]:
             need(False, "size_bytes", self.size_bytes, f"a multiple of the {DTYPE_BYTES[self.dtype]} bytes of a {self.dtype}")
 
+    def on_wire(self, wire_dtype: str | None) -> TensorSpec:
+        """The same tensor as it travels: float32 as `wire_dtype`, anything else as it is.
+
+        Args:
+            wire_dtype: "bfloat16" or "float16"; None leaves float32 as it is.
+        """
+        if wire_dtype is None or self.dtype != "float32":
+            return self
+        elements = self.size_bytes // DTYPE_BYTES["float32"]
+        return TensorSpec(self.name, elements * DTYPE_BYTES[wire_dtype], wire_dtype)
+
 
 class TensorProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One gradient tensor as profiled.
@@ -80,6 +91,8 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One iteration of a model on a device.
+
+    Sizes and dtypes are those that travel, see `with_wire_dtype`.
 
     Attributes:
         model, device: names, for people.
@@ -184,6 +197,18 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         # `source` may not be longer than MAX_NAME
         source = f"sizes x {scale:g}; {self.source}"[:MAX_NAME]
         return msgspec.structs.replace(self, tensors=tuple(tensors), source=source)
+
+    def with_wire_dtype(self, wire_dtype: str | None) -> Profile:
+        """The same times where float32 gradients travel as `wire_dtype`, half of the bytes.
+
+        Args:
+            wire_dtype: "bfloat16" or "float16"; None leaves float32 as it is.
+        """
+        tensors = tuple(msgspec.structs.replace(each, spec=each.spec.on_wire(wire_dtype)) for each in self.tensors)
+        if tensors == self.tensors:
+            return self
+        source = f"{wire_dtype} on the wire; {self.source}"[:MAX_NAME]
+        return msgspec.structs.replace(self, tensors=tensors, source=source)
 
     def urgency(self) -> tuple[int, ...]:
         """Rank the tensors by when the forward pass first needs them.

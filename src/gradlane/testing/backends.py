@@ -38,6 +38,7 @@ def check_backend(
     over: Sequence[BackendName | UnsetType] = (UNSET,),
     two_phase: bool = True,
     dtype: str = "float32",
+    wire_dtype: str | None = None,
     timeout_s: float = 60.0,
 ) -> None:
     """Raise `AssertionError` unless `backend` keeps every promise of a backend.
@@ -64,19 +65,23 @@ def check_backend(
             has several carriers.
         two_phase: whether it carries two-phase messages.
         dtype: of the gradients, a key of `gradlane.core.profile.DTYPE_BYTES`.
+        wire_dtype: "bfloat16" or "float16", as which float32 gradients travel; None for float32.
         timeout_s: seconds that the sums of one iteration may take.
 
     Raises also what the backend itself raises, and closes it with that as the failure.
     """
     try:
-        rank, world = dist.get_rank(backend.control_group), dist.get_world_size(backend.control_group)
-        _check_measured(backend, world)
+        _check_measured(backend, dist.get_world_size(backend.control_group))
         device = device or torch.device("cpu")
-        specs = tuple(TensorSpec(f"t{index}", count * DTYPE_BYTES[dtype], dtype) for index, count in enumerate(_ELEMENTS))
+        specs = tuple(
+            TensorSpec(f"t{index}", count * DTYPE_BYTES[dtype], dtype).on_wire(wire_dtype)
+            for index, count in enumerate(_ELEMENTS)
+        )
         for wire in wires:
             for plan in _plans(specs, wire, two_phase):
                 for named in over:
-                    _Run(backend, structs.replace(plan, backend=named), device, rank, world, timeout_s).run()
+                    run = _Run(backend, structs.replace(plan, backend=named), getattr(torch, dtype), device, timeout_s)
+                    run.run()
     except BaseException as error:
         backend.close(JobError(f"check_backend: {error}"))
         raise
@@ -117,9 +122,9 @@ def _plans(specs: tuple[TensorSpec, ...], wire: Wire, two_phase: bool) -> list[P
 class _Run:
     """Iterations of one plan on one rank, driven by a Dispatcher as a session drives them."""
 
-    def __init__(self, backend: Backend, plan: Plan, device: torch.device, rank: int, world: int, timeout_s: float) -> None:
-        self._backend, self._rank, self._world, self._timeout_s = backend, rank, world, timeout_s
-        dtype = getattr(torch, plan.tensors[0].dtype)
+    def __init__(self, backend: Backend, plan: Plan, dtype: torch.dtype, device: torch.device, timeout_s: float) -> None:
+        self._backend, self._timeout_s = backend, timeout_s
+        self._rank, self._world = dist.get_rank(backend.control_group), dist.get_world_size(backend.control_group)
         params = [torch.nn.Parameter(torch.zeros(count, dtype=dtype, device=device)) for count in _ELEMENTS]
         self._gradients = GradientBuffers(params)
         self._buffers = self._gradients.message_buffers(plan)

@@ -2,7 +2,7 @@
 channel. Imports the native module, never torch.
 """
 
-from gradlane.transport.engine import MessageMemory, NodeEngine
+from gradlane.transport.engine import CopiedRange, MessageMemory, NodeEngine
 from gradlane.transport.heartbeat import Heartbeat
 from gradlane.transport.node import ALL, DTYPES, OPS, SHARDED, Node, NodeOptions, WireLane
 from gradlane.transport.rules import UNBOUNDED, Adam, Part, Rule, Sgd
@@ -14,6 +14,7 @@ __all__ = [
     "SHARDED",
     "UNBOUNDED",
     "Adam",
+    "CopiedRange",
     "Heartbeat",
     "MessageMemory",
     "Node",

@@ -14,9 +14,23 @@ from gradlane.core.records.dispatch_log import Fact, Log, What
 from gradlane.core.timeline import Kind
 from gradlane.schedule.dispatcher import describe_state
 from gradlane.schedule.native import native_schedule
-from gradlane.transport.node import Node
+from gradlane.transport.node import DTYPES, Node
 
-_EVERYTHING = -1
+_EVERYTHING, _AS_IT_IS = -1, -1  # in native code
+
+
+class CopiedRange(NamedTuple):
+    """Memory for which a message stands.
+
+    Attributes:
+        address: of its first byte.
+        size_bytes: of the range itself.
+        half: "float16" or "bfloat16" for float32 that travels so; None where it is copied as it is.
+    """
+
+    address: int
+    size_bytes: int
+    half: str | None = None
 
 
 class MessageMemory(NamedTuple):
@@ -24,12 +38,12 @@ class MessageMemory(NamedTuple):
 
     Attributes:
         address: of the memory that the node sends and receives.
-        ranges: address and size in bytes of each range that it stands for, copied to it before the
-            message starts and back when its sum is there; empty where it is the memory itself.
+        ranges: those that it stands for, copied to it before the message starts and back when its
+            sum is there; empty where it is the memory itself.
     """
 
     address: int
-    ranges: Sequence[tuple[int, int]]
+    ranges: Sequence[CopiedRange]
 
 
 class NodeEngine:
@@ -60,7 +74,7 @@ class NodeEngine:
         self._engine = self._node.carry_out(
             native_schedule(plan),
             [sorted(set(message.tensors)) for message in plan.messages],
-            [(each.address, list(each.ranges)) for each in memory],
+            [(each.address, [_as_native(part) for part in each.ranges]) for each in memory],
             first,
             forwards=plan.wire != "fifo",
             keeps_log=keeps_log,
@@ -134,3 +148,7 @@ class NodeEngine:
         """
         awaited = _EVERYTHING if tensor is None else tensor
         return self._engine.wait(self._node, awaited, interruptions, max(0, round(timeout_s * 1000)))
+
+
+def _as_native(part: CopiedRange) -> tuple[int, int, int]:
+    return part.address, part.size_bytes, _AS_IT_IS if part.half is None else DTYPES[part.half]

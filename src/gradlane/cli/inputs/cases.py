@@ -21,6 +21,7 @@ from gradlane.core.cluster import Cluster
 from gradlane.core.collectives import ALGORITHMS, all_reduce, flat_ring
 from gradlane.core.network import MAX_WORKERS, Network
 from gradlane.core.profile import Profile
+from gradlane.core.wire_dtype import WIRE_DTYPES
 from gradlane.errors import FormatError, InputError
 from gradlane.planning.questions import Case
 from gradlane.planning.questions.sweep import Where
@@ -47,13 +48,14 @@ class Workers(NamedTuple):
         return f"{self.hosts}" if self.devices == 1 else f"{self.hosts}x{self.devices}"
 
 
-def read_profile(text: str, device: str | None = None, batch: int | None = None) -> Profile:
+def read_profile(text: str, device: str | None = None, batch: int | None = None, wire_dtype: str | None = None) -> Profile:
     """Read a profile's file, or take a profile from the zoo.
 
     Args:
         text: path of the file, or a name of the zoo.
         device: for a name of the zoo; None for the default.
         batch: samples a worker and iteration, for a name of the zoo; None for the default.
+        wire_dtype: one of `WIRE_DTYPES`, as which float32 gradients travel; None for float32.
 
     Raises:
         InputError: `text` is neither, or `device` or `batch` is given with a file.
@@ -62,10 +64,12 @@ def read_profile(text: str, device: str | None = None, batch: int | None = None)
     if path.is_file():
         if device is not None or batch is not None:
             raise InputError(f"--device and --batch: got them with the file {text}, expected a name of the zoo")
-        return files.read(path, Profile)
-    if path.suffix == ".json" or "/" in text:
+        profile = files.read(path, Profile)
+    elif path.suffix == ".json" or "/" in text:
         raise InputError(f"PROFILE: got {text!r}, which is not a file")
-    return zoo.profile(text, device=device, batch=batch)
+    else:
+        profile = zoo.profile(text, device=device, batch=batch)
+    return profile.with_wire_dtype(None if wire_dtype is None else WIRE_DTYPES[wire_dtype])
 
 
 def read_network(path: Path) -> Where:
@@ -79,7 +83,10 @@ def read_network(path: Path) -> Where:
 
 
 def profile_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --device and --batch, which the command hands to `read_profile`."""
+    """Add --device, --batch and --wire-dtype, which the command hands to `read_profile`."""
+    command = click.option(
+        "--wire-dtype", type=click.Choice(list(WIRE_DTYPES)), help="Float32 gradients travel as this, in half of the bytes."
+    )(command)
     command = click.option("--batch", type=COUNT, help="Samples a worker and iteration, for a name of the zoo.")(command)
     return click.option(
         "--device", shell_complete=completion.devices, help="Device for a name of the zoo (gradlane zoo --help lists them)."

@@ -41,6 +41,7 @@ class AllReduceBackend:
         group: the ranks of the job; None for the default group.
         timeout_s: seconds after which torch.distributed fails a sum.
         weight: process groups per lane, 1 or more; the lane's messages are dealt over them.
+        dtype: in which most gradients travel, for `measure`.
     """
 
     needs_one_order = True
@@ -53,8 +54,9 @@ class AllReduceBackend:
         group: dist.ProcessGroup | None,
         timeout_s: float,
         weight: int = 1,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.control_device, self._weight = device, weight
+        self.control_device, self._weight, self._dtype = device, weight, dtype
         self._groups = ProcessGroups(group, timeout_s)
         self._sum = dist.AllreduceOptions()  # a sum, where nothing else is said
         self._traffic_classes: list[TrafficClass] = []
@@ -74,7 +76,7 @@ class AllReduceBackend:
             self._traffic_classes.append(TrafficClass())
 
     def measure(self) -> Network:
-        return measure(self.control_group, self.control_device, "measured at attach, all-reduce")
+        return measure(self.control_group, self.control_device, "measured at attach, all-reduce", self._dtype)
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
         """Take up a plan, with `weight` process groups for each lane (collective).

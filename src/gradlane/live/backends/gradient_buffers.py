@@ -1,6 +1,9 @@
 """GradientBuffers: the flat buffers in which gradients are summed, and the place of each message in
 them.
 
+Slots have the dtype of their parameters. The plan's tensors may have another, in which gradients
+travel: then a message is summed in memory of its own, and rounded on its way there.
+
 Each tensor has a slot: its elements in the parameter's memory order, one presence element, and
 padding to a cache line. A rank sets the presence element to a number above 0 if it produced the
 gradient and to 0 if not. It is summed with the data, so that every rank sees whether any rank used
@@ -18,6 +21,8 @@ from dataclasses import dataclass
 import torch
 
 from gradlane.core.plan import Message, Plan
+from gradlane.core.profile import DTYPE_BYTES
+from gradlane.transport import CopiedRange
 
 _ALIGN = 16  # elements; in float32 a cache line of 64 bytes, so that no two slots share one
 
@@ -90,55 +95,60 @@ class GradientBuffers:
 
     def message_buffers(self, plan: Plan) -> list[MessageBuffer]:
         """The memory of each message of `plan`, whose tensors must be `params`, in that order."""
-        return [self._message_buffer(message) for message in plan.messages]
+        dtypes = [spec.dtype for spec in plan.tensors]
+        return [self._message_buffer(message, dtypes[message.tensors[0]]) for message in plan.messages]
 
-    def _message_buffer(self, message: Message) -> MessageBuffer:
+    def _message_buffer(self, message: Message, dtype: str) -> MessageBuffer:
         ranges: list[tuple[int, int, int]] = []  # (buffer, start, end)
         for piece in message.slices:
             place = self._places[piece.tensor]
-            element = self._buffers[place.buffer].element_size()
-            start = place.start + piece.offset_bytes // element
-            end = start + piece.size_bytes // element
+            start = place.start + piece.offset_bytes // DTYPE_BYTES[dtype]
+            end = start + piece.size_bytes // DTYPE_BYTES[dtype]
             if end == place.start + place.numel:
                 end = place.end  # the last slice of a tensor includes presence and padding
             if ranges and ranges[-1][0] == place.buffer and ranges[-1][2] == start:
                 ranges[-1] = (place.buffer, ranges[-1][1], end)
             else:
                 ranges.append((place.buffer, start, end))
-        return MessageBuffer([self._buffers[buffer][start:end] for buffer, start, end in ranges])
+        return MessageBuffer([self._buffers[buffer][start:end] for buffer, start, end in ranges], getattr(torch, dtype))
 
 
 class MessageBuffer:
     """The memory in which one message is summed: one range of a flat buffer, or a copy of several
-    ranges.
+    ranges, or of ranges that travel in another dtype.
 
     Args:
         ranges: the message's parts of the flat buffers, in its order.
+        dtype: in which the message travels; None for that of the ranges.
 
     Attributes:
         tensor: the memory to sum.
     """
 
-    def __init__(self, ranges: list[torch.Tensor]) -> None:
+    def __init__(self, ranges: list[torch.Tensor], dtype: torch.dtype | None = None) -> None:
         self._ranges = ranges
-        self._staged = len(ranges) > 1
-        self.tensor = torch.cat(ranges) if self._staged else ranges[0]
+        dtype = dtype or ranges[0].dtype
+        self._staged = len(ranges) > 1 or ranges[0].dtype != dtype
+        self.tensor = torch.zeros(sum(map(len, ranges)), dtype=dtype, device=ranges[0].device) if self._staged else ranges[0]
+        self._copies = list(torch.split(self.tensor, list(map(len, ranges))))
 
-    def copied_ranges(self) -> list[tuple[int, int]]:
-        """Address and size in bytes of each range that `gather` and `scatter` copy; none if `tensor` is
-        the memory itself.
-        """
+    def copied_ranges(self) -> list[CopiedRange]:
+        """The ranges that `gather` and `scatter` copy; none if `tensor` is the memory itself."""
         if not self._staged:
             return []
-        return [(part.data_ptr(), part.numel() * part.element_size()) for part in self._ranges]
+        dtype = self.tensor.dtype
+        half = str(dtype).removeprefix("torch.")
+        return [
+            CopiedRange(part.data_ptr(), part.numel() * part.element_size(), None if part.dtype == dtype else half)
+            for part in self._ranges
+        ]
 
     def gather(self) -> None:
-        """Before the sum: copy the ranges into `tensor`, if there are several."""
+        """Before the sum: copy the ranges into `tensor`, unless it is the memory itself."""
         if self._staged:
-            torch.cat(self._ranges, out=self.tensor)
+            torch._foreach_copy_(self._copies, self._ranges)
 
     def scatter(self) -> None:
-        """After the sum: copy `tensor` back into the ranges, if there are several."""
+        """After the sum: copy `tensor` back into the ranges, unless it is the memory itself."""
         if self._staged:
-            parts = torch.split(self.tensor, [part.numel() for part in self._ranges])
-            torch._foreach_copy_(self._ranges, list(parts))
+            torch._foreach_copy_(self._ranges, self._copies)

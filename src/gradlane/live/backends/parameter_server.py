@@ -81,6 +81,7 @@ class ParameterServerBackend:
         control: a process group of torch.distributed over the same ranks for CPU tensors, which
             somebody else owns; None for one of its own.
         connect_s: seconds to connect at first; None for `timeout_s`.
+        dtype: in which most gradients travel, for `measure`.
 
     Raises:
         JobError, UnsupportedError: as `transport.formation.form` and `meet_servers`.
@@ -106,7 +107,9 @@ class ParameterServerBackend:
         weight: int = 1,
         control: Any = None,
         connect_s: float | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
+        self._dtype = dtype
         self._owns_control = control is None
         if control is None:
             ranks = None if group is None else dist.get_process_group_ranks(group)
@@ -220,7 +223,8 @@ class ParameterServerBackend:
                 beside[data.numel()] = [torch.zeros_like(data) for _ in range(_IN_FLIGHT - 1)]
             self._sum_stream([data, *beside[data.numel()]])
 
-        samples = sweep(self._control, self.control_device, (_SMALLEST_BYTES, *QUICK_SIZES), 3, budget_s, sum_a_stream)
+        sizes = (_SMALLEST_BYTES, *QUICK_SIZES)
+        samples = sweep(self._control, self.control_device, sizes, 3, budget_s, sum_a_stream, self._dtype)
         each = [(size_bytes, duration_ns // _STREAM) for size_bytes, duration_ns in samples]
         min_message_ns = round(median(duration_ns for size_bytes, duration_ns in each if size_bytes == _SMALLEST_BYTES))
         network = fit_network(
@@ -243,7 +247,7 @@ class ParameterServerBackend:
 
     def time_stream(self, size_bytes: int) -> int:
         """Time a stream of 16 messages of `size_bytes`, 4 in flight, on this rank, in ns (collective)."""
-        parts = [torch.zeros(size_bytes // 4) for _ in range(_IN_FLIGHT)]
+        parts = [torch.zeros(size_bytes // self._dtype.itemsize, dtype=self._dtype) for _ in range(_IN_FLIGHT)]
         start_ns = time.monotonic_ns()
         self._sum_stream(parts)
         return time.monotonic_ns() - start_ns

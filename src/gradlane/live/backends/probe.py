@@ -34,6 +34,7 @@ def sweep(
     repeats: int = 5,
     budget_s: float = 1.0,
     all_reduce: Callable[[torch.Tensor], Any] | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> list[tuple[int, int]]:
     """Time single all-reduces of growing sizes (collective).
 
@@ -44,11 +45,12 @@ def sweep(
     Args:
         group: the ranks.
         device: that the tensors are on.
-        sizes: in bytes, growing, multiples of 4.
+        sizes: in bytes, growing, multiples of 8.
         repeats: rounds.
         budget_s: sizes grow until the rounds of one would take half of it, but at least three sizes
             are measured.
         all_reduce: sums a tensor and waits; None for torch.distributed's all-reduce in `group`.
+        dtype: of the tensors; to add halves takes a processor longer, byte for byte.
 
     Returns:
         (size_bytes, duration_ns) of each all-reduce, where the duration is the longest of all
@@ -61,7 +63,7 @@ def sweep(
     for size_bytes in sizes:
         if len(swept) >= 3 and took_ns[-1] * repeats * 2 > budget_s * NS_PER_SECOND:
             break
-        swept.append(torch.zeros(size_bytes // 4, device=device))
+        swept.append(torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device=device))
         took_ns += _slowest(group, device, [_timed(device, all_reduce, swept[-1])])
     swept = [
         data for data, taken in zip(swept, took_ns, strict=True) for _ in range(max(1, min(4, took_ns[-1] // (4 * taken))))
@@ -69,17 +71,17 @@ def sweep(
     samples: list[tuple[int, int]] = []
     for _ in range(repeats):
         durations = _slowest(group, device, [_timed(device, all_reduce, data) for data in swept])
-        samples += [(data.numel() * 4, duration) for data, duration in zip(swept, durations, strict=True)]
+        samples += [(data.nbytes, duration) for data, duration in zip(swept, durations, strict=True)]
     return samples
 
 
 def sweep_streams(
-    group: Any, device: torch.device, alone: list[tuple[int, int]], repeats: int = 5
+    group: Any, device: torch.device, alone: list[tuple[int, int]], repeats: int = 5, dtype: torch.dtype = torch.float32
 ) -> list[tuple[int, int, int]]:
     """Time streams of 8 all-reduces that are started together (collective).
 
     Args:
-        group, device, repeats: as for `sweep`.
+        group, device, repeats, dtype: as for `sweep`.
         alone: the result of `sweep`. Its sizes are measured, but for those that take longer than 30
             ms alone.
 
@@ -95,13 +97,14 @@ def sweep_streams(
     longest_ns = max((taken for size, taken in alone if size in sizes), default=0)
     typical_ns = {size: median(taken for each, taken in alone if each == size) for size in sizes}
     sizes = [size for size in sizes for _ in range(2 if 4 * typical_ns[size] < longest_ns else 1)]
-    memory = [torch.zeros(max(sizes, default=0) // 4, device=device) for _ in range(STREAM)]
+    memory = [torch.zeros(max(sizes, default=0) // dtype.itemsize, dtype=dtype, device=device) for _ in range(STREAM)]
     found: list[tuple[int, int, int]] = []
     for _ in range(repeats):
         durations = []
         for size_bytes in sizes:
             dist.barrier(group)
-            durations.append(_timed(device, partial(_sum, group, device), [part[: size_bytes // 4] for part in memory]))
+            parts = [part[: size_bytes // dtype.itemsize] for part in memory]
+            durations.append(_timed(device, partial(_sum, group, device), parts))
         slowest = _slowest(group, device, durations)
         found += [(size_bytes, STREAM, duration) for size_bytes, duration in zip(sizes, slowest, strict=True)]
     return found
@@ -121,15 +124,17 @@ def sharing(group: Any, device: torch.device) -> Sharing:
     return Sharing(max_in_flight=2, chunks=2 * (workers - 1), chunk_bytes=workers * 2 * 2**20)
 
 
-def measure(group: Any, device: torch.device, source: str, **options: Any) -> Network:
+def measure(group: Any, device: torch.device, source: str, dtype: torch.dtype = torch.float32, **options: Any) -> Network:
     """Measure the network of torch.distributed's all-reduces in `group` (collective).
 
     Args:
         source: how the network was measured, for its record.
+        dtype: of what is summed.
         options: for `sweep`.
     """
-    samples = sweep(group, device, **options)
-    return fit(group, device, samples, sweep_streams(group, device, samples), measure_start(group, device), source)
+    samples = sweep(group, device, dtype=dtype, **options)
+    streams = sweep_streams(group, device, samples, dtype=dtype)
+    return fit(group, device, samples, streams, measure_start(group, device), source)
 
 
 def fit(

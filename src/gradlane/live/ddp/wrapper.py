@@ -240,7 +240,8 @@ class DistributedDataParallel(TorchDDP):
         """Raises `UnsupportedError`: gradlane decides what is summed together, and when."""
         raise UnsupportedError(
             "register_comm_hook: a hook would take buckets from torch, and gradlane sums messages of its own plan; leave it "
-            "out, or use torch's class for this model"
+            "out (for fp16_compress_hook and bf16_compress_hook pass options={'wire_dtype': ...}), or use torch's class for "
+            "this model"
         )
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:

@@ -214,5 +214,6 @@ def _accepted(launched: LaunchOptions) -> LaunchOptions:
                 f"the launcher gave a {name}, and this script updates on its servers: the wire's priority decides there and "
                 f"nothing is recorded; launch it without --{name}"
             )
+    need(launched.wire_dtype is None, "wire_dtype", launched.wire_dtype, "none: servers that update parameters take float32")
     need(launched.backend in (None, "server"), "backend", launched.backend, "'server', since the update is on the servers")
     return launched

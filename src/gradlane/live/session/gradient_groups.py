@@ -21,6 +21,7 @@ class GradientGroups:
 
     Args:
         plan: in force; its tensors are in order of readiness.
+        dtypes: of the tensors' slots, which may be wider than what travels.
         ready_ns: by tensor name, when its gradient was ready in a backward pass as measured; None
             if that is unknown, and then every gradient is a group by itself.
 
@@ -28,8 +29,8 @@ class GradientGroups:
         members: the tensors of each group, in the plan's order.
     """
 
-    def __init__(self, plan: Plan, ready_ns: Mapping[str, int] | None) -> None:
-        self.members = _alone(len(plan.tensors)) if ready_ns is None else _neighbours(plan, ready_ns)
+    def __init__(self, plan: Plan, dtypes: Sequence[object], ready_ns: Mapping[str, int] | None) -> None:
+        self.members = _alone(len(plan.tensors)) if ready_ns is None else _neighbours(plan, dtypes, ready_ns)
         self._index()
 
     def _index(self) -> None:
@@ -79,14 +80,14 @@ def _alone(tensors: int) -> list[list[int]]:
     return [[tensor] for tensor in range(tensors)]
 
 
-def _neighbours(plan: Plan, ready_ns: Mapping[str, int]) -> list[list[int]]:
+def _neighbours(plan: Plan, dtypes: Sequence[object], ready_ns: Mapping[str, int]) -> list[list[int]]:
     groups: list[list[int]] = []
     began_ns = size_bytes = 0
     for tensor, spec in enumerate(plan.tensors):
         at_ns = ready_ns[spec.name]
         first = groups[-1][0] if groups else tensor
         fits = size_bytes + spec.size_bytes <= _MOST_BYTES and abs(at_ns - began_ns) <= _WITHIN_NS
-        if groups and fits and spec.dtype == plan.tensors[first].dtype:
+        if groups and fits and dtypes[tensor] == dtypes[first]:
             groups[-1].append(tensor)
             size_bytes += spec.size_bytes
         else:

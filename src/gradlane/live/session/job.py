@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ class Job:
         rank: of this process in the group.
         world: number of ranks in the group.
         timeout_s: seconds after which waiting for another rank is an error.
+        wire_dtype: "bfloat16" or "float16", as which float32 gradients travel; None for float32.
     """
 
     model: torch.nn.Module
@@ -32,6 +34,7 @@ class Job:
     rank: int
     world: int
     timeout_s: float
+    wire_dtype: str | None = None
 
     @property
     def device(self) -> torch.device:
@@ -45,11 +48,26 @@ class Job:
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """The trained parameters as profiles and plans describe them."""
+        """The gradients of the trained parameters as they travel, which profiles and plans describe."""
         return tuple(
-            TensorSpec(name, param.numel() * param.element_size(), str(param.dtype).removeprefix("torch."))
+            TensorSpec(name, param.numel() * param.element_size(), dtype_name(param)).on_wire(self.wire_dtype)
             for name, param in self.params
         )
+
+    def dtype_on_wire(self, param: torch.nn.Parameter) -> torch.dtype:
+        """The dtype in which the gradient of `param` travels."""
+        dtype = self.wire_dtype if param.dtype is torch.float32 and self.wire_dtype is not None else dtype_name(param)
+        found: torch.dtype = getattr(torch, dtype)
+        return found
+
+    @property
+    def measured_dtype(self) -> torch.dtype:
+        """The dtype in which most bytes travel, for which a network is measured."""
+        travelling: Counter[str] = Counter()
+        for spec in self.specs:
+            travelling[spec.dtype] += spec.size_bytes
+        found: torch.dtype = getattr(torch, travelling.most_common(1)[0][0])
+        return found
 
     @property
     def described_tensors(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
@@ -60,3 +78,8 @@ class Job:
     def described_buffers(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
         """Name, dtype and shape of each of the model's buffers."""
         return tuple((name, str(buffer.dtype), tuple(buffer.shape)) for name, buffer in self.model.named_buffers())
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """The name of a tensor's dtype, as specs have it."""
+    return str(tensor.dtype).removeprefix("torch.")

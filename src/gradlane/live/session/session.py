@@ -43,7 +43,7 @@ from gradlane.live.session.deferred_updates import DeferredUpdates
 from gradlane.live.session.gradient_groups import GradientGroups
 from gradlane.live.session.gradients import Gradients
 from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_traced, parameters_of_scripts
-from gradlane.live.session.job import Job
+from gradlane.live.session.job import Job, dtype_name
 from gradlane.live.session.module_buffers import BufferSync
 from gradlane.live.session.verification import Unverified
 
@@ -139,7 +139,8 @@ class Session(SessionBase):
         self._tensor_of = {id(param): tensor for tensor, param in enumerate(self._params)}
         self._driver.take_up(plan, self._params, self._coordinated and self._settled)
         self._find_unguarded()
-        self._groups = GradientGroups(plan, self._planner.ready_ns if self._settled else None)
+        dtypes = [slot.dtype for slot in self._driver.slots]
+        self._groups = GradientGroups(plan, dtypes, self._planner.ready_ns if self._settled else None)
         self._gradients.take_up(self._params, self._groups.members)
         self._deferred.take_up(self._params, self._gradients.show)
         self._fired = [0] * len(self._params)
@@ -433,11 +434,12 @@ class Session(SessionBase):
     def _refuse_another(self, tensors: Iterable[int]) -> None:
         """Fail if a parameter has another dtype, shape or device than its slot."""
         for tensor in tensors:
-            param, slot, spec = self._params[tensor], self._driver.slots[tensor], self._plan.tensors[tensor]
+            param, slot = self._params[tensor], self._driver.slots[tensor]
             if (param.dtype, param.shape, param.device) != (slot.dtype, slot.shape, slot.device):
+                name = self._name_of(tensor)
                 self._fail(
-                    f"{spec.name} is {param.dtype} of shape {tuple(param.shape)} on {param.device} now and was another tensor "
-                    f"of {spec.dtype} at attach: close() the session before such a change, and attach again",
+                    f"{name} is {param.dtype} of shape {tuple(param.shape)} on {param.device} now and was another tensor "
+                    f"of {dtype_name(slot)} at attach: close() the session before such a change, and attach again",
                     UnsupportedError,
                 )
 

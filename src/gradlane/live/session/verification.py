@@ -3,7 +3,7 @@
 In a verified iteration each rank copies its part of each sum. When the backward pass has ended, the
 ranks all-reduce these copies in a process group of their own, which gives the sums as DDP computes
 them: bit for bit at two ranks, within rounding at more, since a sum of three numbers depends on
-their order.
+their order. Parts that travel as halves are added in float32 here, and rounding permits more.
 
 At `optimizer.step()`, parameters, optimizer state and hyper-parameters are copied. When the session
 has updated a parameter, at `step()` or later, the script's own optimizer makes the same update on
@@ -153,6 +153,9 @@ class Verifier(Unverified):
         self._params = [param for _, param in job.params]
         self._model = job.model
         self._names = {id(param): name for name, param in job.params}
+        on_wire = {id(param): job.dtype_on_wire(param) for param in self._params}
+        # of those that travel as halves, by id of parameter
+        self._halves = {key: dtype for key, dtype in on_wire.items() if dtype in (torch.bfloat16, torch.float16)}
         self._groups = ProcessGroups(job.group, job.timeout_s)
         self._groups.open()
         self._rank, self._world = job.rank, job.world
@@ -163,6 +166,7 @@ class Verifier(Unverified):
         # all of these by id of parameter
         self._parts: dict[int, torch.Tensor] = {}
         self._sums: dict[int, torch.Tensor] = {}
+        self._magnitudes: dict[int, torch.Tensor] = {}  # sums of absolute values, where rounding depends on them
         self._touched: dict[int, str] = {}
         self._steps: dict[int, tuple[DeferredStep, _Before]] = {}
 
@@ -182,18 +186,22 @@ class Verifier(Unverified):
         self._iteration, self.verifies = iteration, self._options.includes(iteration)
         self._parts.clear()
         self._sums.clear()
+        self._magnitudes.clear()
         self._touched.clear()
         self._steps.clear()
 
     def contributes(self, param: torch.nn.Parameter, part: torch.Tensor) -> None:
         if self.verifies:
-            self._parts[id(param)] = part.clone()
+            half = self._halves.get(id(param))
+            self._parts[id(param)] = part.clone() if half is None else part.to(half).to(torch.float32)
 
     def backward_ended(self) -> None:
         if not self.verifies:
             return
         self._sums, self._parts = self._parts, {}
-        parts = [self._sums[id(param)] for param in self._params]
+        if self._world > 2:
+            self._magnitudes = {key: self._sums[key].abs() for key in self._halves}
+        parts = [*(self._sums[id(param)] for param in self._params), *self._magnitudes.values()]
         self._wait([dist.all_reduce(part, group=self._groups[0], async_op=True) for part in parts], "the sums of verification")
 
     def touched(self, param: torch.nn.Parameter) -> None:
@@ -204,10 +212,15 @@ class Verifier(Unverified):
         reference = self._sums.pop(id(param), None)
         if reference is None:
             return
-        if self._world == 2:
-            if not _same_bits(reference, total):
-                self._fail(param, "the sum of its gradient", reference, total)
-        elif not torch.allclose(reference, total, rtol=0, atol=_ROUNDING * float(reference.abs().max()), equal_nan=True):
+        half = self._halves.get(id(param))
+        if half is not None:
+            magnitude = self._magnitudes.get(id(param))
+            is_right = _is_sum_of_halves(reference, total, half, magnitude, self._world)
+        elif self._world == 2:
+            is_right = _same_bits(reference, total)
+        else:
+            is_right = torch.allclose(reference, total, rtol=0, atol=_ROUNDING * float(reference.abs().max()), equal_nan=True)
+        if not is_right:
             self._fail(param, "the sum of its gradient", reference, total)
 
     # -- the step ----------------------------------------------------------------------------------
@@ -302,6 +315,30 @@ def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
         return False
     mine, theirs = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (left, right))
     return torch.equal(mine, theirs)
+
+
+def _is_sum_of_halves(
+    exact: torch.Tensor, total: torch.Tensor, half: torch.dtype, magnitude: torch.Tensor | None, world: int
+) -> bool:
+    """Whether `total` is a sum of halves, up to the rounding that adding them in any order permits.
+
+    Args:
+        exact: their sum in float32.
+        total: the sum that arrived.
+        half: their dtype.
+        magnitude: the sum of their absolute values; None at two ranks, where there is one addition
+            and so one result.
+        world: number of ranks, each of which has added one.
+    """
+    total = total.to(exact.dtype)
+    if magnitude is None:
+        return torch.allclose(exact.to(half).to(exact.dtype), total, rtol=0, atol=0, equal_nan=True)
+    limits = torch.finfo(half)
+    # no partial sum is larger than `magnitude`, and each addition rounds by half of `eps` of it at most
+    slack = world * limits.eps * (magnitude + limits.smallest_normal)
+    low, high = ((exact + bound).to(half).to(exact.dtype) for bound in (-slack, slack))
+    may_overflow = ~(magnitude + slack <= limits.max)  # NaN too
+    return bool(((low <= total) & (total <= high) | may_overflow & ~total.isfinite()).all())
 
 
 def _line_of_the_script() -> str:

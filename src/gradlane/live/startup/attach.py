@@ -123,6 +123,9 @@ def attach(
         weight: TCP connections per lane and peer, 1 to 8. TCP shares a contended link evenly
             between connections, so that a job of weight 2 gets up to twice the share of a job of
             weight 1 (docs/sharing.md).
+        wire_dtype: torch.bfloat16 or torch.float16, or their names: float32 gradients travel so, in
+            half of the bytes, and are summed with its precision; other gradients travel as they
+            are. None for float32 (docs/half-precision.md).
         tune: try other values of the policy's knobs while training and keep the best
             (ByteScheduler, section 4.3); `TuneOptions` says how and for how long. Only the time of
             a step depends on it, no result does.
@@ -180,7 +183,7 @@ def attach_from(
     """
     resolved = AttachOptions.of(policy, options, launched())
     alone = trains_alone()
-    job = job_of(model, optimizer, process_group, resolved.stepping.timeout)
+    job = job_of(model, optimizer, process_group, resolved.stepping.timeout, resolved.carrier.wire_dtype)
     if alone or (job.world == 1 and resolved.asks_for_nothing):
         return IdleSession(model)
     start = _start_of(job, resolved)
@@ -309,11 +312,12 @@ def _connect(job: Job, options: AttachOptions, store: Any, terms: handshake.Term
             weight=carrier.weight,
             control=control,
             connect_s=connect_s,
+            dtype=job.measured_dtype,
         )
 
     if options.backend == "server":
         return connect_servers()
-    all_reduce = AllReduceBackend(job.device, streams, job.group, job.timeout_s, carrier.weight)
+    all_reduce = AllReduceBackend(job.device, streams, job.group, job.timeout_s, carrier.weight, job.measured_dtype)
     if not _may_choose_backend(job, options):
         return all_reduce
     connect = partial(connect_servers, all_reduce.control_group, min(CONNECT_S, job.timeout_s))
@@ -346,7 +350,8 @@ def _build(
     job: Job, options: AttachOptions, start: _Start, may_cross: bool, store: Any, backend: Backend, buffers_are_due: bool
 ) -> Session:
     """Measure the network where none is given, and start the session."""
-    profile, stepping = options.measuring.profile, options.stepping
+    given, stepping = options.measuring.profile, options.stepping
+    profile = None if given is None else given.with_wire_dtype(job.wire_dtype)
     places = _places(options, backend)
     controller = start.controller
     if options.is_auto and job.world > 1:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import msgspec
 
@@ -25,9 +25,13 @@ from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile
 from gradlane.core.records.search_log import AUTO
+from gradlane.core.wire_dtype import wire_dtype_of
 from gradlane.live.session.verification import VerifyOptions
 from gradlane.planning import catalog
 from gradlane.planning.tuning import TuneOptions
+
+if TYPE_CHECKING:
+    import torch
 
 
 class AttachKeywords(TypedDict, total=False):
@@ -38,6 +42,7 @@ class AttachKeywords(TypedDict, total=False):
     summation_order: SummationOrder | None
     servers: int
     weight: int
+    wire_dtype: torch.dtype | str | None
     network: Network | None
     profile: Profile | None
     profile_iterations: int | None
@@ -66,6 +71,7 @@ class CarrierOptions(msgspec.Struct, frozen=True):
         backend, packet_bytes, summation_order, servers, weight: as for `attach`.
         servers_store: "host:port" of the store at which external servers meet the job; None for the
             job's own.
+        wire_dtype: "bfloat16" or "float16", as which float32 gradients travel; None for float32.
     """
 
     backend: BackendName | None = None
@@ -74,6 +80,7 @@ class CarrierOptions(msgspec.Struct, frozen=True):
     servers: int = 0
     servers_store: str | None = None
     weight: int = 1
+    wire_dtype: str | None = None
 
     def __post_init__(self) -> None:
         need(self.backend in (None, *BACKENDS), "backend", self.backend, "'all-reduce' or 'server'")
@@ -197,7 +204,8 @@ class AttachOptions(msgspec.Struct, frozen=True):
             raise TypeError(f"attach() got an unexpected keyword argument {unknown[0]!r}")
         given = {**keywords, **_keywords(launched)}
         tune, verify, knobs = given.get("tune"), given.get("verify"), given.get("knobs")
-        carrier = _struct(CarrierOptions, given, servers_store=launched.servers_store)
+        wire_dtype = None if given.get("wire_dtype") is None else wire_dtype_of(given["wire_dtype"])
+        carrier = _struct(CarrierOptions, given, servers_store=launched.servers_store, wire_dtype=wire_dtype)
         adapting = AdaptingOptions((TuneOptions() if tune is True else tune) or None, None if knobs is None else Path(knobs))
         policy = _chosen(launched) or policy
         if policy is None:
@@ -259,6 +267,7 @@ class AttachOptions(msgspec.Struct, frozen=True):
             "summation_order": self.carrier.summation_order,
             "servers": self.carrier.servers,
             "weight": self.carrier.weight,
+            "wire_dtype": self.carrier.wire_dtype,
             "tune": repr(self.adapting.tune),
             "knobs": self.adapting.knobs is not None,
             "verify": repr(self.stepping.verify),

@@ -94,12 +94,13 @@ def trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Param
     return params[::-1]
 
 
-def job_of(model: torch.nn.Module, optimizer: Optimizers, group: Any, timeout_s: float) -> Job:
+def job_of(model: torch.nn.Module, optimizer: Optimizers, group: Any, timeout_s: float, wire_dtype: str | None = None) -> Job:
     """Describe the job to attach; without torch.distributed it has one rank.
 
     Args:
         model, optimizer, group: as for `attach`.
         timeout_s: seconds after which a sum that has not ended is an error.
+        wire_dtype: see `Job`.
 
     Raises:
         InputError: `model` is no module, or `optimizer` none of torch's or none of this model.
@@ -109,14 +110,14 @@ def job_of(model: torch.nn.Module, optimizer: Optimizers, group: Any, timeout_s:
     params = trained_parameters(model)
     refuse_other_optimizers(optimizers, model)
     if not dist.is_initialized():
-        return Job(model, params, optimizers, None, 0, 1, timeout_s)
+        return Job(model, params, optimizers, None, 0, 1, timeout_s, wire_dtype)
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     if world != dist.get_world_size():
         # each lane needs a group of its own, and torch.distributed's names for groups of some ranks
         # are ambiguous
         has = "does not have this rank" if rank < 0 else f"has {world} of the {dist.get_world_size()} ranks"
         raise UnsupportedError(f"process_group {has}, expected one of all ranks")
-    return Job(model, params, optimizers, group, rank, world, timeout_s)
+    return Job(model, params, optimizers, group, rank, world, timeout_s, wire_dtype)
 
 
 def require_process_group() -> None:
