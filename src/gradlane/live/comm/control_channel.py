@@ -31,9 +31,22 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from gradlane.errors import CommunicationError, JobError, PeerError
+import torch.distributed as dist
+
+from gradlane.errors import CommunicationError, JobError, MismatchError, PeerError
 from gradlane.live.backends.addresses import own_address
-from gradlane.live.comm.control_frames import BEAT, HASH, PAIR, Cause, Frame, Reader, failure_payload, header, read_failure
+from gradlane.live.comm.control_frames import (
+    BEAT,
+    HASH,
+    PAIR,
+    VERSION,
+    Cause,
+    Frame,
+    Reader,
+    failure_payload,
+    header,
+    read_failure,
+)  # fmt: skip
 from gradlane.transport import Heartbeat
 
 log = logging.getLogger("gradlane")
@@ -96,7 +109,9 @@ class ControlChannel:
             them, on ranks other than 0.
 
     Raises:
-        CommunicationError: ranks did not connect, or rank 0 cannot be reached.
+        MismatchError: a rank did not come in time; on all ranks.
+        CommunicationError: rank 0 cannot be reached.
+        JobError: a rank that had come is gone, or has failed.
     """
 
     def __init__(
@@ -124,6 +139,7 @@ class ControlChannel:
         self._listener: socket.socket | None = None
         self._wake_read, self._wake_write = os.pipe()
         self._closing = False
+        self._failure: JobError | None = None  # the first that was found here or told
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._heartbeat = Heartbeat(header(Frame.BEAT, rank, BEAT.size), BEAT_S)
         try:
@@ -147,23 +163,38 @@ class ControlChannel:
         self._listener = socket.create_server((address, 0), family=family, backlog=self._world + MAX_STRANGERS)
         self._token = token.encode()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        store.set("peers", f"{address} {self._listener.getsockname()[1]} {token}")
+        store.set("peers", f"{VERSION} {address} {self._listener.getsockname()[1]} {token}")
         deadline = time.monotonic() + self._timeout_s
-        while len(self._met) < self._world - 1:
-            if time.monotonic() > deadline:
-                missing = sorted(set(range(1, self._world)) - self._met)
-                raise CommunicationError(
-                    f"rank 0 listens on {address} for the control channel and ranks {missing} did not connect within "
-                    f"{self._timeout_s:.0f} s; is that address reachable from them? (it is the one that leads to MASTER_ADDR)"
-                )
-            self._poll(0.2)
+        others = set(range(1, self._world))
+        self._attend(lambda: self._met == others or self._failure is not None or time.monotonic() > deadline)
+        if self._met != others and self._failure is None:
+            missing = sorted(others - self._met)
+            self._found(
+                Cause.MISMATCH,
+                0,
+                f"{self._world - len(missing)} of {self._world} ranks called gradlane.attach within {self._timeout_s:.0f} s; "
+                f"missing: {missing}; if they did, is rank 0's address {address} reachable from them? (it is the one that "
+                "leads to MASTER_ADDR)",
+            )
+        if self._failure is not None:
+            raise self._failure
 
     def _connect(self, store: Any) -> None:
         try:
             store.wait(["peers"], timedelta(seconds=self._timeout_s))
-            address, port, token = store.get("peers").decode().split()
+            version, address, port, token = store.get("peers").decode().split()
+            if int(version) != VERSION:
+                raise MismatchError(
+                    f"rank 0's control channel is of version {version}, rank {self._rank}'s of {VERSION}: install one version "
+                    "of gradlane everywhere"
+                )
             to_rank_0 = socket.create_connection((address, int(port)), timeout=self._timeout_s)
             to_rank_0.sendall(header(Frame.HELLO, self._rank, len(token)) + token.encode())
+        except dist.DistStoreError:
+            raise MismatchError(
+                f"rank {self._rank}: no word from rank 0 within {self._timeout_s:.0f} s; it never called gradlane.attach, or "
+                "its process is gone"
+            ) from None
         except (OSError, RuntimeError) as error:
             raise CommunicationError(f"rank {self._rank} cannot reach the control channel of rank 0: {error}") from None
         connection = _Connection(to_rank_0, self._heartbeat)
@@ -216,7 +247,7 @@ class ControlChannel:
 
         Nothing is sent if it fails because another rank is gone: rank 0 tells that.
         """
-        if isinstance(error, PeerError):
+        if self._closing or isinstance(error, PeerError):
             return
         text = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
         self._broadcast_failure(Cause.of(error), self._rank, text)
@@ -239,16 +270,17 @@ class ControlChannel:
 
     def _run(self) -> None:
         try:
-            self._listen_until_closed()
+            self._attend(lambda: self._closing)
         except Exception as error:  # of a callback: the beats go on, and nobody else would hear of it
             failure = Cause.RAISED.error(self._rank, f"{type(error).__name__}: {error}")
             failure.__cause__ = error
             self.fail(error)
-            self._on_failure(failure)
+            self._fail_here(failure)
 
-    def _listen_until_closed(self) -> None:
+    def _attend(self, is_over: Callable[[], bool]) -> None:
+        """Read, and look for silence, until `is_over`, which is asked every `BEAT_S` at least."""
         next_look = time.monotonic()
-        while not self._closing:
+        while not is_over():
             now = time.monotonic()
             if now >= next_look:
                 # if this thread itself was stopped for long, it must listen before it judges others
@@ -309,7 +341,7 @@ class ControlChannel:
             cause, culprit, text = read_failure(payload)
             if self._rank == 0:
                 self._broadcast_failure(cause, culprit, text, skip=connection.rank)
-            self._on_failure(cause.error(culprit, text))
+            self._fail_here(cause.error(culprit, text))
         elif frame is Frame.BYE:
             if self._rank == 0:  # the other ranks have no connection to the one that leaves
                 rank = connection.rank
@@ -348,13 +380,11 @@ class ControlChannel:
                     f"said nothing for {now - connection.heard:.1f} s and its connection is open: stopped or cut off; if it "
                     f"comes back by itself, raise stall_timeout= ({self._stall_timeout_s:g} s)"
                 )
-                self._broadcast_failure(Cause.STALLED, rank, text)
-                self._on_failure(Cause.STALLED.error(rank, text))
+                self._found(Cause.STALLED, rank, text)
 
     def _lost(self, rank: int) -> None:
         text = "its process ended, or its host closed the connection"
-        self._broadcast_failure(Cause.DIED, rank, text)
-        self._on_failure(Cause.DIED.error(rank, text))
+        self._found(Cause.DIED, rank, text)
 
     def _compare(self, iteration: int, rank: int, rolling_hash: int) -> None:
         of_iteration = self._hashes.setdefault(iteration, {})
@@ -365,11 +395,19 @@ class ControlChannel:
                     f"ranks {other} and {rank} issued the messages of iteration {iteration} in different orders "
                     f"(hashes {hashed:016x} and {rolling_hash:016x}); sums of that iteration cannot be trusted"
                 )
-                self._broadcast_failure(Cause.ORDER, rank, text)
-                self._on_failure(Cause.ORDER.error(rank, text))
+                self._found(Cause.ORDER, rank, text)
                 return
         if len(of_iteration) == self._world:
             del self._hashes[iteration]
+
+    def _found(self, cause: Cause, culprit: int, text: str) -> None:
+        """A failure was found here: tell the other ranks, then the session."""
+        self._broadcast_failure(cause, culprit, text)
+        self._fail_here(cause.error(culprit, text))
+
+    def _fail_here(self, error: JobError) -> None:
+        self._failure = self._failure or error
+        self._on_failure(error)
 
     def _broadcast_failure(self, cause: Cause, culprit: int, text: str, skip: int | None = None) -> None:
         payload = failure_payload(cause, culprit, text)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 
-from gradlane.errors import JobError, OrderError, PeerDied, PeerFailed, PeerStalled
+from gradlane.errors import JobError, MismatchError, OrderError, PeerDied, PeerFailed, PeerStalled
 
 MAX_PAYLOAD = 16 * 1024  # bytes
-VERSION = 2
+VERSION = 3
 HEADER = struct.Struct("<4sBBHII")  # magic, type, version, reserved, rank, payload bytes
 _MAGIC = b"GLP1"
 
@@ -42,11 +42,12 @@ class Cause(IntEnum):
     RAISED = 3
     ORDER = 4
     OTHER = 5
+    MISMATCH = 6
 
     @staticmethod
     def of(error: BaseException) -> Cause:
         """The kind of a failure that a rank has found itself."""
-        for kind, cause in ((OrderError, Cause.ORDER), (JobError, Cause.OTHER)):
+        for kind, cause in ((OrderError, Cause.ORDER), (MismatchError, Cause.MISMATCH), (JobError, Cause.OTHER)):
             if isinstance(error, kind):
                 return cause
         return Cause.RAISED
@@ -61,7 +62,9 @@ class Cause(IntEnum):
             case Cause.RAISED:
                 return PeerFailed(f"rank {rank} failed: {text}", rank)
             case Cause.ORDER:
-                return OrderError(text)  # the text names the ranks
+                return OrderError(text)  # the text names the ranks, here and in the next
+            case Cause.MISMATCH:
+                return MismatchError(text)
             case Cause.OTHER:
                 return PeerFailed(f"rank {rank} stopped: {text}", rank)
 
