@@ -5,7 +5,8 @@
     python -m bench.faults --json
 
 Each cell is one job of three processes on loopback. The table has the seconds from the harm until the last other process had
-ended, the most of all culprits.
+ended, the most of all culprits. "link" takes the link of an emulated host down (`gradlane lab`); its seconds are until the last
+other rank had raised.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.live.phases import BACKENDS, HARMS, harmed, is_named
+from gradlane import lab
+from tests.live.phases import BACKENDS, HARMS, cut_off, harmed, is_named
 from tests.live.script_server import ScriptServer
 from tests.live.scripts.phases import PHASES, STEADY
 
@@ -27,8 +29,11 @@ ALL_PHASES = (*tuple(PHASES)[:-2], *STEADY, *tuple(PHASES)[-2:])
 
 def measure(server: ScriptServer, phase: str, culprit: int, harm: str, backend: str, within_s: float) -> dict[str, Any] | None:
     """What became of one job; None if it has no such phase."""
-    with tempfile.TemporaryDirectory() as folder:
-        ends = harmed(server, Path(folder), phase, culprit, harm, backend, within_s)
+    if harm == "link":
+        ends = cut_off(phase, culprit, backend, within_s)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            ends = harmed(server, Path(folder), phase, culprit, harm, backend, within_s)
     if ends is None:
         return None
     wrong = [
@@ -66,6 +71,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print a list of cases instead of tables")
     options = parser.parse_args()
     harms, backends = list(options.harm or HARMS), list(options.backend or BACKENDS)
+    reason = lab.supported()
+    if reason is not None and "link" in harms:
+        print(f"no links go down here: {reason}", file=sys.stderr)
+        harms.remove("link")
     found: list[dict[str, Any]] = []
     server = ScriptServer()
     for phase in options.phase or ALL_PHASES:

@@ -7,6 +7,8 @@ import re
 import select
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +17,7 @@ from tests.live.script_server import SCRIPTS, ScriptServer
 
 WORLD = 3
 START_S = 60.0
-HARMS = ("KILL", "STOP", "TERM", "exception")
+HARMS = ("KILL", "STOP", "TERM", "exception", "link")
 BACKENDS = ("all-reduce", "server", "both")
 # what torch.distributed says when its store is gone
 _NOISE = re.compile(r"frame #|<omitting|Exception raised from|(\[rank\d\]:)?\[[WE]\d")
@@ -125,6 +127,28 @@ def harmed(
         return dict(zip(others, job.ends_so_far(others, within_s, since), strict=True))
     finally:
         job.close()
+
+
+def cut_off(phase: str, culprit: int, backend: str, within_s: float) -> dict[int, End | None] | None:
+    """As `harmed`, on emulated hosts, where the link of the culprit's host goes down; a rank that has raised has ended here."""
+    lab = [sys.executable, "-m", "gradlane", "lab", "--quiet", "--hosts", str(WORLD), "--link", "1gbit", "--"]
+    script = [sys.executable, str(SCRIPTS / "phases.py"), phase, str(culprit), "link", backend]
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*lab, *script], env=environment, text=True, capture_output=True, check=False, timeout=START_S + within_s
+    )
+    said = re.findall(r"^(?:\[(\d)\] )?(\d+\.\d+)(?: (\w+) (\w+))?$", done.stdout, re.MULTILINE)
+    since = [float(at) for _, at, error, _ in said if not error]
+    if not since:
+        assert done.returncode == 0, done.stderr
+        return None
+    ends = {
+        int(rank or 0): End(1, float(at) - since[0], f"gradlane.errors.{error}: rank {blamed}")
+        for rank, at, error, blamed in said
+        if error
+    }
+    return {rank: ends.get(rank) for rank in range(WORLD) if rank != culprit and (phase != "meeting" or rank == (not culprit))}
 
 
 def is_named(end: End | None, culprit: int, harm: str, phase: str) -> bool:

@@ -27,6 +27,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Message, Plan
 from gradlane.core.policy import whole
 from gradlane.core.profile import Profile
+from gradlane.errors import JobError
 from gradlane.live.adapt.controller import ControlDecision, ControlDecisions
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.backends import probe
@@ -176,4 +177,8 @@ def main(phase: str, culprit: int, harm: str, backend: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    try:
+        main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    except JobError as error:
+        print(time.monotonic(), type(error).__name__, getattr(error, "rank", None), flush=True)
+        raise
