@@ -147,7 +147,8 @@ class ControlChannel:
                 self._listen(store)
             else:
                 self._connect(store)
-        except BaseException:
+        except BaseException as error:
+            self.fail(error)
             self._release()
             raise
         self._thread = threading.Thread(target=self._run, name="gradlane-peers", daemon=True)

@@ -41,7 +41,11 @@ def meet(job: Job, store: Any, stall_timeout_s: float) -> Coordination:
         JobError: rank 0 cannot be reached, or a rank that had come is gone or has failed.
     """
     channel = partial(ControlChannel, store, job.rank, job.world, job.timeout_s, stall_timeout_s)
-    return Coordination(job.rank, Failures(job.rank, job.timeout_s, job.device), channel)
+    try:
+        return Coordination(job.rank, Failures(job.rank, job.timeout_s, job.device), channel)
+    except BaseException:
+        attach_failed()
+        raise
 
 
 @contextmanager
