@@ -22,7 +22,7 @@ from torch.nn import functional as F
 import gradlane
 from gradlane.errors import GradlaneError, JobError
 from gradlane.live.backends.gradient_buffers import MessageBuffer
-from gradlane.live.comm import control_channel
+from gradlane.live.comm.control_frames import HEADER, VERSION, Frame
 from gradlane.schedule import Dispatcher, Engine
 from tests.live.cases import bits_of, differences
 from tests.live.loops import GIVEN, POLICIES, Mlp, momentum
@@ -200,17 +200,16 @@ def junk_on_the_control_port(rank: int, world: int) -> tuple[list[str], dict[str
         for step in range(8):
             if rank == 1 and step == 3:
                 address = session._driver.coordination.channel._connections[0].socket.getpeername()
-                hello, header, version = control_channel.Frame.HELLO, control_channel._HEADER, control_channel._VERSION
                 for _ in range(200):
                     knock(b"")
                 doors = {
                     "random": knock(os.urandom(4096)),
                     "http": knock(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
-                    "huge": knock(header.pack(b"GLP1", hello, version, 0, 1, 2**32 - 1)),
-                    "version": knock(header.pack(b"GLP1", hello, 9, 0, 1, 32) + b"0" * 32),
-                    "token": knock(header.pack(b"GLP1", hello, version, 0, 1, 32) + b"0" * 32),
-                    "rank": knock(header.pack(b"GLP1", hello, version, 0, 7, 32) + b"0" * 32),
-                    "twice": knock(header.pack(b"GLP1", control_channel.Frame.FAIL, version, 0, 1, 5) + b"\3\0\0\0\0"),
+                    "huge": knock(HEADER.pack(b"GLP1", Frame.HELLO, VERSION, 0, 1, 2**32 - 1)),
+                    "version": knock(HEADER.pack(b"GLP1", Frame.HELLO, 9, 0, 1, 32) + b"0" * 32),
+                    "token": knock(HEADER.pack(b"GLP1", Frame.HELLO, VERSION, 0, 1, 32) + b"0" * 32),
+                    "rank": knock(HEADER.pack(b"GLP1", Frame.HELLO, VERSION, 0, 7, 32) + b"0" * 32),
+                    "twice": knock(HEADER.pack(b"GLP1", Frame.FAIL, VERSION, 0, 1, 5) + b"\3\0\0\0\0"),
                 }
                 refused = {name: _is_refused(door) for name, door in doors.items()}
             _step(model, optimizer, generator)

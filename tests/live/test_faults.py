@@ -2,90 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import select
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
+from tests.live.phases import End, Job, harmed, is_named
 from tests.live.ranks import Ranks
-from tests.live.script_server import SCRIPTS, ScriptServer
+from tests.live.script_server import ScriptServer
+from tests.processes import AT_ONCE_S
 
 FOR_EVER = 10**7
-START_S = 60.0
+STALLED_S = 2.5  # after which silence is an error
 
 both = pytest.mark.parametrize("backend", ["all-reduce", "server"])
-
-
-class End(NamedTuple):
-    """How a rank's process ended. after_s: seconds since the fault. error: the last line that it printed."""
-
-    code: int
-    after_s: float
-    error: str
-
-
-class Job:
-    """The processes of one job, by rank, and what they print."""
-
-    def __init__(self, server: ScriptServer, folder: Path, world: int, *arguments: object) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        self._server, self._folder = server, folder
-        self._pids: list[int] = []
-        self._outputs: list[int] = []
-        for rank in range(world):
-            os.mkfifo(folder / f"out{rank}")
-            self._outputs.append(os.open(folder / f"out{rank}", os.O_RDWR | os.O_NONBLOCK))
-            environment = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            self._pids.append(
-                server.ask(
-                    run=[str(SCRIPTS / "job.py"), *map(str, arguments)],
-                    env={key: str(value) for key, value in environment.items()},
-                    out=str(folder / f"out{rank}"),
-                    err=str(folder / f"err{rank}"),
-                )
-            )
-        self._watches = [os.pidfd_open(pid) for pid in self._pids]
-        self._running = set(range(world))
-
-    def reaches_the_fault(self) -> None:
-        for rank, output in enumerate(self._outputs):
-            assert select.select([output], [], [], START_S)[0], self.errors(rank)
-
-    def signal(self, rank: int, number: int) -> None:
-        signal.pidfd_send_signal(self._watches[rank], number)
-
-    def errors(self, rank: int) -> str:
-        return (self._folder / f"err{rank}").read_text()
-
-    def ends(self, ranks: list[int], within_s: float) -> list[End]:
-        """How `ranks` end, all of them within that time from now."""
-        began, ends = time.monotonic(), {}
-        while len(ends) < len(ranks):
-            waited = {self._watches[rank]: rank for rank in ranks if rank not in ends}
-            ended, _, _ = select.select(list(waited), [], [], max(0.0, began + within_s - time.monotonic()))
-            assert ended, f"ranks {list(waited.values())} are still there after {within_s} s"
-            for watch in ended:
-                rank = waited[watch]
-                self._running.discard(rank)
-                after_s = time.monotonic() - began
-                lines = self.errors(rank).strip().splitlines() or [""]
-                error = lines[-1].removeprefix(f"[rank{rank}]: ")  # torch's mark
-                ends[rank] = End(self._server.ask(wait=self._pids[rank]), after_s, error)
-        return [ends[rank] for rank in ranks]
-
-    def close(self) -> None:
-        for rank in self._running:
-            self.signal(rank, signal.SIGKILL)
-            self._server.ask(wait=self._pids[rank])
-        for descriptor in (*self._watches, *self._outputs):
-            os.close(descriptor)
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +33,10 @@ def start(server: ScriptServer, tmp_path: Path) -> Iterator[Any]:
     jobs = []
 
     def start(*arguments: Any) -> Job:
-        jobs.append(Job(server, tmp_path, *arguments))
-        jobs[-1].reaches_the_fault()
+        world, *others = arguments
+        jobs.append(Job(server, tmp_path, "job.py", world, *others))
+        for rank in range(world):
+            jobs[-1].line(rank)
         return jobs[-1]
 
     yield start
@@ -140,7 +75,7 @@ def test_a_script_that_catches_the_error_ends_with_the_exit_code_of_its_own(star
 @both
 def test_an_exception_within_attach_ends_the_rank_with_it(start, backend):
     (end,) = start(2, 0, "raise-in-attach", 0, backend).ends([0], within_s=15)
-    assert (end.code, end.error) == (1, "ValueError: no control channel")
+    assert (end.code, end.error) == (1, "ValueError: no session")
 
 
 @pytest.mark.timing
@@ -210,6 +145,32 @@ def test_a_job_in_which_nothing_goes_wrong_ends_without_a_word(start, backend):
     assert [(end.code, end.error) for end in job.ends([0, 1, 2], within_s=20)] == [(0, "")] * 3
 
 
+# -- harm at other moments than in the midst of training ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("phase", "culprit", "harm", "backend"),
+    [
+        ("meeting", 1, "exception", "all-reduce"),
+        ("handshake", 0, "KILL", "all-reduce"),
+        ("groups", 1, "STOP", "all-reduce"),
+        ("servers", 1, "KILL", "server"),
+        ("measuring", 0, "KILL", "both"),
+        ("first decision", 0, "STOP", "all-reduce"),
+        ("opening lanes", 1, "KILL", "server"),
+        ("switch", 1, "exception", "both"),
+        ("a forked worker lives on", 1, "KILL", "all-reduce"),
+        ("closing", 0, "KILL", "all-reduce"),
+    ],
+)
+def test_harm_to_one_rank_is_named_by_all_others_soon_at_every_moment(server, tmp_path, phase, culprit, harm, backend):
+    ends = harmed(server, tmp_path, phase, culprit, harm, backend, within_s=20)
+    assert ends
+    for end in ends.values():
+        assert is_named(end, culprit, harm, phase), end
+        assert end.after_s < (STALLED_S if harm == "STOP" else 0) + AT_ONCE_S
+
+
 # -- ranks that disagree -----------------------------------------------------------------------------------------
 
 
@@ -239,7 +200,7 @@ def test_ranks_that_disagree_all_hear_of_the_first_difference_at_attach(two_rank
     assert text.endswith("start every rank with the same script, options and model")
 
 
-@pytest.mark.parametrize(("missing", "says"), [(1, "missing: [1]"), (0, "no verdict from rank 0; it never called")])
+@pytest.mark.parametrize(("missing", "says"), [(1, "missing: [1]"), (0, "no word from rank 0 within 1 s; it never called")])
 def test_a_rank_that_never_attaches_is_named_at_the_timeout(missing, says):
     ranks = Ranks(2)  # of its own: ranks that have attached equally often are told apart from those that have not
     try:

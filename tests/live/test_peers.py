@@ -12,10 +12,13 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from gradlane.errors import JobError, PeerDied
+from gradlane.errors import CommunicationError, JobError, MismatchError, PeerDied, PeerStalled
 from gradlane.live.comm.control_channel import ControlChannel
+from gradlane.live.comm.control_frames import VERSION
+from gradlane.live.comm.failures import Failures
 from tests.processes import AT_ONCE_S
 
 STALL_TIMEOUT_S = 1.0
@@ -86,6 +89,89 @@ def test_a_forked_child_does_not_hide_the_end_of_its_parent():
         os.close(waits)
 
 
+def test_a_rank_that_has_lost_rank_0_may_still_report_what_it_has_issued():
+    lost = threading.Event()
+    peers = channels(dist.HashStore(), 2)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(peers, rank=0)
+        other = peers(rank=1, on_failure=lambda error: lost.set())
+        rank_0 = first.result(AT_ONCE_S)
+        rank_0._drop(rank_0._connections[1])  # as the kernel does when rank 0 ends
+        assert lost.wait(AT_ONCE_S)
+        other.issued(3, 17)
+        other.close()
+        rank_0.close()
+
+
+def test_a_rank_that_dies_while_others_are_awaited_is_named_at_once():
+    store = dist.HashStore()
+    peers = channels(store, 3)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(peers, rank=0)
+        early = peers(rank=1)
+        early._drop(early._connections[0])
+        with pytest.raises(PeerDied, match="rank 1 is gone"):
+            first.result(AT_ONCE_S)
+        early.close()
+
+
+def test_a_rank_that_never_comes_is_named_to_those_that_have_come():
+    heard: SimpleQueue[JobError] = SimpleQueue()
+    peers = partial(channels(dist.HashStore(), 3), timeout_s=1.0)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(peers, rank=0)
+        early = peers(rank=1, on_failure=heard.put)
+        with pytest.raises(MismatchError, match=r"2 of 3 ranks called gradlane.attach within 1 s; missing: \[2\]"):
+            first.result(2 * AT_ONCE_S)
+        assert "missing: [2]" in str(heard.get(timeout=AT_ONCE_S))
+        early.close()
+
+
+def test_another_version_of_the_control_channel_is_refused_by_name():
+    store = dist.HashStore()
+    store.set("peers", f"{VERSION + 1} 127.0.0.1 1 token")
+    with pytest.raises(MismatchError, match=rf"rank 0's control channel is of version {VERSION + 1}, rank 1's of {VERSION}"):
+        channels(store, 2)(rank=1)
+
+
+# -- calls that wait for other ranks ---------------------------------------------------------------------------
+
+
+def test_a_call_that_waits_for_another_rank_ends_at_once_when_the_job_fails():
+    failures, begun, released = Failures(1, 30.0, torch.device("cpu")), threading.Event(), threading.Event()
+
+    def stuck() -> None:
+        begun.set()
+        released.wait(30)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(failures.collective, stuck)
+        assert begun.wait(AT_ONCE_S)
+        failures.fail(PeerStalled("rank 2 is stalled", 2))
+        with pytest.raises(PeerStalled):
+            waiting.result(AT_ONCE_S)
+        released.set()
+
+
+def test_a_call_returns_its_result_and_raises_its_own_error():
+    failures = Failures(1, 30.0, torch.device("cpu"))
+    assert failures.collective(lambda: 7) == 7
+    with pytest.raises(LookupError, match="by the test"):
+        failures.collective(lambda: (_ for _ in ()).throw(LookupError("by the test")))
+
+
+def test_an_error_of_torch_that_nobody_explains_has_a_type_and_says_where():
+    failures = Failures(1, 30.0, torch.device("cpu"))
+
+    def lose() -> None:
+        raise RuntimeError("connection reset\nby peer")
+
+    with pytest.raises(
+        CommunicationError, match=r"rank 1, in attach: rank 0's parameters failed in torch\.distributed: connection"
+    ):
+        failures.collective(lose, "rank 0's parameters")
+
+
 @pytest.mark.timing
 def test_a_rank_that_came_early_hears_rank_0_while_it_waits_for_the_last():
     failed = threading.Event()
@@ -104,7 +190,7 @@ def test_rank_0_is_not_silent_before_it_has_come_to_a_rank():
     failed = threading.Event()
     store = dist.HashStore()
     with socket.create_server(("127.0.0.1", 0)) as rank_0:
-        store.set("peers", f"127.0.0.1 {rank_0.getsockname()[1]} token")
+        store.set("peers", f"{VERSION} 127.0.0.1 {rank_0.getsockname()[1]} token")
         with contextlib.closing(channels(store, 2)(rank=1, on_failure=lambda error: failed.set())):
             failed.wait(LONGER_S)
     assert not failed.is_set()

@@ -32,8 +32,8 @@ class Model(nn.Sequential):
         return x
 
 
-def no_channel(*_: Any, **__: Any) -> None:
-    raise ValueError("no control channel")
+def no_session(*_: Any, **__: Any) -> None:
+    raise ValueError("no session")
 
 
 def main(steps: int, fault: str, culprit: int, backend: Any) -> None:
@@ -45,7 +45,7 @@ def main(steps: int, fault: str, culprit: int, backend: Any) -> None:
     if fault == "raise-in-attach":
         print("here", flush=True)
         if rank == culprit:
-            attach.ControlChannel = no_channel  # type: ignore[assignment,misc]
+            attach.Session = no_session  # type: ignore[assignment,misc]
     session = gradlane.attach(
         model,
         optimizer,

@@ -13,7 +13,7 @@ import runpy
 import sys
 from typing import Any
 
-import gradlane.live  # noqa: F401
+import gradlane.live.startup.attach  # noqa: F401
 
 
 def serve() -> dict[str, Any] | None:

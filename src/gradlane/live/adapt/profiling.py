@@ -31,8 +31,8 @@ from gradlane.live.comm.recorder import LEAST_STABLE, ProfileBuilder
 from gradlane.planning.plans import accepted, make_plan
 from gradlane.planning.ranking import simulated_ns
 
-Collective = Callable[[Callable[[], Any]], None]
-"""Runs a blocking collective and raises its failure as a typed error."""
+Collective = Callable[[Callable[[], Any]], Any]
+"""Runs a call that waits for other ranks, returns what it returns, and raises its failure as a typed error."""
 
 
 class Planner:
@@ -126,9 +126,13 @@ class Planner:
         group = backend.control_group
         if self._measures:
             ready = torch.tensor(self.builder.ready_medians(), dtype=torch.int64, device=backend.control_device)
-            collective(lambda: dist.all_reduce(ready, group=group))
+
+            def add_up() -> list[int]:
+                dist.all_reduce(ready, group=group)
+                return [int(total) for total in ready.tolist()]
+
             world = dist.get_world_size(group)
-            self.profile = self.builder.build(model, str(device), [int(total) // world for total in ready.tolist()])
+            self.profile = self.builder.build(model, str(device), [total // world for total in collective(add_up)])
         plan = self._share(self._plan(self._policy, UNSET), backend, collective)
         check_fits(plan, self.builder.specs)
         return plan
@@ -174,25 +178,30 @@ class Planner:
         """Broadcast rank 0's plan and compare its fingerprint over all ranks; other ranks' `own` is
         ignored. `place` is that of the plan from now on.
         """
-        group, device = backend.control_group, backend.control_device
-        data = files.dumps(own) if own is not None else b""
-        size = torch.tensor([len(data)], dtype=torch.int64, device=device)
-        collective(lambda: dist.broadcast(size, 0, group))
-        payload = torch.zeros(int(size), dtype=torch.uint8, device=device)
-        rank = dist.get_rank(group)
-        if rank == 0:
-            payload.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        collective(lambda: dist.broadcast(payload, 0, group))
-        plan = files.loads(payload.cpu().numpy().tobytes(), Plan)
-        mine = int(plan.fingerprint, 16) >> 1  # fits a signed 64-bit integer
-        prints = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device)
-        prints[rank] = mine
-        collective(lambda: dist.all_reduce(prints, group=group))
-        for other, theirs in enumerate(prints.tolist()):
-            if theirs != mine:
-                raise MismatchError(f"rank {other} holds another plan than rank {rank}: {theirs:x} and {mine:x}")
+        plan: Plan = collective(lambda: _exchange(own, backend.control_group, backend.control_device))
         self.place = place_of(plan.backend, self.places)
         return plan
+
+
+def _exchange(own: Plan | None, group: Any, device: torch.device) -> Plan:
+    """Broadcast rank 0's plan, and compare its fingerprint over all ranks (collective)."""
+    data = files.dumps(own) if own is not None else b""
+    size = torch.tensor([len(data)], dtype=torch.int64, device=device)
+    dist.broadcast(size, 0, group)
+    payload = torch.zeros(int(size), dtype=torch.uint8, device=device)
+    rank = dist.get_rank(group)
+    if rank == 0:
+        payload.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    dist.broadcast(payload, 0, group)
+    plan = files.loads(payload.cpu().numpy().tobytes(), Plan)
+    mine = int(plan.fingerprint, 16) >> 1  # fits a signed 64-bit integer
+    prints = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device)
+    prints[rank] = mine
+    dist.all_reduce(prints, group=group)
+    for other, theirs in enumerate(prints.tolist()):
+        if theirs != mine:
+            raise MismatchError(f"rank {other} holds another plan than rank {rank}: {theirs:x} and {mine:x}")
+    return plan
 
 
 def check_fits(plan: Plan, specs: Sequence[TensorSpec]) -> None:

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -24,7 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradlane.live.backends.sockets import Sockets, ends_of, open_sockets
+from gradlane.live.backends import calls
+from gradlane.live.backends.sockets import Sockets, open_sockets, shut_down
 
 _END_S = 5.0  # for sums to end once their connections are shut down, and for callbacks
 
@@ -69,7 +68,8 @@ class UnderWay:
         try:
             future.wait()
         except Exception as error:
-            self._callback(error)
+            # its frames would keep torch's hold on this callback, whose end `close` and `_end` wait for
+            self._callback(error.with_traceback(None))
         else:
             self._callback(None)
 
@@ -103,6 +103,7 @@ class ProcessGroups:
         self._timeout = timedelta(seconds=timeout_s)
         self._all: list[Any] = []
         self._sockets: list[Sockets] = []
+        self._before: Sockets | None = None  # this process's sockets before the group that is being opened
         self._changed = threading.Condition()
         self._under_way: set[UnderWay] = set()
 
@@ -116,9 +117,10 @@ class ProcessGroups:
         """Open one more group (collective)."""
         if not self._all:
             atexit.register(self._end)
-        before = open_sockets()
+        self._before = open_sockets()
         self._all.append(dist.new_group(self._ranks, timeout=self._timeout))
-        self._sockets.append(open_sockets() - before)
+        self._sockets.append(open_sockets() - self._before)
+        self._before = None
 
     def sockets(self, index: int) -> Sockets:
         """The sockets that this process gained while group `index` was made: its connections are
@@ -159,17 +161,16 @@ class ProcessGroups:
         self._all.clear()
 
     def _end(self) -> None:
-        """At exit, unless `close` was called: end the sums that are stuck, then close."""
-        if not self._under_way:
+        """At exit, unless `close` was called: end the sums and calls that are stuck, then close."""
+        if not self._under_way and not calls.some_are_left():
             return
-        for fd, _ in set().union(*self._sockets) & open_sockets():
-            # connections only: Gloo aborts the process if its listening socket is shut down
-            if ends_of(fd) is not None:
-                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
-                    one.shutdown(socket.SHUT_RDWR)
+        now = open_sockets()
+        opening = frozenset() if self._before is None else now - self._before
+        for fd, _ in opening.union(*self._sockets) & now:
+            shut_down(fd)
         with self._changed:
             for begun in list(self._under_way):
                 begun.tell()
             are_over = self._changed.wait_for(lambda: not self._under_way, _END_S)
-        if are_over:
+        if are_over and not calls.some_are_left():
             self.close()  # this also ends the threads that run the callbacks

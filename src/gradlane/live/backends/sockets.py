@@ -84,5 +84,14 @@ def ends_of(fd: int) -> tuple[str, str] | None:
     return None
 
 
+def shut_down(fd: int) -> None:
+    """End a TCP connection, so that whoever waits on it, on either side, is told. Anything else is left alone: Gloo aborts
+    the process if its listening socket is shut down.
+    """
+    if ends_of(fd) is not None:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
+            one.shutdown(socket.SHUT_RDWR)
+
+
 def _digest(from_end: str, to_end: str) -> int:
     return int.from_bytes(sha256(f"{from_end} {to_end}".encode()).digest()[:8], "little", signed=True)

@@ -8,10 +8,8 @@ code sends the beats, whatever Python does (`gradlane.transport.Heartbeat`). A b
 long the sender's interpreter has not run; one line names a rank of which that is long. Rank 0
 passes on what it learns, so that every rank ends with an error that names the same culprit.
 
-Wire: each frame has a 16-byte little-endian header (magic, type, version, rank, length) and at most
-`MAX_PAYLOAD` bytes of payload. Anything else closes that one connection. Nothing is unpickled or
-evaluated. Whoever connects must send the job's token first; the token keeps jobs apart and is no
-secret.
+What is no frame (`control_frames.py`) closes that one connection. Whoever connects must send the
+job's token first; the token keeps jobs apart and is no secret.
 
 Each process has one thread in Python for this, which reads and on which the callbacks run.
 """
@@ -31,51 +29,31 @@ import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
-from enum import IntEnum
 from typing import Any
 
-from gradlane.errors import CommunicationError, JobError, OrderError, PeerDied, PeerError, PeerFailed, PeerStalled
+import torch.distributed as dist
+
+from gradlane.errors import CommunicationError, JobError, MismatchError, PeerError
 from gradlane.live.backends.addresses import own_address
+from gradlane.live.comm.control_frames import (
+    BEAT,
+    HASH,
+    PAIR,
+    VERSION,
+    Cause,
+    Frame,
+    Reader,
+    failure_payload,
+    header,
+    read_failure,
+)  # fmt: skip
 from gradlane.transport import Heartbeat
 
 log = logging.getLogger("gradlane")
 
 BEAT_S = 0.5
 _END_S = 2.5  # how long `close` waits for a callback that runs
-MAX_PAYLOAD = 16 * 1024  # bytes
 MAX_STRANGERS = 64  # connections that have not sent the token yet
-_HEADER = struct.Struct("<4sBBHII")  # magic, type, version, reserved, rank, payload bytes
-_MAGIC = b"GLP1"
-_VERSION = 2
-
-
-class Frame(IntEnum):
-    HELLO = 1  # token
-    BEAT = 2  # milliseconds for which the sender's interpreter has not run (4 bytes)
-    FAIL = 3  # kind (1 byte), culprit rank (4 bytes), text
-    BYE = 4
-    CHOICE = 5  # iteration (8 bytes), message (4 bytes)
-    ISSUED = 6  # iteration (8 bytes), hash (8 bytes)
-    DECISION = 7  # iteration (8 bytes), what rank 0 decided for it (4 bytes)
-    BUFFERS = 8  # forward passes that have ended (8 bytes), why rank 0 sends its buffers (4 bytes)
-
-
-_BEAT = struct.Struct("<I")
-_PAIR = struct.Struct("<QI")
-_HASH = struct.Struct("<QQ")
-_FAIL = struct.Struct("<BI")
-
-
-class _Cause(IntEnum):
-    DIED = 1
-    STALLED = 2
-    RAISED = 3
-    ORDER = 4
-    OTHER = 5
-
-
-def _header(frame: Frame, rank: int, payload_bytes: int) -> bytes:
-    return _HEADER.pack(_MAGIC, frame, _VERSION, 0, rank, payload_bytes)
 
 
 class _Connection:
@@ -93,10 +71,10 @@ class _Connection:
         self.said_bye = False
         self.was_slow = False  # its interpreter did not run for long, and one line has said so
         self._heartbeat = heartbeat
-        self._unread = bytearray()
+        self._reader = Reader()
 
     def send(self, frame: Frame, rank: int, payload: bytes = b"") -> None:
-        self._heartbeat.send(self.socket.fileno(), _header(frame, rank, len(payload)) + payload)
+        self._heartbeat.send(self.socket.fileno(), header(frame, rank, len(payload)) + payload)
 
     def receive(self) -> list[tuple[Frame, int, bytes]]:
         """Read from the socket and return the frames that have arrived: type, rank, payload.
@@ -109,17 +87,7 @@ class _Connection:
         if not data:
             raise ConnectionResetError("closed by peer")
         self.heard = time.monotonic()
-        self._unread += data
-        frames = []
-        while len(self._unread) >= _HEADER.size:
-            magic, kind, version, _, rank, length = _HEADER.unpack_from(self._unread)
-            if magic != _MAGIC or version != _VERSION or length > MAX_PAYLOAD:
-                raise ValueError("not a frame of gradlane's control channel")
-            if len(self._unread) < _HEADER.size + length:
-                break
-            frames.append((Frame(kind), rank, bytes(self._unread[_HEADER.size : _HEADER.size + length])))
-            del self._unread[: _HEADER.size + length]
-        return frames
+        return self._reader.frames(data)
 
 
 class ControlChannel:
@@ -141,7 +109,9 @@ class ControlChannel:
             them, on ranks other than 0.
 
     Raises:
-        CommunicationError: ranks did not connect, or rank 0 cannot be reached.
+        MismatchError: a rank did not come in time; on all ranks.
+        CommunicationError: rank 0 cannot be reached.
+        JobError: a rank that had come is gone, or has failed.
     """
 
     def __init__(
@@ -169,14 +139,16 @@ class ControlChannel:
         self._listener: socket.socket | None = None
         self._wake_read, self._wake_write = os.pipe()
         self._closing = False
+        self._failure: JobError | None = None  # the first that was found here or told
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._heartbeat = Heartbeat(_header(Frame.BEAT, rank, _BEAT.size), BEAT_S)
+        self._heartbeat = Heartbeat(header(Frame.BEAT, rank, BEAT.size), BEAT_S)
         try:
             if rank == 0:
                 self._listen(store)
             else:
                 self._connect(store)
-        except BaseException:
+        except BaseException as error:
+            self.fail(error)
             self._release()
             raise
         self._thread = threading.Thread(target=self._run, name="gradlane-peers", daemon=True)
@@ -192,23 +164,38 @@ class ControlChannel:
         self._listener = socket.create_server((address, 0), family=family, backlog=self._world + MAX_STRANGERS)
         self._token = token.encode()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        store.set("peers", f"{address} {self._listener.getsockname()[1]} {token}")
+        store.set("peers", f"{VERSION} {address} {self._listener.getsockname()[1]} {token}")
         deadline = time.monotonic() + self._timeout_s
-        while len(self._met) < self._world - 1:
-            if time.monotonic() > deadline:
-                missing = sorted(set(range(1, self._world)) - self._met)
-                raise CommunicationError(
-                    f"rank 0 listens on {address} for the control channel and ranks {missing} did not connect within "
-                    f"{self._timeout_s:.0f} s; is that address reachable from them? (it is the one that leads to MASTER_ADDR)"
-                )
-            self._poll(0.2)
+        others = set(range(1, self._world))
+        self._attend(lambda: self._met == others or self._failure is not None or time.monotonic() > deadline)
+        if self._met != others and self._failure is None:
+            missing = sorted(others - self._met)
+            self._found(
+                Cause.MISMATCH,
+                0,
+                f"{self._world - len(missing)} of {self._world} ranks called gradlane.attach within {self._timeout_s:.0f} s; "
+                f"missing: {missing}; if they did, is rank 0's address {address} reachable from them? (it is the one that "
+                "leads to MASTER_ADDR)",
+            )
+        if self._failure is not None:
+            raise self._failure
 
     def _connect(self, store: Any) -> None:
         try:
             store.wait(["peers"], timedelta(seconds=self._timeout_s))
-            address, port, token = store.get("peers").decode().split()
+            version, address, port, token = store.get("peers").decode().split()
+            if int(version) != VERSION:
+                raise MismatchError(
+                    f"rank 0's control channel is of version {version}, rank {self._rank}'s of {VERSION}: install one version "
+                    "of gradlane everywhere"
+                )
             to_rank_0 = socket.create_connection((address, int(port)), timeout=self._timeout_s)
-            to_rank_0.sendall(_header(Frame.HELLO, self._rank, len(token)) + token.encode())
+            to_rank_0.sendall(header(Frame.HELLO, self._rank, len(token)) + token.encode())
+        except dist.DistStoreError:
+            raise MismatchError(
+                f"rank {self._rank}: no word from rank 0 within {self._timeout_s:.0f} s; it never called gradlane.attach, or "
+                "its process is gone"
+            ) from None
         except (OSError, RuntimeError) as error:
             raise CommunicationError(f"rank {self._rank} cannot reach the control channel of rank 0: {error}") from None
         connection = _Connection(to_rank_0, self._heartbeat)
@@ -240,7 +227,7 @@ class ControlChannel:
         self._say(Frame.BUFFERS, forward, why)
 
     def _say(self, frame: Frame, when: int, what: int) -> None:
-        payload = _PAIR.pack(when, what)
+        payload = PAIR.pack(when, what)
         for connection in list(self._connections.values()):
             connection.send(frame, self._rank, payload)
 
@@ -254,18 +241,17 @@ class ControlChannel:
         else:
             to_rank_0 = self._connections.get(0)
             if to_rank_0 is not None:  # else rank 0 is gone, as `on_failure` or `on_left` has told
-                to_rank_0.send(Frame.ISSUED, self._rank, _HASH.pack(iteration, rolling_hash))
+                to_rank_0.send(Frame.ISSUED, self._rank, HASH.pack(iteration, rolling_hash))
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this rank fails, and why.
 
         Nothing is sent if it fails because another rank is gone: rank 0 tells that.
         """
-        if isinstance(error, PeerError):
+        if self._closing or isinstance(error, PeerError):
             return
-        kind = _Cause.ORDER if isinstance(error, OrderError) else _Cause.OTHER if isinstance(error, JobError) else _Cause.RAISED
         text = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
-        self._broadcast_failure(kind, self._rank, text)
+        self._broadcast_failure(Cause.of(error), self._rank, text)
 
     def close(self) -> None:
         """Tell the others that this rank leaves, and end the thread.
@@ -285,16 +271,17 @@ class ControlChannel:
 
     def _run(self) -> None:
         try:
-            self._listen_until_closed()
+            self._attend(lambda: self._closing)
         except Exception as error:  # of a callback: the beats go on, and nobody else would hear of it
-            failure = _failure(_Cause.RAISED, self._rank, f"{type(error).__name__}: {error}")
+            failure = Cause.RAISED.error(self._rank, f"{type(error).__name__}: {error}")
             failure.__cause__ = error
             self.fail(error)
-            self._on_failure(failure)
+            self._fail_here(failure)
 
-    def _listen_until_closed(self) -> None:
+    def _attend(self, is_over: Callable[[], bool]) -> None:
+        """Read, and look for silence, until `is_over`, which is asked every `BEAT_S` at least."""
         next_look = time.monotonic()
-        while not self._closing:
+        while not is_over():
             now = time.monotonic()
             if now >= next_look:
                 # if this thread itself was stopped for long, it must listen before it judges others
@@ -350,13 +337,12 @@ class ControlChannel:
     def _handle(self, connection: _Connection, frame: Frame, rank: int, payload: bytes) -> None:
         assert connection.rank is not None
         if frame is Frame.BEAT:
-            self._look_for_slowness(connection, _BEAT.unpack(payload)[0] / 1000)
+            self._look_for_slowness(connection, BEAT.unpack(payload)[0] / 1000)
         elif frame is Frame.FAIL:
-            kind, culprit = _FAIL.unpack_from(payload)
-            text = payload[_FAIL.size :].decode(errors="replace")
+            cause, culprit, text = read_failure(payload)
             if self._rank == 0:
-                self._broadcast_failure(_Cause(kind), culprit, text, skip=connection.rank)
-            self._on_failure(_failure(_Cause(kind), culprit, text))
+                self._broadcast_failure(cause, culprit, text, skip=connection.rank)
+            self._fail_here(cause.error(culprit, text))
         elif frame is Frame.BYE:
             if self._rank == 0:  # the other ranks have no connection to the one that leaves
                 rank = connection.rank
@@ -366,13 +352,13 @@ class ControlChannel:
             connection.said_bye |= rank == connection.rank
             self._on_left(rank)
         elif frame is Frame.CHOICE and connection.rank == 0:
-            self._on_choice(*_PAIR.unpack(payload))
+            self._on_choice(*PAIR.unpack(payload))
         elif frame is Frame.DECISION and connection.rank == 0:
-            self._on_decision(*_PAIR.unpack(payload))
+            self._on_decision(*PAIR.unpack(payload))
         elif frame is Frame.BUFFERS and connection.rank == 0:
-            self._on_buffers(*_PAIR.unpack(payload))
+            self._on_buffers(*PAIR.unpack(payload))
         elif frame is Frame.ISSUED and self._rank == 0:
-            iteration, rolling_hash = _HASH.unpack(payload)
+            iteration, rolling_hash = HASH.unpack(payload)
             self._compare(iteration, connection.rank, rolling_hash)
 
     def _look_for_slowness(self, connection: _Connection, not_run_s: float) -> None:
@@ -395,13 +381,11 @@ class ControlChannel:
                     f"said nothing for {now - connection.heard:.1f} s and its connection is open: stopped or cut off; if it "
                     f"comes back by itself, raise stall_timeout= ({self._stall_timeout_s:g} s)"
                 )
-                self._broadcast_failure(_Cause.STALLED, rank, text)
-                self._on_failure(_failure(_Cause.STALLED, rank, text))
+                self._found(Cause.STALLED, rank, text)
 
     def _lost(self, rank: int) -> None:
         text = "its process ended, or its host closed the connection"
-        self._broadcast_failure(_Cause.DIED, rank, text)
-        self._on_failure(_failure(_Cause.DIED, rank, text))
+        self._found(Cause.DIED, rank, text)
 
     def _compare(self, iteration: int, rank: int, rolling_hash: int) -> None:
         of_iteration = self._hashes.setdefault(iteration, {})
@@ -412,14 +396,22 @@ class ControlChannel:
                     f"ranks {other} and {rank} issued the messages of iteration {iteration} in different orders "
                     f"(hashes {hashed:016x} and {rolling_hash:016x}); sums of that iteration cannot be trusted"
                 )
-                self._broadcast_failure(_Cause.ORDER, rank, text)
-                self._on_failure(_failure(_Cause.ORDER, rank, text))
+                self._found(Cause.ORDER, rank, text)
                 return
         if len(of_iteration) == self._world:
             del self._hashes[iteration]
 
-    def _broadcast_failure(self, kind: _Cause, culprit: int, text: str, skip: int | None = None) -> None:
-        payload = _FAIL.pack(kind, culprit) + text.encode()[: MAX_PAYLOAD - _FAIL.size]
+    def _found(self, cause: Cause, culprit: int, text: str) -> None:
+        """A failure was found here: tell the other ranks, then the session."""
+        self._broadcast_failure(cause, culprit, text)
+        self._fail_here(cause.error(culprit, text))
+
+    def _fail_here(self, error: JobError) -> None:
+        self._failure = self._failure or error
+        self._on_failure(error)
+
+    def _broadcast_failure(self, cause: Cause, culprit: int, text: str, skip: int | None = None) -> None:
+        payload = failure_payload(cause, culprit, text)
         for rank, connection in list(self._connections.items()):
             if rank != skip:
                 connection.send(Frame.FAIL, self._rank, payload)
@@ -462,15 +454,3 @@ def _leave_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
-
-
-def _failure(kind: _Cause, rank: int, text: str) -> JobError:
-    if kind is _Cause.DIED:
-        return PeerDied(f"rank {rank} is gone: {text}", rank)
-    if kind is _Cause.STALLED:
-        return PeerStalled(f"rank {rank} is stalled: {text}", rank)
-    if kind is _Cause.RAISED:
-        return PeerFailed(f"rank {rank} failed: {text}", rank)
-    if kind is _Cause.ORDER:
-        return OrderError(text)  # the text names the ranks
-    return PeerFailed(f"rank {rank} stopped: {text}", rank)

@@ -10,45 +10,66 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from gradlane.errors import JobError
+from gradlane.errors import JobError, PeerFailed
 from gradlane.live.comm.control_channel import ControlChannel
 from gradlane.live.comm.failures import Failures
 
 
 class Coordination:
-    """Owned by a session's driver.
+    """Made by `attach`, where this rank meets the others; what rank 0 says before a session listens
+    is kept for it.
 
     Args:
         rank: of this process; rank 0 decides.
         failures: of the session; its lock guards what arrives here.
         make_channel: makes the control channel, given its callbacks (every rank calls it).
-        on_choice: called under the lock with the message that rank 0 puts next in the iteration
-            that runs here.
-        on_buffers: called with a number of forward passes and why rank 0 sends its buffers after
-            them, see `ControlChannel`.
+
+    Raises what `make_channel` raises.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        failures: Failures,
-        make_channel: Callable[..., ControlChannel],
-        on_choice: Callable[[int], None],
-        on_buffers: Callable[[int, int], None],
-    ) -> None:
+    def __init__(self, rank: int, failures: Failures, make_channel: Callable[..., ControlChannel]) -> None:
         self._rank = rank
-        self._failures = failures
-        self._on_choice = on_choice
+        self.failures = failures
         self._iteration = -1
         self._choices: dict[int, list[int]] = {}  # of iterations that this rank has not begun
         self._decisions: dict[int, int] = {}  # likewise
+        self._buffers: list[tuple[int, int]] = []  # announced while nobody listened
+        self._on_choice: Callable[[int], None] | None = None
+        self._on_buffers: Callable[[int, int], None] | None = None
         self.channel = make_channel(
             on_failure=failures.fail,
             on_choice=self._choice_told,
             on_left=failures.left,
             on_decision=self._decision_told,
-            on_buffers=on_buffers,
+            on_buffers=self._buffers_told,
         )
+
+    def listen(self, on_choice: Callable[[int], None], on_buffers: Callable[[int, int], None]) -> None:
+        """Begin to hand on what rank 0 says. Called once, before the first `begin`.
+
+        Args:
+            on_choice: called under the lock with the message that rank 0 puts next in the iteration
+                that runs here.
+            on_buffers: called under the lock with a number of forward passes and why rank 0 sends
+                its buffers after them, see `ControlChannel`.
+        """
+        with self.failures.lock:
+            self._on_choice, self._on_buffers = on_choice, on_buffers
+            for forward, why in self._buffers:
+                on_buffers(forward, why)
+
+    def abort(self, error: BaseException) -> None:
+        """Fail this rank with `error`, and tell the other ranks.
+
+        In this order, so that two ranks that find the same fault each keep their own error rather
+        than blame one another.
+        """
+        own = error
+        if not isinstance(own, JobError):
+            own = PeerFailed(f"rank {self._rank} failed: {type(error).__name__}: {error}", self._rank)
+            own.__cause__ = error
+        self.failures.fail(own)
+        self.channel.fail(error)
 
     def begin(self, iteration: int) -> None:
         """Begin `iteration` on this rank, and follow the choices that came before it began.
@@ -57,7 +78,7 @@ class Coordination:
         """
         self._iteration = iteration
         for message in self._choices.pop(iteration, ()):
-            self._on_choice(message)
+            self._choose(message)
 
     def choose(self, message: int) -> None:
         """Tell the other ranks that `message` is next (rank 0 only)."""
@@ -87,7 +108,7 @@ class Coordination:
         if decided is not None:
             self.channel.decide(iteration, decided)
             return decided
-        self._failures.wait_until(lambda: iteration in self._decisions, "rank 0's decision on the next iteration")
+        self.failures.wait_until(lambda: iteration in self._decisions, "rank 0's decision on the next iteration")
         return self._decisions.pop(iteration)
 
     def announce_buffers(self, forward: int, why: int) -> None:
@@ -101,13 +122,24 @@ class Coordination:
 
     def _choice_told(self, iteration: int, message: int) -> None:
         # an error is noted in `failures`; this thread has no caller that could handle it
-        with self._failures.lock, contextlib.suppress(JobError):
+        with self.failures.lock, contextlib.suppress(JobError):
             if iteration == self._iteration:
-                self._on_choice(message)
+                self._choose(message)
             else:  # rank 0 may be ahead of this rank
                 self._choices.setdefault(iteration, []).append(message)
 
+    def _choose(self, message: int) -> None:
+        assert self._on_choice is not None, "an iteration has begun"
+        self._on_choice(message)
+
+    def _buffers_told(self, forward: int, why: int) -> None:
+        with self.failures.lock:
+            if self._on_buffers is None:
+                self._buffers.append((forward, why))
+            else:
+                self._on_buffers(forward, why)
+
     def _decision_told(self, iteration: int, decided: int) -> None:
-        with self._failures.lock:
+        with self.failures.lock:
             self._decisions[iteration] = decided
-        self._failures.notify()
+        self.failures.notify()

@@ -18,14 +18,12 @@ import torch
 from gradlane.core.plan import Plan
 from gradlane.core.profile import TensorSpec
 from gradlane.core.records.dispatch_log import Log
-from gradlane.errors import JobError, OrderError, PeerFailed
+from gradlane.errors import JobError, OrderError
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.gradient_buffers import GradientBuffers
 from gradlane.live.backends.process_groups import ProcessGroups
 from gradlane.live.backends.streams import Event
-from gradlane.live.comm.control_channel import ControlChannel
 from gradlane.live.comm.coordination import Coordination
-from gradlane.live.comm.failures import Failures
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.schedule import Engine
 from gradlane.transport import NodeEngine
@@ -39,10 +37,9 @@ class Driver:
 
     Args:
         rank: of this process.
-        timeout_s: seconds after which a sum that does not end is an error.
+        coordination: with the other ranks, and its failures.
         backend: carries the messages.
         recorder: keeps the times of what happens.
-        make_channel: makes the control channel, given its callbacks.
         on_buffers: called with a number of forward passes and why rank 0 sends its buffers after
             them, see `ControlChannel`.
         keeps_log: keep a log of what the Dispatcher is told and answers.
@@ -56,16 +53,15 @@ class Driver:
     def __init__(
         self,
         rank: int,
-        timeout_s: float,
+        coordination: Coordination,
         backend: Backend,
         recorder: Recorder,
-        make_channel: Callable[..., ControlChannel],
         on_buffers: Callable[[int, int], None],
         keeps_log: bool = False,
     ) -> None:
         self.rank = rank
         self.iteration = -1
-        self.failures = Failures(self, timeout_s)
+        self.coordination, self.failures = coordination, coordination.failures
         self._backend = backend
         self._recorder = recorder
         self._keeps_log = keeps_log
@@ -76,7 +72,7 @@ class Driver:
         self._rolling_hashes: list[int] = []
         self._gradient_buffers = GradientBuffers([])
         self._laid_out: tuple[TensorSpec, ...] = ()
-        self.coordination = Coordination(rank, self.failures, make_channel, self._follow, on_buffers)
+        coordination.listen(self._follow, on_buffers)
 
     # -- one plan, one iteration -------------------------------------------------------------------
 
@@ -103,7 +99,7 @@ class Driver:
         self._rolling_hashes = [0] * len(plan.lanes)
         self._agreed_order = _agreed_order(plan)
         try:
-            self._backend.prepare(plan, self._buffers)
+            self.failures.collective(lambda: self._backend.prepare(plan, self._buffers), "the connections for a plan")
         except JobError as error:  # of this rank alone, maybe
             self.abort(error)
             raise
@@ -120,6 +116,7 @@ class Driver:
             self._engine = self._own_engine = Engine(
                 plan, self, follow=coordinated and self.rank != 0, keeps_log=self._keeps_log
             )
+        self.failures.whereabouts = self
 
     def begin(self) -> None:
         """Begin an iteration. All sums of the one before must have arrived."""
@@ -357,18 +354,8 @@ class Driver:
         return self._engine.describe_state()
 
     def abort(self, error: BaseException) -> None:
-        """Fail this rank with `error`, and tell the other ranks.
-
-        In this order, so that two ranks that find the same fault each keep their own error rather
-        than blame one another.
-        """
-        own = error
-        if not isinstance(own, JobError):
-            own = PeerFailed(f"rank {self.rank} failed: {type(error).__name__}: {error}", self.rank)
-            own.__cause__ = error
-        self.failures.fail(own)
-        if not self._closed:
-            self.coordination.channel.fail(error)
+        """Fail this rank with `error`, and tell the other ranks."""
+        self.coordination.abort(error)
 
     def close(self) -> None:
         """Close the control channel, then the backend."""

@@ -1,19 +1,27 @@
 """Failures: the first failure of a job, which stands, and waits that end with a result or with it.
 
-The training thread blocks only in `wait_until`, which ends within the timeout. Everything that
+The training thread blocks only in `wait_until` and in an engine (`wait_in`), which end within the
+timeout. What blocks in torch or in native code runs beside it (`collective`). Everything that
 waits, and every later call, raises the first failure. Any thread may report one.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
 
 from gradlane.errors import CommunicationError, JobError, PeerDied, PeerError, PeerFailed
+from gradlane.live.backends.calls import Call
 from gradlane.live.backends.process_groups import ProcessGroups
 from gradlane.transport import NodeEngine
+
+Result = TypeVar("Result")
 
 _VERDICT_S = 1.5  # how long a failed collective waits for the control channel to name the culprit
 _LEFT_S = 5.0  # how long sums may still take after a rank has left in order
@@ -32,25 +40,43 @@ class Whereabouts(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _InAttach:
+    """Whereabouts of a rank that has no driver yet."""
+
+    rank: int
+
+    @property
+    def where(self) -> str:
+        return f"rank {self.rank}, in attach"
+
+    def describe_state(self) -> str:
+        return "no sum has begun"
+
+
 class Failures:
-    """The failure of one session's job, if there is one, and its waits. Owned by the driver.
+    """The failure of one session's job, if there is one, and its waits. Made by `attach`, before this
+    rank meets the others.
 
     Args:
-        whereabouts: gives texts for error messages.
+        rank: of this process.
         timeout_s: seconds after which a wait is an error.
+        device: of the model.
 
     Attributes:
         failure: the first failure; None while there is none.
         lock: guards all that the threads which bring facts share; `wait_until` waits on it.
         interrupt: ends the wait of an engine in native code, see `wait_in`.
+        whereabouts: gives texts for error messages; the driver's, once there is one.
     """
 
-    def __init__(self, whereabouts: Whereabouts, timeout_s: float) -> None:
+    def __init__(self, rank: int, timeout_s: float, device: torch.device) -> None:
         self.failure: JobError | None = None
         self.lock = threading.RLock()
         self._condition = threading.Condition(self.lock)
         self.interrupt: Callable[[], None] = lambda: None
-        self._whereabouts, self._timeout_s = whereabouts, timeout_s
+        self.whereabouts: Whereabouts = _InAttach(rank)
+        self._timeout_s, self._device = timeout_s, device
         # a failed collective's error, and the time until which it may stay unexplained
         self._suspicion: tuple[BaseException, float] | None = None
         # a rank that has left in order, and the time until which sums may still end
@@ -111,24 +137,25 @@ class Failures:
 
     # -- waiting -----------------------------------------------------------------------------------
 
-    def wait_until(self, predicate: Callable[[], bool], what: str) -> None:
+    def wait_until(self, predicate: Callable[[], bool], what: str, has_timeout: bool = True) -> None:
         """Block until `predicate()` holds.
 
         Args:
             predicate: called under the lock.
             what: names in error messages what is waited for.
+            has_timeout: False if what is waited for ends by itself in time.
 
         Raises:
             JobError: the job has failed, or the predicate does not hold in time; its type and text
                 say why.
         """
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self._timeout_s if has_timeout else math.inf
         with self._condition:
             self._awaited = predicate
             while not predicate():
                 remaining_s = self._remaining(deadline, what)
                 if remaining_s > 0:
-                    self._condition.wait(remaining_s)
+                    self._condition.wait(min(remaining_s, threading.TIMEOUT_MAX))
             self._awaited = None
 
     def wait_in(self, engine: NodeEngine, tensor: int | None, what: str) -> None:
@@ -180,17 +207,31 @@ class Failures:
         groups.when_ended(works, end)
         self.wait_until(lambda: ended, what)
 
-    def collective(self, call: Callable[[], Any]) -> None:
-        """Run a blocking collective between iterations, and report its failure like any other.
+    def collective(self, call: Callable[[], Result], what: str = "an agreement between iterations") -> Result:
+        """Run `call`, which waits for other ranks in torch or native code, until it ends or the job fails.
+
+        It runs on a thread of its own, which is left behind when the job fails.
+
+        Args:
+            call: every wait in it has a timeout.
+            what: names it in error messages.
+
+        Returns:
+            What `call` returns.
 
         Raises:
-            JobError: the collective failed.
+            JobError: the job has failed, or the call has, because of another rank.
+            Exception: what else `call` raises.
         """
+        running = Call(call, self._device, self.notify)
+        self.wait_until(lambda: running.has_ended, what, has_timeout=False)
         try:
-            call()
-        except RuntimeError as error:
+            return running.result()
+        except (PeerError, CommunicationError, RuntimeError) as error:
+            # another rank's end; the control channel says which
             self.suspect(error)
-            self.wait_until(lambda: False, "an agreement between iterations")
+            self.wait_until(lambda: False, what)
+            raise
 
     # -- verdicts ----------------------------------------------------------------------------------
 
@@ -199,7 +240,7 @@ class Failures:
         return self.failure or (None if self._suspicion is None else self._why_not("the last sums"))
 
     def _why_not(self, what: str) -> JobError:
-        where = self._whereabouts.where
+        where = self.whereabouts.where
         if self._suspicion is not None and isinstance(self._suspicion[0], PeerError) and self._suspicion[0].rank is None:
             # an external server is gone; ranks that have left since then left because of that
             return self._suspicion[0]
@@ -221,6 +262,6 @@ class Failures:
             failed.__cause__ = error
             return failed
         return CommunicationError(
-            f"{where}: no end of {what} within {self._timeout_s:.0f} s; {self._whereabouts.describe_state()}; every rank still "
+            f"{where}: no end of {what} within {self._timeout_s:.0f} s; {self.whereabouts.describe_state()}; every rank still "
             "answers, so a rank is slow or has not reached this iteration; raise timeout= if that is to be expected"
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import gradlane
 from gradlane.core.backends import SummationOrder
 from gradlane.core.fields import need, need_int
 from gradlane.core.launch_options import STALL_TIMEOUT_S, LaunchOptions
-from gradlane.errors import InputError, UnsupportedError
+from gradlane.errors import InputError, JobError, UnsupportedError
 from gradlane.live.backends.addresses import own_address
 from gradlane.live.backends.external_servers import meet_servers
 from gradlane.live.remote_update.broadcasts import Broadcasts
@@ -26,6 +26,7 @@ from gradlane.live.remote_update.values import Values
 from gradlane.live.session.job import Job
 from gradlane.live.startup import handshake
 from gradlane.live.startup.lifecycle import forget, keep
+from gradlane.live.startup.meeting import ending_together, meet
 from gradlane.live.startup.options import AttachOptions, CarrierOptions, launched
 from gradlane.live.startup.validation import Optimizers, copy_from_rank_0, job_of, require_process_group
 from gradlane.transport import UNBOUNDED, Node, NodeOptions
@@ -93,28 +94,46 @@ def attach_to_servers(
     job = _float32_on_the_host(job_of(model, optimizer, process_group, options.stepping.timeout))
     groups = ParameterGroups(job.optimizers, job.params)
     terms = _terms(job, options.carrier, groups, staleness, broadcast_buffers)
-    store = handshake.agree(terms, process_group, f"served/{next(_attachments)}", job.timeout_s)
-    tensors = (*model.parameters(), *model.buffers())
-    copy_from_rank_0([tensor for tensor in tensors if tensor.numel() > 0], process_group)
-    node = _node(job, options, terms, store)
+    store = handshake.store_of(f"served/{next(_attachments)}")
     params = [param for _, param in job.params]
-    try:
+    coordination = meet(job, store, options.stepping.stall_timeout)
+    await_others = coordination.failures.collective
+    with ending_together(coordination) as opened:
+        await_others(lambda: handshake.agree(terms, process_group, store, job.timeout_s), "the handshake")
+        await_others(lambda: copy_from_rank_0(model, process_group, job.device), "rank 0's parameters")
+        node = await_others(lambda: _node(job, options, terms, store), "the connections")
+        opened.append(_Closing(node))
         bound = UNBOUNDED if staleness is None else staleness
         values = Values(node, params, _members(job, groups), groups.rules(), bound, job.timeout_s)
         states = _states(job, groups)
         if any(states):
             place_states(states, params, values)
         synchronises = staleness == 0 and broadcast_buffers is not False and any(True for _ in model.buffers())
-        buffers = Broadcasts(model, values, process_group, job.rank, job.timeout_s) if synchronises else None
-    except BaseException:
-        node.close()
-        raise
+        buffers = (
+            await_others(
+                lambda: Broadcasts(model, values, process_group, job.rank, job.timeout_s), "the connections for buffers"
+            )
+            if synchronises
+            else None
+        )
+        values.meet()  # nobody waits for anybody's part in this any more
+    coordination.channel.close()  # from here on the node tells what becomes of the others
     session = ServedSession(
         model, job.params, job.optimizers, groups, values, rank=job.rank, scale=1.0 / job.world if staleness == 0 else 1.0,
         staleness=staleness, buffers=buffers, after_close=forget,
     )  # fmt: skip
     keep(session)
     return session
+
+
+@dataclass(frozen=True)
+class _Closing:
+    """Closes a node, whatever the failure."""
+
+    node: Node
+
+    def close(self, failure: JobError | None) -> None:
+        self.node.close()
 
 
 def _check(staleness: int | None, carrier: CarrierOptions, broadcast_buffers: bool | None) -> None:

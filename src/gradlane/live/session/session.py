@@ -32,7 +32,7 @@ from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.adapt.controller import PlanController
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.backends.base import Backend
-from gradlane.live.comm.control_channel import ControlChannel
+from gradlane.live.comm.coordination import Coordination
 from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.live.session import aliases, guards
@@ -66,7 +66,7 @@ class Session(SessionBase):
         controller: changes the plan while the job trains; None to keep it.
         first_plan: in force until the policy's own plan is there.
         may_cross: updates may be deferred past `step()`, if the plan says so.
-        make_channel: makes the control channel, given its callbacks.
+        coordination: with the other ranks.
         buffers: keeps the model's buffers equal to rank 0's; None to leave them alone.
         verifier: compares steps with DDP's, or ignores them.
         keeps_log: keep a log of what the Dispatcher is told and answers.
@@ -81,7 +81,7 @@ class Session(SessionBase):
         controller: PlanController | None,
         first_plan: Plan,
         may_cross: bool,
-        make_channel: Callable[..., ControlChannel],
+        coordination: Coordination,
         buffers: BufferSync | None,
         verifier: Unverified,
         keeps_log: bool,
@@ -120,7 +120,7 @@ class Session(SessionBase):
         # tensors whose updates were still deferred when this backward pass began
         self._stale: frozenset[int] = frozenset()
         on_buffers = (lambda forward, why: None) if buffers is None else buffers.announced
-        self._driver = Driver(job.rank, job.timeout_s, backend, self._recorder, make_channel, on_buffers, keeps_log)
+        self._driver = Driver(job.rank, coordination, backend, self._recorder, on_buffers, keeps_log)
         self._failures = self._driver.failures
         self._verifier = verifier
         verifier.connect(self._driver.abort, self._driver.wait_for_works)

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,6 @@ from gradlane.core.policy import Policy, replans
 from gradlane.core.profile import Layer, Profile, TensorProfile
 from gradlane.core.records.search_log import ANY, AUTO
 from gradlane.core.records.tuned import Tuned
-from gradlane.errors import JobError
 from gradlane.live.adapt.auto import Auto
 from gradlane.live.adapt.controller import PlanController
 from gradlane.live.adapt.profiling import Planner, check_fits
@@ -36,15 +34,16 @@ from gradlane.live.backends.base import Backend
 from gradlane.live.backends.carriers import CONNECT_S, Carriers, with_servers
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.streams import streams_of
-from gradlane.live.comm.control_channel import ControlChannel
+from gradlane.live.comm.coordination import Coordination
 from gradlane.live.session.deferred_step import why_it_needs_the_barrier
 from gradlane.live.session.idle import IdleSession
 from gradlane.live.session.job import Job
 from gradlane.live.session.module_buffers import BufferSync, places_of_buffers
 from gradlane.live.session.session import Session
-from gradlane.live.session.verification import Unverified, Verifier
+from gradlane.live.session.verification import Unverified, Verifier, VerifyOptions
 from gradlane.live.startup import handshake
 from gradlane.live.startup.lifecycle import forget, keep
+from gradlane.live.startup.meeting import ending_together, meet
 from gradlane.live.startup.options import AttachOptions, FolderOptions, launched
 from gradlane.live.startup.validation import Optimizers, copy_from_rank_0, job_of, trains_alone
 from gradlane.planning import catalog
@@ -190,14 +189,17 @@ def attach_from(
     may_cross = _may_cross(job, resolved.stepping.cross_barrier)
     terms = _terms(job, resolved, start, may_cross)
     number = next(_attachments)
-    store = handshake.agree(terms, process_group, str(number), job.timeout_s, start.fault)
-    backend = _connect(job, resolved, store, terms)
-    with _given_back_on_failure(backend):
+    store = handshake.store_of(str(number))
+    coordination = meet(job, store, resolved.stepping.stall_timeout)
+    await_others = coordination.failures.collective
+    with ending_together(coordination) as opened:
+        await_others(lambda: handshake.agree(terms, process_group, store, job.timeout_s, start.fault), "the handshake")
+        backend = await_others(lambda: _connect(job, resolved, store, terms), "the connections")
+        opened.append(backend)
         if wrapped is None:
-            tensors = (*model.parameters(), *model.buffers())
-            copy_from_rank_0([tensor for tensor in tensors if tensor.numel() > 0], job.group)
+            await_others(lambda: copy_from_rank_0(model, backend.control_group, backend.control_device), "rank 0's parameters")
         buffers_are_due = wrapped is None or wrapped.buffers_are_due
-        session = _build(job, resolved, start, may_cross, store, backend, buffers_are_due)
+        session = _build(job, resolved, start, may_cross, coordination, backend, buffers_are_due)
     keep(session)
     session.on_close(before=partial(_leave_files, resolved.folders.of_session(number)), after=forget)
     return session
@@ -329,30 +331,23 @@ def _may_choose_backend(job: Job, options: AttachOptions) -> bool:
     return options.may_choose_backend and job.world > 1 and on_host
 
 
-@contextmanager
-def _given_back_on_failure(backend: Backend) -> Iterator[None]:
-    """If the block raises, close `backend` with the error, so that its threads and the other ranks
-    end too.
-
-    A thread of the data plane that still runs when the interpreter ends would abort the process.
-    """
-    try:
-        yield
-    except BaseException as error:
-        backend.close(error if isinstance(error, JobError) else JobError(f"attach failed: {error!r}"))
-        raise
-
-
 # -- building -------------------------------------------------------------------------------------------------
 
 
 def _build(
-    job: Job, options: AttachOptions, start: _Start, may_cross: bool, store: Any, backend: Backend, buffers_are_due: bool
+    job: Job,
+    options: AttachOptions,
+    start: _Start,
+    may_cross: bool,
+    coordination: Coordination,
+    backend: Backend,
+    buffers_are_due: bool,
 ) -> Session:
     """Measure the network where none is given, and start the session."""
     given, stepping = options.measuring.profile, options.stepping
     profile = None if given is None else given.with_wire_dtype(job.wire_dtype)
-    places = _places(options, backend)
+    await_others = coordination.failures.collective
+    places = await_others(lambda: _places(options, backend), "the measuring of the network")
     controller = start.controller
     if options.is_auto and job.world > 1:
         stream_ordered = backend.has_streams and options.backend == "all-reduce"
@@ -364,9 +359,11 @@ def _build(
         controller=controller,
         first_plan=make_plan(policies.get("ddp"), _unmeasured_profile(job), Place(_UNMEASURED)),
         may_cross=may_cross,
-        make_channel=partial(ControlChannel, store, job.rank, job.world, job.timeout_s, stepping.stall_timeout),
-        buffers=_buffer_sync(job, stepping.broadcast_buffers, buffers_are_due),
-        verifier=Unverified() if stepping.verify is None else Verifier(stepping.verify, job),
+        coordination=coordination,
+        buffers=await_others(
+            lambda: _buffer_sync(job, stepping.broadcast_buffers, buffers_are_due), "the connections for buffers"
+        ),
+        verifier=await_others(lambda: _verifier(job, stepping.verify), "the connections of verification"),
         keeps_log=stepping.keep_log,
     )
 
@@ -385,6 +382,10 @@ def _buffer_sync(job: Job, broadcast_buffers: bool | str, are_due: bool) -> Buff
         return None
     places, at_start = places_of_buffers(job.model), broadcast_buffers == "forward"
     return BufferSync(*places, job.group, job.rank, job.timeout_s, at_start, are_due=are_due)
+
+
+def _verifier(job: Job, options: VerifyOptions | None) -> Unverified:
+    return Unverified() if options is None else Verifier(options, job)
 
 
 def _unmeasured_profile(job: Job) -> Profile:

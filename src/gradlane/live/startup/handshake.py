@@ -51,31 +51,35 @@ class _Entry(msgspec.Struct, frozen=True):
     fault: str
 
 
-def agree(terms: Terms, group: Any, name: str, timeout_s: float, fault: str = "") -> Any:
+def store_of(name: str) -> Any:
+    """The job's store, with a prefix for one attachment.
+
+    Args:
+        name: of the attachment, the same on all ranks.
+    """
+    return dist.distributed_c10d.PrefixStore(f"gradlane/{name}", dist.distributed_c10d._get_default_store())
+
+
+def agree(terms: Terms, group: Any, store: Any, timeout_s: float, fault: str = "") -> None:
     """Compare `terms` over all ranks (collective).
 
     Args:
         terms: of this rank.
         group: the ranks; None for the default group.
-        name: of this attachment, the same on all ranks.
+        store: of this attachment.
         timeout_s: seconds to wait for all ranks.
         fault: why this rank cannot continue, which the others cannot know by themselves; "" if it
             can.
-
-    Returns:
-        The job's store, with a prefix for this attachment.
 
     Raises:
         MismatchError: terms differ, a rank has a fault, or a rank did not come in time; on every
             rank.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    store: Any = dist.distributed_c10d.PrefixStore(f"gradlane/{name}", dist.distributed_c10d._get_default_store())
     entry = msgspec.json.encode(_Entry(rank, whereabouts(), terms, fault))
     if len(entry) > _MAX_BYTES:
         raise MismatchError(f"the description of this model has {len(entry)} bytes, expected at most {_MAX_BYTES}")
     settle(store, rank, world, entry, _judge, "called gradlane.attach", timeout_s)
-    return store
 
 
 def settle(

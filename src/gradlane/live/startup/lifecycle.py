@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from gradlane.live.backends import calls
+
 
 class AttachedSession(Protocol):
     """A session of any kind, as the end of a process needs it."""
@@ -30,6 +32,9 @@ class AttachedSession(Protocol):
 
 
 _sessions: weakref.WeakKeyDictionary[torch.nn.Module, AttachedSession] = weakref.WeakKeyDictionary()
+
+
+_attach_failed = False
 
 
 def session_of(model: torch.nn.Module) -> AttachedSession | None:
@@ -53,6 +58,13 @@ def forget(session: AttachedSession) -> None:
         _sessions.pop(session.model, None)
 
 
+def attach_failed() -> None:
+    """If the error that is about to leave `attach` ends the process, end it at once."""
+    global _attach_failed
+    _attach_failed = True
+    _tell_others_on_a_crash()
+
+
 def _close_at_exit(reference: weakref.ref[AttachedSession]) -> None:
     session = reference()
     if session is not None:
@@ -62,11 +74,12 @@ def _close_at_exit(reference: weakref.ref[AttachedSession]) -> None:
 def _end_at_once(code: int) -> None:
     """End a process that failed with exit code `code`, without finalising the interpreter.
 
-    Some sums in torch.distributed never end. When the other ranks end, its threads call Python with
-    their errors, and a process whose interpreter is being finalised then aborts: it dies by SIGABRT
-    and not with `code`.
+    Some sums and calls in torch.distributed never end. When the other ranks end, its threads call
+    Python with their errors, and a process whose interpreter is being finalised then aborts: it
+    dies by SIGABRT and not with `code`. Finalising also takes seconds.
     """
     atexit.unregister(_end_at_once)
+    calls.forget_all()
     atexit._run_exitfuncs()  # all other exit functions
     sys.stdout.flush()
     sys.stderr.flush()
@@ -86,7 +99,7 @@ def _abort_all(error: BaseException) -> None:
 
 
 def _end_at_once_if_failed(error: BaseException) -> None:
-    if any(session.failed for session in _sessions.values()):
+    if _attach_failed or any(session.failed for session in _sessions.values()):
         atexit.register(_end_at_once, 130 if isinstance(error, KeyboardInterrupt) else 1)
 
 

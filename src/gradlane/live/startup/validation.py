@@ -139,15 +139,21 @@ def trains_alone() -> bool:
     return True
 
 
-def copy_from_rank_0(tensors: Sequence[torch.Tensor], group: Any) -> None:
-    """Broadcast rank 0's `tensors` to all ranks, as DDP does at construction; one broadcast for
-    each dtype (collective).
+def copy_from_rank_0(model: torch.nn.Module, group: Any, device: torch.device) -> None:
+    """Broadcast rank 0's parameters and buffers to all ranks, as DDP does at construction; one
+    broadcast for each dtype (collective).
+
+    Args:
+        model: whose.
+        group: carries tensors on `device`.
+        device: through which the values go.
     """
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.numel() > 0:
+            by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
     for of_dtype in by_dtype.values():
-        flat = torch.cat([tensor.reshape(-1) for tensor in of_dtype])
+        flat = torch.cat([tensor.reshape(-1).to(device) for tensor in of_dtype])
         dist.broadcast(flat, 0, group)
         for tensor, values in zip(of_dtype, torch.split(flat, [tensor.numel() for tensor in of_dtype]), strict=True):
             tensor.copy_(values.view(tensor.shape))
