@@ -15,6 +15,8 @@ from typing import Any
 import keras
 import numpy as np
 
+import gradlane
+from gradlane.errors import GradlaneError
 from gradlane.integrations.keras import AverageGradients
 from tests.plugins.exchange import average, connect
 
@@ -60,6 +62,26 @@ def reduced_plainly(model: Any, port: int) -> None:
     model.optimizer.apply = lambda grads, variables=None: apply(averaged(grads), variables)
 
 
+def refusals() -> list[str]:
+    """What gradlane says to what it cannot do."""
+    model, said = model_of(seed=0), []
+
+    def note(call: Any) -> None:
+        try:
+            call()
+        except GradlaneError as error:
+            said.append(f"{type(error).__name__}: {error}")
+
+    if BACKEND == "torch":
+        note(lambda: gradlane.attach(model, model.optimizer))
+    elif BACKEND == "tensorflow":
+        model.compile("sgd", "mse", jit_compile=True)
+        note(lambda: fit(model, [AverageGradients()]))
+    else:
+        note(lambda: fit(model, [AverageGradients(), AverageGradients()]))
+    return said
+
+
 def digest(values: Any) -> str:
     return hashlib.sha256(b"".join(np.asarray(keras.ops.convert_to_numpy(value)).tobytes() for value in values)).hexdigest()
 
@@ -73,6 +95,7 @@ def main() -> None:
         torch.distributed.init_process_group("gloo")
     scheduled, plain = model_of(seed=RANK), model_of(seed=0)
     options = {"policy": "wfbp"} if BACKEND == "torch" else {}
+    refused = refusals()
     callback = AverageGradients(**options)
     fit(scheduled, [callback])
     reduced_plainly(plain, int(port))
@@ -89,6 +112,7 @@ def main() -> None:
         "plain momenta": digest(plain.optimizer.variables[2:]),
         "sent before the last was ready": sum(start < max(ready) for start in sends),
         "restored": "apply" not in vars(scheduled.optimizer),
+        "refused": refused,
     }
     Path(file).write_text(json.dumps(found))
 

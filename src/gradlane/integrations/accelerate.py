@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gradlane.plugin.installed import needs
 from gradlane.live.ddp import replaced_ddp
+from gradlane.plugin.installed import needs
 
 with needs("accelerate", __name__):
     import accelerate

@@ -93,8 +93,15 @@ class _InCompiledStep:
 
     def __init__(self, model: Any, options: dict[str, Any]) -> None:
         backend = keras.backend.backend()
+        if "apply" in vars(model.optimizer):
+            raise InputError(
+                "callbacks: this optimizer's gradients are averaged already, expected one AverageGradients; after a fit that "
+                "ended with an error, compile the model with another optimizer"
+            )
         if backend == "tensorflow" and model.jit_compile:
-            raise UnsupportedError("XLA compiles the step, which hides gradients; expected model.compile(..., jit_compile=False)")
+            raise UnsupportedError(
+                "XLA compiles the step, which hides gradients; expected model.compile(..., jit_compile=False)"
+            )
         self._average = importlib.import_module(f"gradlane.plugin.{backend}").GradientAverage(
             [variable.value for variable in model.trainable_variables], **options
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradlane.plugin.installed import needs
 from gradlane.live.ddp import DistributedDataParallel
+from gradlane.plugin.installed import needs
 
 with needs("lightning", __name__):
     from lightning.fabric import strategies as of_fabric

@@ -27,9 +27,9 @@ from gradlane.core.policy import Policy
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Span, Timeline
 from gradlane.errors import CommunicationError, GradlaneError, InputError, JobError, PlanError
-from gradlane.plugin.meeting import Meeting, Store
 from gradlane.planning import catalog
 from gradlane.planning.plans import accepted, make_plan
+from gradlane.plugin.meeting import Meeting, Store
 from gradlane.transport import MessageMemory, Node, NodeEngine, NodeOptions
 from gradlane.transport.formation import form
 
@@ -115,12 +115,12 @@ class Averaging:
             JobError: the job has failed.
         """
         spec = self._specs[tensor]
-        if gradient.nbytes != spec.size_bytes or gradient.dtype.name != spec.dtype:
-            raise InputError(
-                f"{spec.name}: got a gradient of {gradient.nbytes} bytes of {gradient.dtype.name}, expected {spec.size_bytes} "
-                f"of {spec.dtype}"
-            )
         with self._step():
+            if gradient.nbytes != spec.size_bytes or gradient.dtype.name != spec.dtype:
+                raise InputError(
+                    f"{spec.name}: got a gradient of {gradient.nbytes} bytes of {gradient.dtype.name}, expected "
+                    f"{spec.size_bytes} of {spec.dtype}"
+                )
             if tensor in self._handed_over:
                 raise InputError(
                     f"{spec.name}: its gradient came twice in iteration {self._iteration}, expected one average a step; add "

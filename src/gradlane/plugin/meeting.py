@@ -135,7 +135,8 @@ class _Connection:
         self.address = str(self._socket.getsockname()[0])
         fault = self.ask("enter", str(meeting.rank), meeting.world)
         if fault is not None:
-            _connection.cache_clear()
+            self._file.close()
+            self._socket.close()
             raise MismatchError(f"rank {meeting.rank}: {fault}")
 
     def ask(self, what: str, key: str, value: Any = None) -> Any:
@@ -210,7 +211,8 @@ def _serve(meeting: Meeting) -> _Server:
         server = _Server(meeting)
     except OSError as error:
         raise InputError(
-            f"rank 0 cannot listen on {meeting.host}:{meeting.port} ({error}); expected a free port of this host, and one rank 0"
+            f"rank 0 cannot listen on {meeting.host}:{meeting.port} ({error}); expected a free port of this host, and one "
+            "rank 0"
         ) from None
     threading.Thread(target=server.serve_forever, name="gradlane-store", daemon=True).start()
     return server

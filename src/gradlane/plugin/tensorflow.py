@@ -69,13 +69,14 @@ class GradientAverage(Averaging):
                 raise UnsupportedError(f"{variable.name} has no gradient, expected one; leave out what the loss does not use")
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
         told = [
-            tf.numpy_function(partial(self._tell, tensor), [each], tf.int32, stateful=False) for tensor, each in enumerate(dense)
+            tf.numpy_function(partial(self._tell, tensor), [each], tf.int32, stateful=False)
+            for tensor, each in enumerate(dense)
         ]
         averages = tf.numpy_function(self._averages, told, [each.dtype for each in dense])
         return [tf.ensure_shape(each, like.shape) for each, like in zip(averages, self._variables, strict=True)]
 
     def from_rank_0(self, variables: Sequence[Any]) -> None:
-        """Set variables (trained or not, the optimizer's too) to the values that they have on rank 0. Not in a `tf.function`."""
+        """Set variables (trained or not, the optimizer's too) to their values on rank 0. Not in a `tf.function`."""
         for variable, value in zip(variables, self.broadcast([variable.numpy() for variable in variables]), strict=True):
             variable.assign(value)
 
@@ -93,8 +94,8 @@ def _spec(index: int, variable: Any) -> TensorSpec:
     name = f"variables[{index}] ({variable.name})"
     if variable.dtype.name not in DTYPE_BYTES or not variable.shape.is_fully_defined():
         raise UnsupportedError(
-            f"{name}: got {variable.dtype.name} of shape {variable.shape}, expected one of {', '.join(DTYPE_BYTES)} and a known "
-            "shape"
+            f"{name}: got {variable.dtype.name} of shape {variable.shape}, expected a known shape and one of "
+            f"{', '.join(DTYPE_BYTES)}"
         )
     size = variable.shape.num_elements() * DTYPE_BYTES[variable.dtype.name]
     return TensorSpec(name, size, variable.dtype.name)
