@@ -142,6 +142,17 @@ def test_a_rank_that_gives_up_ends_the_wait_of_the_other_with_its_reason() -> No
         raise RuntimeError("what a framework makes of it")
 
 
+def test_a_rank_that_gave_up_before_the_other_waits_is_noticed_at_once() -> None:
+    both = two(timeout_s=600)
+    for tensor, spec in enumerate(SPECS):
+        both[0].hand_over(tensor, np.zeros(spec.size_bytes // 4, np.float32))
+    both[1].close("out of data")
+    with pytest.raises(PeerFailed, match="out of data"):
+        both[0]._node.take(60)  # tells of nothing but a failure here
+    assert [type(one) for one in on_each(both[0].take)] == [PeerFailed]
+    both[0].close()
+
+
 def test_a_sum_that_does_not_come_is_an_error_that_says_what_is_under_way() -> None:
     both = two(timeout_s=0.2)
     for tensor, spec in enumerate(SPECS):

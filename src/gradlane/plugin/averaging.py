@@ -126,6 +126,7 @@ class Averaging:
                     f"{spec.name}: its gradient came twice in iteration {self._iteration}, expected one average a step; add "
                     "gradients up first, and average their sum"
                 )
+            self._node.check()
             if not self._handed_over:
                 self._begin()
             self._handed_over[tensor] = time.monotonic_ns()
@@ -149,7 +150,9 @@ class Averaging:
             if missing:
                 raise InputError(f"{missing[0]}: it was not handed over in iteration {self._iteration}, expected every tensor")
             start_ns = time.monotonic_ns()
-            if not self._engine.wait(None, self._engine.interruptions, self._timeout_s):
+            seen = self._engine.interruptions  # before the look at failures: one that comes after it ends the wait
+            self._node.check()
+            if not self._engine.wait(None, seen, self._timeout_s):
                 self._node.check()
                 raise CommunicationError(
                     f"iteration {self._iteration}: not all sums came within {self._timeout_s:.0f} s; "
