@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from gradlane import policies
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
-from gradlane.core.profile import TensorSpec
+from gradlane.core.profile import Profile, TensorSpec
 from gradlane.errors import CommunicationError, InputError, MismatchError, PeerFailed, PlanError
 from gradlane.plugin.averaging import MEASURED, Averaging
 from gradlane.plugin.meeting import Meeting
@@ -163,13 +165,47 @@ def test_a_sum_that_does_not_come_is_an_error_that_says_what_is_under_way() -> N
         one.close()
 
 
-def test_ranks_with_other_tensors_or_policies_are_refused() -> None:
-    for other in ({"specs": SPECS[:3]}, {"policy": "p3"}):
+def test_ranks_with_other_tensors_policies_or_networks_are_refused() -> None:
+    for other in ({"specs": SPECS[:3]}, {"policy": "p3"}, {"network": Network.line(2, 1, 10**9)}):
         terms = [{"specs": SPECS, "policy": "mercury"}, {"specs": SPECS, "policy": "mercury", **other}]
         found = on_each(
             *[lambda m=m, t=t: Averaging(meeting=m, timeout_s=10, **t) for m, t in zip(meetings(), terms, strict=True)]
         )
         assert all(isinstance(one, MismatchError) for one in found), found
+
+
+class OfItsOwn:
+    """A policy that does not plan the same everywhere."""
+
+    name = "of-its-own"
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __repr__(self) -> str:
+        return "OfItsOwn()"
+
+    def plan(self, profile: Profile, network: Network) -> Plan:
+        self.times += 1
+        return policies.get("p3", slice_bytes=4096 * self.times).plan(profile, network)
+
+
+def test_ranks_that_plan_differently_from_the_same_profile_are_refused() -> None:
+    own, other = OfItsOwn(), OfItsOwn()
+    both = on_each(*[lambda m=m, p=p: Averaging(SPECS, p, meeting=m) for m, p in zip(meetings(), (own, other), strict=True)])
+    other.times += 1
+
+    def train(rank: int) -> None:
+        with both[rank]:
+            for _ in range(MEASURED + 2):
+                for tensor, spec in enumerate(SPECS):
+                    both[rank].hand_over(tensor, np.zeros(spec.size_bytes // 4, np.float32))
+                both[rank].take()
+
+    found = on_each(lambda: train(0), lambda: train(1))
+    assert isinstance(found[0], PeerFailed)
+    assert isinstance(found[1], MismatchError)
+    assert "rank 1: it made another plan than rank 0 from the same profile" in str(found[1])
 
 
 def test_a_plan_of_several_lanes_is_refused() -> None:

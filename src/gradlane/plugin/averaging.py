@@ -8,7 +8,6 @@ sending, summing and starting what follows need no turn at the interpreter's loc
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ from gradlane.core.plan import Message, Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Span, Timeline
-from gradlane.errors import CommunicationError, GradlaneError, InputError, JobError, PlanError
+from gradlane.errors import CommunicationError, GradlaneError, InputError, JobError, MismatchError, PlanError
 from gradlane.planning import catalog
 from gradlane.planning.plans import accepted, make_plan
 from gradlane.plugin.meeting import Meeting, Store
@@ -183,8 +182,19 @@ class Averaging:
         if self._iteration == MEASURED + 1 and not isinstance(self._policy, Plan):
             ready_ns = np.array([self._last[tensor] for tensor in range(len(self._specs))], np.int64)
             self._send_from_rank_0(ready_ns)
-            self._take_up(self._plan(self._profile(ready_ns - ready_ns.min(), "measured")))
+            plan = self._plan(self._profile(ready_ns - ready_ns.min(), "measured"))
+            self._compare(plan)
+            self._take_up(plan)
         self._engine.begin(self._iteration)
+
+    def _compare(self, plan: Plan) -> None:
+        """Raise `MismatchError` if rank 0 has another plan: its policy is not the same code, say."""
+        mine = np.frombuffer(plan.fingerprint.encode(), np.uint8)
+        if not np.array_equal(self.broadcast([mine])[0], mine):
+            raise MismatchError(
+                f"rank {self.rank}: it made another plan than rank 0 from the same profile, expected one release of gradlane "
+                "and one policy, which plans without chance, on all ranks"
+            )
 
     def _assumed(self) -> Profile:
         """Gradients come in the reverse order of use, at times in proportion to their bytes."""
@@ -210,9 +220,9 @@ class Averaging:
         return plan
 
     def _fingerprint(self, plan: Plan) -> bytes:
-        """Of what must be equal on all ranks."""
-        terms = [self.world, repr(self._policy), plan.fingerprint, [msgspec.to_builtins(spec) for spec in self._specs]]
-        return hashlib.sha256(json.dumps(terms).encode()).digest()
+        """A digest of what must be equal on all ranks."""
+        terms = [self.world, repr(self._policy), plan.fingerprint, self._place, self._specs]
+        return hashlib.sha256(msgspec.json.encode(terms)).digest()
 
     def _take_up(self, plan: Plan) -> None:
         index = {spec.name: tensor for tensor, spec in enumerate(self._specs)}
