@@ -13,6 +13,7 @@ import re
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +29,37 @@ def installed(*packages: str) -> None:
             pytest.skip(f"{package} is not installed; make test-plugins installs it")
 
 
-def free_ports(count: int) -> list[int]:
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in servers]
-    for server in servers:
-        server.close()
-    return ports
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        return server.getsockname()[1]
 
 
-def on_two_ranks(folder: Path, *module: str, **environment: str) -> list[dict[str, Any]]:
-    """What the module left on each rank."""
-    meeting, plain = free_ports(2)
-    started = []
-    for rank in range(2):
-        words = [sys.executable, "-m", *module, str(folder / f"rank{rank}.json"), str(plain)]
-        variables = {
-            **os.environ, **environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2",
-            "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting),
-        }  # fmt: skip
-        started.append(subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+def on_two_ranks(words: list[str], **environment: str) -> list[str]:
+    """What each rank printed. Between its words, {rank} is a rank's number."""
+    common = {
+        **os.environ, **environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2",
+        "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+    }  # fmt: skip
+    started = [
+        subprocess.Popen(
+            [sys.executable, *[word.format(rank=rank) for word in words]],
+            env={**common, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
     try:
-        said = [process.communicate(timeout=240)[0] for process in started]
+        said = [process.communicate(timeout=240) for process in started]
     finally:
         for process in started:
             process.kill()
             process.wait()
-    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+    assert [process.returncode for process in started] == [0, 0], "\n".join(error for _, error in said)
+    return [out for out, _ in said]
+
+
+def left_by(folder: Path, *module: str, **environment: str) -> list[dict[str, Any]]:
+    """What the module left on each rank."""
+    on_two_ranks(["-m", *module, f"{folder}/rank{{rank}}.json", str(free_port())], **environment)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -62,7 +68,7 @@ def test_a_compiled_step_gives_the_bits_of_a_plain_all_reduce_while_messages_ove
     tmp_path: Path, framework: str
 ) -> None:
     installed(framework)
-    found = on_two_ranks(tmp_path, "tests.plugins.steps", framework)
+    found = left_by(tmp_path, "tests.plugins.steps", framework)
     assert found[0]["plain"] == found[1]["plain"]
     for rank in found:
         assert rank["weights"]["mercury"] == rank["weights"]["bytescheduler"] == rank["plain"]
@@ -86,7 +92,7 @@ REFUSED = {
 @pytest.mark.parametrize("backend", REFUSED)
 def test_keras_fit_gives_the_bits_of_a_plain_all_reduce_while_messages_overlap_with_it(tmp_path: Path, backend: str) -> None:
     installed("keras", backend)
-    found = on_two_ranks(tmp_path, "tests.plugins.keras_training", KERAS_BACKEND=backend)
+    found = left_by(tmp_path, "tests.plugins.keras_training", KERAS_BACKEND=backend)
     assert found[0]["weights"] == found[1]["weights"]
     for rank in found:
         assert rank["trained"] == rank["plain"]
@@ -95,3 +101,20 @@ def test_keras_fit_gives_the_bits_of_a_plain_all_reduce_while_messages_overlap_w
         assert rank["restored"]
         assert len(rank["refused"]) == 1
         assert re.match(REFUSED[backend], rank["refused"][0])
+
+
+def test_the_jax_example_learns() -> None:
+    installed("jax")
+    first, second = on_two_ranks([str(ROOT / "examples" / "jax_averaging.py")])
+    losses = [float(line.rpartition(" ")[2]) for line in first.splitlines()]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0] / 4
+    assert not second
+
+
+@pytest.mark.parametrize("backend", REFUSED)
+def test_the_keras_example_learns_the_same_on_both_ranks(backend: str) -> None:
+    installed("keras", backend)
+    found = on_two_ranks([str(ROOT / "examples" / "keras_training.py")], KERAS_BACKEND=backend)
+    accuracies = [float(re.search(r"accuracy ([\d.]+)", said)[1]) for said in found]
+    assert accuracies[0] == accuracies[1] > 0.9

@@ -26,7 +26,8 @@ class AverageGradients(keras.callbacks.Callback):
     must take equally many steps.
 
     Args:
-        options: on PyTorch, keywords of `gradlane.attach`, for which torch.distributed must be initialized. On TensorFlow and
+        options: on PyTorch, keywords of `gradlane.attach`, for which torch.distributed must be initialized; in a process that
+            was started alone nothing is done. On TensorFlow and
             JAX, keywords of `gradlane.plugin.averaging.Averaging`.
 
     Raises from `fit`:
@@ -39,6 +40,7 @@ class AverageGradients(keras.callbacks.Callback):
         super().__init__()
         self._options = options
         self._running: _OnPyTorch | _InCompiledStep | None = None
+        self._timeline: Timeline | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Keras calls it."""
@@ -59,8 +61,8 @@ class AverageGradients(keras.callbacks.Callback):
         """What happened when in the last iterations; while `fit` runs or after it. Raises `JobError` before."""
         if self._running is not None:
             return self._running.timeline()
-        if not hasattr(self, "_timeline"):
-            raise JobError("there is no timeline before the first fit")
+        if self._timeline is None:
+            raise JobError("there is no timeline before the first fit, and none in a process that trains alone")
         return self._timeline
 
 
@@ -79,9 +81,12 @@ class _OnPyTorch:
     def timeline(self) -> Timeline:
         return self._session.timeline()
 
-    def end(self, model: Any) -> Timeline:
+    def end(self, model: Any) -> Timeline | None:
+        from gradlane.live import IdleSession
         from gradlane.live.startup.validation import copy_from_rank_0
 
+        if isinstance(self._session, IdleSession):
+            return None
         timeline = self._session.timeline()
         self._session.close()
         copy_from_rank_0([weight.value for weight in model.non_trainable_weights], None)
