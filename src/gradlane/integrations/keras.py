@@ -27,8 +27,7 @@ class AverageGradients(keras.callbacks.Callback):
 
     Args:
         options: on PyTorch, keywords of `gradlane.attach`, for which torch.distributed must be initialized; in a process that
-            was started alone nothing is done. On TensorFlow and
-            JAX, keywords of `gradlane.plugin.averaging.Averaging`.
+            was started alone nothing is done. On TensorFlow and JAX, keywords of `gradlane.plugin.averaging.Averaging`.
 
     Raises from `fit`:
         InputError: `fit` was given two of these, or the model is not compiled.

@@ -118,18 +118,7 @@ class _Connection:
         self.meetings = itertools.count()
         if meeting.rank == 0:
             self._server = _serve(meeting)
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                self._socket = socket.create_connection((meeting.host, meeting.port), max(0.1, deadline - time.monotonic()))
-                break
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise CommunicationError(
-                        f"rank {meeting.rank}: no rank 0 at {meeting.host}:{meeting.port} within {timeout_s:.0f} s ({error}); "
-                        "did it start, and are MASTER_ADDR and MASTER_PORT the same on all ranks?"
-                    ) from None
-                time.sleep(0.05)  # rank 0 has not begun to listen: there is nothing to wait on
+        self._socket = _connected(meeting, timeout_s)
         self._socket.settimeout(None)
         self._file = self._socket.makefile("rwb")
         self.address = str(self._socket.getsockname()[0])
@@ -150,6 +139,25 @@ class _Connection:
         if not line:
             raise CommunicationError("the store of rank 0 cannot be reached any more; is rank 0 gone?")
         return json.loads(line)
+
+
+def _connected(meeting: Meeting, timeout_s: float) -> socket.socket:
+    deadline = time.monotonic() + timeout_s
+    reason = "it was not there"
+    while time.monotonic() < deadline:
+        try:
+            connected = socket.create_connection((meeting.host, meeting.port), max(0.1, deadline - time.monotonic()))
+            # where nobody listens yet, the kernel may give a caller on the same host the very port that it calls
+            if connected.getsockname() != connected.getpeername():
+                return connected
+            connected.close()
+        except OSError as error:
+            reason = str(error)
+        time.sleep(0.05)  # rank 0 does not listen yet: there is nothing to wait on
+    raise CommunicationError(
+        f"rank {meeting.rank}: no rank 0 at {meeting.host}:{meeting.port} within {timeout_s:.0f} s ({reason}); did it start, and "
+        "are MASTER_ADDR and MASTER_PORT the same on all ranks?"
+    )
 
 
 @functools.cache
