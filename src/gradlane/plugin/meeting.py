@@ -155,8 +155,8 @@ def _connected(meeting: Meeting, timeout_s: float) -> socket.socket:
             reason = str(error)
         time.sleep(0.05)  # rank 0 does not listen yet: there is nothing to wait on
     raise CommunicationError(
-        f"rank {meeting.rank}: no rank 0 at {meeting.host}:{meeting.port} within {timeout_s:.0f} s ({reason}); did it start, and "
-        "are MASTER_ADDR and MASTER_PORT the same on all ranks?"
+        f"rank {meeting.rank}: no rank 0 at {meeting.host}:{meeting.port} within {timeout_s:.0f} s ({reason}); did it start, "
+        "and are MASTER_ADDR and MASTER_PORT the same on all ranks?"
     )
 
 
