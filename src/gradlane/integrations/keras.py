@@ -134,11 +134,12 @@ class _InCompiledStep:
             weight.assign(value)
 
     def timeline(self) -> Timeline:
-        return self._average.timeline()
+        timeline: Timeline = self._average.timeline()
+        return timeline
 
     def end(self, model: Any) -> Timeline:
         self._take_from_rank_0(model.non_trainable_weights)
-        timeline = self._average.timeline()
+        timeline = self.timeline()
         self._average.close()
         del model.optimizer.apply
         model.train_function = None
