@@ -9,7 +9,7 @@ NATIVE = $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt
 VERSION ?= 2.4
 TORCH_TESTS ?= $(addprefix tests/live/test_,c10d.py equality.py faults.py attach.py gradient_groups.py)
 
-.PHONY: run setup test test-torch test-trainers fast check sanitize bench wheel clean
+.PHONY: run setup test test-torch test-trainers test-plugins fast check sanitize bench wheel clean
 
 run: $(STAMP)          ## train a real network over a shaped link under every policy; prints a table
 	$(PY) -m gradlane compare --out out
@@ -23,6 +23,11 @@ test: $(STAMP)         ## every test
 test-trainers: $(STAMP) ## tests of the trainers of others, which it installs first
 	$(PY) -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[trainers]'
 	$(PY) -m pytest tests/live/test_trainers.py
+
+# tensorflow-cpu is the same library as tensorflow without the gigabytes for CUDA
+test-plugins: $(STAMP) ## tests of the plugins for JAX, TensorFlow and Keras, which it installs first
+	$(PY) -m pip install --quiet --disable-pip-version-check torch==2.13.0 'jax[cpu]' keras tensorflow-cpu -e '.[jax]'
+	$(PY) -m pytest tests/plugins tests/transport/test_averaging.py tests/transport/test_plugin.py
 
 fast: $(STAMP)         ## tests of planning and simulating: less than a minute, without torch
 	$(PY) -m pytest -m fast

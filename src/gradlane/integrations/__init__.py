@@ -1,5 +1,6 @@
-"""Trainers of others with their DistributedDataParallel scheduled: one module each, imported by whoever names it.
+"""Trainers of others, scheduled: one module each, imported by whoever names it.
 
-Under `gradlane launch --ddp` a script needs none of them. They are for scripts that start otherwise:
-by `accelerate launch`, by torchrun or by Lightning's own launcher.
+`accelerate`, `transformers` and `lightning` put gradlane's DistributedDataParallel into theirs. Under `gradlane launch --ddp` a
+script needs none of them; they are for scripts that start otherwise: by `accelerate launch`, by torchrun or by Lightning's own
+launcher. `keras` is a callback for Keras 3.
 """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradlane.integrations.installed import needs
 from gradlane.live.ddp import DistributedDataParallel
+from gradlane.plugin.installed import needs
 
-with needs("lightning"):
+with needs("lightning", __name__):
     from lightning.fabric import strategies as of_fabric
     from lightning.pytorch import strategies as of_trainer
 

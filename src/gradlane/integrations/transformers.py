@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gradlane.integrations.installed import needs
 from gradlane.live.ddp import replaced_ddp
+from gradlane.plugin.installed import needs
 
-with needs("transformers"):
+with needs("transformers", __name__):
     import transformers
 
 

@@ -31,6 +31,11 @@ def as_list(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
         return []
     optimizers: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     for one in optimizers:
+        if type(one).__module__.partition(".")[0] == "keras":
+            raise InputError(
+                f"optimizer: got Keras's {type(one).__name__}, which updates in fit(), expected a torch.optim.Optimizer; "
+                "give fit() the callback gradlane.integrations.keras.AverageGradients() instead of calling attach"
+            )
         if not isinstance(one, torch.optim.Optimizer):
             raise InputError(
                 f"optimizer: got a {type(one).__name__}, expected a torch.optim.Optimizer or several of them "
