@@ -29,7 +29,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any
@@ -127,8 +127,8 @@ class ControlChannel:
 
     Args:
         store: a store of torch.distributed, through which ranks find rank 0.
-        rank: of this process.
-        world: number of ranks.
+        rank: of this process in the session's group.
+        ranks: numbers of the group's ranks in the whole job, as errors and callbacks name them.
         timeout_s: seconds after which a rank that does not connect is an error.
         stall_timeout_s: seconds after which a rank that says nothing is an error.
         on_failure: called with an error if another rank is gone, stalled or failed, or if ranks
@@ -148,7 +148,7 @@ class ControlChannel:
         self,
         store: Any,
         rank: int,
-        world: int,
+        ranks: Sequence[int],
         timeout_s: float,
         stall_timeout_s: float,
         on_failure: Callable[[JobError], None],
@@ -157,7 +157,7 @@ class ControlChannel:
         on_decision: Callable[[int, int], None],
         on_buffers: Callable[[int, int], None] = lambda forward, why: None,
     ) -> None:
-        self._rank, self._world = rank, world
+        self._rank, self._ranks, self._world = rank, ranks, len(ranks)
         self._timeout_s, self._stall_timeout_s = timeout_s, stall_timeout_s
         self._on_failure, self._on_choice, self._on_left, self._on_decision = on_failure, on_choice, on_left, on_decision
         self._on_buffers = on_buffers
@@ -196,9 +196,9 @@ class ControlChannel:
         deadline = time.monotonic() + self._timeout_s
         while len(self._met) < self._world - 1:
             if time.monotonic() > deadline:
-                missing = sorted(set(range(1, self._world)) - self._met)
+                first, missing = self._ranks[0], [self._ranks[rank] for rank in range(1, self._world) if rank not in self._met]
                 raise CommunicationError(
-                    f"rank 0 listens on {address} for the control channel and ranks {missing} did not connect within "
+                    f"rank {first} listens on {address} for the control channel and ranks {missing} did not connect within "
                     f"{self._timeout_s:.0f} s; is that address reachable from them? (it is the one that leads to MASTER_ADDR)"
                 )
             self._poll(0.2)
@@ -210,7 +210,9 @@ class ControlChannel:
             to_rank_0 = socket.create_connection((address, int(port)), timeout=self._timeout_s)
             to_rank_0.sendall(_header(Frame.HELLO, self._rank, len(token)) + token.encode())
         except (OSError, RuntimeError) as error:
-            raise CommunicationError(f"rank {self._rank} cannot reach the control channel of rank 0: {error}") from None
+            raise CommunicationError(
+                f"rank {self._ranks[self._rank]} cannot reach the control channel of rank {self._ranks[0]}: {error}"
+            ) from None
         connection = _Connection(to_rank_0, self._heartbeat)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
         self._met_rank(0, connection)
@@ -287,7 +289,7 @@ class ControlChannel:
         try:
             self._listen_until_closed()
         except Exception as error:  # of a callback: the beats go on, and nobody else would hear of it
-            failure = _failure(_Cause.RAISED, self._rank, f"{type(error).__name__}: {error}")
+            failure = self._named(_Cause.RAISED, self._rank, f"{type(error).__name__}: {error}")
             failure.__cause__ = error
             self.fail(error)
             self._on_failure(failure)
@@ -349,14 +351,18 @@ class ControlChannel:
 
     def _handle(self, connection: _Connection, frame: Frame, rank: int, payload: bytes) -> None:
         assert connection.rank is not None
+        if rank >= self._world:
+            raise ValueError("a rank that this job does not have")
         if frame is Frame.BEAT:
-            self._look_for_slowness(connection, _BEAT.unpack(payload)[0] / 1000)
+            self._look_for_slowness(connection, connection.rank, _BEAT.unpack(payload)[0] / 1000)
         elif frame is Frame.FAIL:
             kind, culprit = _FAIL.unpack_from(payload)
             text = payload[_FAIL.size :].decode(errors="replace")
+            if culprit >= self._world:
+                raise ValueError("a rank that this job does not have")
             if self._rank == 0:
                 self._broadcast_failure(_Cause(kind), culprit, text, skip=connection.rank)
-            self._on_failure(_failure(_Cause(kind), culprit, text))
+            self._on_failure(self._named(_Cause(kind), culprit, text))
         elif frame is Frame.BYE:
             if self._rank == 0:  # the other ranks have no connection to the one that leaves
                 rank = connection.rank
@@ -364,7 +370,7 @@ class ControlChannel:
                     if other is not connection:
                         other.send(Frame.BYE, rank)
             connection.said_bye |= rank == connection.rank
-            self._on_left(rank)
+            self._on_left(self._ranks[rank])
         elif frame is Frame.CHOICE and connection.rank == 0:
             self._on_choice(*_PAIR.unpack(payload))
         elif frame is Frame.DECISION and connection.rank == 0:
@@ -375,14 +381,14 @@ class ControlChannel:
             iteration, rolling_hash = _HASH.unpack(payload)
             self._compare(iteration, connection.rank, rolling_hash)
 
-    def _look_for_slowness(self, connection: _Connection, not_run_s: float) -> None:
+    def _look_for_slowness(self, connection: _Connection, rank: int, not_run_s: float) -> None:
         # one rank says it, once: rank 0, or rank 1 about rank 0
         if not_run_s > self._stall_timeout_s and not connection.was_slow and self._rank <= 1:
             connection.was_slow = True
             log.warning(
                 "gradlane: rank %d is alive, but its interpreter has not run for %.0f s (a long call that keeps Python's "
                 "lock?): waiting for it, for up to %.0f s (timeout=)",
-                connection.rank,
+                self._ranks[rank],
                 not_run_s,
                 self._timeout_s,
             )
@@ -396,12 +402,12 @@ class ControlChannel:
                     f"comes back by itself, raise stall_timeout= ({self._stall_timeout_s:g} s)"
                 )
                 self._broadcast_failure(_Cause.STALLED, rank, text)
-                self._on_failure(_failure(_Cause.STALLED, rank, text))
+                self._on_failure(self._named(_Cause.STALLED, rank, text))
 
     def _lost(self, rank: int) -> None:
         text = "its process ended, or its host closed the connection"
         self._broadcast_failure(_Cause.DIED, rank, text)
-        self._on_failure(_failure(_Cause.DIED, rank, text))
+        self._on_failure(self._named(_Cause.DIED, rank, text))
 
     def _compare(self, iteration: int, rank: int, rolling_hash: int) -> None:
         of_iteration = self._hashes.setdefault(iteration, {})
@@ -409,11 +415,11 @@ class ControlChannel:
         for other, hashed in of_iteration.items():
             if hashed != rolling_hash:
                 text = (
-                    f"ranks {other} and {rank} issued the messages of iteration {iteration} in different orders "
-                    f"(hashes {hashed:016x} and {rolling_hash:016x}); sums of that iteration cannot be trusted"
+                    f"ranks {self._ranks[other]} and {self._ranks[rank]} issued the messages of iteration {iteration} in "
+                    f"different orders (hashes {hashed:016x} and {rolling_hash:016x}); sums of that iteration cannot be trusted"
                 )
                 self._broadcast_failure(_Cause.ORDER, rank, text)
-                self._on_failure(_failure(_Cause.ORDER, rank, text))
+                self._on_failure(self._named(_Cause.ORDER, rank, text))
                 return
         if len(of_iteration) == self._world:
             del self._hashes[iteration]
@@ -423,6 +429,9 @@ class ControlChannel:
         for rank, connection in list(self._connections.items()):
             if rank != skip:
                 connection.send(Frame.FAIL, self._rank, payload)
+
+    def _named(self, kind: _Cause, rank: int, text: str) -> JobError:
+        return _failure(kind, self._ranks[rank], text)
 
     def _drop(self, connection: _Connection) -> None:
         with contextlib.suppress(KeyError, ValueError):

@@ -56,6 +56,7 @@ class Driver:
     def __init__(
         self,
         rank: int,
+        global_rank: int,
         timeout_s: float,
         backend: Backend,
         recorder: Recorder,
@@ -63,7 +64,7 @@ class Driver:
         on_buffers: Callable[[int, int], None],
         keeps_log: bool = False,
     ) -> None:
-        self.rank = rank
+        self.rank, self.global_rank = rank, global_rank
         self.iteration = -1
         self.failures = Failures(self, timeout_s)
         self._backend = backend
@@ -350,7 +351,7 @@ class Driver:
     @property
     def where(self) -> str:
         """Rank and iteration, for error messages."""
-        return f"rank {self.rank}, iteration {self.iteration}"
+        return f"rank {self.global_rank}, iteration {self.iteration}"
 
     def describe_state(self) -> str:
         """What is in flight and what is waited for, for error messages."""
@@ -364,7 +365,7 @@ class Driver:
         """
         own = error
         if not isinstance(own, JobError):
-            own = PeerFailed(f"rank {self.rank} failed: {type(error).__name__}: {error}", self.rank)
+            own = PeerFailed(f"rank {self.global_rank} failed: {type(error).__name__}: {error}", self.global_rank)
             own.__cause__ = error
         self.failures.fail(own)
         if not self._closed:

@@ -35,6 +35,7 @@ from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.carriers import CONNECT_S, Carriers, with_servers
 from gradlane.live.backends.parameter_server import ParameterServerBackend
+from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.backends.streams import streams_of
 from gradlane.live.comm.control_channel import ControlChannel
 from gradlane.live.session.deferred_step import why_it_needs_the_barrier
@@ -133,7 +134,8 @@ def attach(
             and gradients, and an all-reduce. A difference raises `VerificationError`.
         keep_log: keep the Dispatcher's inputs and answers of the last iterations, for
             `Session.dispatch_log()`.
-        process_group: a group of all ranks; None for the default group.
+        process_group: the ranks that train `model` together, this one among them; None for the default
+            group. Groups of some ranks may attach at the same time, and one process to several.
 
     Returns:
         The running session.
@@ -186,17 +188,19 @@ def attach_from(
     start = _start_of(job, resolved)
     may_cross = _may_cross(job, resolved.stepping.cross_barrier)
     terms = _terms(job, resolved, start, may_cross)
-    number = next(_attachments)
-    store = handshake.agree(terms, process_group, str(number), job.timeout_s, start.fault)
-    backend = _connect(job, resolved, store, terms)
+    met = handshake.agree(terms, job, start.fault)
+    new_groups = NewGroups(job.group, met.store, met.name)
+    backend = _connect(job, resolved, new_groups, terms)
     with _given_back_on_failure(backend):
         if wrapped is None:
             tensors = (*model.parameters(), *model.buffers())
             copy_from_rank_0([tensor for tensor in tensors if tensor.numel() > 0], job.group)
         buffers_are_due = wrapped is None or wrapped.buffers_are_due
-        session = _build(job, resolved, start, may_cross, store, backend, buffers_are_due)
+        session = _build(job, resolved, start, may_cross, new_groups, backend, buffers_are_due)
     keep(session)
-    session.on_close(before=partial(_leave_files, resolved.folders.of_session(number)), after=forget)
+    session.on_close(
+        before=partial(_leave_files, resolved.folders.of_session(next(_attachments)), job.global_rank), after=forget
+    )
     return session
 
 
@@ -291,14 +295,14 @@ def _terms(job: Job, options: AttachOptions, start: _Start, may_cross: bool) -> 
 # -- connecting -----------------------------------------------------------------------------------------------
 
 
-def _connect(job: Job, options: AttachOptions, store: Any, terms: handshake.Terms) -> Backend:
+def _connect(job: Job, options: AttachOptions, new_groups: NewGroups, terms: handshake.Terms) -> Backend:
     carrier, streams = options.carrier, streams_of(job.device)
 
     def connect_servers(control: Any = None, connect_s: float | None = None) -> ParameterServerBackend:
         return ParameterServerBackend(
             streams,
-            job.group,
-            store,
+            new_groups,
+            new_groups.store,
             job.timeout_s,
             fingerprint=terms.fingerprint(),
             packet_bytes=carrier.packet_bytes or NodeOptions.packet_bytes,
@@ -313,11 +317,11 @@ def _connect(job: Job, options: AttachOptions, store: Any, terms: handshake.Term
 
     if options.backend == "server":
         return connect_servers()
-    all_reduce = AllReduceBackend(job.device, streams, job.group, job.timeout_s, carrier.weight)
+    all_reduce = AllReduceBackend(job.device, streams, new_groups, job.timeout_s, carrier.weight)
     if not _may_choose_backend(job, options):
         return all_reduce
     connect = partial(connect_servers, all_reduce.control_group, min(CONNECT_S, job.timeout_s))
-    return with_servers(all_reduce, connect, store, job.rank, job.timeout_s)
+    return with_servers(all_reduce, connect, new_groups.store, job.rank, job.ranks, job.timeout_s)
 
 
 def _may_choose_backend(job: Job, options: AttachOptions) -> bool:
@@ -343,7 +347,13 @@ def _given_back_on_failure(backend: Backend) -> Iterator[None]:
 
 
 def _build(
-    job: Job, options: AttachOptions, start: _Start, may_cross: bool, store: Any, backend: Backend, buffers_are_due: bool
+    job: Job,
+    options: AttachOptions,
+    start: _Start,
+    may_cross: bool,
+    new_groups: NewGroups,
+    backend: Backend,
+    buffers_are_due: bool,
 ) -> Session:
     """Measure the network where none is given, and start the session."""
     profile, stepping = options.measuring.profile, options.stepping
@@ -359,9 +369,9 @@ def _build(
         controller=controller,
         first_plan=make_plan(policies.get("ddp"), _unmeasured_profile(job), Place(_UNMEASURED)),
         may_cross=may_cross,
-        make_channel=partial(ControlChannel, store, job.rank, job.world, job.timeout_s, stepping.stall_timeout),
-        buffers=_buffer_sync(job, stepping.broadcast_buffers, buffers_are_due),
-        verifier=Unverified() if stepping.verify is None else Verifier(stepping.verify, job),
+        make_channel=partial(ControlChannel, new_groups.store, job.rank, job.ranks, job.timeout_s, stepping.stall_timeout),
+        buffers=_buffer_sync(job, new_groups, stepping.broadcast_buffers, buffers_are_due),
+        verifier=Unverified() if stepping.verify is None else Verifier(stepping.verify, job, new_groups),
         keeps_log=stepping.keep_log,
     )
 
@@ -375,11 +385,11 @@ def _places(options: AttachOptions, backend: Backend) -> tuple[Place, ...]:
     return (Place(network, options.backend, options.carrier.servers, coordinated),)
 
 
-def _buffer_sync(job: Job, broadcast_buffers: bool | str, are_due: bool) -> BufferSync | None:
+def _buffer_sync(job: Job, new_groups: NewGroups, broadcast_buffers: bool | str, are_due: bool) -> BufferSync | None:
     if not broadcast_buffers or not any(True for _ in job.model.buffers()):
         return None
     places, at_start = places_of_buffers(job.model), broadcast_buffers == "forward"
-    return BufferSync(*places, job.group, job.rank, job.timeout_s, at_start, are_due=are_due)
+    return BufferSync(*places, new_groups, job.rank, job.timeout_s, at_start, are_due=are_due)
 
 
 def _unmeasured_profile(job: Job) -> Profile:
@@ -390,12 +400,12 @@ def _unmeasured_profile(job: Job) -> Profile:
 # -- ending ---------------------------------------------------------------------------------------------------
 
 
-def _leave_files(folders: FolderOptions, session: Session) -> None:
+def _leave_files(folders: FolderOptions, rank: int, session: Session) -> None:
     if folders.timeline is not None:
         folders.timeline.mkdir(parents=True, exist_ok=True)
-        files.write(folders.timeline / f"timeline-rank{session.rank}.json", session.timeline())
-        files.write(folders.timeline / f"plan-rank{session.rank}.json", session.plan)
-    if folders.profile is not None and session.rank == 0:
+        files.write(folders.timeline / f"timeline-rank{rank}.json", session.timeline())
+        files.write(folders.timeline / f"plan-rank{rank}.json", session.plan)
+    if folders.profile is not None and rank == 0:
         folders.profile.mkdir(parents=True, exist_ok=True)
         files.write(folders.profile / "profile.json", session.profile())
         files.write(folders.profile / "network.json", session.network)

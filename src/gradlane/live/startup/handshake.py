@@ -1,19 +1,14 @@
 """Handshake: the ranks compare model, options and versions before the first collective.
 
 Each rank writes its terms to the job's store, the one that `init_process_group` used. Rank 0
-compares them and writes a verdict, which all ranks read; on a difference all raise the same
-`MismatchError`, which names the first difference and both ranks. Collectives of ranks with
+compares them and writes a verdict, which all ranks read (`meeting`); on a difference all raise the
+same `MismatchError`, which names the first difference and both ranks. Collectives of ranks with
 different tensors would give wrong sums or crash inside the collective library. Anybody on the
 network can read the store, so it holds nothing secret.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import time
-from collections.abc import Callable
-from datetime import timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -21,6 +16,8 @@ import msgspec
 import torch.distributed as dist
 
 from gradlane.errors import MismatchError
+from gradlane.live.session.job import Job
+from gradlane.live.startup.meeting import Meeting, meet, whereabouts
 
 _MAX_BYTES = 4 * 2**20  # the store refuses values of 8 MiB
 
@@ -51,70 +48,30 @@ class _Entry(msgspec.Struct, frozen=True):
     fault: str
 
 
-def agree(terms: Terms, group: Any, name: str, timeout_s: float, fault: str = "") -> Any:
-    """Compare `terms` over all ranks (collective).
+def agree(terms: Terms, job: Job, fault: str = "") -> Meeting:
+    """Compare `terms` over all ranks of `job` (collective).
 
     Args:
         terms: of this rank.
-        group: the ranks; None for the default group.
-        name: of this attachment, the same on all ranks.
-        timeout_s: seconds to wait for all ranks.
+        job: whose ranks meet.
         fault: why this rank cannot continue, which the others cannot know by themselves; "" if it
             can.
 
     Returns:
-        The job's store, with a prefix for this attachment.
+        The meeting, with a store for this attachment alone.
 
     Raises:
         MismatchError: terms differ, a rank has a fault, or a rank did not come in time; on every
             rank.
     """
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
-    store: Any = dist.distributed_c10d.PrefixStore(f"gradlane/{name}", dist.distributed_c10d._get_default_store())
-    entry = msgspec.json.encode(_Entry(rank, whereabouts(), terms, fault))
+    entry = msgspec.json.encode(_Entry(job.global_rank, whereabouts(), terms, fault))
     if len(entry) > _MAX_BYTES:
         raise MismatchError(f"the description of this model has {len(entry)} bytes, expected at most {_MAX_BYTES}")
-    settle(store, rank, world, entry, _judge, "called gradlane.attach", timeout_s)
-    return store
-
-
-def settle(
-    store: Any, rank: int, world: int, entry: bytes, judge: Callable[[list[bytes]], str], doing: str, timeout_s: float
-) -> None:
-    """Collect an entry from every rank, have rank 0 judge them, and pass its verdict to all
-    (collective).
-
-    Args:
-        store: for this call alone.
-        entry: of this rank.
-        judge: called on rank 0 with all entries, by rank; returns "" for agreement, else the
-            verdict.
-        doing: what a rank does by handing in an entry, in the past tense, for the error message.
-        timeout_s: seconds to wait for all entries.
-
-    Raises:
-        MismatchError: with the verdict, or with the ranks that handed in no entry in time.
-    """
-    store.set(f"entry/{rank}", entry)
-    if rank == 0:
-        deadline = time.monotonic() + timeout_s
-        entries = [_read(store, f"entry/{other}", max(0.01, deadline - time.monotonic())) for other in range(world)]
-        missing = [other for other, data in enumerate(entries) if data is None]
-        if missing:
-            verdict = f"{world - len(missing)} of {world} ranks {doing} within {timeout_s:.0f} s; missing: {missing}"
-        else:
-            verdict = judge([data for data in entries if data is not None])
-        store.set("verdict", verdict)
-    verdict_read = _read(store, "verdict", timeout_s + 5)
-    if verdict_read is None:
-        raise MismatchError(f"rank {rank}: no verdict from rank 0; it never {doing}, or its process is gone")
-    if verdict_read:
-        raise MismatchError(verdict_read.decode())
-
-
-def whereabouts() -> str:
-    """The "host:pid" of this process, for messages that name a rank."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+    # groups with different ranks must not meet one another, and those with the same ranks meet in
+    # the order in which their ranks attach
+    members = sha256(" ".join(map(str, job.ranks)).encode()).hexdigest()[:16]
+    store: Any = dist.distributed_c10d.PrefixStore(f"gradlane/{members}", dist.distributed_c10d._get_default_store())
+    return meet(store, job.rank, job.world, entry, _judge, "called gradlane.attach", job.timeout_s, job.ranks)
 
 
 def _judge(entries: list[bytes]) -> str:
@@ -123,15 +80,6 @@ def _judge(entries: list[bytes]) -> str:
         if entry.fault:
             return f"rank {entry.rank} ({entry.where}): {entry.fault}"
     return next((text for other in others if (text := _first_difference(first, other))), "")
-
-
-def _read(store: Any, key: str, timeout_s: float) -> bytes | None:
-    try:
-        store.wait([key], timedelta(seconds=timeout_s))
-    except dist.DistStoreError:
-        return None
-    value: bytes = store.get(key)
-    return value
 
 
 def _first_difference(one: _Entry, other: _Entry) -> str:

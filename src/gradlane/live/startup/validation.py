@@ -15,6 +15,7 @@ from gradlane.core.profile import DTYPE_BYTES
 from gradlane.errors import InputError, UnsupportedError
 from gradlane.live.session.job import Job
 from gradlane.live.startup.lifecycle import session_of
+from gradlane.live.torch_versions import broadcast_from_rank_0, global_ranks
 
 _WRAPPERS = {  # by the name of a wrapper's class: why it cannot be attached, and what to do
     "DistributedDataParallel": "which sums gradients too: attach to the model before anything wraps it, and do not wrap it",
@@ -102,21 +103,28 @@ def job_of(model: torch.nn.Module, optimizer: Optimizers, group: Any, timeout_s:
         timeout_s: seconds after which a sum that has not ended is an error.
 
     Raises:
-        InputError: `model` is no module, or `optimizer` none of torch's or none of this model.
-        UnsupportedError: the model cannot be attached, or `group` does not have all ranks.
+        InputError: `model` is no module, `optimizer` none of torch's or none of this model, or
+            this process is not in `group`.
+        UnsupportedError: the model or the group cannot be attached.
     """
     optimizers = as_list(optimizer)
     params = trained_parameters(model)
     refuse_other_optimizers(optimizers, model)
     if not dist.is_initialized():
-        return Job(model, params, optimizers, None, 0, 1, timeout_s)
-    world, rank = dist.get_world_size(group), dist.get_rank(group)
-    if world != dist.get_world_size():
-        # each lane needs a group of its own, and torch.distributed's names for groups of some ranks
-        # are ambiguous
-        has = "does not have this rank" if rank < 0 else f"has {world} of the {dist.get_world_size()} ranks"
-        raise UnsupportedError(f"process_group {has}, expected one of all ranks")
-    return Job(model, params, optimizers, group, rank, world, timeout_s)
+        return Job(model, params, optimizers, None, 0, [0], timeout_s)
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise InputError(
+            f"process_group: got a group without this process (rank {dist.get_rank()}), expected one that it is in; let only "
+            "the ranks of a group attach to it"
+        )
+    ranks = global_ranks(group)
+    if len(ranks) < dist.get_world_size() and dist.distributed_c10d._get_default_group().bound_device_id is not None:
+        raise UnsupportedError(
+            f"process_group has {len(ranks)} of the {dist.get_world_size()} ranks, and init_process_group was given a "
+            "device_id=: torch.distributed then makes every group by a call of all ranks; leave device_id= out"
+        )
+    return Job(model, params, optimizers, group, rank, ranks, timeout_s)
 
 
 def require_process_group() -> None:
@@ -139,14 +147,14 @@ def trains_alone() -> bool:
 
 
 def copy_from_rank_0(tensors: Sequence[torch.Tensor], group: Any) -> None:
-    """Broadcast rank 0's `tensors` to all ranks, as DDP does at construction; one broadcast for
-    each dtype (collective).
+    """Broadcast the `tensors` of the group's rank 0 to all its ranks, as DDP does at construction;
+    one broadcast for each dtype (collective).
     """
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
     for of_dtype in by_dtype.values():
         flat = torch.cat([tensor.reshape(-1) for tensor in of_dtype])
-        dist.broadcast(flat, 0, group)
+        broadcast_from_rank_0(flat, group)
         for tensor, values in zip(of_dtype, torch.split(flat, [tensor.numel() for tensor in of_dtype]), strict=True):
             tensor.copy_(values.view(tensor.shape))
