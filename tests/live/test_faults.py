@@ -300,3 +300,14 @@ def test_a_closed_session_leaves_no_thread_no_descriptor_and_no_hook(two_ranks, 
     for before, after, hooks in two_ranks.run("tests.live.faults:attach_and_close_often", backend=backend):
         assert {what: count for what, count in after.items() if count > before[what]} == {}
         assert hooks == []
+
+
+def test_a_rank_that_leaves_while_it_attaches_is_named_to_the_others():
+    ranks = Ranks(2)  # of its own: rank 0's session has failed
+    try:
+        said = ranks.run("tests.live.faults:leave_in_attach")
+    finally:
+        ranks.close()
+    assert said[1] == "SystemExit: 143"
+    assert said[0].startswith("PeerFailed: ")
+    assert "rank 1 failed in attach: SystemExit: 143" in said[0]

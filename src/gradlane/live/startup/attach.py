@@ -25,7 +25,7 @@ from gradlane.core.policy import Policy, replans
 from gradlane.core.profile import Layer, Profile, TensorProfile
 from gradlane.core.records.search_log import ANY, AUTO
 from gradlane.core.records.tuned import Tuned
-from gradlane.errors import JobError
+from gradlane.errors import JobError, PeerFailed
 from gradlane.live.adapt.auto import Auto
 from gradlane.live.adapt.controller import PlanController
 from gradlane.live.adapt.profiling import Planner, check_fits
@@ -191,7 +191,7 @@ def attach_from(
     met = handshake.agree(terms, job, start.fault)
     new_groups = NewGroups(job.group, met.store, met.name)
     backend = _connect(job, resolved, new_groups, terms)
-    with _given_back_on_failure(backend):
+    with _given_back_on_failure(backend, job.global_rank):
         if wrapped is None:
             tensors = (*model.parameters(), *model.buffers())
             copy_from_rank_0([tensor for tensor in tensors if tensor.numel() > 0], job.group)
@@ -330,7 +330,7 @@ def _may_choose_backend(job: Job, options: AttachOptions) -> bool:
 
 
 @contextmanager
-def _given_back_on_failure(backend: Backend) -> Iterator[None]:
+def _given_back_on_failure(backend: Backend, rank: int) -> Iterator[None]:
     """If the block raises, close `backend` with the error, so that its threads and the other ranks
     end too.
 
@@ -339,7 +339,10 @@ def _given_back_on_failure(backend: Backend) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        backend.close(error if isinstance(error, JobError) else JobError(f"attach failed: {error!r}"))
+        if isinstance(error, JobError):
+            backend.close(error)
+        else:  # SystemExit of a script's signal handler, for one
+            backend.close(PeerFailed(f"rank {rank} failed in attach: {type(error).__name__}: {error}", rank))
         raise
 
 
