@@ -79,6 +79,39 @@ def train_wrapped(rank: int, world: int, split: list[list[int]]) -> list[bool]:
     return [attached, all(map(torch.equal, expected, found))]
 
 
+def train_a_grid(rank: int, world: int, **options: Any) -> bool:
+    """A model whose halves are trained in groups of their own, as beside tensor parallelism: does it end with DDP's bits?"""
+    rows, columns = _groups([[0, 1], [2, 3]]), _groups([[0, 2], [1, 3]])
+    pair = (rows[rank // 2], columns[rank % 2])
+
+    def run(attached: bool) -> list[torch.Tensor]:
+        torch.manual_seed(rank)
+        halves = [nn.Linear(12, 40), nn.Linear(40, 6)]
+        optimizers = [momentum(half) for half in halves]
+        sessions = []
+        called: list[nn.Module] = list(halves)
+        if attached:
+            for half, optimizer, group in zip(halves, optimizers, pair, strict=True):
+                sessions.append(gradlane.attach(half, optimizer, process_group=group, timeout=30, **options))
+        else:
+            called = [
+                nn.parallel.DistributedDataParallel(half, process_group=group) for half, group in zip(halves, pair, strict=True)
+            ]
+        generator = torch.Generator().manual_seed(100 + rank)
+        for _ in range(STEPS):
+            x, y = Mlp.batch(generator)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            nn.functional.cross_entropy(called[1](torch.tanh(called[0](x))), y).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        for session in sessions:
+            session.close()
+        return [param.detach().clone() for half in halves for param in half.parameters()]
+
+    return all(map(torch.equal, run(False), run(True)))
+
+
 def attach_to(rank: int, world: int, ranks: list[int]) -> tuple[str, str]:
     """What attach gives or raises on this rank, for a group of `ranks`."""
     try:

@@ -32,6 +32,11 @@ def test_a_process_has_sessions_over_several_groups(four_ranks: Ranks, options):
     assert four_ranks.run("tests.live.part_groups:train", split=chain, **options) == [[True], [True] * 2, [True] * 2, [True]]
 
 
+@pytest.mark.parametrize("options", [ALL_REDUCE, SERVER], ids=["all-reduce", "server"])
+def test_halves_of_a_model_are_trained_in_groups_of_their_own(four_ranks: Ranks, options):
+    assert four_ranks.run("tests.live.part_groups:train_a_grid", **options) == [True] * 4
+
+
 def test_a_rank_outside_its_group_is_told_so_and_a_group_of_one_trains_alone(four_ranks: Ranks):
     outcomes = four_ranks.run("tests.live.part_groups:attach_to", ranks=[2])
     assert outcomes[2] == ("IdleSession", "")
