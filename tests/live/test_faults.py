@@ -240,12 +240,8 @@ def test_ranks_that_disagree_all_hear_of_the_first_difference_at_attach(two_rank
 
 
 @pytest.mark.parametrize(("missing", "says"), [(1, "missing: [1]"), (0, "no verdict from rank 0; it never called")])
-def test_a_rank_that_never_attaches_is_named_at_the_timeout(missing, says):
-    ranks = Ranks(2)  # of its own: ranks that have attached equally often are told apart from those that have not
-    try:
-        kind, text, seconds = ranks.run("tests.live.faults:attach_on_one_rank", missing=missing)[1 - missing]
-    finally:
-        ranks.close()
+def test_a_rank_that_never_attaches_is_named_at_the_timeout(two_ranks, missing, says):
+    kind, text, seconds = two_ranks.run("tests.live.faults:attach_on_one_rank", missing=missing)[1 - missing]
     assert kind == "MismatchError"
     assert says in text
     assert seconds < 15
