@@ -21,12 +21,14 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+from gradlane.core.backends import BackendName
+
 STEPS = 8
 LATE_S = 3.0
-POLICIES = {"all-reduce": "bytescheduler", "server": "mercury"}
+POLICIES: dict[BackendName, str] = {"all-reduce": "bytescheduler", "server": "mercury"}
 
 
-def rank_of_a_job(folder: Path, backend: str, deaths: dict[int, tuple[int, int]], late_s: float) -> None:
+def rank_of_a_job(folder: Path, backend: BackendName, deaths: dict[int, tuple[int, int]], late_s: float) -> None:
     """What each rank runs.
 
     Args:
@@ -75,7 +77,9 @@ def rank_of_a_job(folder: Path, backend: str, deaths: dict[int, tuple[int, int]]
     dist.destroy_process_group()
 
 
-def run_job(folder: Path, backend: str, deaths: dict[int, tuple[int, int]], *, late_s: float = 0.0, nodes: int = 1) -> str:
+def run_job(
+    folder: Path, backend: BackendName, deaths: dict[int, tuple[int, int]], *, late_s: float = 0.0, nodes: int = 1
+) -> str:
     """Run a job of two ranks under torchrun.
 
     Args:
