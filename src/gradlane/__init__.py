@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from gradlane.live import VerifyOptions as VerifyOptions
     from gradlane.live import attach as attach
     from gradlane.live import attach_to_servers as attach_to_servers
+    from gradlane.live import init_process_group as init_process_group
     from gradlane.live import replace_ddp as replace_ddp
 
 __version__ = "0.1.0"
 _OF_LIVE = (
     "DistributedDataParallel", "IdleSession", "ServedSession", "Session", "VerifyOptions", "attach", "attach_to_servers",
-    "replace_ddp",
+    "init_process_group", "replace_ddp",
 )  # fmt: skip
 __all__ = ["GradlaneError", "Network", "Plan", "Profile", "Timeline", "__version__", "policies", *_OF_LIVE]
 

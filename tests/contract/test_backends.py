@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -10,24 +11,33 @@ import pytest
 from tests.live.ranks import RankError, Ranks
 
 TIMEOUT_S = 60.0
+_MADE = itertools.count()  # backends, on each rank
 
 
-def made(name: str, keys: str = "", **options: Any) -> Any:
-    """On each rank: the backend of that name. keys: of the store are apart from those of others."""
-    import torch
+def new_groups() -> Any:
+    """On each rank: what makes process groups over all ranks, for one more backend."""
     import torch.distributed as dist
+
+    from gradlane.live.backends.process_groups import NewGroups
+
+    name = f"check{next(_MADE)}"
+    return NewGroups(None, dist.distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store()), name)
+
+
+def made(name: str, **options: Any) -> Any:
+    """On each rank: the backend of that name."""
+    import torch
 
     from gradlane.live.backends.all_reduce import AllReduceBackend
     from gradlane.live.backends.carriers import Carriers
     from gradlane.live.backends.parameter_server import ParameterServerBackend
 
     if name == "carriers":
-        return Carriers(made("all-reduce", **options), made("server", f"carriers{keys}", rank_order=False, **options))
+        return Carriers(made("all-reduce", **options), made("server", rank_order=False, **options))
+    groups = new_groups()
     if name == "all-reduce":
-        return AllReduceBackend(torch.device("cpu"), None, None, TIMEOUT_S, **options)
-    default = dist.distributed_c10d._get_default_store()
-    store = dist.distributed_c10d.PrefixStore(f"check/{keys}{sorted(options.items())}", default)
-    return ParameterServerBackend(None, None, store, TIMEOUT_S, fingerprint=bytes(32), packet_bytes=1024, **options)
+        return AllReduceBackend(torch.device("cpu"), None, groups, TIMEOUT_S, **options)
+    return ParameterServerBackend(None, groups, groups.store, TIMEOUT_S, fingerprint=bytes(32), packet_bytes=1024, **options)
 
 
 def check(rank: int, world: int, name: str, options: dict[str, Any], keys: str = "", **checked: Any) -> list[str]:
@@ -104,7 +114,7 @@ def check_broken(rank: int, world: int, fault: str) -> None:
 
     import torch
 
-    broken = Broken(torch.device("cpu"), None, None, TIMEOUT_S)
+    broken = Broken(torch.device("cpu"), None, new_groups(), TIMEOUT_S)
     check_backend(broken, timeout_s=2.0 if fault == "never" else TIMEOUT_S)
 
 

@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 from typing import Any
@@ -20,8 +21,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import gradlane
+from gradlane.core.network import Network
 from gradlane.errors import GradlaneError, JobError
 from gradlane.live.backends.gradient_buffers import MessageBuffer
+from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.comm.control_frames import HEADER, VERSION, Frame
 from gradlane.schedule import Dispatcher, Engine
 from tests.live.cases import bits_of, differences
@@ -251,3 +254,20 @@ def attach_and_close_often(rank: int, world: int, backend: str) -> tuple[dict[st
     for _ in range(5):
         train_and_close()
     return before, census(), left
+
+
+def leave_in_attach(rank: int, world: int) -> str:
+    """Rank 1's handler of SIGTERM calls sys.exit while attach measures the network; what each rank raises."""
+    measure = ParameterServerBackend.measure
+
+    def leave(backend: ParameterServerBackend) -> Network:
+        if rank == 1:
+            sys.exit(143)
+        return measure(backend)
+
+    try:
+        with patch.object(ParameterServerBackend, "measure", leave):
+            gradlane.attach(Mlp(), None, "mercury", backend="server", timeout=20)
+    except (GradlaneError, SystemExit) as error:
+        return f"{type(error).__name__}: {error}"
+    return "attached"

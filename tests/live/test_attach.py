@@ -183,6 +183,22 @@ def test_only_auto_without_a_named_backend_or_network_may_choose_what_carries(po
     assert (named.backend, named.may_choose_backend) == ("server", False)
 
 
+@pytest.mark.parametrize(
+    ("launched", "expected"),
+    [
+        (LaunchOptions(timeout=-1.0), "timeout: got -1.0, expected"),
+        (LaunchOptions(policy="nope"), "policy: got 'nope', expected one of"),
+        (LaunchOptions(network="/no/such/file"), "No such file or directory: '/no/such/file'"),
+    ],
+)
+def test_a_wrong_value_of_the_launcher_names_its_variable_and_one_of_the_script_does_not(launched, expected):
+    with pytest.raises(InputError, match=r"^GRADLANE_OPTIONS: ") as raised:
+        AttachOptions.of(None, {}, launched)
+    assert expected in str(raised.value)
+    with pytest.raises(InputError, match=r"^timeout: got -2"):
+        AttachOptions.of(None, {"timeout": -2}, LaunchOptions(backend="server"))
+
+
 def _profile_of(model: nn.Module) -> Profile:
     """Times as they are measured: the gradients of each half of the model become ready one after another."""
     params = list(model.named_parameters())[::-1]

@@ -201,12 +201,8 @@ def test_ranks_that_disagree_all_hear_of_the_first_difference_at_attach(two_rank
 
 
 @pytest.mark.parametrize(("missing", "says"), [(1, "missing: [1]"), (0, "no word from rank 0 within 1 s; it never called")])
-def test_a_rank_that_never_attaches_is_named_at_the_timeout(missing, says):
-    ranks = Ranks(2)  # of its own: ranks that have attached equally often are told apart from those that have not
-    try:
-        kind, text, seconds = ranks.run("tests.live.faults:attach_on_one_rank", missing=missing)[1 - missing]
-    finally:
-        ranks.close()
+def test_a_rank_that_never_attaches_is_named_at_the_timeout(two_ranks, missing, says):
+    kind, text, seconds = two_ranks.run("tests.live.faults:attach_on_one_rank", missing=missing)[1 - missing]
     assert kind == "MismatchError"
     assert says in text
     assert seconds < 15
@@ -261,3 +257,14 @@ def test_a_closed_session_leaves_no_thread_no_descriptor_and_no_hook(two_ranks, 
     for before, after, hooks in two_ranks.run("tests.live.faults:attach_and_close_often", backend=backend):
         assert {what: count for what, count in after.items() if count > before[what]} == {}
         assert hooks == []
+
+
+def test_a_rank_that_leaves_while_it_attaches_is_named_to_the_others():
+    ranks = Ranks(2)  # of its own: rank 0's session has failed
+    try:
+        said = ranks.run("tests.live.faults:leave_in_attach")
+    finally:
+        ranks.close()
+    assert said[1] == "SystemExit: 143"
+    assert said[0].startswith("PeerFailed: ")
+    assert "rank 1 failed in attach: SystemExit: 143" in said[0]

@@ -6,7 +6,15 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from gradlane.errors import MismatchError
+from gradlane.live.comm.roll_call import RollCall
+from gradlane.live.startup.agreement import settle
 
 SCRIPT = """
 import sys
@@ -70,3 +78,40 @@ def test_a_rank_that_never_comes_is_named_to_all(tmp_path: Path) -> None:
 def test_a_rank_out_of_range_names_the_variable_and_its_value(tmp_path: Path) -> None:
     assert "InputError: RANK: got '5', expected an integer from 0 to 1" in last_line(Job(tmp_path).start(5, 2))
     assert "InputError: RANK: got 'one', expected an integer from 0 to 1" in last_line(Job(tmp_path).start("one", 2))
+
+
+def _meet(store: dist.Store, rank: int, entry: str, timeout_s: float = 30.0) -> tuple[RollCall, list[str]]:
+    judged: list[str] = []
+
+    def judge(entries: list[bytes]) -> str:
+        judged.extend(each.decode() for each in entries)
+        return ""
+
+    roll = RollCall(store, rank, 2)
+    settle(roll, entry.encode(), judge, "came", timeout_s)
+    return roll, judged
+
+
+def test_what_an_earlier_attempt_has_written_is_not_believed() -> None:
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as ranks:
+        earlier = [ranks.submit(_meet, store, rank, f"old {rank}") for rank in range(2)]
+        assert earlier[0].result()[1] == ["old 0", "old 1"]
+        before = store.get("here/1")
+        first = ranks.submit(_meet, store, 0, "new 0")
+        second = ranks.submit(_meet, store, 1, "new 1")
+        meeting, judged = first.result()
+        assert judged == ["new 0", "new 1"]
+        assert second.result()[0].name == meeting.name != earlier[0].result()[0].name
+        assert store.get("here/1") != before
+        meeting.store.set("key", "of this meeting")
+        assert not earlier[0].result()[0].store.check(["key"])
+
+
+def test_a_rank_of_an_earlier_attempt_does_not_stand_for_one_that_never_comes() -> None:
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as ranks:
+        for each in [ranks.submit(_meet, store, rank, "old") for rank in range(2)]:
+            each.result()
+    with pytest.raises(MismatchError, match=r"1 of 2 ranks came within 0 s; missing: \[1\]"):
+        _meet(store, 0, "new", timeout_s=0.3)

@@ -33,7 +33,7 @@ def channels(store: Any, world: int) -> Any:
     """ControlChannel, with a rank to come."""
     known = {"timeout_s": 30.0, "stall_timeout_s": STALL_TIMEOUT_S}
     callbacks = dict.fromkeys(("on_failure", "on_choice", "on_decision", "on_left"), nothing)
-    return partial(ControlChannel, store, world=world, **known, **callbacks)
+    return partial(ControlChannel, store, ranks=range(world), **known, **callbacks)
 
 
 def test_a_rank_that_leaves_before_the_last_one_comes_has_come():

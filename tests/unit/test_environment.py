@@ -14,9 +14,7 @@ STARTUP = {
     "lab/launcher.py",  # handed on to ranks
     "lab/ranks.py",
     "compare/processes.py",
-    "live/backends/addresses.py",  # MASTER_ADDR
-    "live/backends/parameter_server.py",  # TORCHELASTIC_RESTART_COUNT
-    "live/remote_update/attach.py",
+    "live/backends/addresses.py",  # MASTER_ADDR, MASTER_PORT
     "live/startup/boot.py",  # the options of `gradlane launch`
     "live/startup/options.py",  # the same, where a script was started in another way
     "live/startup/rendezvous.py",  # RANK, WORLD_SIZE, MASTER_PORT

@@ -58,7 +58,11 @@ class LaunchOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     @staticmethod
     def from_environment(environment: Mapping[str, str]) -> LaunchOptions:
         """What `to_text` gave; without the variable, nothing was said. Raises `InputError` for any other text."""
+        text = environment.get(LAUNCH_VARIABLE) or "{}"
         try:
-            return msgspec.json.decode(environment.get(LAUNCH_VARIABLE) or "{}", type=LaunchOptions)
+            return msgspec.json.decode(text, type=LaunchOptions)
         except msgspec.DecodeError as error:
-            raise InputError(f"{LAUNCH_VARIABLE}: {error}; `gradlane launch` sets it") from None
+            raise InputError(
+                f'{LAUNCH_VARIABLE}: got {text!r:.200}, expected JSON as in {{"policy": "bytescheduler", "timeout": 120}} '
+                f"({error}); `gradlane launch` sets it"
+            ) from None

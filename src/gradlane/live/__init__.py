@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gradlane.live.session.session import Session as Session
     from gradlane.live.session.verification import VerifyOptions as VerifyOptions
     from gradlane.live.startup.attach import attach as attach
+    from gradlane.live.startup.rendezvous import init_process_group as init_process_group
 
 _MODULES = {
     "DistributedDataParallel": "ddp",
@@ -26,6 +27,7 @@ _MODULES = {
     "VerifyOptions": "session.verification",
     "attach": "startup.attach",
     "attach_to_servers": "remote_update",
+    "init_process_group": "startup.rendezvous",
     "replace_ddp": "ddp",
 }
 __all__ = list(_MODULES)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,6 +25,51 @@ KEEPS_WORKS = RELEASE >= (2, 7)
 """Whether C++ that calls a process group written in Python keeps the Python half of the work that
 it gets. Older releases drop it at once, and the work's `wait()` in C++ then never returns.
 """
+
+
+def broadcast_from_rank_0(tensor: torch.Tensor, group: Any, async_op: bool = False) -> Any:
+    """torch.distributed's `broadcast` from the first rank of `group`, which is another number in the
+    default group; before PyTorch 2.6 it takes no other.
+
+    Args:
+        tensor: to send or to receive.
+        group: the ranks; None for the default group.
+        async_op: return a work at once rather than wait.
+    """
+    return dist.broadcast(tensor, global_ranks(group)[0], group, async_op)
+
+
+def global_ranks(group: Any) -> list[int]:
+    """The ranks of `group` in its order, as the default group numbers them.
+
+    Args:
+        group: this process is in it; None for the default group, which releases before 2.5 do not take.
+    """
+    return dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+
+
+def new_process_group(like: Any, store: Any, name: str, timeout: timedelta, backend: str | None = None) -> Any:
+    """A process group of torch.distributed over the ranks of another (collective over these ranks).
+
+    `torch.distributed.new_group` has to be called by all ranks of the job, or gives two groups of
+    the same ranks one name; and it meets in the default group's store, where it may find what an
+    earlier attempt of the job has written.
+
+    Args:
+        like: whose ranks; None for the default group.
+        store: for this group alone.
+        name: that no other group of this process has; the same on all ranks.
+        timeout: of its collectives.
+        backend: of the new group; None for that of `like`.
+    """
+    c10d: Any = dist.distributed_c10d
+    ranks = global_ranks(like)
+    made, _ = c10d._new_process_group_helper(
+        len(ranks), dist.get_rank(like), ranks, c10d.Backend(backend or dist.get_backend(like)), store, name, timeout=timeout,
+        device_id=c10d._get_default_group().bound_device_id,
+    )  # fmt: skip
+    c10d._world.pg_group_ranks[made] = {rank: place for place, rank in enumerate(ranks)}
+    return made
 
 
 def is_exporting() -> bool:

@@ -29,7 +29,7 @@ from gradlane.errors import CommunicationError, GradlaneError, InputError, JobEr
 from gradlane.planning import catalog
 from gradlane.planning.plans import accepted, make_plan
 from gradlane.plugin.meeting import Meeting, Store
-from gradlane.transport import MessageMemory, Node, NodeEngine, NodeOptions
+from gradlane.transport import CopiedRange, MessageMemory, Node, NodeEngine, NodeOptions
 from gradlane.transport.formation import form
 
 Array = npt.NDArray[Any]
@@ -307,7 +307,7 @@ def _whole(message: Message, memory: Sequence[Array]) -> Array:
     return np.zeros(sum(part.size_bytes for part in message.slices), np.uint8)
 
 
-def _ranges(message: Message, memory: Sequence[Array]) -> list[tuple[int, int]]:
+def _ranges(message: Message, memory: Sequence[Array]) -> list[CopiedRange]:
     if len(message.slices) == 1:
         return []
-    return [(memory[part.tensor].ctypes.data + part.offset_bytes, part.size_bytes) for part in message.slices]
+    return [CopiedRange(memory[part.tensor].ctypes.data + part.offset_bytes, part.size_bytes) for part in message.slices]

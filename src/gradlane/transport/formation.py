@@ -60,7 +60,9 @@ def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local
             store.wait([f"{key}/{of}"], timedelta(seconds=left_s()))
             return bytes(store.get(f"{key}/{of}")).decode()
         except RuntimeError as error:
-            raise CommunicationError(f"{me}: {of} did not come to meet the others within {timeout_s:.0f} s ({error})") from None
+            raise CommunicationError(
+                f"{me}: {of} did not come to meet the others within {timeout_s:.0f} s ({error}){options.numbering}"
+            ) from None
 
     first = workers[0]
     if me == first:

@@ -78,6 +78,7 @@ class NodeOptions:
         linger_s: how long `close` waits for queued bytes.
         max_bytes: the most bytes of the tensors that the worker here registers, and of the memory that
             the server here may need for all tensors: what it keeps, and packets in flight.
+        ranks: numbers of the workers in the whole job, for errors; None if they are the same.
     """
 
     world: int
@@ -103,6 +104,14 @@ class NodeOptions:
     dead_s: float = 2.5
     linger_s: float = 2.0
     max_bytes: int = 1 << 40
+    ranks: tuple[int, ...] | None = None
+
+    @property
+    def numbering(self) -> str:
+        """The end of an error message that names workers or servers of a part of a job."""
+        if self.ranks is None or self.ranks == tuple(range(self.world)):
+            return ""
+        return f" (numbers 0 to {self.world - 1} of the process group of ranks {', '.join(map(str, self.ranks))})"
 
 
 def _close(native: NativeNode, pid: int) -> None:
@@ -184,7 +193,7 @@ class Node:
             here = "" if self.options.server is None else f" (this process listens on {self.options.address}:{self.port})"
             raise CommunicationError(
                 f"transport: no connection with {named or 'the others'} within {timeout_s:.0f} s; did they start, and is "
-                f"their address reachable from here?{here}"
+                f"their address reachable from here?{here}{self.options.numbering}"
             )
 
     def define(
@@ -390,7 +399,10 @@ class Node:
         if code == 0:
             return None
         # a server inside a worker's process has that worker's rank
-        return _as_error(code, rank if rank >= 0 else None if self.options.tell_tables else server, text)
+        peer = rank if rank >= 0 else None if self.options.tell_tables else server
+        if peer is not None and peer >= 0 and self.options.ranks is not None:
+            peer = self.options.ranks[peer]
+        return _as_error(code, peer, text + self.options.numbering)
 
     def check(self) -> None:
         """Raise the failure, if there is one."""

@@ -20,7 +20,7 @@ from tests.live.loops import (  # noqa: F401  (they fill LOOPS)
     unused,
     written_gradients,
 )
-from tests.live.loops.groups import attach_to_some_ranks, train_alike, train_in_a_group_of_all_ranks, unfinished_backward
+from tests.live.loops.groups import train_alike, train_in_a_group_of_all_ranks, unfinished_backward
 from tests.live.loops.job import (
     GIVEN,
     LOOPS,
@@ -43,7 +43,6 @@ __all__ = [
     "Job",
     "Mlp",
     "adam",
-    "attach_to_some_ranks",
     "bits",
     "compare",
     "compare_with_late_announcements",

@@ -10,22 +10,13 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 import gradlane
-from gradlane.errors import JobError, UnsupportedError
+from gradlane.errors import JobError
 from tests.live.cases import differences
 from tests.live.loops.job import GIVEN, LOOPS, POLICIES, STEPS, Job, Loop, Mlp, adam, momentum, under_ddp, under_gradlane
 from tests.live.models import Convolutions
 from tests.live.networks import slow_network
 
 # -- groups ------------------------------------------------------------------------------------------------
-
-
-def attach_to_some_ranks(rank: int, world: int) -> str:
-    """What attach says to a group of rank 0 alone."""
-    try:
-        gradlane.attach(Mlp(), process_group=dist.new_group([0]), timeout=5)
-    except UnsupportedError as error:
-        return str(error)
-    return "attached"
 
 
 def train_in_a_group_of_all_ranks(rank: int, world: int) -> list[str]:

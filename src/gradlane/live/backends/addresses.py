@@ -6,14 +6,20 @@ import contextlib
 import os
 import socket
 
-from gradlane.errors import CommunicationError
+from gradlane.errors import CommunicationError, InputError
 
 
 def own_address() -> str:
-    """This host's address on the route to MASTER_ADDR, at which other ranks reach it too. Raises as
-    `address_towards`.
+    """This host's address on the route to MASTER_ADDR, at which other ranks reach it too.
+
+    Raises:
+        InputError: MASTER_PORT is no port.
+        CommunicationError: as `address_towards`.
     """
-    return address_towards(os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "29500")))
+    port = os.environ.get("MASTER_PORT", "29500")
+    if not (port.isdecimal() and int(port) < 2**16):
+        raise InputError(f"MASTER_PORT: got {port!r}, expected an integer from 0 to 65535")
+    return address_towards(os.environ.get("MASTER_ADDR", "localhost"), int(port))
 
 
 def address_towards(host: str, port: int) -> str:

@@ -21,7 +21,7 @@ from gradlane.errors import JobError, OrderError, UnsupportedError
 from gradlane.live.backends.base import OnDone, OnSent
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.probe import measure
-from gradlane.live.backends.process_groups import ProcessGroups, UnderWay
+from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, UnderWay
 from gradlane.live.backends.sockets import set_traffic_class
 from gradlane.live.backends.streams import Event, Streams
 from gradlane.live.backends.two_phase import TwoPhase
@@ -38,7 +38,7 @@ class AllReduceBackend:
     Args:
         device: that the message buffers are on.
         streams: of `device`; None for the CPU.
-        group: the ranks of the job; None for the default group.
+        new_groups: makes process groups over the ranks of the job.
         timeout_s: seconds after which torch.distributed fails a sum.
         weight: process groups per lane, 1 or more; the lane's messages are dealt over them.
         dtype: in which most gradients travel, for `measure`.
@@ -51,13 +51,13 @@ class AllReduceBackend:
         self,
         device: torch.device,
         streams: Streams | None,
-        group: dist.ProcessGroup | None,
+        new_groups: NewGroups,
         timeout_s: float,
         weight: int = 1,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.control_device, self._weight, self._dtype = device, weight, dtype
-        self._groups = ProcessGroups(group, timeout_s)
+        self._groups = ProcessGroups(new_groups, timeout_s)
         self._sum = dist.AllreduceOptions()  # a sum, where nothing else is said
         self._traffic_classes: list[TrafficClass] = []
         self._open(1)

@@ -131,7 +131,12 @@ class Carriers:
 
 
 def with_servers(
-    all_reduce: AllReduceBackend, connect: Callable[[], ParameterServerBackend], store: Any, rank: int, timeout_s: float
+    all_reduce: AllReduceBackend,
+    connect: Callable[[], ParameterServerBackend],
+    store: Any,
+    rank: int,
+    ranks: Sequence[int],
+    timeout_s: float,
 ) -> Backend:
     """`all_reduce` beside servers if every rank can connect, else alone (collective).
 
@@ -141,7 +146,8 @@ def with_servers(
         all_reduce: of this job.
         connect: connects this rank with the servers, within `CONNECT_S`.
         store: for this session alone.
-        rank: of this process.
+        rank: of this process in the session's group.
+        ranks: numbers of the group's ranks in the whole job, for messages.
         timeout_s: seconds to wait for what the other ranks say.
     """
     servers, reason = None, ""
@@ -152,7 +158,7 @@ def with_servers(
         # told that its own server was not reached
         is_cause = "cannot be reached" in str(error) and f"server {rank} at" not in str(error)
         follows = isinstance(error, PeerError) and not is_cause
-        reason = f"{int(follows)} rank {rank}: {error}"
+        reason = f"{int(follows)} rank {ranks[rank]}: {error}"
         # frames that refer to it would keep what they made, process groups too, until garbage is collected
         error.__traceback__ = None
     store.set(f"carriers/{rank}", reason)
@@ -161,7 +167,9 @@ def with_servers(
         store.wait(keys, timedelta(seconds=timeout_s))
         reasons = [text for key in keys if (text := bytes(store.get(key)).decode())]
     except RuntimeError as error:
-        failure = JobError(f"rank {rank}: not every rank said whether it reaches the others within {timeout_s:.0f} s ({error})")
+        failure = JobError(
+            f"rank {ranks[rank]}: not every rank said whether it reaches the others within {timeout_s:.0f} s ({error})"
+        )
         _close(servers, all_reduce, failure)
         raise failure from None
     if servers is not None and not reasons:

@@ -20,12 +20,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from statistics import median
 from typing import Any
@@ -44,8 +42,10 @@ from gradlane.live.backends.base import OnDone, OnSent
 from gradlane.live.backends.external_servers import meet_servers
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.probe import QUICK_SIZES, sweep
+from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.backends.staging import Staging
 from gradlane.live.backends.streams import Event, Streams
+from gradlane.live.torch_versions import global_ranks
 from gradlane.planning.fit import fit_network
 from gradlane.transport import MessageMemory, Node, NodeEngine, NodeOptions, WireLane
 from gradlane.transport.formation import form
@@ -67,7 +67,7 @@ class ParameterServerBackend:
     Args:
         streams: of the device that the message buffers are on, which are then copied through CPU
             memory (`Staging`); None for the CPU.
-        group: the ranks of the job; None for the default group.
+        new_groups: makes process groups over the ranks of the job.
         store: for this session alone.
         timeout_s: seconds to connect, and for each wait of `measure`.
         fingerprint: 32 bytes, a digest of what the ranks have agreed on.
@@ -94,7 +94,7 @@ class ParameterServerBackend:
     def __init__(
         self,
         streams: Streams | None,
-        group: dist.ProcessGroup | None,
+        new_groups: NewGroups,
         store: Any,
         timeout_s: float,
         *,
@@ -112,26 +112,24 @@ class ParameterServerBackend:
         self._dtype = dtype
         self._owns_control = control is None
         if control is None:
-            ranks = None if group is None else dist.get_process_group_ranks(group)
             # the job's own may be NCCL, which does not take CPU tensors
-            control_backend = None if streams is None else "gloo"
-            control = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), backend=control_backend)
+            control = new_groups.make(timeout_s, None if streams is None else "gloo")
         self._control: Any = control
         self._streams, self.has_streams = streams, streams is not None
         self._staging = None if streams is None else Staging(streams)
         self._store, self._timeout_s, self._servers_store = store, timeout_s, servers_store
-        world, rank = dist.get_world_size(group), dist.get_rank(group)
+        world, rank = dist.get_world_size(control), dist.get_rank(control)
         self._options = NodeOptions(
             world=world,
             servers=external or world,
             rank=rank,
             server=None if external else rank,
             tell_tables=external > 0,
-            generation=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             fingerprint=fingerprint,
             packet_bytes=packet_bytes,
             rank_order=rank_order,
             dead_s=stall_timeout_s,
+            ranks=tuple(global_ranks(control)),
         )
         self._weight = weight
         self._formations = 0

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from gradlane.live.backends import calls
 from gradlane.live.backends.sockets import Sockets, open_sockets, shut_down
+from gradlane.live.torch_versions import new_process_group
 
 _END_S = 5.0  # for sums to end once their connections are shut down, and for callbacks
 
@@ -90,17 +91,41 @@ class _Once:
         self._after()
 
 
+class NewGroups:
+    """Makes the process groups of one session, all over the same ranks.
+
+    Args:
+        like: the group whose ranks they are; None for the default group.
+        store: of torch.distributed, where only this session writes; also an attribute.
+        name: of the session, the same on all ranks, which no other session of this process has.
+    """
+
+    def __init__(self, like: Any, store: Any, name: str) -> None:
+        self.store = store
+        self._like, self._name, self._made = like, f"gradlane-{name}", 0
+
+    def make(self, timeout_s: float, backend: str | None = None) -> Any:
+        """Make one (collective; every rank makes the same ones in the same order).
+
+        Args:
+            timeout_s: seconds after which torch.distributed fails a collective in it.
+            backend: torch's name; None for the same as the group whose ranks it has.
+        """
+        name = f"{self._name}-{self._made}"
+        self._made += 1
+        return new_process_group(self._like, self.store, name, timedelta(seconds=timeout_s), backend)
+
+
 class ProcessGroups:
     """A list of process groups over the same ranks, in the order in which they were opened.
 
     Args:
-        group: whose ranks; None for the default group.
+        new_groups: makes them.
         timeout_s: seconds after which torch.distributed fails a collective in them.
     """
 
-    def __init__(self, group: Any, timeout_s: float) -> None:
-        self._ranks = None if group is None else dist.get_process_group_ranks(group)
-        self._timeout = timedelta(seconds=timeout_s)
+    def __init__(self, new_groups: NewGroups, timeout_s: float) -> None:
+        self._new_groups, self._timeout_s = new_groups, timeout_s
         self._all: list[Any] = []
         self._sockets: list[Sockets] = []
         self._before: Sockets | None = None  # this process's sockets before the group that is being opened
@@ -118,7 +143,7 @@ class ProcessGroups:
         if not self._all:
             atexit.register(self._end)
         self._before = open_sockets()
-        self._all.append(dist.new_group(self._ranks, timeout=self._timeout))
+        self._all.append(self._new_groups.make(self._timeout_s))
         self._sockets.append(open_sockets() - self._before)
         self._before = None
 

@@ -17,6 +17,7 @@ Each process has one thread in Python for this, which reads and on which the cal
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -27,11 +28,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
-
-import torch.distributed as dist
+from collections.abc import Callable, Iterator, Sequence
 
 from gradlane.errors import CommunicationError, JobError, MismatchError, PeerError
 from gradlane.live.backends.addresses import own_address
@@ -47,11 +44,13 @@ from gradlane.live.comm.control_frames import (
     header,
     read_failure,
 )  # fmt: skip
+from gradlane.live.comm.roll_call import RollCall
 from gradlane.transport import Heartbeat
 
 log = logging.getLogger("gradlane")
 
 BEAT_S = 0.5
+_LOOKS_S = (0.005, 0.01, 0.02, 0.04, 0.1)  # between two looks for ranks that have not come, and on
 _END_S = 2.5  # how long `close` waits for a callback that runs
 MAX_STRANGERS = 64  # connections that have not sent the token yet
 
@@ -94,9 +93,8 @@ class ControlChannel:
     """The control channel of one session, connected by the constructor (rank 0 waits for all).
 
     Args:
-        store: a store of torch.distributed, through which ranks find rank 0.
-        rank: of this process.
-        world: number of ranks.
+        roll: the roll call of the session's group, in which this rank takes part.
+        ranks: numbers of the group's ranks in the whole job, as errors and callbacks name them.
         timeout_s: seconds after which a rank that does not connect is an error.
         stall_timeout_s: seconds after which a rank that says nothing is an error.
         on_failure: called with an error if another rank is gone, stalled or failed, or if ranks
@@ -116,9 +114,8 @@ class ControlChannel:
 
     def __init__(
         self,
-        store: Any,
-        rank: int,
-        world: int,
+        roll: RollCall,
+        ranks: Sequence[int],
         timeout_s: float,
         stall_timeout_s: float,
         on_failure: Callable[[JobError], None],
@@ -127,7 +124,7 @@ class ControlChannel:
         on_decision: Callable[[int, int], None],
         on_buffers: Callable[[int, int], None] = lambda forward, why: None,
     ) -> None:
-        self._rank, self._world = rank, world
+        self._rank, self._ranks, self._world = roll.rank, ranks, roll.world
         self._timeout_s, self._stall_timeout_s = timeout_s, stall_timeout_s
         self._on_failure, self._on_choice, self._on_left, self._on_decision = on_failure, on_choice, on_left, on_decision
         self._on_buffers = on_buffers
@@ -141,12 +138,12 @@ class ControlChannel:
         self._closing = False
         self._failure: JobError | None = None  # the first that was found here or told
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._heartbeat = Heartbeat(header(Frame.BEAT, rank, BEAT.size), BEAT_S)
+        self._heartbeat = Heartbeat(header(Frame.BEAT, roll.rank, BEAT.size), BEAT_S)
         try:
-            if rank == 0:
-                self._listen(store)
+            if roll.rank == 0:
+                self._listen(roll)
             else:
-                self._connect(store)
+                self._connect(roll)
         except BaseException as error:
             self.fail(error)
             self._release()
@@ -157,47 +154,53 @@ class ControlChannel:
 
     # -- meeting -----------------------------------------------------------------------------------
 
-    def _listen(self, store: Any) -> None:
+    def _listen(self, roll: RollCall) -> None:
         token = secrets.token_hex(16)
         address = own_address()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family, backlog=self._world + MAX_STRANGERS)
         self._token = token.encode()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        store.set("peers", f"{VERSION} {address} {self._listener.getsockname()[1]} {token}")
+        # before the first rank is called, so that each finds it there
+        roll.store.set("peers", f"{VERSION} {address} {self._listener.getsockname()[1]} {token}")
         deadline = time.monotonic() + self._timeout_s
         others = set(range(1, self._world))
-        self._attend(lambda: self._met == others or self._failure is not None or time.monotonic() > deadline)
+
+        def is_over() -> bool:
+            roll.call(others - self._met)
+            return self._met == others or self._failure is not None or time.monotonic() > deadline
+
+        self._attend(is_over, looks_s=itertools.chain(_LOOKS_S, itertools.repeat(_LOOKS_S[-1])))
         if self._met != others and self._failure is None:
-            missing = sorted(others - self._met)
+            missing = [self._ranks[rank] for rank in sorted(others - self._met)]
             self._found(
                 Cause.MISMATCH,
                 0,
                 f"{self._world - len(missing)} of {self._world} ranks called gradlane.attach within {self._timeout_s:.0f} s; "
-                f"missing: {missing}; if they did, is rank 0's address {address} reachable from them? (it is the one that "
-                "leads to MASTER_ADDR)",
+                f"missing: {missing}; if they did, is rank {self._ranks[0]}'s address {address} reachable from them? (it is "
+                "the one that leads to MASTER_ADDR)",
             )
         if self._failure is not None:
             raise self._failure
 
-    def _connect(self, store: Any) -> None:
+    def _connect(self, roll: RollCall) -> None:
+        me, first = self._ranks[self._rank], self._ranks[0]
         try:
-            store.wait(["peers"], timedelta(seconds=self._timeout_s))
-            version, address, port, token = store.get("peers").decode().split()
+            if not roll.wait_to_be_called(self._timeout_s):
+                raise MismatchError(
+                    f"rank {me}: no word from rank {first} within {self._timeout_s:.0f} s; it never called gradlane.attach, or "
+                    "its process is gone"
+                )
+            version, address, port, token = roll.store.get("peers").decode().split()
             if int(version) != VERSION:
                 raise MismatchError(
-                    f"rank 0's control channel is of version {version}, rank {self._rank}'s of {VERSION}: install one version "
+                    f"rank {first}'s control channel is of version {version}, rank {me}'s of {VERSION}: install one version "
                     "of gradlane everywhere"
                 )
             to_rank_0 = socket.create_connection((address, int(port)), timeout=self._timeout_s)
             to_rank_0.sendall(header(Frame.HELLO, self._rank, len(token)) + token.encode())
-        except dist.DistStoreError:
-            raise MismatchError(
-                f"rank {self._rank}: no word from rank 0 within {self._timeout_s:.0f} s; it never called gradlane.attach, or "
-                "its process is gone"
-            ) from None
         except (OSError, RuntimeError) as error:
-            raise CommunicationError(f"rank {self._rank} cannot reach the control channel of rank 0: {error}") from None
+            raise CommunicationError(f"rank {me} cannot reach the control channel of rank {first}: {error}") from None
         connection = _Connection(to_rank_0, self._heartbeat)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
         self._met_rank(0, connection)
@@ -273,13 +276,18 @@ class ControlChannel:
         try:
             self._attend(lambda: self._closing)
         except Exception as error:  # of a callback: the beats go on, and nobody else would hear of it
-            failure = Cause.RAISED.error(self._rank, f"{type(error).__name__}: {error}")
+            failure = self._named(Cause.RAISED, self._rank, f"{type(error).__name__}: {error}")
             failure.__cause__ = error
             self.fail(error)
             self._fail_here(failure)
 
-    def _attend(self, is_over: Callable[[], bool]) -> None:
-        """Read, and look for silence, until `is_over`, which is asked every `BEAT_S` at least."""
+    def _attend(self, is_over: Callable[[], bool], looks_s: Iterator[float] | None = None) -> None:
+        """Read, and look for silence, until `is_over`.
+
+        Args:
+            is_over: asked when something has come, and every `BEAT_S` at least.
+            looks_s: seconds from each question to the next, at most.
+        """
         next_look = time.monotonic()
         while not is_over():
             now = time.monotonic()
@@ -290,7 +298,8 @@ class ControlChannel:
                         connection.heard = max(connection.heard, now)
                 next_look = now + BEAT_S
                 self._look_for_silence(now)
-            self._poll(max(0.0, next_look - time.monotonic()))
+            left_s = max(0.0, next_look - time.monotonic())
+            self._poll(left_s if looks_s is None else min(left_s, next(looks_s)))
 
     def _poll(self, timeout_s: float) -> None:
         """Read what has come, or comes within `timeout_s`, which is at most `BEAT_S`."""
@@ -336,13 +345,17 @@ class ControlChannel:
 
     def _handle(self, connection: _Connection, frame: Frame, rank: int, payload: bytes) -> None:
         assert connection.rank is not None
+        if rank >= self._world:
+            raise ValueError("a rank that this job does not have")
         if frame is Frame.BEAT:
-            self._look_for_slowness(connection, BEAT.unpack(payload)[0] / 1000)
+            self._look_for_slowness(connection, connection.rank, BEAT.unpack(payload)[0] / 1000)
         elif frame is Frame.FAIL:
             cause, culprit, text = read_failure(payload)
+            if culprit >= self._world:
+                raise ValueError("a rank that this job does not have")
             if self._rank == 0:
                 self._broadcast_failure(cause, culprit, text, skip=connection.rank)
-            self._fail_here(cause.error(culprit, text))
+            self._fail_here(self._named(cause, culprit, text))
         elif frame is Frame.BYE:
             if self._rank == 0:  # the other ranks have no connection to the one that leaves
                 rank = connection.rank
@@ -350,7 +363,7 @@ class ControlChannel:
                     if other is not connection:
                         other.send(Frame.BYE, rank)
             connection.said_bye |= rank == connection.rank
-            self._on_left(rank)
+            self._on_left(self._ranks[rank])
         elif frame is Frame.CHOICE and connection.rank == 0:
             self._on_choice(*PAIR.unpack(payload))
         elif frame is Frame.DECISION and connection.rank == 0:
@@ -361,14 +374,14 @@ class ControlChannel:
             iteration, rolling_hash = HASH.unpack(payload)
             self._compare(iteration, connection.rank, rolling_hash)
 
-    def _look_for_slowness(self, connection: _Connection, not_run_s: float) -> None:
+    def _look_for_slowness(self, connection: _Connection, rank: int, not_run_s: float) -> None:
         # one rank says it, once: rank 0, or rank 1 about rank 0
         if not_run_s > self._stall_timeout_s and not connection.was_slow and self._rank <= 1:
             connection.was_slow = True
             log.warning(
                 "gradlane: rank %d is alive, but its interpreter has not run for %.0f s (a long call that keeps Python's "
                 "lock?): waiting for it, for up to %.0f s (timeout=)",
-                connection.rank,
+                self._ranks[rank],
                 not_run_s,
                 self._timeout_s,
             )
@@ -393,8 +406,8 @@ class ControlChannel:
         for other, hashed in of_iteration.items():
             if hashed != rolling_hash:
                 text = (
-                    f"ranks {other} and {rank} issued the messages of iteration {iteration} in different orders "
-                    f"(hashes {hashed:016x} and {rolling_hash:016x}); sums of that iteration cannot be trusted"
+                    f"ranks {self._ranks[other]} and {self._ranks[rank]} issued the messages of iteration {iteration} in "
+                    f"different orders (hashes {hashed:016x} and {rolling_hash:016x}); sums of that iteration cannot be trusted"
                 )
                 self._found(Cause.ORDER, rank, text)
                 return
@@ -404,7 +417,7 @@ class ControlChannel:
     def _found(self, cause: Cause, culprit: int, text: str) -> None:
         """A failure was found here: tell the other ranks, then the session."""
         self._broadcast_failure(cause, culprit, text)
-        self._fail_here(cause.error(culprit, text))
+        self._fail_here(self._named(cause, culprit, text))
 
     def _fail_here(self, error: JobError) -> None:
         self._failure = self._failure or error
@@ -415,6 +428,9 @@ class ControlChannel:
         for rank, connection in list(self._connections.items()):
             if rank != skip:
                 connection.send(Frame.FAIL, self._rank, payload)
+
+    def _named(self, cause: Cause, rank: int, text: str) -> JobError:
+        return cause.error(self._ranks[rank], text)
 
     def _drop(self, connection: _Connection) -> None:
         with contextlib.suppress(KeyError, ValueError):

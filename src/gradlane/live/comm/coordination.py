@@ -20,15 +20,16 @@ class Coordination:
     is kept for it.
 
     Args:
-        rank: of this process; rank 0 decides.
+        rank, global_rank: of this process in the session's group, whose rank 0 decides, and in the
+            whole job.
         failures: of the session; its lock guards what arrives here.
         make_channel: makes the control channel, given its callbacks (every rank calls it).
 
     Raises what `make_channel` raises.
     """
 
-    def __init__(self, rank: int, failures: Failures, make_channel: Callable[..., ControlChannel]) -> None:
-        self._rank = rank
+    def __init__(self, rank: int, global_rank: int, failures: Failures, make_channel: Callable[..., ControlChannel]) -> None:
+        self._rank, self._global_rank = rank, global_rank
         self.failures = failures
         self._iteration = -1
         self._choices: dict[int, list[int]] = {}  # of iterations that this rank has not begun
@@ -66,7 +67,7 @@ class Coordination:
         """
         own = error
         if not isinstance(own, JobError):
-            own = PeerFailed(f"rank {self._rank} failed: {type(error).__name__}: {error}", self._rank)
+            own = PeerFailed(f"rank {self._global_rank} failed: {type(error).__name__}: {error}", self._global_rank)
             own.__cause__ = error
         self.failures.fail(own)
         self.channel.fail(error)

@@ -53,13 +53,14 @@ class Driver:
     def __init__(
         self,
         rank: int,
+        global_rank: int,
         coordination: Coordination,
         backend: Backend,
         recorder: Recorder,
         on_buffers: Callable[[int, int], None],
         keeps_log: bool = False,
     ) -> None:
-        self.rank = rank
+        self.rank, self.global_rank = rank, global_rank
         self.iteration = -1
         self.coordination, self.failures = coordination, coordination.failures
         self._backend = backend
@@ -347,7 +348,7 @@ class Driver:
     @property
     def where(self) -> str:
         """Rank and iteration, for error messages."""
-        return f"rank {self.rank}, iteration {self.iteration}"
+        return f"rank {self.global_rank}, iteration {self.iteration}"
 
     def describe_state(self) -> str:
         """What is in flight and what is waited for, for error messages."""

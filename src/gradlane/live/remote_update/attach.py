@@ -4,8 +4,6 @@ servers.
 
 from __future__ import annotations
 
-import itertools
-import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +16,7 @@ from gradlane.core.launch_options import STALL_TIMEOUT_S, LaunchOptions
 from gradlane.errors import InputError, JobError, UnsupportedError
 from gradlane.live.backends.addresses import own_address
 from gradlane.live.backends.external_servers import meet_servers
+from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.remote_update.broadcasts import Broadcasts
 from gradlane.live.remote_update.parameter_groups import ParameterGroups
 from gradlane.live.remote_update.session import ServedSession
@@ -31,8 +30,6 @@ from gradlane.live.startup.options import AttachOptions, CarrierOptions, launche
 from gradlane.live.startup.validation import Optimizers, copy_from_rank_0, job_of, require_process_group
 from gradlane.transport import UNBOUNDED, Node, NodeOptions
 from gradlane.transport.formation import form
-
-_attachments = itertools.count()
 
 
 def attach_to_servers(
@@ -71,7 +68,7 @@ def attach_to_servers(
         summation_order: with staleness 0, as for `attach`: "rank" gives the same bits in every run.
         broadcast_buffers: keep buffers equal to rank 0's at each forward pass, as DDP does. None is
             True with staleness 0; otherwise each rank keeps its own buffers, and True is refused.
-        process_group: a group of all ranks; None for the default group.
+        process_group: the ranks that train `model`, this one among them; None for the default group.
         timeout: seconds after which waiting for a parameter is an error; more than the slowest rank
             needs for a step.
         stall_timeout: seconds, 1 to 86400, after which a process that says nothing is an error.
@@ -94,14 +91,14 @@ def attach_to_servers(
     job = _float32_on_the_host(job_of(model, optimizer, process_group, options.stepping.timeout))
     groups = ParameterGroups(job.optimizers, job.params)
     terms = _terms(job, options.carrier, groups, staleness, broadcast_buffers)
-    store = handshake.store_of(f"served/{next(_attachments)}")
     params = [param for _, param in job.params]
-    coordination = meet(job, store, options.stepping.stall_timeout)
+    roll, coordination = meet(job, options.stepping.stall_timeout)
     await_others = coordination.failures.collective
     with ending_together(coordination) as opened:
-        await_others(lambda: handshake.agree(terms, process_group, store, job.timeout_s), "the handshake")
-        await_others(lambda: copy_from_rank_0(model, process_group, job.device), "rank 0's parameters")
-        node = await_others(lambda: _node(job, options, terms, store), "the connections")
+        await_others(lambda: handshake.agree(terms, job, roll), "the handshake")
+        values = (*model.parameters(), *model.buffers())
+        await_others(lambda: copy_from_rank_0(values, process_group, job.device), "rank 0's parameters")
+        node = await_others(lambda: _node(job, options, terms, roll.store), "the connections")
         opened.append(_Closing(node))
         bound = UNBOUNDED if staleness is None else staleness
         values = Values(node, params, _members(job, groups), groups.rules(), bound, job.timeout_s)
@@ -109,18 +106,15 @@ def attach_to_servers(
         if any(states):
             place_states(states, params, values)
         synchronises = staleness == 0 and broadcast_buffers is not False and any(True for _ in model.buffers())
-        buffers = (
-            await_others(
-                lambda: Broadcasts(model, values, process_group, job.rank, job.timeout_s), "the connections for buffers"
-            )
-            if synchronises
-            else None
-        )
+        buffers = None
+        if synchronises:
+            new_groups = NewGroups(job.group, roll.store, roll.name)
+            buffers = await_others(lambda: Broadcasts(job, values, new_groups), "the connections for buffers")
         values.meet()  # nobody waits for anybody's part in this any more
     coordination.channel.close()  # from here on the node tells what becomes of the others
     session = ServedSession(
-        model, job.params, job.optimizers, groups, values, rank=job.rank, scale=1.0 / job.world if staleness == 0 else 1.0,
-        staleness=staleness, buffers=buffers, after_close=forget,
+        model, job.params, job.optimizers, groups, values, rank=job.rank, global_rank=job.global_rank,
+        scale=1.0 / job.world if staleness == 0 else 1.0,        staleness=staleness, buffers=buffers, after_close=forget,
     )  # fmt: skip
     keep(session)
     return session
@@ -204,11 +198,11 @@ def _node(job: Job, given: AttachOptions, terms: handshake.Terms, store: Any) ->
         rank=job.rank,
         server=None if carrier.servers else job.rank,
         tell_tables=carrier.servers > 0,
-        generation=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         fingerprint=terms.fingerprint(),
         packet_bytes=carrier.packet_bytes or NodeOptions.packet_bytes,
         rank_order=carrier.summation_order == "rank",
         dead_s=given.stepping.stall_timeout,
+        ranks=tuple(job.ranks),
     )
     if carrier.servers:
         return meet_servers(store, options, own_address(), job.timeout_s, carrier.servers_store)

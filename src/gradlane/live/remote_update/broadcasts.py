@@ -9,12 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
-
-import torch
 
 from gradlane.errors import CommunicationError
+from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.remote_update.values import Values
+from gradlane.live.session.job import Job
 from gradlane.live.session.module_buffers import BufferSync, places_of_buffers
 
 _VERDICT_S = 1.5  # for which a failed broadcast waits for the transport to name the failed rank
@@ -27,17 +26,15 @@ class Broadcasts:
     wait ends, within the timeout, in a result or in an error.
 
     Args:
-        model: whose buffers.
+        job: its model has the buffers.
         values: of the session; it knows whether the job has failed.
-        group: the ranks; None for the default group.
-        rank: of this process.
-        timeout_s: seconds after which waiting for a broadcast is an error.
+        new_groups: makes process groups over the job's ranks.
     """
 
-    def __init__(self, model: torch.nn.Module, values: Values, group: Any, rank: int, timeout_s: float) -> None:
-        places = places_of_buffers(model)
-        self._sync = BufferSync(*places, group, rank, timeout_s, always_at_start=True, has_channel=False)
-        self._values, self._rank, self._timeout_s = values, rank, timeout_s
+    def __init__(self, job: Job, values: Values, new_groups: NewGroups) -> None:
+        places = places_of_buffers(job.model)
+        self._sync = BufferSync(*places, new_groups, job.rank, job.timeout_s, always_at_start=True, has_channel=False)
+        self._values, self._rank, self._timeout_s = values, job.global_rank, job.timeout_s
         self._condition = threading.Condition()
         self._error: BaseException | None = None
         self._sync.connect(lambda forward, why: None, self._ended)

@@ -45,7 +45,7 @@ class ServedSession(SessionBase):
         optimizers: that have `params`.
         groups: of `optimizers`.
         values: the servers' parameters.
-        rank: of this process.
+        rank, global_rank: of this process in its group, and in the whole job.
         scale: factor for each gradient before it is sent: 1 / ranks if ranks run in step, else 1.
         staleness: as for `attach_to_servers`.
         buffers: keeps the model's buffers equal to rank 0's; None to leave them alone.
@@ -61,6 +61,7 @@ class ServedSession(SessionBase):
         values: Values,
         *,
         rank: int,
+        global_rank: int,
         scale: float,
         staleness: int | None,
         buffers: Broadcasts | None,
@@ -68,6 +69,7 @@ class ServedSession(SessionBase):
     ) -> None:
         super().__init__(model)
         self.rank, self.staleness = rank, staleness
+        self._global_rank = global_rank
         self._names = [name for name, _ in params]
         self._params = [param for _, param in params]
         self._tensor_of = {id(param): tensor for tensor, param in enumerate(self._params)}
@@ -364,12 +366,12 @@ class ServedSession(SessionBase):
 
     def abort(self, error: BaseException) -> None:
         """Fail the job with `error`; the other ranks raise `PeerFailed` with its text."""
-        text = f"rank {self.rank} failed: {type(error).__name__}: {error}"
+        text = f"rank {self._global_rank} failed: {type(error).__name__}: {error}"
         if self._failure is None:
-            self._failure = error if isinstance(error, JobError) else PeerFailed(text, self.rank)
+            self._failure = error if isinstance(error, JobError) else PeerFailed(text, self._global_rank)
         self._values.abort(text)
 
     def _fail(self, text: str, kind: type[JobError] | type[UnsupportedError] = JobError) -> NoReturn:
-        error = kind(f"rank {self.rank}, iteration {self._iteration}: {text}")
+        error = kind(f"rank {self._global_rank}, iteration {self._iteration}: {text}")
         self.abort(error)
         raise error

@@ -22,7 +22,7 @@ class Job:
         optimizers: that have `params`.
         group: a process group of torch.distributed; None for the default group.
         rank: of this process in the group.
-        world: number of ranks in the group.
+        ranks: of the group, in its order, as torch's default group numbers them (global ranks).
         timeout_s: seconds after which waiting for another rank is an error.
         wire_dtype: "bfloat16" or "float16", as which float32 gradients travel; None for float32.
     """
@@ -32,9 +32,19 @@ class Job:
     optimizers: Sequence[torch.optim.Optimizer]
     group: Any
     rank: int
-    world: int
+    ranks: list[int]
     timeout_s: float
     wire_dtype: str | None = None
+
+    @property
+    def world(self) -> int:
+        """Number of ranks in the group."""
+        return len(self.ranks)
+
+    @property
+    def global_rank(self) -> int:
+        """Of this process in torch's default group, for messages and the names of files."""
+        return self.ranks[self.rank]
 
     @property
     def device(self) -> torch.device:

@@ -28,10 +28,10 @@ from enum import IntEnum
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from gradlane.errors import UnsupportedError
-from gradlane.live.backends.process_groups import ProcessGroups
+from gradlane.live.backends.process_groups import NewGroups, ProcessGroups
+from gradlane.live.torch_versions import broadcast_from_rank_0
 
 _ALIGN = 16
 _HEADER = 2 * _ALIGN  # bytes of a message before its buffers; what they say is in `_Message.say`
@@ -141,7 +141,7 @@ class BufferSync:
         owners: the places of the buffers, from `places_of_buffers`. A place rather than the tensor
             is kept, since a script may assign another tensor at any time.
         names: of the buffers, for error messages.
-        group: a process group over the job's ranks; None for the default group.
+        new_groups: makes process groups over the job's ranks.
         rank: of this process.
         timeout_s: seconds after which a broadcast that does not end is an error.
         always_at_start: broadcast at the start of forward passes, as DDP does, whatever the script
@@ -154,7 +154,7 @@ class BufferSync:
         self,
         owners: Sequence[tuple[dict[str, torch.Tensor | None], str]],
         names: Sequence[str],
-        group: Any,
+        new_groups: NewGroups,
         rank: int,
         timeout_s: float,
         always_at_start: bool,
@@ -162,7 +162,7 @@ class BufferSync:
         are_due: bool = True,
     ) -> None:
         self._owners, self._names, self._rank = owners, names, rank
-        self._groups = ProcessGroups(group, timeout_s)
+        self._groups = ProcessGroups(new_groups, timeout_s)
         buffers = [owner[name] for owner, name in owners]
         self._lay_out([buffer for buffer in buffers if buffer is not None])
         self._on_cpu = self._last.bytes.device.type == "cpu"
@@ -480,7 +480,7 @@ class BufferSync:
 
     def _start(self, message: _Message, group: int) -> _Message:
         message.ended = False
-        message.work = dist.broadcast(message.bytes, 0, self._groups[group], async_op=True)
+        message.work = broadcast_from_rank_0(message.bytes, self._groups[group], async_op=True)
         if self._on_cpu:
 
             def end(error: BaseException | None) -> None:

@@ -120,7 +120,7 @@ class Session(SessionBase):
         # tensors whose updates were still deferred when this backward pass began
         self._stale: frozenset[int] = frozenset()
         on_buffers = (lambda forward, why: None) if buffers is None else buffers.announced
-        self._driver = Driver(job.rank, coordination, backend, self._recorder, on_buffers, keeps_log)
+        self._driver = Driver(job.rank, job.global_rank, coordination, backend, self._recorder, on_buffers, keeps_log)
         self._failures = self._driver.failures
         self._verifier = verifier
         verifier.connect(self._driver.abort, self._driver.wait_for_works)
@@ -281,7 +281,7 @@ class Session(SessionBase):
             always_read = 0 <= self._driver.iteration < len(self._reads)
             self._planner.crosses = self._may_cross and not always_read
             self._take_up(plan)
-            log.info("rank %d: %s", self.rank, plan.describe(limit=0).partition("\n")[0])
+            log.info("rank %d: %s", self._driver.global_rank, plan.describe(limit=0).partition("\n")[0])
             if self._controller is not None:
                 self._controller.start(self._planner, self._recorder)
         elif self._settled and self._controller is not None and not self._controller.over:
@@ -735,7 +735,7 @@ class Session(SessionBase):
     def _fail(self, text: str, kind: type[JobError] | type[UnsupportedError] = JobError) -> NoReturn:
         """Raise an error with `text`, and tell the other ranks."""
         self._failures.check()  # the first failure stands
-        error = kind(f"rank {self.rank}, iteration {self._driver.iteration}: {text}")
+        error = kind(f"{self._driver.where}: {text}")
         self._driver.abort(error)
         raise error
 

@@ -28,9 +28,10 @@ import torch.distributed as dist
 import gradlane
 from gradlane.core.fields import need
 from gradlane.errors import VerificationError
-from gradlane.live.backends.process_groups import ProcessGroups
+from gradlane.live.backends.process_groups import NewGroups, ProcessGroups
 from gradlane.live.session.deferred_step import DeferredStep
 from gradlane.live.session.job import Job
+from gradlane.live.torch_versions import broadcast_from_rank_0
 
 _ROUNDING = 1e-5  # error that is allowed beyond two ranks, as part of a sum's largest element
 _NOT_THE_SCRIPT = (str(Path(gradlane.__file__).parent), str(Path(torch.__file__).parent))
@@ -146,9 +147,10 @@ class Verifier(Unverified):
     Args:
         options: which iterations are verified.
         job: the model and optimizers on this rank.
+        new_groups: makes process groups over the job's ranks.
     """
 
-    def __init__(self, options: VerifyOptions, job: Job) -> None:
+    def __init__(self, options: VerifyOptions, job: Job, new_groups: NewGroups) -> None:
         self._options = options
         self._params = [param for _, param in job.params]
         self._model = job.model
@@ -156,9 +158,9 @@ class Verifier(Unverified):
         on_wire = {id(param): job.dtype_on_wire(param) for param in self._params}
         # of those that travel as halves, by id of parameter
         self._halves = {key: dtype for key, dtype in on_wire.items() if dtype in (torch.bfloat16, torch.float16)}
-        self._groups = ProcessGroups(job.group, job.timeout_s)
+        self._groups = ProcessGroups(new_groups, job.timeout_s)
         self._groups.open()
-        self._rank, self._world = job.rank, job.world
+        self._rank, self._global_rank, self._world = job.rank, job.global_rank, job.world
         self._tell: Callable[[BaseException], None] = lambda error: None
         self._wait_for: Callable[[ProcessGroups, Sequence[Any], str], None] = lambda groups, works, what: None
         self._iteration = -1
@@ -273,13 +275,13 @@ class Verifier(Unverified):
             return
         buffers = list(self._model.buffers())
         references = [buffer.detach().clone() for buffer in buffers]
-        works = [dist.broadcast(each, 0, self._groups[0], async_op=True) for each in references]
+        works = [broadcast_from_rank_0(each, self._groups[0], async_op=True) for each in references]
         self._wait(works, "the buffers of verification")
         for index, (reference, buffer) in enumerate(zip(references, buffers, strict=True)):
             if not _same_bits(reference, buffer):
                 self._raise(
-                    f"verification: rank {self._rank}, iteration {iteration}: buffer {index} of the model is not rank 0's, as "
-                    "it would be under DDP; report this with the training loop"
+                    f"verification: rank {self._global_rank}, iteration {iteration}: buffer {index} of the model is not "
+                    "rank 0's, as it would be under DDP; report this with the training loop"
                 )
 
     # -- failing -----------------------------------------------------------------------------------
@@ -292,7 +294,7 @@ class Verifier(Unverified):
             by = f"differs from DDP's in {int((off != 0).sum())} of {off.numel()} elements, by {float(off.max()):.3g} at most"
         touched = self._touched.get(id(param))
         self._raise(
-            f"verification: rank {self._rank}, iteration {self._iteration}: {name}: {what} {by}"
+            f"verification: rank {self._global_rank}, iteration {self._iteration}: {name}: {what} {by}"
             + (f"; last used by {touched}" if touched else "")
             + "; train with DDP, or pass cross_barrier=False to gradlane.attach, and report this with the training loop"
         )

@@ -33,6 +33,7 @@ from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.carriers import CONNECT_S, Carriers, with_servers
 from gradlane.live.backends.parameter_server import ParameterServerBackend
+from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.backends.streams import streams_of
 from gradlane.live.comm.coordination import Coordination
 from gradlane.live.session.deferred_step import why_it_needs_the_barrier
@@ -135,7 +136,8 @@ def attach(
             and gradients, and an all-reduce. A difference raises `VerificationError`.
         keep_log: keep the Dispatcher's inputs and answers of the last iterations, for
             `Session.dispatch_log()`.
-        process_group: a group of all ranks; None for the default group.
+        process_group: the ranks that train `model` together, this one among them; None for the default
+            group. Groups of some ranks may attach at the same time, and one process to several.
 
     Returns:
         The running session.
@@ -188,20 +190,22 @@ def attach_from(
     start = _start_of(job, resolved)
     may_cross = _may_cross(job, resolved.stepping.cross_barrier)
     terms = _terms(job, resolved, start, may_cross)
-    number = next(_attachments)
-    store = handshake.store_of(str(number))
-    coordination = meet(job, store, resolved.stepping.stall_timeout)
+    roll, coordination = meet(job, resolved.stepping.stall_timeout)
+    new_groups = NewGroups(job.group, roll.store, roll.name)
     await_others = coordination.failures.collective
     with ending_together(coordination) as opened:
-        await_others(lambda: handshake.agree(terms, process_group, store, job.timeout_s, start.fault), "the handshake")
-        backend = await_others(lambda: _connect(job, resolved, store, terms), "the connections")
+        await_others(lambda: handshake.agree(terms, job, roll, start.fault), "the handshake")
+        backend = await_others(lambda: _connect(job, resolved, new_groups, terms), "the connections")
         opened.append(backend)
         if wrapped is None:
-            await_others(lambda: copy_from_rank_0(model, backend.control_group, backend.control_device), "rank 0's parameters")
+            values = (*model.parameters(), *model.buffers())
+            await_others(lambda: copy_from_rank_0(values, backend.control_group, backend.control_device), "rank 0's parameters")
         buffers_are_due = wrapped is None or wrapped.buffers_are_due
-        session = _build(job, resolved, start, may_cross, coordination, backend, buffers_are_due)
+        session = _build(job, resolved, start, may_cross, coordination, new_groups, backend, buffers_are_due)
     keep(session)
-    session.on_close(before=partial(_leave_files, resolved.folders.of_session(number)), after=forget)
+    session.on_close(
+        before=partial(_leave_files, resolved.folders.of_session(next(_attachments)), job.global_rank), after=forget
+    )
     return session
 
 
@@ -296,14 +300,14 @@ def _terms(job: Job, options: AttachOptions, start: _Start, may_cross: bool) -> 
 # -- connecting -----------------------------------------------------------------------------------------------
 
 
-def _connect(job: Job, options: AttachOptions, store: Any, terms: handshake.Terms) -> Backend:
+def _connect(job: Job, options: AttachOptions, new_groups: NewGroups, terms: handshake.Terms) -> Backend:
     carrier, streams = options.carrier, streams_of(job.device)
 
     def connect_servers(control: Any = None, connect_s: float | None = None) -> ParameterServerBackend:
         return ParameterServerBackend(
             streams,
-            job.group,
-            store,
+            new_groups,
+            new_groups.store,
             job.timeout_s,
             fingerprint=terms.fingerprint(),
             packet_bytes=carrier.packet_bytes or NodeOptions.packet_bytes,
@@ -319,11 +323,11 @@ def _connect(job: Job, options: AttachOptions, store: Any, terms: handshake.Term
 
     if options.backend == "server":
         return connect_servers()
-    all_reduce = AllReduceBackend(job.device, streams, job.group, job.timeout_s, carrier.weight, job.measured_dtype)
+    all_reduce = AllReduceBackend(job.device, streams, new_groups, job.timeout_s, carrier.weight, job.measured_dtype)
     if not _may_choose_backend(job, options):
         return all_reduce
     connect = partial(connect_servers, all_reduce.control_group, min(CONNECT_S, job.timeout_s))
-    return with_servers(all_reduce, connect, store, job.rank, job.timeout_s)
+    return with_servers(all_reduce, connect, new_groups.store, job.rank, job.ranks, job.timeout_s)
 
 
 def _may_choose_backend(job: Job, options: AttachOptions) -> bool:
@@ -340,6 +344,7 @@ def _build(
     start: _Start,
     may_cross: bool,
     coordination: Coordination,
+    new_groups: NewGroups,
     backend: Backend,
     buffers_are_due: bool,
 ) -> Session:
@@ -361,9 +366,9 @@ def _build(
         may_cross=may_cross,
         coordination=coordination,
         buffers=await_others(
-            lambda: _buffer_sync(job, stepping.broadcast_buffers, buffers_are_due), "the connections for buffers"
+            lambda: _buffer_sync(job, new_groups, stepping.broadcast_buffers, buffers_are_due), "the connections for buffers"
         ),
-        verifier=await_others(lambda: _verifier(job, stepping.verify), "the connections of verification"),
+        verifier=await_others(lambda: _verifier(job, new_groups, stepping.verify), "the connections of verification"),
         keeps_log=stepping.keep_log,
     )
 
@@ -377,15 +382,15 @@ def _places(options: AttachOptions, backend: Backend) -> tuple[Place, ...]:
     return (Place(network, options.backend, options.carrier.servers, coordinated),)
 
 
-def _buffer_sync(job: Job, broadcast_buffers: bool | str, are_due: bool) -> BufferSync | None:
+def _buffer_sync(job: Job, new_groups: NewGroups, broadcast_buffers: bool | str, are_due: bool) -> BufferSync | None:
     if not broadcast_buffers or not any(True for _ in job.model.buffers()):
         return None
     places, at_start = places_of_buffers(job.model), broadcast_buffers == "forward"
-    return BufferSync(*places, job.group, job.rank, job.timeout_s, at_start, are_due=are_due)
+    return BufferSync(*places, new_groups, job.rank, job.timeout_s, at_start, are_due=are_due)
 
 
-def _verifier(job: Job, options: VerifyOptions | None) -> Unverified:
-    return Unverified() if options is None else Verifier(options, job)
+def _verifier(job: Job, new_groups: NewGroups, options: VerifyOptions | None) -> Unverified:
+    return Unverified() if options is None else Verifier(options, job, new_groups)
 
 
 def _unmeasured_profile(job: Job) -> Profile:
@@ -396,10 +401,10 @@ def _unmeasured_profile(job: Job) -> Profile:
 # -- ending ---------------------------------------------------------------------------------------------------
 
 
-def _leave_files(folders: FolderOptions, session: Session) -> None:
+def _leave_files(folders: FolderOptions, rank: int, session: Session) -> None:
     if folders.timeline is not None:
-        files.leave(folders.timeline / f"timeline-rank{session.rank}.json", session.timeline())
-        files.leave(folders.timeline / f"plan-rank{session.rank}.json", session.plan)
-    if folders.profile is not None and session.rank == 0:
+        files.leave(folders.timeline / f"timeline-rank{rank}.json", session.timeline())
+        files.leave(folders.timeline / f"plan-rank{rank}.json", session.plan)
+    if folders.profile is not None and rank == 0:
         files.leave(folders.profile / "profile.json", session.profile())
         files.leave(folders.profile / "network.json", session.network)

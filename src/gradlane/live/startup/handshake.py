@@ -1,26 +1,23 @@
 """Handshake: the ranks compare model, options and versions before the first collective.
 
 Each rank writes its terms to the job's store, the one that `init_process_group` used. Rank 0
-compares them and writes a verdict, which all ranks read; on a difference all raise the same
-`MismatchError`, which names the first difference and both ranks. Collectives of ranks with
+compares them and writes a verdict, which all ranks read (`agreement`); on a difference all raise the
+same `MismatchError`, which names the first difference and both ranks. Collectives of ranks with
 different tensors would give wrong sums or crash inside the collective library. Anybody on the
 network can read the store, so it holds nothing secret.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import time
-from collections.abc import Callable
-from datetime import timedelta
 from hashlib import sha256
 from typing import Any
 
 import msgspec
-import torch.distributed as dist
 
 from gradlane.errors import MismatchError
+from gradlane.live.comm.roll_call import RollCall
+from gradlane.live.session.job import Job
+from gradlane.live.startup.agreement import settle, whereabouts
 
 _MAX_BYTES = 4 * 2**20  # the store refuses values of 8 MiB
 
@@ -51,23 +48,13 @@ class _Entry(msgspec.Struct, frozen=True):
     fault: str
 
 
-def store_of(name: str) -> Any:
-    """The job's store, with a prefix for one attachment.
-
-    Args:
-        name: of the attachment, the same on all ranks.
-    """
-    return dist.distributed_c10d.PrefixStore(f"gradlane/{name}", dist.distributed_c10d._get_default_store())
-
-
-def agree(terms: Terms, group: Any, store: Any, timeout_s: float, fault: str = "") -> None:
-    """Compare `terms` over all ranks (collective).
+def agree(terms: Terms, job: Job, roll: RollCall, fault: str = "") -> None:
+    """Compare `terms` over all ranks of `job` (collective).
 
     Args:
         terms: of this rank.
-        group: the ranks; None for the default group.
-        store: of this attachment.
-        timeout_s: seconds to wait for all ranks.
+        job: whose ranks have met.
+        roll: of their meeting.
         fault: why this rank cannot continue, which the others cannot know by themselves; "" if it
             can.
 
@@ -75,50 +62,10 @@ def agree(terms: Terms, group: Any, store: Any, timeout_s: float, fault: str = "
         MismatchError: terms differ, a rank has a fault, or a rank did not come in time; on every
             rank.
     """
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
-    entry = msgspec.json.encode(_Entry(rank, whereabouts(), terms, fault))
+    entry = msgspec.json.encode(_Entry(job.global_rank, whereabouts(), terms, fault))
     if len(entry) > _MAX_BYTES:
         raise MismatchError(f"the description of this model has {len(entry)} bytes, expected at most {_MAX_BYTES}")
-    settle(store, rank, world, entry, _judge, "called gradlane.attach", timeout_s)
-
-
-def settle(
-    store: Any, rank: int, world: int, entry: bytes, judge: Callable[[list[bytes]], str], doing: str, timeout_s: float
-) -> None:
-    """Collect an entry from every rank, have rank 0 judge them, and pass its verdict to all
-    (collective).
-
-    Args:
-        store: for this call alone.
-        entry: of this rank.
-        judge: called on rank 0 with all entries, by rank; returns "" for agreement, else the
-            verdict.
-        doing: what a rank does by handing in an entry, in the past tense, for the error message.
-        timeout_s: seconds to wait for all entries.
-
-    Raises:
-        MismatchError: with the verdict, or with the ranks that handed in no entry in time.
-    """
-    store.set(f"entry/{rank}", entry)
-    if rank == 0:
-        deadline = time.monotonic() + timeout_s
-        entries = [_read(store, f"entry/{other}", max(0.01, deadline - time.monotonic())) for other in range(world)]
-        missing = [other for other, data in enumerate(entries) if data is None]
-        if missing:
-            verdict = f"{world - len(missing)} of {world} ranks {doing} within {timeout_s:.0f} s; missing: {missing}"
-        else:
-            verdict = judge([data for data in entries if data is not None])
-        store.set("verdict", verdict)
-    verdict_read = _read(store, "verdict", timeout_s + 5)
-    if verdict_read is None:
-        raise MismatchError(f"rank {rank}: no verdict from rank 0; it never {doing}, or its process is gone")
-    if verdict_read:
-        raise MismatchError(verdict_read.decode())
-
-
-def whereabouts() -> str:
-    """The "host:pid" of this process, for messages that name a rank."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+    settle(roll, entry, _judge, "called gradlane.attach", job.timeout_s, job.ranks)
 
 
 def _judge(entries: list[bytes]) -> str:
@@ -127,15 +74,6 @@ def _judge(entries: list[bytes]) -> str:
         if entry.fault:
             return f"rank {entry.rank} ({entry.where}): {entry.fault}"
     return next((text for other in others if (text := _first_difference(first, other))), "")
-
-
-def _read(store: Any, key: str, timeout_s: float) -> bytes | None:
-    try:
-        store.wait([key], timedelta(seconds=timeout_s))
-    except dist.DistStoreError:
-        return None
-    value: bytes = store.get(key)
-    return value
 
 
 def _first_difference(one: _Entry, other: _Entry) -> str:

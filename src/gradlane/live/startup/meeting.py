@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from hashlib import sha256
+from typing import Protocol
+
+import torch.distributed as dist
 
 from gradlane.errors import GradlaneError, JobError
 from gradlane.live.comm.control_channel import ControlChannel
 from gradlane.live.comm.coordination import Coordination
 from gradlane.live.comm.failures import Failures
+from gradlane.live.comm.roll_call import RollCall
 from gradlane.live.session.job import Job
 from gradlane.live.startup.lifecycle import attach_failed
 
@@ -25,24 +29,29 @@ class Opened(Protocol):
         """Give it back because of `failure`."""
 
 
-def meet(job: Job, store: Any, stall_timeout_s: float) -> Coordination:
+def meet(job: Job, stall_timeout_s: float) -> tuple[RollCall, Coordination]:
     """Meet the other ranks (collective).
 
     Args:
         job: what is attached on this rank.
-        store: of this attachment.
         stall_timeout_s: seconds after which a rank that says nothing is an error.
 
     Returns:
-        The coordination with them; its `failures.collective` waits for what they take part in.
+        The roll call, whose store has room for this attachment alone, and the coordination with
+        the others; its `failures.collective` waits for what they take part in.
 
     Raises:
         MismatchError: a rank did not come within `job.timeout_s`.
         JobError: rank 0 cannot be reached, or a rank that had come is gone or has failed.
     """
-    channel = partial(ControlChannel, store, job.rank, job.world, job.timeout_s, stall_timeout_s)
+    # groups with different ranks must not meet one another, and those with the same ranks meet in
+    # the order in which their ranks attach
+    members = sha256(" ".join(map(str, job.ranks)).encode()).hexdigest()[:16]
+    store = dist.distributed_c10d.PrefixStore(f"gradlane/{members}", dist.distributed_c10d._get_default_store())
+    roll = RollCall(store, job.rank, job.world)
+    channel = partial(ControlChannel, roll, job.ranks, job.timeout_s, stall_timeout_s)
     try:
-        return Coordination(job.rank, Failures(job.rank, job.timeout_s, job.device), channel)
+        return roll, Coordination(job.rank, job.global_rank, Failures(job.global_rank, job.timeout_s, job.device), channel)
     except BaseException:
         attach_failed()
         raise

@@ -19,13 +19,14 @@ from gradlane import policies
 from gradlane.core import files
 from gradlane.core.backends import BACKENDS, BackendName, SummationOrder, why_not
 from gradlane.core.fields import need, need_int
-from gradlane.core.launch_options import STALL_TIMEOUT_S, LaunchOptions, need_stall_timeout
+from gradlane.core.launch_options import LAUNCH_VARIABLE, STALL_TIMEOUT_S, LaunchOptions, need_stall_timeout
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile
 from gradlane.core.records.search_log import AUTO
 from gradlane.core.wire_dtype import wire_dtype_of
+from gradlane.errors import FormatError, InputError
 from gradlane.live.session.verification import VerifyOptions
 from gradlane.planning import catalog
 from gradlane.planning.tuning import TuneOptions
@@ -196,9 +197,20 @@ class AttachOptions(msgspec.Struct, frozen=True):
 
         Raises:
             TypeError: `attach` has no such keyword.
-            InputError: an option has a wrong value, or two options exclude each other.
-            FormatError: a file that the launcher names cannot be read.
+            InputError: an option has a wrong value, or two options exclude each other. Where the
+                launcher's are at fault, it names their variable.
+            FormatError: what a file that the launcher names contains cannot be read.
         """
+        try:
+            return AttachOptions._merged(policy, keywords, launched)
+        except FormatError:
+            raise
+        except (InputError, OSError) as error:
+            AttachOptions._merged(policy, keywords, LaunchOptions())  # raises what the script alone has wrong
+            raise InputError(f"{LAUNCH_VARIABLE}: {error}") from None
+
+    @staticmethod
+    def _merged(policy: str | Policy | Plan | None, keywords: Mapping[str, Any], launched: LaunchOptions) -> AttachOptions:
         unknown = sorted(set(keywords) - set(AttachKeywords.__annotations__))
         if unknown:
             raise TypeError(f"attach() got an unexpected keyword argument {unknown[0]!r}")

@@ -18,7 +18,8 @@ import msgspec
 import torch.distributed as dist
 
 from gradlane.errors import CommunicationError, InputError, MismatchError
-from gradlane.live.startup.handshake import settle, whereabouts
+from gradlane.live.comm.roll_call import RollCall
+from gradlane.live.startup.agreement import settle, whereabouts
 
 _init_process_group = dist.init_process_group
 
@@ -59,8 +60,9 @@ def _enter(environment: Mapping[str, str], timeout: timedelta) -> tuple[int, int
         raise InputError(
             "MASTER_ADDR: not set, expected the address of rank 0; start the script with torchrun or gradlane launch"
         )
+    # torchrun gives every process a rank of its own and the same world size, and keeps its store
+    # over restarts; without it the store is rank 0's and as old as that process
     has_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    generation = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:
         tcp = dist.TCPStore(  # type: ignore[attr-defined]
             address,
@@ -74,24 +76,33 @@ def _enter(environment: Mapping[str, str], timeout: timedelta) -> tuple[int, int
     except (RuntimeError, dist.DistError) as error:
         reason = str(error).partition("\n")[0]
         raise CommunicationError(f"rank {rank} cannot reach or open the store at {address}:{port}: {reason}") from None
-    store: Any = dist.distributed_c10d.PrefixStore(f"gradlane/meeting/{generation}", tcp)
+    store: Any = dist.distributed_c10d.PrefixStore("gradlane/meeting", tcp)
     hello = _Hello(rank, world, whereabouts())
-    if store.add(f"count/{rank}", 1) > 1:
-        first = store.get(f"first/{rank}").decode()
-        raise MismatchError(f"RANK={rank} is taken by {first}; this is {hello.where}; give every process a rank of its own")
-    store.set(f"first/{rank}", hello.where)
-    if rank != 0:
-        # rank 0 waits for no rank beyond its own world size: such a rank has to notice the
-        # difference itself
-        store.wait(["world"], timeout)
-        if int(store.get("world")) != world:
-            theirs = int(store.get("world"))
-            store.set(f"entry/{rank}", msgspec.json.encode(hello))
-            raise MismatchError(_disagree(0, theirs, rank, world))
-    else:
-        store.set("world", str(world))
-    settle(store, rank, world, msgspec.json.encode(hello), _judge, "came to the meeting", timeout.total_seconds())
-    return rank, world, dist.distributed_c10d.PrefixStore(f"default/{generation}", tcp)
+    if not has_agent:
+        _refuse_wrong_variables(store, hello, timeout)
+    roll = RollCall(store, rank, world)
+    settle(roll, msgspec.json.encode(hello), _judge, "came to the meeting", timeout.total_seconds())
+    return rank, world, dist.distributed_c10d.PrefixStore("default", roll.store)
+
+
+def _refuse_wrong_variables(store: Any, hello: _Hello, timeout: timedelta) -> None:
+    """Raise `MismatchError` if another process has this rank, or rank 0 another world size."""
+    if store.add(f"count/{hello.rank}", 1) > 1:
+        first = store.get(f"first/{hello.rank}").decode()
+        if first != hello.where:  # this process may come again
+            raise MismatchError(
+                f"RANK={hello.rank} is taken by {first}; this is {hello.where}; give every process a rank of its own"
+            )
+    store.set(f"first/{hello.rank}", hello.where)
+    if hello.rank == 0:
+        store.set("world", str(hello.world_size))
+        return
+    # rank 0 waits for no rank beyond its own world size: such a rank has to notice the difference
+    # itself, and rank 0 hears of it from any other
+    store.wait(["world"], timeout)
+    theirs = int(store.get("world"))
+    if hello.rank >= theirs:
+        raise MismatchError(_disagree(0, theirs, hello.rank, hello.world_size))
 
 
 def _judge(entries: list[bytes]) -> str:

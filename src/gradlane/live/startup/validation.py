@@ -5,7 +5,7 @@ parameters to all ranks.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from gradlane.core.profile import DTYPE_BYTES
 from gradlane.errors import InputError, UnsupportedError
 from gradlane.live.session.job import Job
 from gradlane.live.startup.lifecycle import session_of
+from gradlane.live.torch_versions import broadcast_from_rank_0, global_ranks
 
 _WRAPPERS = {  # by the name of a wrapper's class: why it cannot be attached, and what to do
     "DistributedDataParallel": "which sums gradients too: attach to the model before anything wraps it, and do not wrap it",
@@ -108,21 +109,28 @@ def job_of(model: torch.nn.Module, optimizer: Optimizers, group: Any, timeout_s:
         wire_dtype: see `Job`.
 
     Raises:
-        InputError: `model` is no module, or `optimizer` none of torch's or none of this model.
-        UnsupportedError: the model cannot be attached, or `group` does not have all ranks.
+        InputError: `model` is no module, `optimizer` none of torch's or none of this model, or
+            this process is not in `group`.
+        UnsupportedError: the model or the group cannot be attached.
     """
     optimizers = as_list(optimizer)
     params = trained_parameters(model)
     refuse_other_optimizers(optimizers, model)
     if not dist.is_initialized():
-        return Job(model, params, optimizers, None, 0, 1, timeout_s, wire_dtype)
-    world, rank = dist.get_world_size(group), dist.get_rank(group)
-    if world != dist.get_world_size():
-        # each lane needs a group of its own, and torch.distributed's names for groups of some ranks
-        # are ambiguous
-        has = "does not have this rank" if rank < 0 else f"has {world} of the {dist.get_world_size()} ranks"
-        raise UnsupportedError(f"process_group {has}, expected one of all ranks")
-    return Job(model, params, optimizers, group, rank, world, timeout_s, wire_dtype)
+        return Job(model, params, optimizers, None, 0, [0], timeout_s, wire_dtype)
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise InputError(
+            f"process_group: got a group without this process (rank {dist.get_rank()}), expected one that it is in; let only "
+            "the ranks of a group attach to it"
+        )
+    ranks = global_ranks(group)
+    if len(ranks) < dist.get_world_size() and dist.distributed_c10d._get_default_group().bound_device_id is not None:
+        raise UnsupportedError(
+            f"process_group has {len(ranks)} of the {dist.get_world_size()} ranks, and init_process_group was given a "
+            "device_id=: torch.distributed then makes every group by a call of all ranks; leave device_id= out"
+        )
+    return Job(model, params, optimizers, group, rank, ranks, timeout_s, wire_dtype)
 
 
 def require_process_group() -> None:
@@ -144,21 +152,21 @@ def trains_alone() -> bool:
     return True
 
 
-def copy_from_rank_0(model: torch.nn.Module, group: Any, device: torch.device) -> None:
-    """Broadcast rank 0's parameters and buffers to all ranks, as DDP does at construction; one
-    broadcast for each dtype (collective).
+def copy_from_rank_0(tensors: Iterable[torch.Tensor], group: Any, device: torch.device) -> None:
+    """Broadcast the `tensors` of the group's rank 0 to all its ranks, as DDP does at construction;
+    one broadcast for each dtype (collective).
 
     Args:
-        model: whose.
+        tensors: as many and as large on every rank.
         group: carries tensors on `device`.
         device: through which the values go.
     """
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in (*model.parameters(), *model.buffers()):
+    for tensor in tensors:
         if tensor.numel() > 0:
             by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
     for of_dtype in by_dtype.values():
         flat = torch.cat([tensor.reshape(-1).to(device) for tensor in of_dtype])
-        dist.broadcast(flat, 0, group)
+        broadcast_from_rank_0(flat, group)
         for tensor, values in zip(of_dtype, torch.split(flat, [tensor.numel() for tensor in of_dtype]), strict=True):
             tensor.copy_(values.view(tensor.shape))
