@@ -285,7 +285,7 @@ def parse_workers(texts: Sequence[str], default: str = WORKERS) -> list[Workers]
         if as_many != devices or not 1 <= devices <= MAX_DEVICES:
             raise InputError(f"--workers: got {part!r}, expected 1 to {MAX_DEVICES} devices, as many on all hosts: 2x8..64x8")
         if not 1 <= low <= high <= MAX_WORKERS // devices:
-            raise InputError(f"--workers: got {part!r}, expected 1 to {MAX_WORKERS} workers, the smaller number first")
+            raise InputError(f"--workers: got {part!r}, expected 1 to {MAX_WORKERS // devices}, the smaller first")
         found += [Workers(hosts, devices) for hosts in _doubling(low, high)]
     return found
 
