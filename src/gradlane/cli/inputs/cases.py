@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -292,11 +292,33 @@ def parse_workers(texts: Sequence[str], default: str = WORKERS) -> list[Workers]
         if as_many != devices or not 1 <= devices <= MAX_DEVICES:
             raise InputError(f"--workers: got {part!r}, expected 1 to {MAX_DEVICES} devices, as many on all hosts: 2x8..64x8")
         if not 1 <= low <= high <= MAX_WORKERS // devices:
-            raise InputError(f"--workers: got {part!r}, expected 1 to {MAX_WORKERS} workers, the smaller number first")
-        while low <= high:
-            found.append(Workers(low, devices))
-            low *= 2
+            raise InputError(f"--workers: got {part!r}, expected 1 to {MAX_WORKERS // devices}, the smaller first")
+        found += [Workers(hosts, devices) for hosts in _doubling(low, high)]
     return found
+
+
+def parse_counts(option: str, texts: Sequence[str], least: int = 1) -> list[int]:
+    """The whole numbers that an option lists: 8, or 2,4,8, or 2..64 by doubling.
+
+    Raises:
+        InputError: a text is none of these, or a number is below `least`; the message names `option`.
+    """
+    counts: list[int] = []
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        match = re.fullmatch(r"(\d{1,7})(?:\.\.(\d{1,7}))?", part)
+        if match is None:
+            raise InputError(f"{option}: got {part!r}, expected a number, or a range such as 2..64")
+        low, high = int(match[1]), int(match[2] or match[1])
+        if not least <= low <= high <= MAX_WORKERS:
+            raise InputError(f"{option}: got {part!r}, expected {least} to {MAX_WORKERS}, the smaller first")
+        counts += _doubling(low, high)
+    return counts
+
+
+def _doubling(low: int, high: int) -> Iterator[int]:
+    while low <= high:
+        yield low
+        low *= 2
 
 
 def describe(case: Case) -> str:
