@@ -6,13 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from gradlane.core.files import need_few_parts
+from gradlane.core.files import MAX_FILE_BYTES, MAX_PARTS, need_few_parts
 from gradlane.errors import FormatError, InputError
 from gradlane.lab.spec import LabSpec
 
 _YAML = (".yaml", ".yml")
-_MAX_BYTES = 2**20  # YAML is read at a megabyte a second
-_MAX_PARTS = 100_000
+_MAX_YAML_BYTES = 2**20  # which is read at a megabyte a second; JSON takes a file of drawn rates in less
 
 
 def read_spec(path: str | Path) -> LabSpec:
@@ -22,12 +21,13 @@ def read_spec(path: str | Path) -> LabSpec:
         FormatError: the file is not a spec; with its name and the place of the first fault.
         OSError: the file cannot be opened.
     """
+    most = _MAX_YAML_BYTES if Path(path).suffix in _YAML else MAX_FILE_BYTES
     with Path(path).open("rb") as file:
-        data = file.read(_MAX_BYTES + 1)
-    if len(data) > _MAX_BYTES:
-        raise FormatError(f"{path}: got more than {_MAX_BYTES} bytes, expected at most that")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise FormatError(f"{path}: got more than {most} bytes, expected at most that")
     try:
-        need_few_parts(data, _MAX_PARTS)
+        need_few_parts(data, MAX_PARTS)
         if Path(path).suffix in _YAML:
             return msgspec.yaml.decode(data, type=LabSpec)
         return msgspec.json.decode(data, type=LabSpec)

@@ -14,7 +14,7 @@ from gradlane.core.profile import TensorSpec
 from gradlane.errors import FormatError
 
 MAX_BYTES = 192 * 2**20  # a string of that length takes four times as much, where one of its characters is a rare one
-MAX_PARTS = 2_000_000  # JSON objects: half a million events and what they say; each takes up to 400 bytes
+MAX_PARTS = 1_200_000  # JSON objects, two for an event: two seconds, and up to 400 bytes for each
 MAX_LINE = 10_000  # characters that a regular expression has to search
 MAX_SHAPE = 10_000  # bytes of JSON that describe one gradient's shape
 
