@@ -40,11 +40,11 @@ def made(name: str, **options: Any) -> Any:
     return ParameterServerBackend(None, groups, groups.store, TIMEOUT_S, fingerprint=bytes(32), packet_bytes=1024, **options)
 
 
-def check(rank: int, world: int, name: str, options: dict[str, Any], keys: str = "", **checked: Any) -> list[str]:
+def check(rank: int, world: int, name: str, options: dict[str, Any], **checked: Any) -> list[str]:
     """On each rank: the check. Returns the threads of ours that are left."""
     from gradlane.testing.backends import check_backend
 
-    check_backend(made(name, keys, **options), **checked)
+    check_backend(made(name, **options), **checked)
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("gradlane")]
 
 
@@ -57,7 +57,7 @@ def test_all_reduce(three_ranks: Ranks, weight: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("wire_dtype", ["bfloat16", "float16"])
 def test_gradients_that_travel_as_halves(three_ranks: Ranks, wire_dtype: str) -> None:
-    case = {"name": "carriers", "options": {}, "keys": wire_dtype, "over": ("server", "all-reduce")}
+    case = {"name": "carriers", "options": {}, "over": ("server", "all-reduce")}
     assert three_ranks.run("tests.contract.test_backends:check", wire_dtype=wire_dtype, **case) == [[]] * 3
 
 

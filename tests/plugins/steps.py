@@ -144,7 +144,7 @@ def give_up(program: InJax | InTensorFlow) -> str:
 
 def main() -> None:
     framework, file, port = sys.argv[1:]
-    program = {"jax": InJax, "tensorflow": InTensorFlow}[framework]()
+    program: Any = {"jax": InJax, "tensorflow": InTensorFlow}[framework]()
     found: dict[str, Any] = {"weights": {}, "early": {}, "order": {}}
     plain = program.start_plainly(connect(RANK, int(port)))
     found["plain"] = digest(program.train(plain))

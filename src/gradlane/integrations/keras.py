@@ -88,7 +88,7 @@ class _OnPyTorch:
             return None
         timeline = self._session.timeline()
         self._session.close()
-        copy_from_rank_0([weight.value for weight in model.non_trainable_weights], None, torch.device("cpu"))
+        copy_from_rank_0([weight.value for weight in model.non_trainable_weights])
         return timeline
 
 

@@ -96,8 +96,8 @@ def attach_to_servers(
     await_others = coordination.failures.collective
     with ending_together(coordination) as opened:
         await_others(lambda: handshake.agree(terms, job, roll), "the handshake")
-        values = (*model.parameters(), *model.buffers())
-        await_others(lambda: copy_from_rank_0(values, process_group, job.device), "rank 0's parameters")
+        tensors = (*model.parameters(), *model.buffers())
+        await_others(lambda: copy_from_rank_0(tensors, process_group, job.device), "rank 0's parameters")
         node = await_others(lambda: _node(job, options, terms, roll.store), "the connections")
         opened.append(_Closing(node))
         bound = UNBOUNDED if staleness is None else staleness

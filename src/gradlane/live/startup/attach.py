@@ -198,8 +198,8 @@ def attach_from(
         backend = await_others(lambda: _connect(job, resolved, new_groups, terms), "the connections")
         opened.append(backend)
         if wrapped is None:
-            values = (*model.parameters(), *model.buffers())
-            await_others(lambda: copy_from_rank_0(values, backend.control_group, backend.control_device), "rank 0's parameters")
+            tensors = (*model.parameters(), *model.buffers())
+            await_others(lambda: copy_from_rank_0(tensors, backend.control_group, backend.control_device), "rank 0's parameters")
         buffers_are_due = wrapped is None or wrapped.buffers_are_due
         session = _build(job, resolved, start, may_cross, coordination, new_groups, backend, buffers_are_due)
     keep(session)

@@ -152,21 +152,21 @@ def trains_alone() -> bool:
     return True
 
 
-def copy_from_rank_0(tensors: Iterable[torch.Tensor], group: Any, device: torch.device) -> None:
+def copy_from_rank_0(tensors: Iterable[torch.Tensor], group: Any = None, device: torch.device | None = None) -> None:
     """Broadcast the `tensors` of the group's rank 0 to all its ranks, as DDP does at construction;
     one broadcast for each dtype (collective).
 
     Args:
         tensors: as many and as large on every rank.
-        group: carries tensors on `device`.
-        device: through which the values go.
+        group: carries tensors on `device`; None for the default group.
+        device: through which the values go; None for the tensors' own.
     """
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         if tensor.numel() > 0:
             by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
     for of_dtype in by_dtype.values():
-        flat = torch.cat([tensor.reshape(-1).to(device) for tensor in of_dtype])
+        flat = torch.cat([tensor.reshape(-1).to(device=device) for tensor in of_dtype])
         broadcast_from_rank_0(flat, group)
         for tensor, values in zip(of_dtype, torch.split(flat, [tensor.numel() for tensor in of_dtype]), strict=True):
             tensor.copy_(values.view(tensor.shape))
