@@ -40,7 +40,7 @@ class Workers(NamedTuple):
     devices: int = 1
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         return self.hosts * self.devices
 
     def __str__(self) -> str:
@@ -182,13 +182,13 @@ class Place:
         if self.servers is not None:
             servers = workers.hosts if self.servers == AS_MANY else int(self.servers)
             return Cluster.homogeneous(
-                workers.count, servers, rate, colocated=self.colocated, startup_ns=startup_ns, devices=workers.devices,
+                workers.total, servers, rate, colocated=self.colocated, startup_ns=startup_ns, devices=workers.devices,
                 bus=UNSET if self.flat else bus,
             )  # fmt: skip
         if self.flat and bus is not UNSET:
             return flat_ring(workers.hosts, bus, startup_ns=startup_ns, bytes_per_second=rate, crossings=self.crossings)
         between = all_reduce(self.algorithm, workers.hosts, startup_ns=startup_ns, bytes_per_second=rate)
-        return msgspec.structs.replace(between, workers=workers.count, bus=bus)
+        return msgspec.structs.replace(between, workers=workers.total, bus=bus)
 
     def with_bus_times(self, times: float) -> Place:
         """The same place with a bus of `times` the rate."""
@@ -249,7 +249,7 @@ def cases(profiles: Sequence[Profile], where: Place, rates: Sequence[int], worke
 
 
 def _labels(workers: Workers) -> dict[str, str | int]:
-    labels: dict[str, str | int] = {"workers": workers.count}
+    labels: dict[str, str | int] = {"workers": workers.total}
     if workers.devices > 1:
         labels |= {"hosts": workers.hosts, "devices": workers.devices}
     return labels
