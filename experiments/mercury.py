@@ -222,7 +222,7 @@ behind the barrier, as `wfbp` does, changes nothing more. So the sharing of the 
 difference.
 
 ByteScheduler's sizes matter less here than on the testbed: those of 10 Gbit/s lose 0.1 % at the
-lower rates, where 9 and 32 % are published. The run with the paper's own sizes is beside it.
+lower rates, where 9 and 32 % are published. With the paper's own sizes it is 0.7 %.
 
 The order in Fig. 13 is the paper's: Mercury is ahead of ByteScheduler and of itself without
 preemption, both of them are ahead of the default, and ResNet-50 gains nothing. The gain over the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from experiments import mg_wfbp_testbed
@@ -43,7 +44,7 @@ def _scaling(name: str, title: str, profile: Profile, *, counts: bool) -> list[R
     found: list[Row] = []
     for cluster, constants in ((script_cluster, "the script's a, b"), (k80_cluster, "a, b of Fig. 4(a)")):
         counted = counts and cluster is script_cluster
-        ring = _rings(profile, lambda workers, cluster=cluster: cluster("ring", workers))  # type: ignore[misc]
+        ring = _rings(profile, partial(cluster, "ring"))
         what = f"{title}, {constants}"
         found += [
             Row("Fig. 10", f"{what}: groups at 4, 8 .. 2048 workers", MERGED[name], _groups(ring), counts=counted),
