@@ -109,7 +109,8 @@ def _call(store: Any, here: Any, name: str, world: int, deadline: float) -> list
             if who and called.get(rank) != who:
                 store.set(f"call/{who}", name)
                 called[rank] = who
-        _are_there(here, [f"entry/{rank}" for rank in missing], min(look_s, left_s))
+        # a wait of the store that ends by its timeout is two lines in torch's log
+        time.sleep(min(look_s, left_s))
         missing = [rank for rank in missing if not here.check([f"entry/{rank}"])]
         look_s = min(2 * look_s, _LOOK_S[1])
     return missing
@@ -121,13 +122,9 @@ def whereabouts() -> str:
 
 
 def _read(store: Any, key: str, deadline: float) -> bytes | None:
-    return bytes(store.get(key)) if _are_there(store, [key], max(0.01, deadline - time.monotonic())) else None
-
-
-def _are_there(store: Any, keys: list[str], timeout_s: float) -> bool:
-    """Whether all `keys` are there within `timeout_s`."""
+    """The value of `key`, or None if it is not there by `deadline`."""
     try:
-        store.wait(keys, timedelta(seconds=timeout_s))
+        store.wait([key], timedelta(seconds=max(0.01, deadline - time.monotonic())))
     except dist.DistStoreError:
-        return False
-    return True
+        return None
+    return bytes(store.get(key))
