@@ -7,7 +7,7 @@ NATIVE = $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt
 
 # a release of PyTorch, as in `torch==2.4.*`; docs/versions.md says what was run on which
 VERSION ?= 2.4
-TORCH_TESTS ?= $(addprefix tests/live/test_,c10d.py equality.py faults.py attach.py gradient_groups.py)
+TORCH_TESTS ?= $(addprefix tests/live/test_,c10d.py equality.py attach.py faults.py gradient_groups.py ddp.py)
 
 .PHONY: run setup test test-torch test-trainers fast check bench wheel clean
 

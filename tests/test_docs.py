@@ -47,7 +47,7 @@ THEIRS = {
 # what a reader of docs/policies.md writes: the first listing there
 READERS_MODULE = "my_policy"
 # of the extra `trainers`, which `make setup` leaves out
-TRAINERS = {"accelerate", "transformers", "lightning"}
+TRAINERS = {"accelerate", "transformers", "lightning", "ray"}
 # of files, in their first line: no modules
 FORMATS = {
     f"gradlane.{noun}" for noun in ("profile", "network", "cluster", "plan", "timeline", "tuned", "log", "comparison", "sweep")

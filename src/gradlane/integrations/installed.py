@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterator
 
 from gradlane.errors import UnsupportedError
 
 
 @contextlib.contextmanager
-def needs(package: str) -> Iterator[None]:
+def needs(package: str, install: str = "") -> Iterator[None]:
     """Around the imports of `package` in the module of that name.
+
+    Args:
+        package: its name.
+        install: what pip has to install, where that is more than `package`.
 
     Raises:
         UnsupportedError: one of them failed.
@@ -20,5 +25,5 @@ def needs(package: str) -> Iterator[None]:
     except ImportError as error:
         raise UnsupportedError(
             f"gradlane.integrations.{package} needs {package}, which cannot be imported ({error}); install it with: "
-            f"pip install {package}"
+            f"pip install {shlex.quote(install or package)}"
         ) from error
