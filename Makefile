@@ -58,10 +58,11 @@ $(STAMP): pyproject.toml $(NATIVE)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[torch,demo,lab,dev]'
 	touch $@
 
-# gigabytes where the index has the release for CUDA alone
+# gigabytes where the index has the release for CUDA alone, and as much again in pip's cache; its CUDA packages
+# cannot be left out, since `import torch` loads them
 .venv-torch-%/.installed: pyproject.toml $(NATIVE)
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==$*.*' -e '.[demo,lab,testing]' 'pytest>=8'
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir 'torch==$*.*' -e '.[demo,lab,testing]' 'pytest>=8'
 	touch $@
 
 clean:
