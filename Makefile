@@ -7,7 +7,7 @@ NATIVE = $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt
 
 # a release of PyTorch, as in `torch==2.4.*`; docs/versions.md says what was run on which
 VERSION ?= 2.4
-TORCH_TESTS ?= $(addprefix tests/live/test_,c10d.py equality.py faults.py attach.py gradient_groups.py)
+TORCH_TESTS ?= $(addprefix tests/live/test_,c10d.py equality.py attach.py faults.py gradient_groups.py ddp.py)
 
 .PHONY: run setup test test-torch test-trainers test-plugins fast check sanitize bench wheel clean
 
@@ -71,10 +71,11 @@ $(STAMP): pyproject.toml $(NATIVE)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[torch,demo,lab,dev]'
 	touch $@
 
-# gigabytes where the index has the release for CUDA alone
+# gigabytes where the index has the release for CUDA alone, and as much again in pip's cache; its CUDA packages
+# cannot be left out, since `import torch` loads them
 .venv-torch-%/.installed: pyproject.toml $(NATIVE)
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==$*.*' -e '.[demo,lab,testing]' 'pytest>=8'
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir 'torch==$*.*' -e '.[demo,lab,testing]' 'pytest>=8'
 	touch $@
 
 clean:

@@ -48,7 +48,7 @@ THEIRS = {
 # what a reader of docs/policies.md writes: the first listing there
 READERS_MODULE = "my_policy"
 # of extras that `make setup` leaves out
-LEFT_OUT = {"accelerate", "transformers", "lightning", "jax", "keras", "tensorflow"}
+LEFT_OUT = {"accelerate", "transformers", "lightning", "ray", "jax", "keras", "tensorflow"}
 # of files, in their first line: no modules
 FORMATS = {
     f"gradlane.{noun}"

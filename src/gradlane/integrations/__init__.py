@@ -1,6 +1,6 @@
 """Trainers of others, scheduled: one module each, imported by whoever names it.
 
-`accelerate`, `transformers` and `lightning` put gradlane's DistributedDataParallel into theirs. Under `gradlane launch --ddp` a
-script needs none of them; they are for scripts that start otherwise: by `accelerate launch`, by torchrun or by Lightning's own
-launcher. `keras` is a callback for Keras 3.
+`accelerate`, `transformers`, `lightning` and `ray` put gradlane's DistributedDataParallel into theirs. Under
+`gradlane launch --ddp` a script needs none of them; they are for scripts that start otherwise: by `accelerate launch`, by
+torchrun, by Lightning's own launcher or by Ray Train. `keras` is a callback for Keras 3.
 """

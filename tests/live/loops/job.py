@@ -203,7 +203,7 @@ def after_steps(job: Job, read: Callable[[], Any]) -> None:
 
 class _Lines(logging.Handler):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(logging.WARNING)
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:

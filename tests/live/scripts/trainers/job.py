@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +68,23 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return found.hexdigest()
 
 
-def main(train: Callable[[str, str, Path], tuple[nn.Module, torch.optim.Optimizer]]) -> None:
-    """Run cases and leave what became of them: `SCRIPT FOLDER ARM/CASE...`.
+Train = Callable[[str, str, Path], tuple[nn.Module, torch.optim.Optimizer]]
+"""Called with arm, case and a folder for checkpoints; returns the model and the optimizer as they are in the end."""
 
-    Args:
-        train: called with arm, case and a folder for checkpoints; returns the model and the optimizer as they are in the end.
-    """
+
+def record(train: Train, folder: Path, names: Sequence[str]) -> None:
+    """Run the cases `names`, each `ARM/CASE`, and leave what became of them in `folder`, in a file of this rank."""
     torch.set_num_threads(1)
-    folder, outcomes = Path(sys.argv[1]), {}
-    for name in sys.argv[2:]:
+    outcomes = {}
+    for name in names:
         arm, case = name.split("/")
         with slow_network(), counting_deferred_updates() as deferred, log_lines() as lines:
             model, optimizer = train(arm, case, folder / arm / case)
             # a digest reads the optimizer, and so makes the updates of the last step
             outcomes[name] = {"digest": digest(model, optimizer), "deferred": sum(deferred), "lines": lines}
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(outcomes))
+
+
+def main(train: Train) -> None:
+    """Of a script that each rank runs: `SCRIPT FOLDER ARM/CASE...`."""
+    record(train, Path(sys.argv[1]), sys.argv[2:])
