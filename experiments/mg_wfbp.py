@@ -149,7 +149,7 @@ def _crossing(ring: Times) -> str:
 
 
 REMARKS = """
-Fig. 10 depends on the constants of the network. The script with which the authors plotted it has
+Fig. 10 depends on the constants of the network. The authors' published script has
 45.25 us for each of a ring's 2 N transfers, 0.99 ns to transfer a byte and 2.5 ns to sum it: 1.45 ms
 and 4.2 ns per byte among 16 workers, where Fig. 4(a) has 0.97 ms and 1.97 ns. The paper says that
 the simulation uses Fig. 4(a). With the script's constants and the authors' recording of GoogLeNet,
