@@ -57,9 +57,12 @@ class Job:
         self._running = set(range(world))
 
     def line(self, rank: int, within_s: float = START_S) -> str:
-        """What `rank` prints first."""
-        assert select.select([self._outputs[rank]], [], [], within_s)[0], self.errors(rank)
-        return os.read(self._outputs[rank], 4096).decode()
+        """What `rank` prints first. Some releases of torch print a line of Gloo's before it."""
+        said = ""
+        while not (own := re.sub(r"^\[Gloo\].*\n?", "", said, flags=re.MULTILINE)):
+            assert select.select([self._outputs[rank]], [], [], within_s)[0], self.errors(rank)
+            said += os.read(self._outputs[rank], 4096).decode()
+        return own
 
     def ends_silently(self, rank: int) -> bool:
         """Waits until `rank` prints something or ends: whether it ends first."""

@@ -19,6 +19,7 @@ from gradlane.errors import CommunicationError, JobError, MismatchError, PeerDie
 from gradlane.live.comm.control_channel import ControlChannel
 from gradlane.live.comm.control_frames import VERSION
 from gradlane.live.comm.failures import Failures
+from gradlane.live.comm.roll_call import RollCall
 from tests.processes import AT_ONCE_S
 
 STALL_TIMEOUT_S = 1.0
@@ -33,7 +34,11 @@ def channels(store: Any, world: int) -> Any:
     """ControlChannel, with a rank to come."""
     known = {"timeout_s": 30.0, "stall_timeout_s": STALL_TIMEOUT_S}
     callbacks = dict.fromkeys(("on_failure", "on_choice", "on_decision", "on_left"), nothing)
-    return partial(ControlChannel, store, ranks=range(world), **known, **callbacks)
+
+    def made(rank: int, **given: Any) -> ControlChannel:
+        return ControlChannel(RollCall(store, rank, world), range(world), **{**known, **callbacks, **given})
+
+    return made
 
 
 def test_a_rank_that_leaves_before_the_last_one_comes_has_come():

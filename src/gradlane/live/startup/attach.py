@@ -199,7 +199,9 @@ def attach_from(
         opened.append(backend)
         if wrapped is None:
             tensors = (*model.parameters(), *model.buffers())
-            await_others(lambda: copy_from_rank_0(tensors, backend.control_group, backend.control_device), "rank 0's parameters")
+            await_others(
+                lambda: copy_from_rank_0(tensors, backend.control_group, backend.control_device), "rank 0's parameters"
+            )
         buffers_are_due = wrapped is None or wrapped.buffers_are_due
         session = _build(job, resolved, start, may_cross, coordination, new_groups, backend, buffers_are_due)
     keep(session)
