@@ -18,12 +18,13 @@ import torch.distributed as dist
 from torch import nn
 
 import gradlane
+from gradlane.core.backends import BackendName
 from gradlane.core.network import Network
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 
 LAYERS, ELEMENTS = 8, 1 << 19
 TURNS, WARM, COUNTED = 3, 2, 5
-POLICIES = {"all-reduce": "blocks", "server": "mercury"}
+POLICIES: dict[BackendName, str] = {"all-reduce": "blocks", "server": "mercury"}
 
 
 class Drawn(nn.Module):
@@ -39,15 +40,16 @@ class Drawn(nn.Module):
         return torch.stack(products).sum()
 
 
-def turn(model: Drawn, backend: str, wire_dtype: str | None) -> list[float]:
+def turn(model: Drawn, backend: BackendName, wire_dtype: str | None) -> list[float]:
     """The counted iterations' times, in s, of the slowest rank. Leaves the averages in `.grad`."""
     network = Network.line(dist.get_world_size(), startup_ns=100_000, bytes_per_second=125_000_000)
     names = [name for name, _ in model.named_parameters()][::-1]
     tensors = tuple(TensorProfile(TensorSpec(name, 4 * ELEMENTS), 0, index) for index, name in enumerate(names))
     profile = Profile("drawn", "cpu", tensors, tuple(Layer(name, 1000) for name in names), 1000)
-    options = {"network": network, "profile": profile, "wire_dtype": wire_dtype, "backend": backend}
     taken = []
-    with gradlane.attach(model, None, POLICIES[backend], **options) as session:  # type: ignore[arg-type]
+    with gradlane.attach(
+        model, None, POLICIES[backend], backend=backend, wire_dtype=wire_dtype, network=network, profile=profile
+    ) as session:
         for step in range(WARM + COUNTED):
             model.zero_grad()
             loss = model()
@@ -74,8 +76,8 @@ def main() -> None:
         each /= world
     model = Drawn(drawn)
     arms = [(backend, wire_dtype) for backend in POLICIES for wire_dtype in (None, "bfloat16", "float16")]
-    times: dict[tuple[str, str | None], list[float]] = {arm: [] for arm in arms}
-    errors: dict[tuple[str, str | None], torch.Tensor] = {}
+    times: dict[tuple[BackendName, str | None], list[float]] = {arm: [] for arm in arms}
+    errors: dict[tuple[BackendName, str | None], torch.Tensor] = {}
     for _ in range(TURNS):
         for arm in arms:
             times[arm] += turn(model, *arm)

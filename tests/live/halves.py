@@ -28,8 +28,9 @@ def fp16_hook(bucket: dist.GradBucket) -> Any:
     Torch's rounds twice what is subnormal, which is some gradients of any model.
     """
     halves = bucket.buffer().div_(dist.get_world_size()).to(torch.float16)
-    future = dist.all_reduce(halves, async_op=True).get_future()  # type: ignore[union-attr]
-    return future.then(lambda ended: bucket.buffer().copy_(ended.value()[0]))
+    work = dist.all_reduce(halves, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda ended: bucket.buffer().copy_(ended.value()[0]))
 
 
 # lambdas, since torch compares a hook's annotations, and takes the first by its own name on no CPU, where it works too
@@ -109,7 +110,8 @@ class Known(nn.Module):
         self.small = nn.Parameter(torch.zeros(3))
 
     def forward(self, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
-        return sum((param * gradients[name]).sum().double() for name, param in self.named_parameters())  # type: ignore[return-value]
+        products = [(param * gradients[name]).sum().double() for name, param in self.named_parameters()]
+        return torch.stack(products).sum()
 
 
 def sums(rank: int, world: int, backend: str, wire_dtype: str, verify: bool = False) -> dict[str, Any]:
@@ -135,8 +137,9 @@ def sums(rank: int, world: int, backend: str, wire_dtype: str, verify: bool = Fa
             model.zero_grad()
             model(everybodys[rank]).backward()
             for name, param in model.named_parameters():
-                exact = sum(each[name].double() for each in everybodys) / world
-                parts = sum(each[name].double().abs() for each in everybodys) / world
+                all_parts = torch.stack([each[name].double() for each in everybodys]) / world
+                exact, parts = all_parts.sum(0), all_parts.abs().sum(0)
+                assert param.grad is not None
                 permitted = unit * (parts + exact.abs()) * (1 + unit) + 1e-7 * parts
                 found[name] = max(found.get(name, 0.0), float(((param.grad.double() - exact).abs() / permitted).max()))
         found["dtypes"] = {spec.name: spec.dtype for spec in session.plan.tensors}

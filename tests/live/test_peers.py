@@ -134,9 +134,14 @@ def test_a_rank_that_never_comes_is_named_to_those_that_have_come():
 
 def test_another_version_of_the_control_channel_is_refused_by_name():
     store = dist.HashStore()
-    store.set("peers", f"{VERSION + 1} 127.0.0.1 1 token")
-    with pytest.raises(MismatchError, match=rf"rank 0's control channel is of version {VERSION + 1}, rank 1's of {VERSION}"):
-        channels(store, 2)(rank=1)
+    newer = RollCall(store, 0, 2)
+    newer.store.set("peers", f"{VERSION + 1} 127.0.0.1 1 token")
+    with ThreadPoolExecutor(1) as pool:
+        older = pool.submit(channels(store, 2), rank=1)
+        store.wait(["here/1"])
+        newer.call([1])
+        with pytest.raises(MismatchError, match=rf"rank 0's control channel is of version {VERSION + 1}, rank 1's of {VERSION}"):
+            older.result(AT_ONCE_S)
 
 
 # -- calls that wait for other ranks ---------------------------------------------------------------------------
