@@ -140,7 +140,9 @@ def test_another_version_of_the_control_channel_is_refused_by_name():
         older = pool.submit(channels(store, 2), rank=1)
         store.wait(["here/1"])
         newer.call([1])
-        with pytest.raises(MismatchError, match=rf"rank 0's control channel is of version {VERSION + 1}, rank 1's of {VERSION}"):
+        with pytest.raises(
+            MismatchError, match=rf"rank 0's control channel is of version {VERSION + 1}, rank 1's of {VERSION}"
+        ):
             older.result(AT_ONCE_S)
 
 
