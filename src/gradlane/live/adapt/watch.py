@@ -22,7 +22,6 @@ from gradlane.planning.monitor import LEARN, PATIENCE, Crowd, Monitor, Moved, Ob
 from gradlane.planning.pattern import shift_of, with_pattern
 
 _PART_OF_TIME = 0.005  # that watching may take
-_MOST_REST_NS = 10**9  # however long a look took, since another process may have had the processor
 
 
 class Watch:
@@ -46,6 +45,7 @@ class Watch:
         self._last: deque[float] = deque(maxlen=PATIENCE)
         self._in_force, self._slowed = self._places[0].backend, 1.0
         self._monitor, self._crowd = Monitor(), Crowd()
+        self._costs_ns: deque[int] = deque(maxlen=LEARN)  # of the last looks
         self._since_ns = self._rest_ns = 0  # since the last look, and until the next
 
     def settle(self, iteration_ns: int | None = None) -> None:
@@ -55,6 +55,7 @@ class Watch:
             iteration_ns: the normal iteration time in ns, if it is known already.
         """
         self._monitor, self._crowd = Monitor(iteration_ns), Crowd()
+        self._costs_ns.clear()
         self._rest_ns = 0
 
     def observe(self, plan: Plan, profile: Profile, iteration_ns: int, watching: bool = True) -> Moved | None:
@@ -76,7 +77,10 @@ class Watch:
             return None
         began_ns = now_ns()
         moved = self._look(plan, profile, iteration_ns, watching)
-        self._rest_ns = min(round((now_ns() - began_ns) / _PART_OF_TIME), _MOST_REST_NS)
+        self._costs_ns.append(now_ns() - began_ns)
+        # what is normal is learned from iterations in a row; in some looks another process has the
+        # processor, so the shortest one counts
+        self._rest_ns = round(min(self._costs_ns) / _PART_OF_TIME) if len(self._costs_ns) == LEARN else 0
         self._since_ns = 0
         return moved
 
