@@ -32,6 +32,7 @@ from gradlane.live.adapt.controller import ControlDecision, ControlDecisions
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.backends import probe
 from gradlane.live.backends.base import Backend
+from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.comm.control_channel import ControlChannel
 from gradlane.live.comm.driver import Driver
 from gradlane.live.session.session import Session
@@ -54,7 +55,7 @@ class Call(NamedTuple):
 PHASES: dict[str, Call] = {
     "meeting": Call(ControlChannel, "_met_rank", after=True),
     "handshake": Call(handshake, "settle"),
-    "groups": Call(dist, "new_group"),
+    "groups": Call(NewGroups, "make"),
     "servers": Call(Node, "join"),
     "first copy": Call(attach, "copy_from_rank_0"),
     "measuring": Call(probe, "_slowest", 3),
