@@ -267,4 +267,4 @@ def test_a_rank_that_leaves_while_it_attaches_is_named_to_the_others():
         ranks.close()
     assert said[1] == "SystemExit: 143"
     assert said[0].startswith("PeerFailed: ")
-    assert "rank 1 failed in attach: SystemExit: 143" in said[0]
+    assert "rank 1 failed: SystemExit: 143" in said[0]
