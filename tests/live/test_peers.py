@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -39,6 +39,16 @@ def channels(store: Any, world: int) -> Any:
         return ControlChannel(RollCall(store, rank, world), range(world), **{**known, **callbacks, **given})
 
     return made
+
+
+def called(pool: ThreadPoolExecutor, store: Any, peers: str, on_failure: Any = nothing) -> Future[ControlChannel]:
+    """Rank 1's channel, where rank 0 says that it listens as `peers` has it."""
+    rank_0 = RollCall(store, 0, 2)
+    rank_0.store.set("peers", peers)
+    other = pool.submit(channels(store, 2), rank=1, on_failure=on_failure)
+    store.wait(["here/1"])
+    rank_0.call([1])
+    return other
 
 
 def test_a_rank_that_leaves_before_the_last_one_comes_has_come():
@@ -133,13 +143,8 @@ def test_a_rank_that_never_comes_is_named_to_those_that_have_come():
 
 
 def test_another_version_of_the_control_channel_is_refused_by_name():
-    store = dist.HashStore()
-    newer = RollCall(store, 0, 2)
-    newer.store.set("peers", f"{VERSION + 1} 127.0.0.1 1 token")
     with ThreadPoolExecutor(1) as pool:
-        older = pool.submit(channels(store, 2), rank=1)
-        store.wait(["here/1"])
-        newer.call([1])
+        older = called(pool, dist.HashStore(), f"{VERSION + 1} 127.0.0.1 1 token")
         with pytest.raises(
             MismatchError, match=rf"rank 0's control channel is of version {VERSION + 1}, rank 1's of {VERSION}"
         ):
@@ -201,8 +206,8 @@ def test_a_rank_that_came_early_hears_rank_0_while_it_waits_for_the_last():
 def test_rank_0_is_not_silent_before_it_has_come_to_a_rank():
     failed = threading.Event()
     store = dist.HashStore()
-    with socket.create_server(("127.0.0.1", 0)) as rank_0:
-        store.set("peers", f"{VERSION} 127.0.0.1 {rank_0.getsockname()[1]} token")
-        with contextlib.closing(channels(store, 2)(rank=1, on_failure=lambda error: failed.set())):
+    with socket.create_server(("127.0.0.1", 0)) as rank_0, ThreadPoolExecutor(1) as pool:
+        other = called(pool, store, f"{VERSION} 127.0.0.1 {rank_0.getsockname()[1]} token", lambda error: failed.set())
+        with contextlib.closing(other.result(AT_ONCE_S)):
             failed.wait(LONGER_S)
     assert not failed.is_set()
