@@ -19,6 +19,7 @@ STARTUP = {
     "live/startup/options.py",  # the same, where a script was started in another way
     "live/startup/rendezvous.py",  # RANK, WORLD_SIZE, MASTER_PORT
     "live/startup/validation.py",  # WORLD_SIZE
+    "plugin/meeting.py",  # RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 }
 
 
