@@ -87,10 +87,10 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
     gate = Gate()
     wait_until = Failures.wait_until
 
-    def waits(self: Failures, predicate: Callable[[], bool], what: str) -> None:
+    def waits(self: Failures, predicate: Callable[[], bool], what: str, **how: bool) -> None:
         # a wait for anything but sums lets none through: the broadcast of buffers says nothing of gradients
         with gate.wanted(predicate) if what.startswith("the sum") else contextlib.nullcontext():
-            wait_until(self, predicate, what)
+            wait_until(self, predicate, what, **how)
 
     def late(on_done: Any) -> Any:
         def ended(message: int, error: BaseException | None) -> None:
