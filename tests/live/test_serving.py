@@ -109,7 +109,7 @@ def test_a_model_that_a_server_has_no_memory_for_is_refused_before_the_first_ste
     served = Served(2, 1, tmp_path, "--memory", "20KiB")
     try:
         outcomes = served.ranks.run("tests.live.servers:train_until_it_fails", servers=1)
-        assert all("20480 allowed" in text for _, text, _ in outcomes)
+        assert all("20480 are allowed" in text for _, text, _ in outcomes)
         # by the server, or by the other rank, whichever came first
         assert "CapacityError" in {error for error, _, _ in outcomes} <= {"CapacityError", "PeerFailed"}
     finally:
