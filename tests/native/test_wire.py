@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gradlane._native import crc32c, encode_header
 from gradlane.errors import CommunicationError
 from gradlane.transport import Node, NodeOptions, Sgd
+from tests.transport.frames import exactly
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "wire.json").read_text())
 
@@ -83,22 +84,14 @@ class Worker:
     def hear(self):
         """The next frame that is no PING: its type, tensor, offset, iteration and payload."""
         while True:
-            head = self.exactly(40)
+            head = exactly(self.socket, 40)
             fields = struct.unpack("<HBBIQIIIHHII", head)
             assert fields[:2] == (0x4C47, 1)
             assert fields[-1] == crc(head[:36])
-            payload = self.exactly(fields[5])
+            payload = exactly(self.socket, fields[5])
             assert fields[9:11] == (1, crc(payload))
             if fields[2] != PING:
                 return fields[2], fields[3], fields[4], fields[6], payload
-
-    def exactly(self, size):
-        held = b""
-        while len(held) < size:
-            more = self.socket.recv(size - len(held))
-            assert more, "hung up on"
-            held += more
-        return held
 
     def greet(self, secret):
         """The server's answer to the proof."""

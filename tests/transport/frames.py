@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 
 from gradlane import _native
@@ -38,6 +39,16 @@ def frame(
         )
         + payload
     )
+
+
+def exactly(connection: socket.socket, size: int) -> bytes:
+    """The next `size` bytes of a connection, which must not end before."""
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        assert more, "hung up on"
+        data += more
+    return data
 
 
 def hello(rank: int = 1, world: int = 2, server: int = 0, servers: int = 1, nonce: bytes = bytes(32)) -> bytes:

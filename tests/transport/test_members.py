@@ -15,7 +15,7 @@ import pytest
 
 from gradlane.errors import CapacityError, JobError
 from gradlane.transport import Node, NodeOptions
-from tests.transport.frames import DEFINE, FORGET, HEADER_BYTES, HELLO, PROOF, PUSH, define, frame, hello
+from tests.transport.frames import DEFINE, FORGET, HEADER_BYTES, HELLO, PROOF, PUSH, define, exactly, frame, hello
 from tests.transport.jobs import Member, job, servers_apart
 
 PACKET = 64
@@ -30,20 +30,12 @@ class Proven:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
         said = hello(rank, world)
         self.socket.sendall(frame(HELLO, said))
-        challenge = self._read(HEADER_BYTES + 64)[HEADER_BYTES:]
+        challenge = exactly(self.socket, HEADER_BYTES + 64)[HEADER_BYTES:]
         self.socket.sendall(frame(PROOF, hmac.digest(b"", b"w" + said + challenge[:32], hashlib.sha256)))
-        self._read(HEADER_BYTES)  # WELCOME
+        exactly(self.socket, HEADER_BYTES)  # WELCOME
 
     def say(self, *frames: bytes) -> None:
         self.socket.sendall(b"".join(frames))
-
-    def _read(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            more = self.socket.recv(size - len(data))
-            assert more, "hung up on in the greeting"
-            data += more
-        return data
 
 
 def push(tensor: int, place: int, iteration: int) -> bytes:
@@ -126,7 +118,7 @@ def test_a_member_that_takes_no_sums_is_named_before_they_fill_the_memory() -> N
                     if iteration:
                         members[0].say(one)
                     members[1].say(one)
-                members[0]._read(size + 100 * HEADER_BYTES)
+                exactly(members[0].socket, size + 100 * HEADER_BYTES)
         except (ConnectionError, AssertionError):
             pass
         failure = failure_of(node)

@@ -35,7 +35,7 @@ from gradlane.core.records.search_log import AUTO
 from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError, RunError
 from gradlane.planning import catalog
-from gradlane.report.page import read_run, render_page
+from gradlane.report.page import REPORT, write_report
 from gradlane.report.page.run_folder import COMPARISON, CONFIG, LINKS, SWEEP, read_links
 from gradlane.report.perfetto import chrome_trace
 from gradlane.report.sweep import render_sweep
@@ -165,9 +165,9 @@ def command(
 
 def _report(folder: Path, wanted: Path | None, out: Path | None) -> Path | None:
     """Write the report where it is wanted, or beside what else is left; return where it is, if anywhere."""
-    target = wanted or (out / "report.html" if out is not None else None)
+    target = wanted or (out / REPORT if out is not None else None)
     if target is not None:
-        target.write_bytes(render_page(read_run(folder)))
+        write_report(folder, target)
     return target
 
 

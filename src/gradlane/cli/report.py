@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gradlane.cli.inputs.types import OUT_FILE
-from gradlane.report.page import read_run, render_page
+from gradlane.report.page import REPORT, write_report
 
 
 @click.command()
@@ -23,6 +23,6 @@ def command(folder: Path, out: Path | None) -> None:
     gradlane compare --out out
     gradlane report out
     """
-    target = out or folder / "report.html"
-    target.write_bytes(render_page(read_run(folder)))
+    target = out or folder / REPORT
+    write_report(folder, target)
     click.echo(f"{target} is the report; it opens in a browser")

@@ -19,6 +19,7 @@ from gradlane.compare.arms import BASELINE
 from gradlane.core.plan import Message, Plan, Slice
 from gradlane.core.profile import TensorSpec
 from gradlane.core.timeline import Span, Timeline
+from gradlane.live.backends.gradient_buffers import dtype_name
 
 now_ns = time.monotonic_ns
 
@@ -93,7 +94,7 @@ class StockDdp:
         began, at, index = now_ns(), self._iteration, bucket.index()
         self._last_ready_ns = began
         self._buckets[index] = [
-            TensorSpec(self._names[id(param)], param.numel() * param.element_size(), str(param.dtype).removeprefix("torch."))
+            TensorSpec(self._names[id(param)], param.numel() * param.element_size(), dtype_name(param))
             for param in bucket.parameters()
         ]
 

@@ -137,7 +137,7 @@ class MessageBuffer:
         if not self._staged:
             return []
         dtype = self.tensor.dtype
-        half = str(dtype).removeprefix("torch.")
+        half = dtype_name(self.tensor)
         return [
             CopiedRange(part.data_ptr(), part.numel() * part.element_size(), None if part.dtype == dtype else half)
             for part in self._ranges
@@ -152,3 +152,8 @@ class MessageBuffer:
         """After the sum: copy `tensor` back into the ranges, unless it is the memory itself."""
         if self._staged:
             torch._foreach_copy_(self._ranges, self._copies)
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """The name of a tensor's dtype, as specs have it."""
+    return str(tensor.dtype).removeprefix("torch.")

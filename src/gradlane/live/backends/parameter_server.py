@@ -40,7 +40,7 @@ from gradlane.errors import JobError
 from gradlane.live.backends.addresses import own_address
 from gradlane.live.backends.base import OnDone, OnSent
 from gradlane.live.backends.external_servers import meet_servers
-from gradlane.live.backends.gradient_buffers import MessageBuffer
+from gradlane.live.backends.gradient_buffers import MessageBuffer, dtype_name
 from gradlane.live.backends.probe import QUICK_SIZES, sweep
 from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.backends.staging import Staging
@@ -265,7 +265,7 @@ class ParameterServerBackend:
             tensor, part = first + place, parts[place % len(parts)]
             if place >= len(parts):
                 self._node.wait(tensor - len(parts), self._timeout_s)
-            self._node.define(tensor, part.data_ptr(), part.numel() * part.element_size(), _dtype(part))
+            self._node.define(tensor, part.data_ptr(), part.numel() * part.element_size(), dtype_name(part))
             self._node.push(tensor, notify=False)
         for tensor in range(self._next - len(parts), self._next):
             self._node.wait(tensor, self._timeout_s)
@@ -291,7 +291,7 @@ class ParameterServerBackend:
                 self._next,
                 part.data_ptr(),
                 part.numel() * part.element_size(),
-                _dtype(part),
+                dtype_name(part),
                 whole=plan.wire == "fifo",
                 urgent_first=plan.wire == "packet-priority",
                 priority=message.priority,
@@ -406,7 +406,3 @@ def wire_lanes(plan: Plan) -> tuple[WireLane, ...]:
     priority 0.
     """
     return tuple(WireLane(*each) for each in traffic_class.traffic_classes(plan))
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

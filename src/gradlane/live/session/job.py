@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gradlane.core.profile import TensorSpec
+from gradlane.live.backends.gradient_buffers import dtype_name
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,3 @@ class Job:
     def described_buffers(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
         """Name, dtype and shape of each of the model's buffers."""
         return tuple((name, str(buffer.dtype), tuple(buffer.shape)) for name, buffer in self.model.named_buffers())
-
-
-def dtype_name(tensor: torch.Tensor) -> str:
-    """The name of a tensor's dtype, as specs have it."""
-    return str(tensor.dtype).removeprefix("torch.")

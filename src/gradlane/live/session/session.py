@@ -32,6 +32,7 @@ from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.adapt.controller import PlanController
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.backends.base import Backend
+from gradlane.live.backends.gradient_buffers import dtype_name
 from gradlane.live.comm.coordination import Coordination
 from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
@@ -43,7 +44,7 @@ from gradlane.live.session.deferred_updates import DeferredUpdates
 from gradlane.live.session.gradient_groups import GradientGroups
 from gradlane.live.session.gradients import Gradients
 from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_traced, parameters_of_scripts
-from gradlane.live.session.job import Job, dtype_name
+from gradlane.live.session.job import Job
 from gradlane.live.session.module_buffers import BufferSync
 from gradlane.live.session.verification import Unverified
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from gradlane.core.profile import DTYPE_BYTES
 from gradlane.errors import InputError, UnsupportedError
+from gradlane.live.backends.gradient_buffers import dtype_name
 from gradlane.live.session.job import Job
 from gradlane.live.startup.lifecycle import session_of
 from gradlane.live.torch_versions import broadcast_from_rank_0, global_ranks
@@ -89,7 +90,7 @@ def trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Param
             raise UnsupportedError(
                 f"{name} is a {type(param).__name__}: sharded models (FSDP, tensor parallel) are not supported"
             )
-        if str(param.dtype).removeprefix("torch.") not in DTYPE_BYTES:
+        if dtype_name(param) not in DTYPE_BYTES:
             raise UnsupportedError(f"{name} is of {param.dtype}, expected one of {', '.join(DTYPE_BYTES)}")
         if param.device != params[0][1].device:
             raise UnsupportedError(

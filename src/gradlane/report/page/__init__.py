@@ -1,7 +1,19 @@
 """The report: one HTML file that shows what a run found, and opens without a network."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 from gradlane.report.page.facts import Facts
 from gradlane.report.page.html import render_page
 from gradlane.report.page.run_folder import read_run
 
-__all__ = ["Facts", "read_run", "render_page"]
+__all__ = ["REPORT", "Facts", "read_run", "render_page", "write_report"]
+
+REPORT = "report.html"
+"""The name of the report in a run's folder."""
+
+
+def write_report(folder: Path, target: Path) -> None:
+    """Write the report of the run in `folder` to the file `target`. Raises as `read_run`."""
+    target.write_bytes(render_page(read_run(folder)))
