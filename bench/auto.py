@@ -53,6 +53,7 @@ def main() -> int:
     parser.add_argument("--ratios", default="0.25,0.5,1,2", help="of communicating to computing (default: %(default)s)")
     parser.add_argument("--backend", default="all-reduce,server", help="with a comma (default: %(default)s)")
     parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--ranks-per-host", type=int, default=1, help="they share its link (default: %(default)s)")
     parser.add_argument("--megabytes", type=float, default=8, help="of all tensors, as they are shrunk (default: %(default)s)")
     parser.add_argument("--step-ms", type=float, default=150, help="of computing, as it is stretched (default: %(default)s)")
     parser.add_argument("--policies", help="the fixed ones, with a comma; default: all that a backend carries")
@@ -98,7 +99,8 @@ def _trial(name: str, ratio: float, backends: list[BackendName], given: argparse
         carried = catalog.names(backend)
         wanted = given.policies.split(",") if given.policies else carried
         arms += [ArmSpec(policy, backend) for policy in (AUTO, *wanted) if policy in (AUTO, *carried)]
-    return Trial(profile, given.hosts, bits, scale, False, arms, given.rounds, given.steps, 0, 60.0, finals=given.finals)
+    how = {"finals": given.finals, "ranks_per_host": given.ranks_per_host}
+    return Trial(profile, given.hosts, bits, scale, False, arms, given.rounds, given.steps, 0, 60.0, **how)
 
 
 def _row(trial: Trial, cells: tuple[Cell, ...], ratio: float, backend: BackendName, folder: Path) -> None:
@@ -126,7 +128,7 @@ def _change(name: str, ratio: float, backend: BackendName, given: argparse.Names
     profile, bits, scale = at_ratio(zoo.profile(name), ratio, given.step_ms, given.megabytes)
     link = Link(bits // 8, (RateStep(_HIGH_NS, round(bits // 8 * given.change)), RateStep(_LOW_NS, bits // 8)))
     unlike = tuple(lab.HostSpec(host, link, link) for host in range(given.hosts))
-    spec = lab.LabSpec(hosts=given.hosts, link_bits_per_second=bits, scale=scale, unlike=unlike)
+    spec = lab.LabSpec(given.hosts, bits, unlike=unlike, scale=scale, ranks_per_host=given.ranks_per_host)
     stretch = profile.compute_ns / zoo.profile(name).compute_ns
     loads: list[subprocess.Popen[bytes]] = []
     timer = threading.Timer(_HIGH_NS / 1e9, lambda: loads.extend(_load((_LOW_NS - _HIGH_NS) / 1e9) for _ in range(given.load)))
@@ -166,7 +168,9 @@ def _counted(trial: Trial, arm: ArmSpec | None, seconds: float) -> Counted:
     assert trial.link_bits_per_second is not None
     fastest = trial.link_bits_per_second // 8
     unlike = tuple(lab.HostSpec.varying(host, fastest // 10, fastest, _EVERY_NS, _RATES) for host in range(trial.hosts))
-    spec = lab.LabSpec(trial.hosts, trial.link_bits_per_second, unlike=unlike, scale=trial.scale)
+    spec = lab.LabSpec(
+        trial.hosts, trial.link_bits_per_second, unlike=unlike, scale=trial.scale, ranks_per_host=trial.ranks_per_host
+    )
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
         given, found = Path(scratch, "given.json"), Path(scratch, "counted.json")
         files.write(given, trial.profile)

@@ -42,6 +42,23 @@ def ratios(found: Comparison) -> dict[str, float]:
     return {each.policy: each.speedup.ratio for each in found.results if each.speedup is not None}
 
 
+def test_what_a_host_sent_stands_beside_what_it_has_to():
+    assert sent(hosts=4, ranks_per_host=2, card_bytes=6 * 2**20) == "torch-ddp 2.00"
+    # one host has nothing to send, and outside of a lab nothing is counted
+    assert sent(hosts=1, ranks_per_host=2, card_bytes=6 * 2**20) is None
+    assert sent(hosts=4, ranks_per_host=2, card_bytes=None) is None
+
+
+def sent(*, hosts: int, ranks_per_host: int, card_bytes: int | None) -> str | None:
+    """What the remark on cards says of torch DDP, with gradients of 2 MiB; None without one."""
+    arms = {name: {"step_ns": [MS], "final_loss": 0.5, "equal_to_ddp": True} for name in (BASELINE, ALONE)}
+    arms[BASELINE]["card_bytes"] = card_bytes
+    outcome = {"model": "net", "parameter_bytes": 2**21, "turns": 1, "arms": arms, "all_reduce_ns": [MS]}
+    where = {"hosts": hosts, "ranks_per_host": ranks_per_host, "link_bits_per_second": None}
+    lines = evaluate(outcome, command="c", machine="m", **where).remarks
+    return next((line.rpartition(": ")[2] for line in lines if line.startswith("sent by rank 0's host")), None)
+
+
 def test_a_steady_run_has_no_remark():
     found = comparison(ddp=[600] * 5, alone=[300] * 5, wire=[310] * 5, p3=[400] * 5)
     assert ratios(found) == {BASELINE: 1.0, "p3": 1.5}

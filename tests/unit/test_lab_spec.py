@@ -67,6 +67,8 @@ def test_a_file_that_is_wrong_is_refused_with_the_place(tmp_path: Path, text: st
         {"scale": 0.0},
         {"scale": 0.001, "link_bits_per_second": 10**8},
         {"unlike": (HostSpec(0, Link(MBIT, (RateStep(1, 10),))),)},
+        {"ranks_per_host": 0},
+        {"ranks_per_host": 2, "jobs": (JobSpec((0, 1)),)},
     ],
 )
 def test_a_lab_that_cannot_be_is_refused(fields: dict[str, object]) -> None:
@@ -102,6 +104,10 @@ def test_options_say_what_a_file_says(tmp_path: Path) -> None:
     assert apart == LabSpec(4, network_classes=2, jobs=(JobSpec((0, 1), (2, 3)),))
     together = spec_of(tmp_path, "--hosts", "3", "--servers", "2", "--together")
     assert together == LabSpec(3, jobs=(JobSpec((0, 1, 2), (0, 1)),))
+    several = spec_of(tmp_path, "--hosts", "2", "--ranks-per-host", "3")
+    assert (several, several.all_jobs) == (LabSpec(2, ranks_per_host=3), (JobSpec((0, 0, 0, 1, 1, 1)),))
+    served = spec_of(tmp_path, "--hosts", "2", "--ranks-per-host", "2", "--servers", "1")
+    assert served == LabSpec(3, jobs=(JobSpec((0, 0, 1, 1), (2,)),))
     uneven = spec_of(tmp_path, "--up", "1=100mbit", "--down", "0=50mbit", "--slow", "1=200", "--traffic", "0:1=8mbit")
     assert uneven == LabSpec(
         2,
@@ -127,6 +133,7 @@ def test_a_varied_rate_is_drawn_between_its_bounds_and_the_same_for_the_same_see
     [
         ["--up", "one=100mbit"], ["--up", "1"], ["--slow", "1=fast"], ["--vary", "1=100mbit/5s"], ["--traffic", "0-1"],
         ["--servers", "3", "--together"], ["--file", "lab.json", "--hosts", "2"], ["--file", "not-there.json"],
+        ["--ranks-per-host", "17"],
     ],
 )  # fmt: skip
 def test_options_that_cannot_be_are_refused(options: list[str]) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import parse_counts, read_profile
-from gradlane.cli.inputs.types import COUNT, FACTOR, OUT_FILE, SECONDS, make_folder, rate_or_none, whole_number
+from gradlane.cli.inputs.types import COUNT, FACTOR, OUT_FILE, RANKS_PER_HOST, SECONDS, make_folder, rate_or_none, whole_number
 from gradlane.cli.terminal import console
 from gradlane.compare.arms import ArmSpec
 from gradlane.compare.evaluation import evaluate
@@ -44,7 +44,10 @@ from gradlane.report.table import render
 
 @click.command()
 @click.argument("models", nargs=-1, metavar="[MODEL]...", shell_complete=completion.models)
-@click.option("--hosts", default="2", show_default=True, metavar="N,...", help="Workers, each on an emulated host of its own.")
+@click.option("--hosts", default="2", show_default=True, metavar="N,...", help="Emulated hosts.")
+@click.option(
+    "--ranks-per-host", type=RANKS_PER_HOST, default=1, show_default=True, help="Workers on each; they share its link."
+)
 @click.option(
     "--link", default="200mbit", show_default=True, metavar="RATE,...", help="Of each host, each way; 'none': no limit."
 )
@@ -90,7 +93,14 @@ from gradlane.report.table import render
 @click.option("--report", type=OUT_FILE, help="Write a report, as `gradlane report` makes it. With --out there is always one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 def command(
-    models: tuple[str, ...], hosts: str, link: str, loopback: bool, out: Path | None, report: Path | None, **options: Any
+    models: tuple[str, ...],
+    hosts: str,
+    ranks_per_host: int,
+    link: str,
+    loopback: bool,
+    out: Path | None,
+    report: Path | None,
+    **options: Any,
 ) -> None:
     """Train in turns under torch DDP and under each policy, and compare.
 
@@ -103,7 +113,7 @@ def command(
     says from what the run itself has measured, and the time that no schedule can beat. With --out a sweep that was
     ended goes on where it was.
 
-    The workers are joined by links of the given rate, each on an emulated host (no root needed). Steps are timed from
+    The workers are on emulated hosts that are joined by links of the given rate (no root needed). Steps are timed from
     start to start.
 
     \b
@@ -112,7 +122,7 @@ def command(
     """
     as_json, chosen, servers = options.pop("as_json"), options.pop("chosen"), options.pop("servers")
     arms = _arms(options.pop("backends").split(","), chosen.split(",") if chosen else None, servers)
-    counts = parse_counts("--hosts", (hosts,), least=2)
+    counts = parse_counts("--hosts", (hosts,), least=1 if ranks_per_host > 1 else 2)
     rates = [None if loopback else rate_or_none(each) for each in link.split(",")]
     if models and options["batch_size"] is not None:
         raise InputError("compare --batch-size: got it with a MODEL, expected one or the other; a profile has its batch")
@@ -129,7 +139,7 @@ def command(
         folder = out or Path(scratch)
         if profiles:
             trials = [
-                Trial(profile, count, rate, scale, loopback, arms, **options)
+                Trial(profile, count, rate, scale, loopback, arms, ranks_per_host=ranks_per_host, **options)
                 for profile in profiles for count in counts for rate in rates
             ]  # fmt: skip
             sweep = Sweep(_command(), _machine(), run_all(trials, folder, _say))
@@ -145,13 +155,23 @@ def command(
         timeout_s = options.pop("timeout")
         path = folder / CONFIG
         path.write_bytes(msgspec.json.encode({"out": str(folder), "arms": arms, "timeout_s": timeout_s, **options}))
-        exit_code = run_on_ranks("gradlane.compare.worker", [str(path)], counts[0], rates[0], loopback, folder / LINKS)
+        exit_code = run_on_ranks(
+            "gradlane.compare.worker", [str(path)], counts[0], rates[0], loopback, folder / LINKS, ranks_per_host
+        )
         if exit_code:
             raise RunError("the comparison", exit_code)
         first = msgspec.json.decode((folder / "rank-0.json").read_bytes())
-        comparison = evaluate(first, command=_command(), machine=_machine(), hosts=counts[0], link_bits_per_second=rates[0])
+        comparison = evaluate(
+            first,
+            command=_command(),
+            machine=_machine(),
+            hosts=counts[0],
+            link_bits_per_second=rates[0],
+            ranks_per_host=ranks_per_host,
+        )
         (folder / COMPARISON).write_bytes(comparison.to_json())
-        (folder / "timeline.json").write_bytes(_trace(folder, [arm.name for arm in arms], counts[0]))
+        ranks = counts[0] * ranks_per_host
+        (folder / "timeline.json").write_bytes(_trace(folder, [arm.name for arm in arms], ranks))
         written = _report(folder, report, out)
     if as_json:
         click.echo(comparison.to_json())
@@ -210,10 +230,10 @@ def _machine() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {versions}"
 
 
-def _trace(folder: Path, names: Sequence[str], hosts: int) -> bytes:
+def _trace(folder: Path, names: Sequence[str], ranks: int) -> bytes:
     timelines, plans, labels = [], [], []
     for name in names:
-        for rank in range(hosts):
+        for rank in range(ranks):
             timelines.append(files.read(folder / f"timeline-{name}-rank{rank}.json", Timeline))
             plans.append(files.read(folder / f"plan-{name}-rank{rank}.json", Plan))
             labels.append(name)

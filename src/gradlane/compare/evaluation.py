@@ -11,12 +11,19 @@ from gradlane.compare.records import Cell, Comparison, Result
 from gradlane.core.backends import BACKENDS
 from gradlane.core.records.search_log import AUTO
 from gradlane.core.records.speedup import Speedup, disturbed, turn_times
+from gradlane.units import format_bytes
 
 _APART = 1.02  # a ratio of medians this far outside the turns' ratios is worth a line
 
 
 def evaluate(
-    outcome: Mapping[str, Any], *, command: str, machine: str, hosts: int, link_bits_per_second: int | None
+    outcome: Mapping[str, Any],
+    *,
+    command: str,
+    machine: str,
+    hosts: int,
+    link_bits_per_second: int | None,
+    ranks_per_host: int = 1,
 ) -> Comparison:
     """Compare all arms of a run with torch DDP, each turn with DDP's of the same round.
 
@@ -26,7 +33,7 @@ def evaluate(
 
     Args:
         outcome: what rank 0 left, as `worker.Outcome` in JSON.
-        command, machine, hosts, link_bits_per_second: as in `Comparison`.
+        command, machine, hosts, link_bits_per_second, ranks_per_host: as in `Comparison`.
     """
     arms = outcome["arms"]
     turns = {name: turn_times(arm["step_ns"], outcome["turns"]) for name, arm in arms.items()}
@@ -49,8 +56,9 @@ def evaluate(
                 final_loss=arm["final_loss"],
                 # beyond two ranks a sum's last bits depend on how it is cut, which differs between
                 # two runs of DDP too
-                equal_to_ddp=arm["equal_to_ddp"] if hosts == 2 else arm["equal_to_ddp"] or None,
+                equal_to_ddp=arm["equal_to_ddp"] if hosts * ranks_per_host == 2 else arm["equal_to_ddp"] or None,
                 note="default" if name in defaults else "",
+                card_bytes=arm.get("card_bytes"),
             )
         )
     reasons = [
@@ -73,7 +81,12 @@ def evaluate(
             "hidden: the part of the latter that does not lengthen the step"
         ),
         results=tuple(results),
-        remarks=(*reasons, *_baseline_remarks(turns[BASELINE], results)),
+        remarks=(
+            *reasons,
+            *_baseline_remarks(turns[BASELINE], results),
+            *_card_remarks(results, hosts, outcome["parameter_bytes"]),
+        ),
+        ranks_per_host=ranks_per_host,
     )
 
 
@@ -89,7 +102,9 @@ def trial_remarks(cells: Sequence[Cell]) -> list[str]:
                 "and one was too slow"
             )
     baseline = next((cell for cell in cells if cell.arm == BASELINE), None)
-    return lines if baseline is None else lines + _baseline_remarks(turn_times(baseline.step_ns, baseline.turns), cells)
+    if baseline is not None:
+        lines += _baseline_remarks(turn_times(baseline.step_ns, baseline.turns), cells)
+    return lines + _card_remarks(cells, cells[0].hosts, cells[0].gradient_bytes)
 
 
 def _why_above(
@@ -121,6 +136,23 @@ def _baseline_remarks(turns_ns: Sequence[float], arms: Sequence[Result | Cell]) 
             return []
         said = f"disturbed in some turns, or {', '.join(apart)}: medians have another ratio than turns"
     return [f"{BASELINE} was {said}; x DDP is of steps in the same turns, rely on it and not on ratios of step ms"]
+
+
+def _card_remarks(arms: Sequence[Result | Cell], hosts: int, gradient_bytes: int) -> list[str]:
+    """One line: what a host sent in a step, beside what an all-reduce among hosts needs.
+
+    Of H hosts, each has to send 2 (H - 1) / H of the gradients' bytes: the parts that others sum, and to each
+    of the H - 1 others the part that it has summed itself.
+    """
+    counted = [arm for arm in arms if arm.card_bytes is not None]
+    if not counted or not gradient_bytes or hosts < 2:
+        return []
+    least = 2 * (hosts - 1) * gradient_bytes / hosts
+    sent = ", ".join(f"{_name(arm)} {(arm.card_bytes or 0) / least:.2f}" for arm in counted)
+    return [
+        f"sent by rank 0's host in a step, in units of the {format_bytes(round(least))} that an all-reduce among {hosts} hosts "
+        f"needs (2 (H - 1) / H of the gradients; headers counted): {sent}"
+    ]
 
 
 def _apart(baseline_ns: float, arm: Result | Cell) -> bool:

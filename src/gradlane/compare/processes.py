@@ -99,11 +99,12 @@ def run_on_ranks(
     link_bits_per_second: int | None,
     loopback: bool,
     samples: Path | None = None,
+    ranks_per_host: int = 1,
 ) -> int:
-    """Run `python -m module arguments` as `hosts` ranks; returns the exit code.
+    """Run `python -m module arguments` on `hosts` hosts; returns the exit code.
 
     Args:
-        module, arguments, hosts: what to run, and how many times.
+        module, arguments, hosts, ranks_per_host: what to run, and where.
         link_bits_per_second: rate of the lab's links; None: not shaped.
         loopback: run on loopback, without a lab.
         samples: file for samples of the links.
@@ -113,5 +114,6 @@ def run_on_ranks(
     """
     command = python_module(module, arguments)
     if loopback:
-        return run_on_loopback(command[1:], hosts)
-    return run_on_lab(lab.LabSpec(hosts=hosts, link_bits_per_second=link_bits_per_second), command, samples)
+        return run_on_loopback(command[1:], hosts * ranks_per_host)
+    spec = lab.LabSpec(hosts, link_bits_per_second, ranks_per_host=ranks_per_host)
+    return run_on_lab(spec, command, samples)

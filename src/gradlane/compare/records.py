@@ -34,6 +34,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         final_loss: None if it was not finite.
         equal_to_ddp: whether the final parameters equal DDP's bit for bit; None if not compared.
         note: for people.
+        card_bytes: what rank 0's emulated host sent in a step, with headers; None if not counted.
     """
 
     policy: str
@@ -44,6 +45,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     final_loss: float | None = None
     equal_to_ddp: bool | None = None
     note: str = ""
+    card_bytes: int | None = None
 
     def __post_init__(self) -> None:
         need_name("policy", self.policy)
@@ -68,6 +70,7 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             and how it was computed.
         results: one for each policy.
         remarks: what to know before relying on the ratios; a line each.
+        ranks_per_host: how many ranks shared a host's link.
     """
 
     command: str
@@ -81,6 +84,7 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bound_text: str
     results: tuple[Result, ...]
     remarks: tuple[str, ...] = ()
+    ranks_per_host: int = 1
 
     def __post_init__(self) -> None:
         need_int("hosts", self.hosts, 1, 1_000_000)
@@ -120,6 +124,9 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         speedup: over torch DDP in the same turns; None where torch DDP was not measured.
         final_step_ns: steps of the final rounds, in which only the fastest arms took part.
         folder: of the run, within the sweep's.
+        ranks_per_host: how many ranks shared a host's link.
+        gradient_bytes: of all gradients of one rank, in the run; 0 if not known.
+        card_bytes: what rank 0's host sent in a step, with headers; None if not counted.
     """
 
     model: str
@@ -138,6 +145,9 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     turns: int = 1
     speedup: Speedup | None = None
     folder: str = ""
+    ranks_per_host: int = 1
+    gradient_bytes: int = 0
+    card_bytes: int | None = None
 
     @property
     def beats_bound(self) -> bool:
@@ -163,7 +173,7 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def trials(self) -> list[tuple[Cell, ...]]:
-        key = lambda cell: (cell.model, cell.hosts, cell.link_bits_per_second, cell.scale)  # noqa: E731
+        key = lambda cell: (cell.model, cell.hosts, cell.ranks_per_host, cell.link_bits_per_second, cell.scale)  # noqa: E731
         return [tuple(cells) for _, cells in itertools.groupby(self.cells, key)]
 
     def to_json(self) -> bytes:

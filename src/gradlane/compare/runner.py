@@ -24,6 +24,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.records.speedup import Speedup, turn_times
 from gradlane.errors import RunError
+from gradlane.lab.spec import ranks_on
 from gradlane.planning.plans import make_plan
 from gradlane.planning.questions.prediction import predict
 from gradlane.planning.questions.sweep import Outcome
@@ -52,6 +53,7 @@ class Trial:
     timeout: float
     unlike: tuple[lab.HostSpec, ...] = ()
     finals: int = 0
+    ranks_per_host: int = 1
 
     @property
     def key(self) -> str:
@@ -62,7 +64,8 @@ class Trial:
         rate = "loopback" if self.loopback else "links as they are"
         if self.link_bits_per_second is not None:
             rate = f"links of {format_rate(self.link_bits_per_second // 8)}"
-        return f"{self.profile.model} on {self.hosts} hosts, {rate}" + (f", x {self.scale:g}" if self.scale != 1 else "")
+        each = f" of {self.ranks_per_host} ranks" if self.ranks_per_host > 1 else ""
+        return f"{self.profile.model} on {self.hosts} hosts{each}, {rate}" + (f", x {self.scale:g}" if self.scale != 1 else "")
 
 
 def at_ratio(profile: Profile, ratio: float, compute_ms: float, megabytes: float) -> tuple[Profile, int, float]:
@@ -99,13 +102,14 @@ def run_all(trials: Sequence[Trial], folder: Path, say: Callable[[str], None]) -
 def _run(trial: Trial, folder: Path) -> None:
     def start(command: list[str]) -> int:
         if trial.loopback:
-            return run_on_loopback(command[1:], trial.hosts, {"GRADLANE_LAB_SCALE": str(trial.scale)})
-        workers, servers = range(trial.hosts), range(trial.hosts, trial.hosts + max(arm.servers for arm in trial.arms))
+            return run_on_loopback(command[1:], trial.hosts * trial.ranks_per_host, {"GRADLANE_LAB_SCALE": str(trial.scale)})
+        workers = ranks_on(trial.hosts, trial.ranks_per_host)
+        servers = range(trial.hosts, trial.hosts + max(arm.servers for arm in trial.arms))
         spec = lab.LabSpec(
             hosts=servers.stop,
             link_bits_per_second=trial.link_bits_per_second,
             unlike=trial.unlike,
-            jobs=(lab.JobSpec(tuple(workers), tuple(servers)),),
+            jobs=(lab.JobSpec(workers, tuple(servers)),),
             scale=trial.scale,
         )
         return run_on_lab(spec, command)
@@ -143,6 +147,7 @@ def cells_of(trial: Trial, folder: Path) -> list[Cell]:
     """
     measured = _measured(folder)
     turns = {name: turn_times(arm["step_ns"], trial.rounds) for name, arm in measured.items()}
+    gradient_bytes = files.read(folder / "given.json", Profile).scaled(trial.scale).size_bytes
     cells = []
     for name, _, outcome in predicted(trial, folder):
         network = _network(trial, folder, name)
@@ -168,6 +173,9 @@ def cells_of(trial: Trial, folder: Path) -> list[Cell]:
                 turns=trial.rounds,
                 speedup=Speedup.of(turns[BASELINE], turns[name]),
                 folder=folder.name,
+                ranks_per_host=trial.ranks_per_host,
+                card_bytes=measured[name].get("card_bytes"),
+                gradient_bytes=gradient_bytes,
             )
         )
     return cells

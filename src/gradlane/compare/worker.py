@@ -35,6 +35,7 @@ from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.core.records.search_log import AUTO
 from gradlane.emulation.model import Emulated
+from gradlane.lab.card import sent_bytes
 from gradlane.live.backends.probe import measure
 from gradlane.live.session.idle import IdleSession
 from gradlane.live.session.session import Session
@@ -72,8 +73,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ArmOutcome(msgspec.Struct, frozen=True):
-    """One arm on one rank; `equal_to_ddp`: parameters and buffers, bit for bit, after as many
-    steps.
+    """One arm on one rank.
+
+    Attributes:
+        equal_to_ddp: parameters and buffers, bit for bit, after as many steps.
+        card_bytes: what this rank's host sent in a step, with all headers; None where a host is not
+            emulated.
     """
 
     step_ns: tuple[int, ...]
@@ -81,6 +86,7 @@ class ArmOutcome(msgspec.Struct, frozen=True):
     final_loss: float
     equal_to_ddp: bool
     messages: int
+    card_bytes: int | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -153,6 +159,7 @@ class Arm:
             self.call = nn.parallel.DistributedDataParallel(self.model)
         self.step_ns: list[int] = []
         self.final_step_ns: list[int] = []
+        self.card_bytes: list[int] = []  # a step, by turns
         self.last_loss = float("nan")
         self.extra_turns = 0  # more than other arms had
 
@@ -170,6 +177,7 @@ class Arm:
     def turn(self, steps: int, into: list[int] | None = None) -> None:
         """Run one step that is not counted, then `steps` steps whose times go to `into`."""
         dist.barrier()
+        sent_before = sent_bytes()
         marks = []
         for _ in range(steps + 1):
             marks.append(time.perf_counter_ns())
@@ -178,6 +186,8 @@ class Arm:
         if self.session is not None:
             self.session.flush()
         self.last_loss = float(loss.detach())
+        if sent_before is not None and into is not None:
+            self.card_bytes.append(((sent_bytes() or 0) - sent_before) // (steps + 1))
         if into is not None:
             into += [end - start for start, end in itertools.pairwise(marks[1:])]
 
@@ -327,7 +337,10 @@ def _leave(arms: list[Arm], ddp: Arm, out: Path) -> dict[str, ArmOutcome]:
             if arm.session.auto is not None:
                 files.write(out / f"search-{arm.name}.json", arm.session.auto)
             arm.session.close()
-        outcomes[arm.name] = ArmOutcome(tuple(arm.step_ns), tuple(arm.final_step_ns), arm.last_loss, equal, messages)
+        card_bytes = round(median(arm.card_bytes)) if arm.card_bytes else None
+        outcomes[arm.name] = ArmOutcome(
+            tuple(arm.step_ns), tuple(arm.final_step_ns), arm.last_loss, equal, messages, card_bytes
+        )
     return outcomes
 
 

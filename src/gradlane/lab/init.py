@@ -125,7 +125,7 @@ def _announcement(spec: LabSpec, congestion_control: str, setup_seconds: float) 
     rate = spec.link_bits_per_second
     links = "unshaped links" if rate is None else f"links of {format_rate(round(rate * spec.scale) // 8)} each way"
     servers = sum(len(job.servers) for job in spec.jobs)
-    parts = [_count(spec.hosts, "host")]
+    parts = [_count(spec.hosts, "host") + (f" with {spec.ranks_per_host} ranks each" if spec.ranks_per_host > 1 else "")]
     parts += [_count(servers, "server")] if servers else []
     parts += [_count(len(spec.jobs), "job")] if len(spec.jobs) > 1 else []
     parts += [links + (f" but for {_count(len(spec.unlike), 'host')}" if spec.unlike else "")]

@@ -18,6 +18,7 @@ from gradlane.errors import InputError
 
 MOST_HOSTS = 64
 MOST_JOBS = 16
+MOST_RANKS_PER_HOST = 16
 
 _FASTEST_LINK = 100 * 10**9
 _SLOWEST_LINK = 10**6
@@ -123,6 +124,7 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     Attributes:
         hosts: how many.
+        ranks_per_host: how many ranks `jobs` being empty means on each host; they share its link.
         link_bits_per_second: rate of each link in each direction, Ethernet headers included; None:
             not shaped.
         queue_ns: a switch's port drops what would wait longer at its rate. A host's own queue is as
@@ -131,7 +133,8 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         unlike: hosts that differ from the others.
         network_classes: number of priority classes. Above 1, both ends of each link serve more
             urgent classes first; a packet's class is its DSCP's class selector (`type_of_service`).
-        jobs: who runs where; empty: one job with a rank on each host.
+        jobs: who runs where; empty: one job with `ranks_per_host` ranks on each host, those of a host
+            in a row.
         traffic: other traffic.
         scale: multiplies every rate, and emulated devices' tensors.
         delay_ns: delay of each link in each direction; between two hosts it is twice that.
@@ -149,6 +152,7 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     scale: float = 1.0
     delay_ns: int = 0
     loss_ppm: int = 0
+    ranks_per_host: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.hosts <= MOST_HOSTS:
@@ -160,6 +164,11 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         if not 576 <= self.mtu_bytes <= 9000:
             raise InputError(f"lab MTU: got {self.mtu_bytes} bytes, expected 576 to 9000")
         need_int("network_classes", self.network_classes, 1, NETWORK_CLASSES)
+        need_int("ranks_per_host", self.ranks_per_host, 1, MOST_RANKS_PER_HOST)
+        if self.jobs and self.ranks_per_host != 1:
+            raise InputError(
+                f"lab: got jobs and {self.ranks_per_host} ranks a host, expected one of them; jobs say who runs where"
+            )
         _need_delay_and_loss(self.delay_ns, self.loss_ppm)
         need(len(self.jobs) <= MOST_JOBS, "jobs", len(self.jobs), f"at most {MOST_JOBS} of them")
         counts = Counter(entry.host for entry in self.unlike)
@@ -215,7 +224,7 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     @property
     def all_jobs(self) -> tuple[JobSpec, ...]:
-        return self.jobs or (JobSpec(tuple(range(self.hosts))),)
+        return self.jobs or (JobSpec(ranks_on(self.hosts, self.ranks_per_host)),)
 
     def links(self, host: int) -> tuple[Link | None, Link | None]:
         """A host's links to and from the switch with `scale` applied; None: not shaped."""
@@ -245,6 +254,11 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
             return link
         steps = tuple(RateStep(step.at_ns, max(round(step.bytes_per_second * self.scale), 1)) for step in link.steps)
         return Link(max(round(link.bytes_per_second * self.scale), 1), steps)
+
+
+def ranks_on(hosts: int, ranks_per_host: int) -> tuple[int, ...]:
+    """The host of each rank, where each host has as many and those of a host are in a row."""
+    return tuple(host for host in range(hosts) for _ in range(ranks_per_host))
 
 
 def _need_delay_and_loss(delay_ns: int, loss_ppm: int) -> None:

@@ -36,7 +36,8 @@ def _render_trial(cells: tuple[Cell, ...], console: Console) -> None:
         "links as they are" if first.link_bits_per_second is None else f"{format_rate(first.link_bits_per_second // 8)} links"
     )
     scale = f", tensors and links x {first.scale:g}" if first.scale != 1 else ""
-    title = f"{first.model}, {first.hosts} hosts, {link}{scale}; computing alone takes {first.compute_ns / 1e6:.1f} ms"
+    hosts = f"{first.hosts} hosts" + (f" of {first.ranks_per_host} ranks" if first.ranks_per_host > 1 else "")
+    title = f"{first.model}, {hosts}, {link}{scale}; computing alone takes {first.compute_ns / 1e6:.1f} ms"
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("policy")
     for heading in ("step ms", "x DDP", "p25..p75", "simulated", "error", "bound"):

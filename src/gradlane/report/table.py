@@ -17,7 +17,8 @@ def render(comparison: Comparison, console: Console) -> None:
     """Print `comparison`: DDP first, the others in their order, the best marked, the bound below."""
     link = "links as they are" if comparison.link_bits_per_second is None else f"{_bits(comparison.link_bits_per_second)} links"
     size = format_bytes(comparison.parameter_bytes)
-    title = f"{comparison.model}, {size} of parameters, {comparison.hosts} hosts, {link}"
+    hosts = f"{comparison.hosts} hosts" + (f" of {comparison.ranks_per_host} ranks" if comparison.ranks_per_host > 1 else "")
+    title = f"{comparison.model}, {size} of parameters, {hosts}, {link}"
     # must fit 80 columns
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("policy")

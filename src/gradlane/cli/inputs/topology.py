@@ -11,11 +11,12 @@ from typing import TypeVar
 import click
 import msgspec
 
-from gradlane.cli.inputs.types import CLASSES, COUNT, FACTOR, rate_or_none, whole_number
+from gradlane.cli.inputs.types import CLASSES, COUNT, FACTOR, RANKS_PER_HOST, rate_or_none, whole_number
 from gradlane.core.cluster import Link, random_steps
 from gradlane.errors import InputError
 from gradlane.lab import Flow, HostSpec, JobSpec, LabSpec
 from gradlane.lab.files import read_spec
+from gradlane.lab.spec import ranks_on
 from gradlane.units import parse_ns, parse_rate
 
 _VARIED_STEPS = 10_000
@@ -23,7 +24,8 @@ _Function = TypeVar("_Function", bound=Callable[..., None])
 
 _OPTIONS = (
     click.option("--file", "path", type=click.Path(path_type=Path), help="The whole spec, JSON or YAML."),
-    click.option("--hosts", type=COUNT, help="How many hosts; one rank runs on each. [default: 2]"),
+    click.option("--hosts", type=COUNT, help="How many hosts. [default: 2]"),
+    click.option("--ranks-per-host", type=RANKS_PER_HOST, help="Ranks on each, which share its link. [default: 1]"),
     click.option(
         "--link", metavar="RATE",
         help="Rate of every host's link, in each direction by itself, as in 500mbit or 10gbit; none leaves links unshaped.",
@@ -51,6 +53,7 @@ class Topology:
 
     path: Path | None
     hosts: int | None
+    ranks_per_host: int | None
     link: str | None
     servers: int | None
     together: bool
@@ -77,13 +80,14 @@ class Topology:
             if not self.path.is_file():
                 raise InputError(f"--file: got {str(self.path)!r}, which is not a file; expected the path of one")
             return read_spec(self.path)
-        workers, servers = self.hosts or 2, self.servers or 0
-        if self.together and servers > workers:
-            raise InputError(f"--servers: got {servers} with --together, expected at most the {workers} hosts")
-        first = 0 if self.together else workers
-        job = JobSpec(tuple(range(workers)), tuple(range(first, first + servers)))
+        hosts, each, servers = self.hosts or 2, self.ranks_per_host or 1, self.servers or 0
+        if self.together and servers > hosts:
+            raise InputError(f"--servers: got {servers} with --together, expected at most the {hosts} hosts")
+        first = 0 if self.together else hosts
+        job = JobSpec(ranks_on(hosts, each), tuple(range(first, first + servers)))
         return LabSpec(
-            hosts=max(workers, first + servers),
+            hosts=max(hosts, first + servers),
+            ranks_per_host=1 if servers else each,
             link_bits_per_second=rate_or_none(self.link),
             unlike=self._unlike(),
             network_classes=1 if self.classes is None else self.classes,

@@ -98,6 +98,7 @@ class _OutFile(click.Path):
 COUNT = whole_number()
 RANKS = whole_number(2)
 CLASSES = whole_number(1, 8)
+RANKS_PER_HOST = whole_number(1, 16)
 SECONDS = positive("seconds")
 FACTOR = positive("a factor")
 SIZE = Checked("size", _size)

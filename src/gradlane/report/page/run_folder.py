@@ -157,7 +157,7 @@ def _of_comparison(comparison: Comparison, run: _Run) -> facts.TrialFacts:
         for result in comparison.results
     ]  # fmt: skip
     bound = comparison.bound
-    cluster = _cluster(comparison.hosts, comparison.link_bits_per_second)
+    cluster = _cluster(comparison.hosts, comparison.ranks_per_host, comparison.link_bits_per_second)
     number, answer = _answer(arms, None if bound is None else bound.ratio)
     return facts.TrialFacts(
         title=f"{comparison.model}, {format_bytes(comparison.parameter_bytes)} of parameters, {cluster}",
@@ -186,7 +186,7 @@ def _of_trial(cells: Sequence[Cell], run: _Run) -> facts.TrialFacts:
     baseline = next((arm.median_ms for arm in arms if arm.name == BASELINE), None)
     number, answer = _answer(arms, None if baseline is None else baseline / least_ms)
     return facts.TrialFacts(
-        title=f"{first.model}, {_cluster(first.hosts, first.link_bits_per_second)}{scale}",
+        title=f"{first.model}, {_cluster(first.hosts, first.ranks_per_host, first.link_bits_per_second)}{scale}",
         answer=answer,
         number=number,
         bound=f"a step of {least_ms:.1f} ms, simulated from computing alone and the network as the run measured them",
@@ -197,9 +197,10 @@ def _of_trial(cells: Sequence[Cell], run: _Run) -> facts.TrialFacts:
     )
 
 
-def _cluster(hosts: int, link_bits_per_second: int | None) -> str:
+def _cluster(hosts: int, ranks_per_host: int, link_bits_per_second: int | None) -> str:
     link = "links as they are" if link_bits_per_second is None else f"links of {format_rate(link_bits_per_second // 8)}"
-    return f"{hosts} hosts, {link}"
+    each = f" of {ranks_per_host} ranks" if ranks_per_host > 1 else ""
+    return f"{hosts} hosts{each}, {link}"
 
 
 def _answer(arms: Sequence[facts.ArmFacts], bound: float | None) -> tuple[str, str]:
