@@ -66,7 +66,7 @@ def two_optimizers(job: Job) -> None:
             optimizer.step()
 
 
-@loop(defers=None, says=None)
+@loop(defers=False, says="is compiled: it keeps the barrier")
 def a_compiled_step(job: Job) -> None:
     torch.compiler.reset()
     step = torch.compile(lambda: job.optimizer.step(), backend="aot_eager")

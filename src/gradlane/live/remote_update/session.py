@@ -192,7 +192,7 @@ class ServedSession(SessionBase):
 
     # -- step ------------------------------------------------------------------------------------------
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any, compiling: bool) -> tuple[Any, Any] | None:
         instead = run_first(optimizer, args, kwargs)
         self.check()
         if self._groups.rules() != self._rules:

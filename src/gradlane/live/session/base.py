@@ -92,8 +92,8 @@ class SessionBase(ABC):
         """Fail if the model trains other tensors than those that were there at attach."""
 
     @abstractmethod
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """An optimizer steps. Returns the args and kwargs to step with instead, or None."""
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any, compiling: bool) -> tuple[Any, Any] | None:
+        """An optimizer steps, in compiled code or not. Returns the args and kwargs to step with instead, or None."""
 
     @abstractmethod
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None: ...

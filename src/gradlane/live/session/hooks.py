@@ -59,19 +59,24 @@ def around_step(optimizer: torch.optim.Optimizer, before: Callable[..., Any], af
 
     Args:
         optimizer: whose step it is.
-        before: called with the optimizer and `step`'s args and kwargs, as torch's step pre-hooks.
-        after: called in the same way, as torch's step post-hooks.
+        before: called with the optimizer, `step`'s args and kwargs, as torch's step pre-hooks, and whether
+            the step is called from inside a compiled region.
+        after: called with the first three, as torch's step post-hooks.
 
     Returns:
         A handle whose `remove()` ends both.
     """
     # the graph of a compiled step breaks at both calls
-    before, after = torch.compiler.disable(before), torch.compiler.disable(after)  # type: ignore[no-untyped-call]
+    outside, after = torch.compiler.disable(before), torch.compiler.disable(after)  # type: ignore[no-untyped-call]
+
+    def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        return outside(optimizer, args, kwargs, torch.compiler.is_compiling())
+
     befores: Any = optimizer._optimizer_step_pre_hooks  # ordered dictionaries
     afters: Any = optimizer._optimizer_step_post_hooks
     first = optimizer.register_step_post_hook(after)
     afters.move_to_end(first.id, last=False)
-    last = optimizer.register_step_pre_hook(before)
+    last = optimizer.register_step_pre_hook(before_step)
     register = optimizer.register_step_pre_hook
 
     def register_step_pre_hook(hook: Any) -> Any:

@@ -446,7 +446,7 @@ class Session(SessionBase):
 
     # -- step --------------------------------------------------------------------------------------
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any, compiling: bool) -> tuple[Any, Any] | None:
         instead = run_first(optimizer, args, kwargs)
         self._failures.check()
         self._stepped = []
@@ -457,7 +457,8 @@ class Session(SessionBase):
                 self._refused_aloud(lambda buffers: buffers.check(self._failures.wait_until))
             if self._deferred.of(optimizer):  # a second step() before its updates were needed
                 self._settle()
-            needs_all = self._needs_all(optimizer, has_closure=instead is None and closure_of(args, kwargs) is not None)
+            has_closure = instead is None and closure_of(args, kwargs) is not None
+            needs_all = self._needs_all(optimizer, has_closure, compiling)
             self._split_step(optimizer, defer=not needs_all and self._crosses)
             if "closure" not in self._told:
                 self._verifier.stepping(optimizer, self._is_owed)
@@ -526,17 +527,21 @@ class Session(SessionBase):
             self._deferred.hide(tensor, owed)
         return others
 
-    def _needs_all(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
+    def _needs_all(self, optimizer: torch.optim.Optimizer, has_closure: bool, compiling: bool) -> bool:
         """Whether the updates of this call of `step` cannot be deferred.
 
         Args:
             optimizer: the one that steps.
             has_closure: it was given a closure, which it will run itself.
+            compiling: it is compiled. A deferred update would not be, and may round otherwise (seen with
+                PyTorch 2.6).
         """
         if has_closure and self._may_cross:
             self._tell("closure", f"{type(optimizer).__name__}.step(closure) keeps the barrier")
+        if compiling and self._may_cross:
+            self._tell("compiled step", f"{type(optimizer).__name__}.step is compiled: it keeps the barrier")
         # a GradScaler gives a fused optimizer its scale for the time of one call
-        return has_closure or hasattr(optimizer, "grad_scale")
+        return has_closure or compiling or hasattr(optimizer, "grad_scale")
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         now = self._now(self._driver.iteration)
