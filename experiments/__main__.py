@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from experiments import assumptions
+from experiments import assumptions, not_compared
 from experiments.lab.page import section
 from experiments.table import page, summary
 
@@ -28,10 +28,9 @@ does not state. Not everything agrees, and nothing was fitted to a published fig
 A remark that names a cause has a row that begins with "tried": the same run with the cause put in
 or taken out. Where none explains a difference, the remark says so. The next table counts simulated
 values, without those rows and without figures that are shown once more with other constants.
-"Within 5" and "within 15" are percent, or points of a percentage. Of the values that are not
-compared, many were measured in the lab below, are constants that a simulation starts from, or need
-what the simulator does not have: the processor's load, BytePS, several devices on one link. The
-others have no row yet.
+"Within 5" and "within 15" are percent, or points of a percentage. Rows may also compare what a plot
+shows, in words, so that more values may be compared than are stated. The section "Not compared"
+lists the others with the reason of each.
 
 """
 
@@ -47,14 +46,16 @@ def main() -> None:
     unknown = [name for name in given.names if name not in PAPERS]
     if unknown:
         parser.error(f"got {unknown[0]!r}, expected some of {', '.join(PAPERS)}")
-    sections, counted = [], []
+    sections, counted, titles = [], [], {}
     for name in given.names or PAPERS:
         begun = time.monotonic()
         print(f"{name} ...", file=sys.stderr, flush=True)
         paper = importlib.import_module(f"experiments.{name}")
         rows = paper.rows(given.data)
         sections.append((paper.TITLE, paper.REMARKS, rows))
-        counted.append((paper.TITLE.split(" (")[0], PAPERS[name], rows))
+        titles[name] = paper.TITLE.split(" (")[0]
+        left = sum(each.values for each in not_compared.NOT_COMPARED[name])
+        counted.append((titles[name], PAPERS[name], left, rows))
         print(f"{name}: {time.monotonic() - begun:.0f} s", file=sys.stderr)
     text = (
         HEAD
@@ -63,6 +64,7 @@ def main() -> None:
         + (assumptions.__doc__ or "").split("\n\n", 1)[1]
         + "\n"
         + page(sections)
+        + not_compared.section(titles)
     )
     if not given.names:
         text += "\n" + section()

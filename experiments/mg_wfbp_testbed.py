@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median
+from statistics import mean, median
 
 import msgspec
 
@@ -63,7 +63,7 @@ ITERATION: dict[str, dict[str, tuple[Three, Three]]] = {
 
 
 def rows() -> list[Row]:
-    return [*_models(), *_costs(), *_throughput(), *_iterations(), *_tried()]
+    return [*_models(), *_costs(), *_throughput(), *_iterations(), *_gains(), *_tried()]
 
 
 def _models() -> list[Row]:
@@ -144,6 +144,50 @@ def _iterations() -> list[Row]:
         ours = _seconds(profile, _fitted(cluster))
         found.append(Row("Fig. 9", f"{cluster}, {model}, {precision}: {NAMES}", published, ours, "s"))
     return found
+
+
+def _gains() -> list[Row]:
+    """What the text says of Figs. 6, 7 and 9: how much faster MG-WFBP is."""
+    iterations = {
+        (cluster, model, precision): _seconds(profile, _fitted(cluster)) for cluster, model, precision, profile, _ in _cases()
+    }
+    faster = {key: (wfbp / merged, easgd / merged) for key, (wfbp, easgd, merged) in iterations.items()}
+
+    def most(cluster: str) -> float:
+        return 100 * (max(max(pair) for (of, *_), pair in faster.items() if of == cluster) - 1)
+
+    of_better = 100 * (max(min(pair) for pair in faster.values()) - 1)
+    average = 100 * (mean(ratio for pair in faster.values() for ratio in pair) - 1)
+    of_resnet = iterations["10GbE", "resnet152", "FP32"]
+    of_densenet = iterations["10GbE", "densenet161", "FP32"]
+    sixteen = [_seconds(zoo.profile(model), k80_cluster("ring", 16)) for _, model, _ in THROUGHPUT]
+    over_wfbp, over_easgd = (mean(times[slower] / times[2] for times in sixteen) for slower in (0, 1))
+    return [
+        Row(
+            "Figs. 6, 7",
+            "16 workers, a, b of Fig. 4(a): MG-WFBP over WFBP, SyncEASGD",
+            (1.2, 1.36),
+            (over_wfbp, over_easgd),
+            "x",
+        ),
+        Row("Fig. 9", "MG-WFBP over either other, at most: 10GbE, 56GbIB", (70.0, 26.0), (most("10GbE"), most("56GbIB")), "%"),
+        Row("Fig. 9", "MG-WFBP over the better of the two others, at most", 15.0, of_better, "%"),
+        Row("§1", "MG-WFBP over either other, on average", 18.8, average, "%"),
+        Row(
+            "Fig. 9",
+            "10GbE, resnet152, FP32: WFBP over SyncEASGD, MG-WFBP over WFBP",
+            (10.0, 10.0),
+            (100 * (of_resnet[1] / of_resnet[0] - 1), 100 * (of_resnet[0] / of_resnet[2] - 1)),
+            "%",
+        ),
+        Row(
+            "Fig. 9",
+            "10GbE, densenet161, FP32: SyncEASGD over WFBP, MG-WFBP over SyncEASGD",
+            (20.0, 7.0),
+            (100 * (of_densenet[0] / of_densenet[1] - 1), 100 * (of_densenet[1] / of_densenet[2] - 1)),
+            "%",
+        ),
+    ]
 
 
 def _tried() -> list[Row]:

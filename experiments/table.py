@@ -105,13 +105,13 @@ def _orders_differ(first: tuple[float, float], second: tuple[float, float]) -> b
     return there * here < 0 and min(abs(there), abs(here)) > 0.02
 
 
-def summary(papers: list[tuple[str, int, list[Row]]]) -> str:
-    """(paper, published values, rows) as Markdown: how many values agree."""
-    header = ("paper", "values published", "compared", "within 5", "within 15", "wrong in sign or order")
+def summary(papers: list[tuple[str, int, int, list[Row]]]) -> str:
+    """(paper, published values, those not compared for a reason, rows) as Markdown: how many values agree."""
+    header = ("paper", "values published", "not compared", "compared", "within 5", "within 15", "wrong in sign or order")
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    total = [0] * 5
-    for name, published, rows in papers:
-        cells = [published, *count(rows)]
+    total = [0] * 6
+    for name, published, left, rows in papers:
+        cells = [published, left, *count(rows)]
         total = [before + each for before, each in zip(total, cells, strict=True)]
         lines.append(f"| {name} | " + " | ".join(map(str, cells)) + " |")
     return "\n".join([*lines, "| all | " + " | ".join(map(str, total)) + " |", ""])
