@@ -1,4 +1,6 @@
-"""The papers' own figures beside simulated ones: `python -m experiments [NAME...] [--write docs/papers.md] [--data FOLDER]`.
+"""The papers' own figures beside simulated ones.
+
+    python -m experiments [NAME...] [--write docs/papers.md] [--plots docs/figures] [--data FOLDER]
 
 One set of assumptions for all (`assumptions.py`); nothing is fitted to a figure.
 """
@@ -13,6 +15,7 @@ from pathlib import Path
 
 from experiments import assumptions, not_compared
 from experiments.lab.page import section
+from experiments.pictures import draw, pictures
 from experiments.table import page, summary
 
 # how many values each paper and its authors' scripts state, in text, tables and captions
@@ -42,6 +45,9 @@ def main() -> None:
     parser.add_argument(
         "--data", type=Path, default=Path("..") / "shared" / "data", help="folder of recordings, where there is one"
     )
+    parser.add_argument(
+        "--plots", type=Path, metavar="FOLDER", help="also draw the papers' figures there, as SVG; the page shows docs/figures"
+    )
     given = parser.parse_args()
     unknown = [name for name in given.names if name not in PAPERS]
     if unknown:
@@ -52,7 +58,13 @@ def main() -> None:
         print(f"{name} ...", file=sys.stderr, flush=True)
         paper = importlib.import_module(f"experiments.{name}")
         rows = paper.rows(given.data)
-        sections.append((paper.TITLE, paper.REMARKS, rows))
+        drawn = pictures(name, rows)
+        shown = "\n".join(f"![{each.title}](figures/{each.stem}.svg)" for each in drawn)
+        sections.append((paper.TITLE, f"{paper.REMARKS.strip()}\n\n{shown}", rows))
+        if given.plots is not None:
+            given.plots.mkdir(parents=True, exist_ok=True)
+            for each in drawn:
+                draw(each, given.plots)
         titles[name] = paper.TITLE.split(" (")[0]
         left = sum(each.values for each in not_compared.NOT_COMPARED[name])
         counted.append((titles[name], PAPERS[name], left, rows))

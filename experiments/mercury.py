@@ -114,6 +114,21 @@ def _figure_11() -> list[Row]:
     return found
 
 
+def figure_11(model: str) -> dict[str, list[float]]:
+    """Computing over iteration time at `RATES`, of each policy of Fig. 11."""
+    profile = _model(model, "rtx-3090")
+    curves: dict[str, list[float]] = {}
+    for name in ("mercury", "mercury-no-preemption"):
+        places = [Cluster.homogeneous(1, 1, rate) for rate in RATES]
+        curves[name] = [profile.compute_ns * speed(name, profile, where) / 1e9 for where in places]
+    for label, pulls_share, crosses_barrier in EQUATIONS[:2]:
+        curves[f"wfbp, {label}"] = [
+            profile.compute_ns / wfbp_ns(profile, rate, pulls_share=pulls_share, crosses_barrier=crosses_barrier)
+            for rate in RATES
+        ]
+    return curves
+
+
 def _figure_12() -> list[Row]:
     found = []
     reductions: dict[str, list[float]] = {label: [] for label, *_ in EQUATIONS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -109,7 +110,8 @@ def test_a_rank_whose_interpreter_stands_still_is_named_in_one_line_and_waited_f
     assert [differing for differing, _ in outcomes] == [[]] * 4
     ((speaker, line),) = [(rank, line) for rank, (_, lines) in enumerate(outcomes) for line in lines]
     assert speaker == (1 if culprit == 0 else 0)
-    assert line.startswith(f"gradlane: rank {culprit} is alive, but its interpreter has not run for 1 s")
+    # a beat that says so comes every 0.5 s, and a busy machine may lose some of them
+    assert re.match(rf"gradlane: rank {culprit} is alive, but its interpreter has not run for [12] s \(", line)
     assert line.endswith("waiting for it, for up to 20 s (timeout=)")
 
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments import bytescheduler, geryon, mercury_model, mg_wfbp, prophet, searches
+from experiments import bytescheduler, geryon, mercury_model, mg_wfbp, not_compared, pictures, prophet, searches
 from experiments.assumptions import GBIT, k80_cluster, scaled, speed
 from experiments.lab import operating
 from experiments.lab import page as lab_page
@@ -214,3 +215,32 @@ def test_the_labs_part_of_the_page_stands_without_rows_and_sorts_those_that_are_
 def test_each_experiment_of_the_lab_has_a_name_of_its_own():
     names = [name for paper in lab_page.PAPERS.values() for name in paper.EXPERIMENTS]
     assert len(names) == len(set(names))
+
+
+def test_every_published_value_has_a_row_or_a_reason_in_the_page_that_is_there():
+    text = (Path(__file__).parents[2] / "docs" / "papers.md").read_text()
+    for name, left in not_compared.NOT_COMPARED.items():
+        paper = importlib.import_module(f"experiments.{name}").TITLE.split(" (")[0]
+        (line,) = (line for line in text.splitlines() if line.startswith(f"| {paper} | ") and line.count("|") == 8)
+        published, reasons, compared = map(int, line.split(" | ")[1:4])
+        assert reasons == sum(each.values for each in left)
+        assert reasons + compared >= published
+
+
+@pytest.mark.slow
+def test_a_picture_has_each_published_value_beside_the_simulated_one_and_is_drawn_the_same_twice(tmp_path):
+    rows = [
+        Row("Table III", f"{model}, 40 Gbit/s: vanilla, Geryon", (50.0, published), (40.0, ours), "%")
+        for model, published, ours in (("alexnet", 95.0, 99.0), ("vgg19", 94.0, 98.0))
+    ]
+    rows = [row._replace(figure=table) for table in ("Table II", "Table III") for row in rows]
+    picture, other = pictures.pictures("geryon", rows)
+    assert picture.names == other.names == ("alexnet", "vgg19")
+    values = {(line.label, line.published): [value for _, value in line.points] for line in picture.lines}
+    assert values == {
+        ("vanilla", True): [50.0, 50.0], ("vanilla", False): [40.0, 40.0],
+        ("Geryon", True): [95.0, 94.0], ("Geryon", False): [99.0, 98.0],
+    }  # fmt: skip
+    first = pictures.draw(picture, tmp_path).read_bytes()
+    assert first == pictures.draw(picture, tmp_path).read_bytes()
+    assert b"Geryon Table II" in first
