@@ -28,7 +28,7 @@ from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.comm.control_frames import HEADER, VERSION, Frame
 from gradlane.schedule import Dispatcher, Engine
 from tests.live.cases import bits_of, differences
-from tests.live.loops import GIVEN, POLICIES, Mlp, momentum
+from tests.live.loops import GIVEN, POLICIES, Mlp, log_lines, momentum
 
 
 def attach_differently(rank: int, world: int, difference: str) -> tuple[str, str]:
@@ -173,6 +173,19 @@ def interpreter_that_stands_still(
         return differences(bits(False), bits(True)), lines
     finally:
         logging.getLogger("gradlane").removeHandler(listener)
+
+
+def a_slow_rank(rank: int, world: int, backend: str, slow: dict[int, float], steps: int) -> list[str]:
+    """What is said about ranks whose passes take longer by the seconds in `slow`."""
+    with log_lines() as lines:
+        model, optimizer, session = _attached(rank, backend)
+        model.register_forward_pre_hook(lambda *_: time.sleep(slow.get(rank, 0)))
+        generator = torch.Generator().manual_seed(rank)
+        for _ in range(steps):
+            _step(model, optimizer, generator)
+        dist.barrier()  # what rank 0 has heard by then, it has judged or will judge before it closes
+        session.close()
+    return [line for line in lines if "slows the job" in line]
 
 
 def _is_refused(stranger: socket.socket) -> bool:

@@ -1,8 +1,8 @@
 """ControlChannel: one small TCP connection from every rank to rank 0, apart from gradient traffic.
 
 It carries what collectives cannot say: that a rank is alive (every `BEAT_S`), that it failed and
-why, that it leaves in order, rank 0's choices and decisions, and the rolling hash of the messages
-that a rank has issued. A dead process is noticed when the kernel closes its connection, and a
+why, that it leaves in order, rank 0's choices and decisions, the rolling hash of the messages that
+a rank has issued, and how long its steps take it. A dead process is noticed when the kernel closes its connection, and a
 silent one after `stall_timeout`. A slow rank is not taken for a dead one, since a thread in native
 code sends the beats, whatever Python does (`gradlane.transport.Heartbeat`). A beat says for how
 long the sender's interpreter has not run; one line names a rank of which that is long. Rank 0
@@ -36,6 +36,7 @@ from gradlane.live.comm.control_frames import (
     BEAT,
     HASH,
     PAIR,
+    TIMES,
     VERSION,
     Cause,
     Frame,
@@ -45,6 +46,7 @@ from gradlane.live.comm.control_frames import (
     read_failure,
 )  # fmt: skip
 from gradlane.live.comm.roll_call import RollCall
+from gradlane.live.comm.stragglers import Stragglers
 from gradlane.transport import Heartbeat
 
 log = logging.getLogger("gradlane")
@@ -133,6 +135,7 @@ class ControlChannel:
         self._met: set[int] = set()  # rank 0: ranks that have connected, even if they left again
         self._strangers: list[_Connection] = []
         self._hashes: dict[int, dict[int, int]] = {}  # rank 0: iteration -> rank -> hash
+        self._stragglers = Stragglers(ranks)  # rank 0
         self._listener: socket.socket | None = None
         self._wake_read, self._wake_write = os.pipe()
         self._closing = False
@@ -245,6 +248,18 @@ class ControlChannel:
             to_rank_0 = self._connections.get(0)
             if to_rank_0 is not None:  # else rank 0 is gone, as `on_failure` or `on_left` has told
                 to_rank_0.send(Frame.ISSUED, self._rank, HASH.pack(iteration, rolling_hash))
+
+    def busy(self, window: int, times_us: Sequence[int]) -> None:
+        """Report for how long this rank was busy in the steps of a window, see `stragglers.BusyTimes`.
+
+        Rank 0 compares all ranks, and names those that slow the job.
+        """
+        if self._rank == 0:
+            self._look_for_stragglers(0, window, times_us)
+        else:
+            to_rank_0 = self._connections.get(0)
+            if to_rank_0 is not None:  # as in `issued`
+                to_rank_0.send(Frame.BUSY, self._rank, TIMES.pack(window, *times_us))
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this rank fails, and why.
@@ -373,6 +388,9 @@ class ControlChannel:
         elif frame is Frame.ISSUED and self._rank == 0:
             iteration, rolling_hash = HASH.unpack(payload)
             self._compare(iteration, connection.rank, rolling_hash)
+        elif frame is Frame.BUSY and self._rank == 0:
+            window, *times_us = TIMES.unpack(payload)
+            self._look_for_stragglers(connection.rank, window, times_us)
 
     def _look_for_slowness(self, connection: _Connection, rank: int, not_run_s: float) -> None:
         # one rank says it, once: rank 0, or rank 1 about rank 0
@@ -385,6 +403,10 @@ class ControlChannel:
                 not_run_s,
                 self._timeout_s,
             )
+
+    def _look_for_stragglers(self, rank: int, window: int, times_us: Sequence[int]) -> None:
+        for straggler in self._stragglers.report(rank, window, times_us):
+            log.warning("gradlane: %s", straggler)
 
     def _look_for_silence(self, now: float) -> None:
         for rank, connection in list(self._connections.items()):

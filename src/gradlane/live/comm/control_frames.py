@@ -10,9 +10,10 @@ import struct
 from enum import IntEnum
 
 from gradlane.errors import JobError, MismatchError, OrderError, PeerDied, PeerFailed, PeerStalled
+from gradlane.live.comm.stragglers import WINDOW
 
 MAX_PAYLOAD = 16 * 1024  # bytes
-VERSION = 3
+VERSION = 4
 HEADER = struct.Struct("<4sBBHII")  # magic, type, version, reserved, rank, payload bytes
 _MAGIC = b"GLP1"
 
@@ -26,11 +27,13 @@ class Frame(IntEnum):
     ISSUED = 6  # iteration (8 bytes), hash (8 bytes)
     DECISION = 7  # iteration (8 bytes), what rank 0 decided for it (4 bytes)
     BUFFERS = 8  # forward passes that have ended (8 bytes), why rank 0 sends its buffers (4 bytes)
+    BUSY = 9  # number of a window of steps (8 bytes), microseconds of work in each of its steps (4 bytes each)
 
 
 BEAT = struct.Struct("<I")
 PAIR = struct.Struct("<QI")
 HASH = struct.Struct("<QQ")
+TIMES = struct.Struct(f"<Q{WINDOW}I")
 _FAIL = struct.Struct("<BI")
 
 

@@ -25,6 +25,7 @@ from gradlane.live.backends.process_groups import ProcessGroups
 from gradlane.live.backends.streams import Event
 from gradlane.live.comm.coordination import Coordination
 from gradlane.live.comm.recorder import Recorder, now_ns
+from gradlane.live.comm.stragglers import BusyTimes
 from gradlane.schedule import Engine
 from gradlane.transport import NodeEngine
 
@@ -68,6 +69,7 @@ class Driver:
         self._keeps_log = keeps_log
         self._lock = self.failures.lock
         self._closed = False
+        self._busy_times = BusyTimes(coordination.channel.busy)
         self._unissued = 0
         # by lane: ranks need the same order within a lane, but not across lanes
         self._rolling_hashes: list[int] = []
@@ -121,6 +123,8 @@ class Driver:
 
     def begin(self) -> None:
         """Begin an iteration. All sums of the one before must have arrived."""
+        if not self._backend.has_streams:
+            self._busy_times.step(now_ns(), self.failures.waited_ns)
         self._gradient_buffers.mark_all_present()
         with self._lock:
             self.iteration += 1
