@@ -284,3 +284,45 @@ def leave_in_attach(rank: int, world: int) -> str:
     except (GradlaneError, SystemExit) as error:
         return f"{type(error).__name__}: {error}"
     return "attached"
+
+
+def not_finite(rank: int, world: int, backend: str, culprit: int, how: str, value: float, **options: Any) -> Any:
+    """How a job with `check_finite` ends if a gradient of one rank is `value` in step 4 (from 0): the error's type, text and
+    rank, after how many steps it came, and whether parameters are finite.
+
+    how: "crossing" defers updates, "barrier" does not, "scaler" steps with a GradScaler, "fused" with one and a fused
+    optimizer.
+    """
+    if backend == "server":
+        options["summation_order"] = "rank"
+    model, optimizer, session = _attached(rank, backend, check_finite=True, cross_barrier=how == "crossing", **options)
+    if how == "fused":
+        session.close()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, fused=True)
+        session = gradlane.attach(model, optimizer, network=GIVEN, backend=backend, check_finite=True, **options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if how in ("scaler", "fused") else None
+    generator = torch.Generator().manual_seed(rank)
+    done = 0
+    weight = model.layers[3].weight
+    step = 0
+    handle = weight.register_hook(lambda gradient: gradient + (value if rank == culprit and step == 4 else 0.0))
+    try:
+        for step in range(8):  # noqa: B007  (the hook looks at it)
+            if scaler is None:
+                _step(model, optimizer, generator)
+            else:
+                x, y = model.batch(generator)
+                optimizer.zero_grad()
+                scaler.scale(F.cross_entropy(model(x), y)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            done += 1
+        session.flush()
+        outcome: tuple[Any, ...] = ("", "", None)
+    except GradlaneError as error:
+        outcome = type(error).__name__, str(error), getattr(error, "rank", None)
+    finally:
+        handle.remove()
+        session.close()
+    finite = all(bool(param.isfinite().all()) for param in model.parameters())
+    return (*outcome, done, finite, None if scaler is None else scaler.get_scale())

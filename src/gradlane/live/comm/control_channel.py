@@ -30,7 +30,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 
-from gradlane.errors import CommunicationError, JobError, MismatchError, PeerError
+from gradlane.errors import CommunicationError, JobError, MismatchError, NotFiniteError, PeerError
 from gradlane.live.backends.addresses import own_address
 from gradlane.live.comm.control_frames import (
     BEAT,
@@ -43,7 +43,9 @@ from gradlane.live.comm.control_frames import (
     Reader,
     failure_payload,
     header,
+    not_finite_payload,
     read_failure,
+    read_not_finite,
 )  # fmt: skip
 from gradlane.live.comm.roll_call import RollCall
 from gradlane.live.comm.stragglers import Stragglers
@@ -107,6 +109,8 @@ class ControlChannel:
         on_decision: called with an iteration and what rank 0 decided for it, on ranks other than 0.
         on_buffers: called with a number of forward passes and why rank 0 sends its buffers after
             them, on ranks other than 0.
+        on_not_finite: called with an iteration, the rank of the first gradient in it that rank 0
+            has heard not to be finite, and the tensor's name; on all ranks.
 
     Raises:
         MismatchError: a rank did not come in time; on all ranks.
@@ -125,17 +129,19 @@ class ControlChannel:
         on_left: Callable[[int], None],
         on_decision: Callable[[int, int], None],
         on_buffers: Callable[[int, int], None] = lambda forward, why: None,
+        on_not_finite: Callable[[int, int, str], None] = lambda iteration, rank, name: None,
     ) -> None:
         self._rank, self._ranks, self._world = roll.rank, ranks, roll.world
         self._timeout_s, self._stall_timeout_s = timeout_s, stall_timeout_s
         self._on_failure, self._on_choice, self._on_left, self._on_decision = on_failure, on_choice, on_left, on_decision
-        self._on_buffers = on_buffers
+        self._on_buffers, self._on_not_finite = on_buffers, on_not_finite
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, _Connection] = {}  # by rank
         self._met: set[int] = set()  # rank 0: ranks that have connected, even if they left again
         self._strangers: list[_Connection] = []
         self._hashes: dict[int, dict[int, int]] = {}  # rank 0: iteration -> rank -> hash
         self._stragglers = Stragglers(ranks)  # rank 0
+        self._last_not_finite = -1  # rank 0: iteration
         self._listener: socket.socket | None = None
         self._wake_read, self._wake_write = os.pipe()
         self._closing = False
@@ -261,6 +267,18 @@ class ControlChannel:
             if to_rank_0 is not None:  # as in `issued`
                 to_rank_0.send(Frame.BUSY, self._rank, TIMES.pack(window, *times_us))
 
+    def not_finite(self, iteration: int, name: str) -> None:
+        """Report that this rank's gradient of the tensor `name` is not finite.
+
+        Rank 0 tells all ranks, itself too, of the first in an iteration.
+        """
+        if self._rank == 0:
+            self._tell_not_finite(iteration, 0, name)
+        else:
+            to_rank_0 = self._connections.get(0)
+            if to_rank_0 is not None:  # as in `issued`
+                to_rank_0.send(Frame.NOT_FINITE, self._rank, not_finite_payload(iteration, self._rank, name))
+
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this rank fails, and why.
 
@@ -269,7 +287,8 @@ class ControlChannel:
         if self._closing or isinstance(error, PeerError):
             return
         text = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
-        self._broadcast_failure(Cause.of(error), self._rank, text)
+        culprit = self._ranks.index(error.rank) if isinstance(error, NotFiniteError) else self._rank
+        self._broadcast_failure(Cause.of(error), culprit, text)
 
     def close(self) -> None:
         """Tell the others that this rank leaves, and end the thread.
@@ -391,6 +410,21 @@ class ControlChannel:
         elif frame is Frame.BUSY and self._rank == 0:
             window, *times_us = TIMES.unpack(payload)
             self._look_for_stragglers(connection.rank, window, times_us)
+        elif frame is Frame.NOT_FINITE:
+            iteration, culprit, name = read_not_finite(payload)
+            if self._rank == 0:
+                self._tell_not_finite(iteration, connection.rank, name)
+            elif culprit < self._world:
+                self._on_not_finite(iteration, self._ranks[culprit], name)
+
+    def _tell_not_finite(self, iteration: int, culprit: int, name: str) -> None:
+        if iteration <= self._last_not_finite:
+            return
+        self._last_not_finite = iteration
+        payload = not_finite_payload(iteration, culprit, name)
+        for connection in list(self._connections.values()):
+            connection.send(Frame.NOT_FINITE, self._rank, payload)
+        self._on_not_finite(iteration, self._ranks[culprit], name)
 
     def _look_for_slowness(self, connection: _Connection, rank: int, not_run_s: float) -> None:
         # one rank says it, once: rank 0, or rank 1 about rank 0

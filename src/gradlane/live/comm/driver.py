@@ -10,6 +10,7 @@ channel's thread. Waiting and failing is in `failures.py`; what rank 0 decides f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -182,6 +183,14 @@ class Driver:
     def used_by_anybody(self, tensor: int) -> bool:
         """Whether any rank produced a gradient for `tensor`, whose sum must have arrived."""
         return float(self._gradient_buffers.presence[tensor]) != 0
+
+    def put_not_finite(self, tensor: int) -> None:
+        """Mark this rank's gradient of `tensor`, before it is ready, as one that is not finite."""
+        self._gradient_buffers.presence[tensor].fill_(math.nan)
+
+    def is_finite(self, tensor: int) -> bool:
+        """Whether no rank has marked its gradient of `tensor`, whose sum must have arrived."""
+        return math.isfinite(float(self._gradient_buffers.presence[tensor]))
 
     @property
     def log(self) -> Log | None:

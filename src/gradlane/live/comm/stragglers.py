@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from statistics import median
 
 WINDOW = 5  # steps of one report
-# A rank is named after one window in which it was busy for twice as long as the others in every
-# step, or after `_IN_A_ROW` windows in which it took a quarter longer in all steps but one. Times
-# that vary by 30 % on each rank by itself do not do that (tests/live/test_stragglers.py).
+# A rank is named after 5 steps and 2 s in which it was busy for twice as long as the others in every
+# step, or after 20 steps and 10 s in which it took a quarter longer in four steps of five. A machine
+# that others use takes a process's processor away for a second now and then, and times that vary by
+# 30 % on each rank by itself are no straggler (tests/live/test_stragglers.py).
 _CLEARLY, _SLIGHTLY = 1 / 2, 1 / 5  # of the rank's busy time, by which it exceeds the others'
-_IN_A_ROW = 4
+_CLEAR_AFTER_US, _SLIGHT_AFTER_US, _SLIGHT_AFTER_WINDOWS = 2_000_000, 10_000_000, 4
 _LEAST_US = 1_000  # of a step, below which nothing is said
 _AGAIN = 20  # windows in which a named rank keeps up until it may be named again
 _OPEN = 4  # windows that may be waiting for reports; ranks are at most a step or two apart
@@ -79,9 +80,20 @@ class Straggler:
         return (
             f"rank {self.rank} slows the job: over the last {self.steps} steps it was busy for {self.busy_us / 1000:.1f} ms a "
             f"step and the other ranks for {self.others_us / 1000:.1f} ms (medians), so that they wait for it for up to "
-            f"{(self.busy_us - self.others_us) / 1000:.1f} ms a step; is its processor slower or shared, or does it load data or "
-            "write files that others do not?"
+            f"{(self.busy_us - self.others_us) / 1000:.1f} ms a step; is its processor slower or shared, or does it load data "
+            "or write files that others do not?"
         )
+
+
+class _Streak:
+    """Windows in a row in which a rank was slow, and for how long it was busy in them."""
+
+    def __init__(self) -> None:
+        self.windows = self.busy_us = 0
+
+    def goes_on(self, busy_us: Sequence[int], is_slow: bool) -> None:
+        self.windows = self.windows + 1 if is_slow else 0
+        self.busy_us = self.busy_us + sum(busy_us) if is_slow else 0
 
 
 class Stragglers:
@@ -95,7 +107,8 @@ class Stragglers:
         self._ranks = ranks
         self._lock = threading.Lock()
         self._reports: dict[int, dict[int, Sequence[int]]] = {}  # window -> rank -> times
-        self._slow = [0] * len(ranks)  # windows in a row in which it was slow
+        self._clear = [_Streak() for _ in ranks]
+        self._slight = [_Streak() for _ in ranks]
         self._kept_up = [_AGAIN] * len(ranks)  # windows in a row in which it was not
 
     def report(self, rank: int, window: int, busy_us: Sequence[int]) -> list[Straggler]:
@@ -125,15 +138,17 @@ class Stragglers:
         excesses = [mine - theirs for mine, theirs in zip(own, others, strict=True)]
         busy, excess = median(own), median(excesses)
         shares = sorted(more / max(mine, 1) for more, mine in zip(excesses, own, strict=True))
-        if excess < _LEAST_US or shares[1] < _SLIGHTLY:
-            self._slow[rank] = 0
+        is_slight = excess >= _LEAST_US and shares[1] >= _SLIGHTLY
+        clear, slight = self._clear[rank], self._slight[rank]
+        clear.goes_on(own, is_slight and shares[0] >= _CLEARLY)
+        slight.goes_on(own, is_slight)
+        if not is_slight:
             self._kept_up[rank] += 1
-            return None
-        self._slow[rank] += 1
-        if shares[0] < _CLEARLY and self._slow[rank] < _IN_A_ROW:
-            return None
-        is_new = self._kept_up[rank] >= _AGAIN
-        self._kept_up[rank] = 0
-        if not is_new:
-            return None
-        return Straggler(self._ranks[rank], round(busy), round(busy - excess), self._slow[rank] * WINDOW)
+        elif clear.busy_us >= _CLEAR_AFTER_US or (
+            slight.busy_us >= _SLIGHT_AFTER_US and slight.windows >= _SLIGHT_AFTER_WINDOWS
+        ):
+            is_new = self._kept_up[rank] >= _AGAIN
+            self._kept_up[rank] = 0
+            if is_new:
+                return Straggler(self._ranks[rank], round(busy), round(busy - excess), slight.windows * WINDOW)
+        return None

@@ -55,6 +55,7 @@ class AttachKeywords(TypedDict, total=False):
     tune: bool | TuneOptions
     knobs: str | Path | None
     verify: bool | VerifyOptions
+    check_finite: bool
     keep_log: bool
 
 
@@ -135,6 +136,7 @@ class SteppingOptions(msgspec.Struct, frozen=True):
     timeout: float = 60.0
     stall_timeout: float = STALL_TIMEOUT_S
     verify: VerifyOptions | None = None
+    check_finite: bool = False
     keep_log: bool = False
 
     def __post_init__(self) -> None:
@@ -144,6 +146,7 @@ class SteppingOptions(msgspec.Struct, frozen=True):
         need(self.order in ("planned", "coordinator"), "order", self.order, "'planned' or 'coordinator'")
         buffers = self.broadcast_buffers
         need(buffers in (True, False, "forward"), "broadcast_buffers", buffers, "True, False or 'forward'")
+        need(isinstance(self.check_finite, bool), "check_finite", self.check_finite, "True or False")
 
 
 class FolderOptions(msgspec.Struct, frozen=True):
@@ -283,6 +286,7 @@ class AttachOptions(msgspec.Struct, frozen=True):
             "tune": repr(self.adapting.tune),
             "knobs": self.adapting.knobs is not None,
             "verify": repr(self.stepping.verify),
+            "check_finite": self.stepping.check_finite,
         }
 
 
