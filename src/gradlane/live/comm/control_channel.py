@@ -8,8 +8,9 @@ code sends the beats, whatever Python does (`gradlane.transport.Heartbeat`). A b
 long the sender's interpreter has not run; one line names a rank of which that is long. Rank 0
 passes on what it learns, so that every rank ends with an error that names the same culprit.
 
-What is no frame (`control_frames.py`) closes that one connection. Whoever connects must send the
-job's token first; the token keeps jobs apart and is no secret.
+What is no frame (`control_frames.py`) closes that one connection. Whoever connects must first send
+the token of a rank that has not connected yet. Rank 0 draws one for each rank and hands it over
+where they meet, when that rank is there to take it.
 
 Each process has one thread in Python for this, which reads and on which the callbacks run.
 """
@@ -139,6 +140,7 @@ class ControlChannel:
         self._connections: dict[int, _Connection] = {}  # by rank
         self._met: set[int] = set()  # rank 0: ranks that have connected, even if they left again
         self._strangers: list[_Connection] = []
+        self._tokens: dict[int, bytes] = {}  # rank 0: by rank, of those that have been called
         self._hashes: dict[int, dict[int, int]] = {}  # rank 0: iteration -> rank -> hash
         self._stragglers = Stragglers(ranks)  # rank 0
         self._last_not_finite = -1  # rank 0: iteration
@@ -164,19 +166,17 @@ class ControlChannel:
     # -- meeting -----------------------------------------------------------------------------------
 
     def _listen(self, roll: RollCall) -> None:
-        token = secrets.token_hex(16)
         address = own_address()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family, backlog=self._world + MAX_STRANGERS)
-        self._token = token.encode()
         self._selector.register(self._listener, selectors.EVENT_READ)
         # before the first rank is called, so that each finds it there
-        roll.store.set("peers", f"{VERSION} {address} {self._listener.getsockname()[1]} {token}")
+        roll.store.set("peers", f"{VERSION} {address} {self._listener.getsockname()[1]}")
         deadline = time.monotonic() + self._timeout_s
         others = set(range(1, self._world))
 
         def is_over() -> bool:
-            roll.call(others - self._met)
+            roll.call(others - self._met, self._new_token)
             return self._met == others or self._failure is not None or time.monotonic() > deadline
 
         self._attend(is_over, looks_s=itertools.chain(_LOOKS_S, itertools.repeat(_LOOKS_S[-1])))
@@ -192,6 +192,11 @@ class ControlChannel:
         if self._failure is not None:
             raise self._failure
 
+    def _new_token(self, rank: int) -> str:
+        token = secrets.token_hex(16)
+        self._tokens[rank] = token.encode()
+        return token
+
     def _connect(self, roll: RollCall) -> None:
         me, first = self._ranks[self._rank], self._ranks[0]
         try:
@@ -200,14 +205,15 @@ class ControlChannel:
                     f"rank {me}: no word from rank {first} within {self._timeout_s:.0f} s; it never called gradlane.attach, or "
                     "its process is gone"
                 )
-            version, address, port, token = roll.store.get("peers").decode().split()
+            version, address, port = roll.store.get("peers").decode().split()[:3]
             if int(version) != VERSION:
                 raise MismatchError(
                     f"rank {first}'s control channel is of version {version}, rank {me}'s of {VERSION}: install one version "
                     "of gradlane everywhere"
                 )
             to_rank_0 = socket.create_connection((address, int(port)), timeout=self._timeout_s)
-            to_rank_0.sendall(header(Frame.HELLO, self._rank, len(token)) + token.encode())
+            token = roll.take()
+            to_rank_0.sendall(header(Frame.HELLO, self._rank, len(token)) + token)
         except (OSError, RuntimeError) as error:
             raise CommunicationError(f"rank {me} cannot reach the control channel of rank {first}: {error}") from None
         connection = _Connection(to_rank_0, self._heartbeat)
@@ -370,8 +376,8 @@ class ControlChannel:
                 self._lost(connection.rank)
 
     def _greet(self, connection: _Connection, frame: Frame, rank: int, payload: bytes) -> None:
-        known = frame is Frame.HELLO and secrets.compare_digest(payload, self._token)
-        if not known or not 0 < rank < self._world or rank in self._met:
+        is_awaited = frame is Frame.HELLO and rank in self._tokens and rank not in self._met
+        if not is_awaited or not secrets.compare_digest(payload, self._tokens[rank]):
             raise ValueError("a stranger")
         self._met.add(rank)
         self._strangers.remove(connection)
