@@ -22,13 +22,14 @@ from torch.nn import functional as F
 
 import gradlane
 from gradlane.core.network import Network
-from gradlane.errors import GradlaneError, JobError
+from gradlane.errors import GradlaneError, JobError, UnsupportedError
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.comm.control_frames import HEADER, VERSION, Frame
 from gradlane.schedule import Dispatcher, Engine
 from tests.live.cases import bits_of, differences
 from tests.live.loops import GIVEN, POLICIES, Mlp, log_lines, momentum
+from tests.live.streams import streams_on_the_host
 
 
 def attach_differently(rank: int, world: int, difference: str) -> tuple[str, str]:
@@ -284,6 +285,16 @@ def leave_in_attach(rank: int, world: int) -> str:
     except (GradlaneError, SystemExit) as error:
         return f"{type(error).__name__}: {error}"
     return "attached"
+
+
+def refused_with_streams(rank: int, world: int) -> str:
+    """What `check_finite` is refused with where the model's device has streams."""
+    with streams_on_the_host(eager=True):
+        try:
+            _attached(rank, check_finite=True)
+        except UnsupportedError as error:
+            return str(error)
+    return ""
 
 
 def not_finite(rank: int, world: int, backend: str, culprit: int, how: str, value: float, **options: Any) -> Any:

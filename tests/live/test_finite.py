@@ -64,6 +64,11 @@ def test_what_travels_as_a_half_must_fit_into_it():
         assert _is_finite(values, 65504.0) == fits
 
 
+def test_it_is_refused_where_each_look_would_wait_for_a_device(two_ranks):
+    for said in two_ranks.run("tests.live.faults:refused_with_streams"):
+        assert said.startswith("check_finite looks at gradients in CPU memory")
+
+
 def test_a_rank_that_is_told_raises_the_same_error():
     error = NotFiniteError("iteration 4: ...", 2)
     told = Cause.of(error).error(2, str(error))

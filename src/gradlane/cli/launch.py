@@ -23,7 +23,7 @@ from gradlane import policies
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.knobs import parse_knobs
 from gradlane.cli.inputs.types import COUNT, SECONDS, SIZE, Checked, make_folder, whole_number
-from gradlane.compare.processes import quietly
+from gradlane.compare.processes import kept_running
 from gradlane.core import files
 from gradlane.core.backends import BackendName, refuse_what_cannot_be_done
 from gradlane.core.fields import did_you_mean
@@ -170,7 +170,7 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
         os.environ.update(slurm.rank_variables(os.environ))
         os.execv(sys.executable, [sys.executable, "-m", given.training_script, *given.training_script_args])
     server = [sys.executable, "-m", "gradlane", "server", options.servers_store or ""]
-    with quietly([server] * (given.servers or 0)):
+    with kept_running([server] * (given.servers or 0), int(given.max_restarts)):
         return torchrun.run(given)
 
 

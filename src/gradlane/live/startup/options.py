@@ -237,7 +237,11 @@ class AttachOptions(msgspec.Struct, frozen=True):
     @property
     def asks_for_nothing(self) -> bool:
         """Whether one rank has nothing to do: no plan to carry out and nothing to measure or check."""
-        return self.may_choose_backend and self.folders == FolderOptions() and self.stepping.verify is None
+        return self.may_choose_backend and self.folders == FolderOptions() and not self._checks
+
+    @property
+    def _checks(self) -> bool:
+        return self.stepping.verify is not None or self.stepping.check_finite
 
     @property
     def is_auto(self) -> bool:
