@@ -9,6 +9,7 @@
     `- JobError              the ranks of a running job
        |- MismatchError      ranks disagree before step 1; names the first difference
        |- VerificationError  a step gave other values than DDP's
+       |- NotFiniteError     a gradient is infinite or NaN; `rank` names where (`check_finite`)
        |- OrderError         a collective was about to be issued outside of the agreed order
        |- PeerError          another rank is gone; `rank` names it
        |  |- PeerDied        its process ended (the kernel closed the connection)
@@ -75,6 +76,18 @@ class MismatchError(JobError):
 
 class VerificationError(JobError):
     """A step gave other values than DDP's, as `verify` found (docs/training.md)."""
+
+
+class NotFiniteError(JobError):
+    """A gradient is infinite or NaN, and a parameter was about to be updated with its sum.
+
+    Attributes:
+        rank: whose gradient it is.
+    """
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class OrderError(JobError):

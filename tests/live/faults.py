@@ -22,13 +22,14 @@ from torch.nn import functional as F
 
 import gradlane
 from gradlane.core.network import Network
-from gradlane.errors import GradlaneError, JobError
+from gradlane.errors import GradlaneError, JobError, UnsupportedError
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.comm.control_frames import HEADER, VERSION, Frame
 from gradlane.schedule import Dispatcher, Engine
 from tests.live.cases import bits_of, differences
-from tests.live.loops import GIVEN, POLICIES, Mlp, momentum
+from tests.live.loops import GIVEN, POLICIES, Mlp, log_lines, momentum
+from tests.live.streams import streams_on_the_host
 
 
 def attach_differently(rank: int, world: int, difference: str) -> tuple[str, str]:
@@ -175,6 +176,19 @@ def interpreter_that_stands_still(
         logging.getLogger("gradlane").removeHandler(listener)
 
 
+def a_slow_rank(rank: int, world: int, backend: str, slow: dict[int, float], steps: int) -> list[str]:
+    """What is said about ranks whose passes take longer by the seconds in `slow`."""
+    with log_lines() as lines:
+        model, optimizer, session = _attached(rank, backend)
+        model.register_forward_pre_hook(lambda *_: time.sleep(slow.get(rank, 0)))
+        generator = torch.Generator().manual_seed(rank)
+        for _ in range(steps):
+            _step(model, optimizer, generator)
+        dist.barrier()  # what rank 0 has heard by then, it has judged or will judge before it closes
+        session.close()
+    return [line for line in lines if "slows the job" in line]
+
+
 def _is_refused(stranger: socket.socket) -> bool:
     """Whether rank 0 closes the connection (the beats of a rank that it took for its own would arrive here)."""
     try:
@@ -271,3 +285,55 @@ def leave_in_attach(rank: int, world: int) -> str:
     except (GradlaneError, SystemExit) as error:
         return f"{type(error).__name__}: {error}"
     return "attached"
+
+
+def refused_with_streams(rank: int, world: int) -> str:
+    """What `check_finite` is refused with where the model's device has streams."""
+    with streams_on_the_host(eager=True):
+        try:
+            _attached(rank, check_finite=True)
+        except UnsupportedError as error:
+            return str(error)
+    return ""
+
+
+def not_finite(rank: int, world: int, backend: str, culprit: int, how: str, value: float, **options: Any) -> Any:
+    """How a job with `check_finite` ends if a gradient of one rank is `value` in step 4 (from 0): the error's type, text and
+    rank, after how many steps it came, and whether parameters are finite.
+
+    how: "crossing" defers updates, "barrier" does not, "scaler" steps with a GradScaler, "fused" with one and a fused
+    optimizer.
+    """
+    if backend == "server":
+        options["summation_order"] = "rank"
+    model, optimizer, session = _attached(rank, backend, check_finite=True, cross_barrier=how == "crossing", **options)
+    if how == "fused":
+        session.close()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, fused=True)
+        session = gradlane.attach(model, optimizer, network=GIVEN, backend=backend, check_finite=True, **options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if how in ("scaler", "fused") else None
+    generator = torch.Generator().manual_seed(rank)
+    done = 0
+    weight = model.layers[3].weight
+    step = 0
+    handle = weight.register_hook(lambda gradient: gradient + (value if rank == culprit and step == 4 else 0.0))
+    try:
+        for step in range(8):  # noqa: B007  (the hook looks at it)
+            if scaler is None:
+                _step(model, optimizer, generator)
+            else:
+                x, y = model.batch(generator)
+                optimizer.zero_grad()
+                scaler.scale(F.cross_entropy(model(x), y)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            done += 1
+        session.flush()
+        outcome: tuple[Any, ...] = ("", "", None)
+    except GradlaneError as error:
+        outcome = type(error).__name__, str(error), getattr(error, "rank", None)
+    finally:
+        handle.remove()
+        session.close()
+    finite = all(bool(param.isfinite().all()) for param in model.parameters())
+    return (*outcome, done, finite, None if scaler is None else scaler.get_scale())

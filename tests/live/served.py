@@ -223,6 +223,10 @@ def attached(rank: int, world: int, how: str) -> tuple[str, str]:
         set_launched(LaunchOptions(policy="p3"))
     elif how == "launched backend":
         set_launched(LaunchOptions(backend="all-reduce"))
+    elif how == "launched verify":
+        set_launched(LaunchOptions(verify=True))
+    elif how == "launched check of gradients":
+        set_launched(LaunchOptions(check_finite=True))
     elif how == "launched wire dtype":
         set_launched(LaunchOptions(wire_dtype="bf16"))
     try:

@@ -189,6 +189,8 @@ ATTACHED = {
     "negative": ("InputError", "staleness"),
     "launched policy": ("InputError", "the launcher gave a policy"),
     "launched backend": ("InputError", "backend: got 'all-reduce'"),
+    "launched verify": ("InputError", "the launcher gave --verify"),
+    "launched check of gradients": ("InputError", "the launcher gave --check-finite"),
     "launched wire dtype": ("InputError", "wire_dtype: got 'bf16', expected none"),
     "ranks differ": ("MismatchError", "ranks disagree on options"),
 }

@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from gradlane.errors import CommunicationError
 from gradlane.live.backends.external_servers import serve
 from gradlane.planning import catalog
-from tests.commands import EXAMPLE, command_line, gradlane
+from tests.commands import EXAMPLE, ROOT, command_line, gradlane
 from tests.live.cases import differences
 from tests.live.ranks import Ranks
+from tests.live.resuming import undisturbed
 from tests.live.test_equality import GIVEN, KNOBS
 
 APART = [(name, KNOBS.get(name, {})) for name in catalog.names("server", external=True)]
@@ -65,8 +67,6 @@ def test_every_policy_over_servers_of_their_own_equals_ddp_bit_for_bit(served: S
         assert found == {str(policy): [] for policy in APART}
     assert served.close() == [0, 0]
     texts = [path.read_text() for path in served.said]
-    firsts = [next(line for line in text.splitlines() if " has come to the job " in line) for text in texts]
-    assert sorted(line.split()[2] for line in firsts) == ["0", "1"]
     for text in texts:
         assert text.count("all workers have left") >= len(APART)
         assert text.splitlines()[-1].endswith("the job is over")
@@ -85,24 +85,13 @@ def test_in_rank_order_servers_of_their_own_give_the_bits_of_servers_in_the_rank
 
 
 def test_a_killed_server_is_named_by_all_ranks(served: Served) -> None:
-    first = next(server for server, path in zip(served.servers, served.said, strict=True) if _number(path) == 1)
-    outcomes = served.ranks.try_run("tests.live.servers:train_until_it_fails", servers=2, kill=first.pid)
+    outcomes = served.ranks.try_run("tests.live.servers:train_until_it_fails", servers=2, kill=served.servers[0].pid)
+    (number,) = {line.split()[2] for line in served.said[0].read_text().splitlines() if " of 2 serves 2 workers " in line}
     for fine, (error, text, rank) in outcomes:
         assert fine
         assert (error, rank) == ("PeerDied", None)
-        assert text.startswith("transport: server 1 at 127.0.0.1:")
+        assert text.startswith(f"transport: server {number} at 127.0.0.1:")
     assert sorted(served.close()) == [-signal.SIGKILL, 1]
-
-
-def _number(path: Path) -> int:
-    """Of the server that says so; it takes a second or two to say it."""
-    with subprocess.Popen(
-        ["tail", "-n", "+1", "-F", path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as tail:
-        assert tail.stdout is not None
-        line = next(line for line in tail.stdout if " has come to the job " in line)
-        tail.kill()
-    return int(line.split()[2])
 
 
 def test_a_model_that_a_server_has_no_memory_for_is_refused_before_the_first_step(tmp_path: Path) -> None:
@@ -152,3 +141,44 @@ def test_a_server_without_a_job_says_at_once_what_it_waits_for_and_gives_up() ->
 @pytest.mark.parametrize("place", ["node0", "node0:", "node0:0", "node0:http", ":29400"])
 def test_server_refuses_what_is_no_place(place: str) -> None:
     assert "expected HOST:PORT" in gradlane("server", place, expect=2).stderr
+
+
+def resumed(folder: Path, *options: object) -> subprocess.Popen[bytes]:
+    """A job that loses a server in its first attempt."""
+    script = Path(__file__).parent / "scripts" / "resumed.py"
+    launch = ["launch", "--nproc", 2, "--max-restarts", 1, "--backend", "server", *options[:-2], script, folder, *options[-2:]]
+    return subprocess.Popen(command_line(*launch), env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+def assert_is_undisturbed(folder: Path) -> None:
+    assert (folder / "attempts").read_text() == "1"
+    trained = torch.load(folder / "state")["model"]
+    assert all(torch.equal(trained[name], value) for name, value in undisturbed().items())
+
+
+def test_a_killed_server_that_is_started_again_serves_the_next_attempt_with_the_state_of_the_checkpoint(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        store = f"127.0.0.1:{free.getsockname()[1]}"
+    servers = [subprocess.Popen(command_line("server", store)) for _ in range(2)]
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", store]
+    job = resumed(tmp_path, *rendezvous, "--await-servers", 2, "servers", servers[0].pid)
+    try:
+        assert servers[0].wait(60) == -signal.SIGKILL
+        servers.append(subprocess.Popen(command_line("server", store)))
+        assert job.wait(60) == 0
+        assert [process.wait(20) for process in servers[1:]] == [1, 0]  # it says that an attempt failed
+    finally:
+        for process in (*servers, job):
+            process.kill()
+            process.wait()
+    assert_is_undisturbed(tmp_path)
+
+
+def test_launch_starts_a_killed_server_again_for_the_next_attempt(tmp_path: Path) -> None:
+    job = resumed(tmp_path, "--standalone", "--servers", 2, "ranks", 0)
+    try:
+        assert job.wait(60) == 0
+    finally:
+        job.kill()
+        job.wait()
+    assert_is_undisturbed(tmp_path)

@@ -6,13 +6,17 @@ import contextlib
 import os
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gradlane.errors import CommunicationError, InputError, MismatchError, PeerDied
+from gradlane.plugin.meeting import Meeting, Store
 from gradlane.transport import Node, NodeOptions, WireLane
+from gradlane.transport.formation import form
 from tests.processes import AT_ONCE_S
 from tests.transport.jobs import Job, Outcome, each_with_a_server, job, servers_apart
 
@@ -189,3 +193,20 @@ def test_operations_that_ranks_mean_differently_are_a_mismatch_on_both(what: str
             with pytest.raises(MismatchError):
                 node.take(5)  # not wait(): a part may be over before the other's comes
         assert time.monotonic() - began <= AT_ONCE_S
+
+
+def test_the_secret_is_in_the_store_only_while_all_who_read_it_are_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    first, second = each_with_a_server(2)
+    stores = [Store(Meeting(rank, 2, "127.0.0.1", port), 5.0) for rank in range(2)]
+    values = stores[0]._connection._server.values
+    with ThreadPoolExecutor(1) as pool:
+        forming = pool.submit(form, stores[0], first, "127.0.0.1", 10.0)
+        stores[1].wait(["host/rank 0"], timedelta(seconds=AT_ONCE_S))
+        assert not [key for key in values if "secret" in key]  # rank 1 may be a minute away
+        with form(stores[1], second, "127.0.0.1", 10.0) as node, forming.result(AT_ONCE_S) as other:
+            secret = node.options.secret.hex()
+            assert len(secret) == 64
+            assert other.options.secret == node.options.secret
+            assert secret not in values.values()

@@ -297,3 +297,25 @@ def test_second_halves_start_when_all_messages_are_reduced_the_most_urgent_first
             assert not dispatcher.done
             assert dispatcher.finished(1) == []
             assert dispatcher.done
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_message_that_may_start_waits_for_each_other_message_once_at_most(kind, data):
+    """Strict priority starves nothing: an iteration's messages are finite, and the next begins after all of them."""
+    sizes = [4 * size for size in data.draw(st.lists(st.integers(1, 10), min_size=2, max_size=12))]
+    priorities = data.draw(st.lists(st.integers(0, 3), min_size=len(sizes), max_size=len(sizes)))
+    dispatcher = kind(plan_of(*sizes, priorities=priorities, window=data.draw(st.integers(1, 60))))
+    for _ in range(2):
+        dispatcher.begin()
+        unready, started, passed = list(range(len(sizes))), [], {}
+        while unready or dispatcher.in_flight:
+            if unready and data.draw(st.booleans() if dispatcher.in_flight else st.just(True)):
+                tensor = unready.pop(data.draw(st.integers(0, len(unready) - 1)))
+                passed[tensor] = len(started)
+                started += dispatcher.ready(tensor)
+            else:
+                started += dispatcher.finished(data.draw(st.sampled_from(sorted(dispatcher.in_flight))))
+        assert sorted(started) == list(range(len(sizes)))  # whatever was more urgent, nothing is left
+        assert all(started.index(message) - before < len(sizes) for message, before in passed.items())
+        assert dispatcher.done

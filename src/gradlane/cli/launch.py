@@ -23,7 +23,7 @@ from gradlane import policies
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.knobs import parse_knobs
 from gradlane.cli.inputs.types import COUNT, SECONDS, SIZE, Checked, make_folder, whole_number
-from gradlane.compare.processes import quietly
+from gradlane.compare.processes import kept_running
 from gradlane.core import files
 from gradlane.core.backends import BackendName, refuse_what_cannot_be_done
 from gradlane.core.fields import did_you_mean
@@ -170,7 +170,7 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
         os.environ.update(slurm.rank_variables(os.environ))
         os.execv(sys.executable, [sys.executable, "-m", given.training_script, *given.training_script_args])
     server = [sys.executable, "-m", "gradlane", "server", options.servers_store or ""]
-    with quietly([server] * (given.servers or 0)):
+    with kept_running([server] * (given.servers or 0), int(given.max_restarts)):
         return torchrun.run(given)
 
 
@@ -263,6 +263,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--verify", action="store_true",
                        help="compare the first 20 steps, and each 100th, with what DDP would have done, and end where they "
                        "differ: what to do first with a new script")  # fmt: skip
+    group.add_argument("--check-finite", action="store_true",
+                       help="end the job before an update with a gradient that is infinite or NaN, and name its rank and "
+                       "tensor")  # fmt: skip
     group.add_argument("--network", metavar="FILE", help="plan for this network rather than measuring one")
     group.add_argument("--timeline", metavar="DIR",
                        help="write each rank's plan, and what it did and when, to this directory; a second session of a "
@@ -320,6 +323,7 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         timeout=given.timeout,
         stall_timeout=given.stall_timeout,
         verify=given.verify,
+        check_finite=given.check_finite,
         timeline=_absolute(given.timeline),
         ddp=given.ddp,
     )

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,41 @@ def quietly(commands: Sequence[Sequence[str]], **options: Any) -> Iterator[list[
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield running
     finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait()
+
+
+@contextmanager
+def kept_running(commands: Sequence[Sequence[str]], restarts: int) -> Iterator[None]:
+    """Run commands apart from Ctrl-C until the block ends, and start those again that a signal has ended.
+
+    Args:
+        commands: as for `subprocess.Popen`.
+        restarts: how often each may be started again.
+    """
+    is_over, lock = False, threading.Lock()
+    # in a session of its own a process hears no Ctrl-C
+    running = [subprocess.Popen(command, start_new_session=True) for command in commands]
+
+    def keep(place: int) -> None:
+        for _ in range(restarts):
+            if running[place].wait() >= 0:
+                return
+            with lock:
+                if is_over:
+                    return
+                running[place] = subprocess.Popen(commands[place], start_new_session=True)
+
+    keepers = [threading.Thread(target=keep, args=(place,), daemon=True) for place in range(len(commands))]
+    try:
+        for keeper in keepers:
+            keeper.start()
+        yield
+    finally:
+        with lock:
+            is_over = True
         for process in running:
             process.terminate()
         for process in running:

@@ -47,6 +47,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     timeout: float | None = None
     stall_timeout: float | None = None
     verify: bool = False
+    check_finite: bool = False
     timeline: str | None = None
     profile: str | None = None
     ddp: bool = False

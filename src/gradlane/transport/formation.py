@@ -1,8 +1,8 @@
 """Formation: the processes of a job find one another through the job's store, and connect.
 
 The store is anything with torch's `set`, `get`, `wait` and `delete_key`; this module does not
-import torch. Everything in a store is public to the network, so the job's secret is deleted from it
-once all members have it.
+import torch. Everything in a store is public to the network, so the job's secret is put there once
+all members have come, and deleted once all have read it.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local
             ) from None
 
     first = workers[0]
+    store.set(f"host/{me}", _host())
+    is_local = len({read("host", member) for member in members}) == 1
     if me == first:
         store.set(f"secret/{first}", secrets.token_hex(32))
-    store.set(f"host/{me}", _host())
     secret = bytes.fromhex(read("secret", first))
-    is_local = len({read("host", member) for member in members}) == 1
     node = Node(
         replace(
             options,

@@ -1,10 +1,11 @@
 """External servers: parameter servers in processes of their own (`gradlane server`), and how a
 session calls them.
 
-A server process connects to the job's store and takes the next server number. Whenever a session
-needs servers, at attach and for a plan with other lanes, rank 0 writes a call with the next call
-number to the store; workers and servers then connect under that number. A server answers one call
-after another until the store is gone, which is when the job has ended.
+Whenever a session needs servers, at attach and for a plan with other lanes, rank 0 writes a call with
+the next call number to the job's store; workers and servers then connect under that number. Each
+server that is free takes the next place of the last call, and answers one call after another until
+the store is gone, which is when the job has ended. So places are given anew with each call, and a
+server that is started in place of one that was killed serves the job's next attempt.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from gradlane.units import format_bytes
 _PREFIX = "gradlane/servers"
 _FOR_EVER_S = 10**6.0
 _TRY_EVERY_S = 0.1
+_LOOK_EVERY_S = 0.02  # a wait of torch's store that ends by its timeout is two lines in its log
 _SAY_EVERY_S = 10.0  # while a server waits for the job's store
 
 
@@ -161,16 +163,40 @@ def serve(
     store = _connect(at, wait_s, say)
     address = address or address_towards(store.host, store.port)
     max_bytes = max_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    server, number, well = store.add(f"{_PREFIX}/arrived", 1) - 1, 0, True
-    say(f"server {server} has come to the job at {at}")
+    say(f"this server has come to the job at {at}")
+    # of the calls that were made before, all but the last are over
+    number, well = max(0, store.add(f"{_PREFIX}/calls", 0) - 1), True
     while (call := _next_call(store, number)) is not None:
+        server = store.add(f"{_PREFIX}/places/{number}", 1) - 1
         if server < call.servers:
-            well = _serve_one(_meeting(store, number), call, server, address, max_bytes, say) and well
+            well = _serve_one(_UntilNextCall(store, number), call, server, address, max_bytes, say) and well
         else:
-            say(f"server {server} is not needed: the job asks for {call.servers}")
+            say(f"this server is not needed: the job asks for {call.servers}, which it has")
         number += 1
-    say(f"server {server}: the job is over")
+    say("the job is over")
     return well
+
+
+class _UntilNextCall:
+    """The store of one call, as `formation.form` uses it, in which a wait ends when the job calls again.
+
+    A job whose attempt ended while its processes met waits for nobody.
+    """
+
+    def __init__(self, job_store: Any, number: int) -> None:
+        self._job_store, self._next = job_store, f"{_PREFIX}/call/{number + 1}"
+        self._store = _meeting(job_store, number)
+        self.set, self.get, self.delete_key = self._store.set, self._store.get, self._store.delete_key
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Raises `RuntimeError` after `timeout`, or when there is another call."""
+        deadline = time.monotonic() + timeout.total_seconds()
+        while not self._store.check(keys):
+            if self._job_store.check([self._next]):
+                raise RuntimeError("the job has called again")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"nothing came within {timeout.total_seconds():.0f} s")
+            time.sleep(_LOOK_EVERY_S)
 
 
 def _next_call(store: Any, number: int) -> Call | None:

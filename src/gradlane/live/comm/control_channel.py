@@ -1,15 +1,16 @@
 """ControlChannel: one small TCP connection from every rank to rank 0, apart from gradient traffic.
 
 It carries what collectives cannot say: that a rank is alive (every `BEAT_S`), that it failed and
-why, that it leaves in order, rank 0's choices and decisions, and the rolling hash of the messages
-that a rank has issued. A dead process is noticed when the kernel closes its connection, and a
+why, that it leaves in order, rank 0's choices and decisions, the rolling hash of the messages that
+a rank has issued, and how long its steps take it. A dead process is noticed when the kernel closes its connection, and a
 silent one after `stall_timeout`. A slow rank is not taken for a dead one, since a thread in native
 code sends the beats, whatever Python does (`gradlane.transport.Heartbeat`). A beat says for how
 long the sender's interpreter has not run; one line names a rank of which that is long. Rank 0
 passes on what it learns, so that every rank ends with an error that names the same culprit.
 
-What is no frame (`control_frames.py`) closes that one connection. Whoever connects must send the
-job's token first; the token keeps jobs apart and is no secret.
+What is no frame (`control_frames.py`) closes that one connection. Whoever connects must first send
+the token of a rank that has not connected yet. Rank 0 draws one for each rank and hands it over
+where they meet, when that rank is there to take it.
 
 Each process has one thread in Python for this, which reads and on which the callbacks run.
 """
@@ -30,21 +31,25 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 
-from gradlane.errors import CommunicationError, JobError, MismatchError, PeerError
+from gradlane.errors import CommunicationError, JobError, MismatchError, NotFiniteError, PeerError
 from gradlane.live.backends.addresses import own_address
 from gradlane.live.comm.control_frames import (
     BEAT,
     HASH,
     PAIR,
+    TIMES,
     VERSION,
     Cause,
     Frame,
     Reader,
     failure_payload,
     header,
+    not_finite_payload,
     read_failure,
+    read_not_finite,
 )  # fmt: skip
 from gradlane.live.comm.roll_call import RollCall
+from gradlane.live.comm.stragglers import Stragglers
 from gradlane.transport import Heartbeat
 
 log = logging.getLogger("gradlane")
@@ -105,6 +110,8 @@ class ControlChannel:
         on_decision: called with an iteration and what rank 0 decided for it, on ranks other than 0.
         on_buffers: called with a number of forward passes and why rank 0 sends its buffers after
             them, on ranks other than 0.
+        on_not_finite: called with an iteration, the rank of the first gradient in it that rank 0
+            has heard not to be finite, and the tensor's name; on all ranks.
 
     Raises:
         MismatchError: a rank did not come in time; on all ranks.
@@ -123,16 +130,20 @@ class ControlChannel:
         on_left: Callable[[int], None],
         on_decision: Callable[[int, int], None],
         on_buffers: Callable[[int, int], None] = lambda forward, why: None,
+        on_not_finite: Callable[[int, int, str], None] = lambda iteration, rank, name: None,
     ) -> None:
         self._rank, self._ranks, self._world = roll.rank, ranks, roll.world
         self._timeout_s, self._stall_timeout_s = timeout_s, stall_timeout_s
         self._on_failure, self._on_choice, self._on_left, self._on_decision = on_failure, on_choice, on_left, on_decision
-        self._on_buffers = on_buffers
+        self._on_buffers, self._on_not_finite = on_buffers, on_not_finite
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, _Connection] = {}  # by rank
         self._met: set[int] = set()  # rank 0: ranks that have connected, even if they left again
         self._strangers: list[_Connection] = []
+        self._tokens: dict[int, bytes] = {}  # rank 0: by rank, of those that have been called
         self._hashes: dict[int, dict[int, int]] = {}  # rank 0: iteration -> rank -> hash
+        self._stragglers = Stragglers(ranks)  # rank 0
+        self._last_not_finite = -1  # rank 0: iteration
         self._listener: socket.socket | None = None
         self._wake_read, self._wake_write = os.pipe()
         self._closing = False
@@ -155,19 +166,17 @@ class ControlChannel:
     # -- meeting -----------------------------------------------------------------------------------
 
     def _listen(self, roll: RollCall) -> None:
-        token = secrets.token_hex(16)
         address = own_address()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family, backlog=self._world + MAX_STRANGERS)
-        self._token = token.encode()
         self._selector.register(self._listener, selectors.EVENT_READ)
         # before the first rank is called, so that each finds it there
-        roll.store.set("peers", f"{VERSION} {address} {self._listener.getsockname()[1]} {token}")
+        roll.store.set("peers", f"{VERSION} {address} {self._listener.getsockname()[1]}")
         deadline = time.monotonic() + self._timeout_s
         others = set(range(1, self._world))
 
         def is_over() -> bool:
-            roll.call(others - self._met)
+            roll.call(others - self._met, self._new_token)
             return self._met == others or self._failure is not None or time.monotonic() > deadline
 
         self._attend(is_over, looks_s=itertools.chain(_LOOKS_S, itertools.repeat(_LOOKS_S[-1])))
@@ -183,6 +192,11 @@ class ControlChannel:
         if self._failure is not None:
             raise self._failure
 
+    def _new_token(self, rank: int) -> str:
+        token = secrets.token_hex(16)
+        self._tokens[rank] = token.encode()
+        return token
+
     def _connect(self, roll: RollCall) -> None:
         me, first = self._ranks[self._rank], self._ranks[0]
         try:
@@ -191,14 +205,15 @@ class ControlChannel:
                     f"rank {me}: no word from rank {first} within {self._timeout_s:.0f} s; it never called gradlane.attach, or "
                     "its process is gone"
                 )
-            version, address, port, token = roll.store.get("peers").decode().split()
+            version, address, port = roll.store.get("peers").decode().split()[:3]
             if int(version) != VERSION:
                 raise MismatchError(
                     f"rank {first}'s control channel is of version {version}, rank {me}'s of {VERSION}: install one version "
                     "of gradlane everywhere"
                 )
             to_rank_0 = socket.create_connection((address, int(port)), timeout=self._timeout_s)
-            to_rank_0.sendall(header(Frame.HELLO, self._rank, len(token)) + token.encode())
+            token = roll.take()
+            to_rank_0.sendall(header(Frame.HELLO, self._rank, len(token)) + token)
         except (OSError, RuntimeError) as error:
             raise CommunicationError(f"rank {me} cannot reach the control channel of rank {first}: {error}") from None
         connection = _Connection(to_rank_0, self._heartbeat)
@@ -246,6 +261,30 @@ class ControlChannel:
             if to_rank_0 is not None:  # else rank 0 is gone, as `on_failure` or `on_left` has told
                 to_rank_0.send(Frame.ISSUED, self._rank, HASH.pack(iteration, rolling_hash))
 
+    def busy(self, window: int, times_us: Sequence[int]) -> None:
+        """Report for how long this rank was busy in the steps of a window, see `stragglers.BusyTimes`.
+
+        Rank 0 compares all ranks, and names those that slow the job.
+        """
+        if self._rank == 0:
+            self._look_for_stragglers(0, window, times_us)
+        else:
+            to_rank_0 = self._connections.get(0)
+            if to_rank_0 is not None:  # as in `issued`
+                to_rank_0.send(Frame.BUSY, self._rank, TIMES.pack(window, *times_us))
+
+    def not_finite(self, iteration: int, name: str) -> None:
+        """Report that this rank's gradient of the tensor `name` is not finite.
+
+        Rank 0 tells all ranks, itself too, of the first in an iteration.
+        """
+        if self._rank == 0:
+            self._tell_not_finite(iteration, 0, name)
+        else:
+            to_rank_0 = self._connections.get(0)
+            if to_rank_0 is not None:  # as in `issued`
+                to_rank_0.send(Frame.NOT_FINITE, self._rank, not_finite_payload(iteration, self._rank, name))
+
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this rank fails, and why.
 
@@ -254,7 +293,8 @@ class ControlChannel:
         if self._closing or isinstance(error, PeerError):
             return
         text = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
-        self._broadcast_failure(Cause.of(error), self._rank, text)
+        culprit = self._ranks.index(error.rank) if isinstance(error, NotFiniteError) else self._rank
+        self._broadcast_failure(Cause.of(error), culprit, text)
 
     def close(self) -> None:
         """Tell the others that this rank leaves, and end the thread.
@@ -336,8 +376,8 @@ class ControlChannel:
                 self._lost(connection.rank)
 
     def _greet(self, connection: _Connection, frame: Frame, rank: int, payload: bytes) -> None:
-        known = frame is Frame.HELLO and secrets.compare_digest(payload, self._token)
-        if not known or not 0 < rank < self._world or rank in self._met:
+        is_awaited = frame is Frame.HELLO and rank in self._tokens and rank not in self._met
+        if not is_awaited or not secrets.compare_digest(payload, self._tokens[rank]):
             raise ValueError("a stranger")
         self._met.add(rank)
         self._strangers.remove(connection)
@@ -373,6 +413,24 @@ class ControlChannel:
         elif frame is Frame.ISSUED and self._rank == 0:
             iteration, rolling_hash = HASH.unpack(payload)
             self._compare(iteration, connection.rank, rolling_hash)
+        elif frame is Frame.BUSY and self._rank == 0:
+            window, *times_us = TIMES.unpack(payload)
+            self._look_for_stragglers(connection.rank, window, times_us)
+        elif frame is Frame.NOT_FINITE:
+            iteration, culprit, name = read_not_finite(payload)
+            if self._rank == 0:
+                self._tell_not_finite(iteration, connection.rank, name)
+            elif culprit < self._world:
+                self._on_not_finite(iteration, self._ranks[culprit], name)
+
+    def _tell_not_finite(self, iteration: int, culprit: int, name: str) -> None:
+        if iteration <= self._last_not_finite:
+            return
+        self._last_not_finite = iteration
+        payload = not_finite_payload(iteration, culprit, name)
+        for connection in list(self._connections.values()):
+            connection.send(Frame.NOT_FINITE, self._rank, payload)
+        self._on_not_finite(iteration, self._ranks[culprit], name)
 
     def _look_for_slowness(self, connection: _Connection, rank: int, not_run_s: float) -> None:
         # one rank says it, once: rank 0, or rank 1 about rank 0
@@ -385,6 +443,10 @@ class ControlChannel:
                 not_run_s,
                 self._timeout_s,
             )
+
+    def _look_for_stragglers(self, rank: int, window: int, times_us: Sequence[int]) -> None:
+        for straggler in self._stragglers.report(rank, window, times_us):
+            log.warning("gradlane: %s", straggler)
 
     def _look_for_silence(self, now: float) -> None:
         for rank, connection in list(self._connections.items()):

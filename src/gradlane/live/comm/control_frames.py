@@ -9,10 +9,11 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 
-from gradlane.errors import JobError, MismatchError, OrderError, PeerDied, PeerFailed, PeerStalled
+from gradlane.errors import JobError, MismatchError, NotFiniteError, OrderError, PeerDied, PeerFailed, PeerStalled
+from gradlane.live.comm.stragglers import WINDOW
 
 MAX_PAYLOAD = 16 * 1024  # bytes
-VERSION = 3
+VERSION = 4
 HEADER = struct.Struct("<4sBBHII")  # magic, type, version, reserved, rank, payload bytes
 _MAGIC = b"GLP1"
 
@@ -26,11 +27,14 @@ class Frame(IntEnum):
     ISSUED = 6  # iteration (8 bytes), hash (8 bytes)
     DECISION = 7  # iteration (8 bytes), what rank 0 decided for it (4 bytes)
     BUFFERS = 8  # forward passes that have ended (8 bytes), why rank 0 sends its buffers (4 bytes)
+    BUSY = 9  # number of a window of steps (8 bytes), microseconds of work in each of its steps (4 bytes each)
+    NOT_FINITE = 10  # iteration (8 bytes), rank (4 bytes), name of its tensor
 
 
 BEAT = struct.Struct("<I")
 PAIR = struct.Struct("<QI")
 HASH = struct.Struct("<QQ")
+TIMES = struct.Struct(f"<Q{WINDOW}I")
 _FAIL = struct.Struct("<BI")
 
 
@@ -43,11 +47,12 @@ class Cause(IntEnum):
     ORDER = 4
     OTHER = 5
     MISMATCH = 6
+    NOT_FINITE = 7
 
     @staticmethod
     def of(error: BaseException) -> Cause:
         """The kind of a failure that a rank has found itself."""
-        for kind, cause in ((OrderError, Cause.ORDER), (MismatchError, Cause.MISMATCH), (JobError, Cause.OTHER)):
+        for kind, cause in _CAUSES:
             if isinstance(error, kind):
                 return cause
         return Cause.RAISED
@@ -65,8 +70,18 @@ class Cause(IntEnum):
                 return OrderError(text)  # the text names the ranks, here and in the next
             case Cause.MISMATCH:
                 return MismatchError(text)
+            case Cause.NOT_FINITE:
+                return NotFiniteError(text, rank)
             case Cause.OTHER:
                 return PeerFailed(f"rank {rank} stopped: {text}", rank)
+
+
+_CAUSES = (
+    (OrderError, Cause.ORDER),
+    (MismatchError, Cause.MISMATCH),
+    (NotFiniteError, Cause.NOT_FINITE),
+    (JobError, Cause.OTHER),
+)
 
 
 def header(frame: Frame, rank: int, payload_bytes: int) -> bytes:
@@ -83,6 +98,17 @@ def read_failure(payload: bytes) -> tuple[Cause, int, str]:
     """What `failure_payload` has packed. Raises `struct.error` or `ValueError` for other bytes."""
     cause, rank = _FAIL.unpack_from(payload)
     return Cause(cause), rank, payload[_FAIL.size :].decode(errors="replace")
+
+
+def not_finite_payload(iteration: int, rank: int, name: str) -> bytes:
+    """The payload of a NOT_FINITE frame; a long name is cut."""
+    return PAIR.pack(iteration, rank) + name.encode()[: MAX_PAYLOAD - PAIR.size]
+
+
+def read_not_finite(payload: bytes) -> tuple[int, int, str]:
+    """What `not_finite_payload` has packed. Raises `struct.error` for other bytes."""
+    iteration, rank = PAIR.unpack_from(payload)
+    return iteration, rank, payload[PAIR.size :].decode(errors="replace")
 
 
 class Reader:

@@ -14,6 +14,8 @@ from gradlane.errors import JobError, PeerFailed
 from gradlane.live.comm.control_channel import ControlChannel
 from gradlane.live.comm.failures import Failures
 
+_KEPT = 8  # iterations; a rank is a step or two behind rank 0 at most
+
 
 class Coordination:
     """Made by `attach`, where this rank meets the others; what rank 0 says before a session listens
@@ -34,6 +36,7 @@ class Coordination:
         self._iteration = -1
         self._choices: dict[int, list[int]] = {}  # of iterations that this rank has not begun
         self._decisions: dict[int, int] = {}  # likewise
+        self._not_finite: dict[int, tuple[int, str]] = {}  # by iteration: whose gradient of what
         self._buffers: list[tuple[int, int]] = []  # announced while nobody listened
         self._on_choice: Callable[[int], None] | None = None
         self._on_buffers: Callable[[int, int], None] | None = None
@@ -43,6 +46,7 @@ class Coordination:
             on_left=failures.left,
             on_decision=self._decision_told,
             on_buffers=self._buffers_told,
+            on_not_finite=self._not_finite_told,
         )
 
     def listen(self, on_choice: Callable[[int], None], on_buffers: Callable[[int, int], None]) -> None:
@@ -112,6 +116,21 @@ class Coordination:
         self.failures.wait_until(lambda: iteration in self._decisions, "rank 0's decision on the next iteration")
         return self._decisions.pop(iteration)
 
+    def not_finite(self, name: str) -> None:
+        """Report that this rank's gradient of the tensor `name` is not finite in this iteration."""
+        self.channel.not_finite(self._iteration, name)
+
+    def first_not_finite(self, iteration: int) -> tuple[int, str]:
+        """The rank whose gradient was not finite in `iteration`, and its tensor: those that rank 0 heard of first.
+
+        Blocks until rank 0 has told that.
+
+        Raises:
+            JobError: the job has failed, or rank 0 has not told it in time.
+        """
+        self.failures.wait_until(lambda: iteration in self._not_finite, "the rank whose gradient is not finite")
+        return self._not_finite[iteration]
+
     def announce_buffers(self, forward: int, why: int) -> None:
         """Tell the other ranks that buffers will come in addition to the regular broadcasts.
 
@@ -139,6 +158,13 @@ class Coordination:
                 self._buffers.append((forward, why))
             else:
                 self._on_buffers(forward, why)
+
+    def _not_finite_told(self, iteration: int, rank: int, name: str) -> None:
+        with self.failures.lock:
+            self._not_finite[iteration] = rank, name
+            if len(self._not_finite) > _KEPT:
+                del self._not_finite[min(self._not_finite)]
+        self.failures.notify()
 
     def _decision_told(self, iteration: int, decided: int) -> None:
         with self.failures.lock:

@@ -10,6 +10,7 @@ channel's thread. Waiting and failing is in `failures.py`; what rank 0 decides f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from gradlane.live.backends.process_groups import ProcessGroups
 from gradlane.live.backends.streams import Event
 from gradlane.live.comm.coordination import Coordination
 from gradlane.live.comm.recorder import Recorder, now_ns
+from gradlane.live.comm.stragglers import BusyTimes
 from gradlane.schedule import Engine
 from gradlane.transport import NodeEngine
 
@@ -68,6 +70,7 @@ class Driver:
         self._keeps_log = keeps_log
         self._lock = self.failures.lock
         self._closed = False
+        self._busy_times = BusyTimes(coordination.channel.busy)
         self._unissued = 0
         # by lane: ranks need the same order within a lane, but not across lanes
         self._rolling_hashes: list[int] = []
@@ -121,6 +124,8 @@ class Driver:
 
     def begin(self) -> None:
         """Begin an iteration. All sums of the one before must have arrived."""
+        if not self._backend.has_streams:
+            self._busy_times.step(now_ns(), self.failures.waited_ns)
         self._gradient_buffers.mark_all_present()
         with self._lock:
             self.iteration += 1
@@ -178,6 +183,14 @@ class Driver:
     def used_by_anybody(self, tensor: int) -> bool:
         """Whether any rank produced a gradient for `tensor`, whose sum must have arrived."""
         return float(self._gradient_buffers.presence[tensor]) != 0
+
+    def put_not_finite(self, tensor: int) -> None:
+        """Mark this rank's gradient of `tensor`, before it is ready, as one that is not finite."""
+        self._gradient_buffers.presence[tensor].fill_(math.nan)
+
+    def is_finite(self, tensor: int) -> bool:
+        """Whether no rank has marked its gradient of `tensor`, whose sum must have arrived."""
+        return math.isfinite(float(self._gradient_buffers.presence[tensor]))
 
     @property
     def log(self) -> Log | None:

@@ -68,6 +68,7 @@ class Failures:
         lock: guards all that the threads which bring facts share; `wait_until` waits on it.
         interrupt: ends the wait of an engine in native code, see `wait_in`.
         whereabouts: gives texts for error messages; the driver's, once there is one.
+        waited_ns: for which the training thread has waited so far, in all.
     """
 
     def __init__(self, rank: int, timeout_s: float, device: torch.device) -> None:
@@ -82,6 +83,7 @@ class Failures:
         # a rank that has left in order, and the time until which sums may still end
         self._left: tuple[int, float] | None = None
         self._awaited: Callable[[], bool] | None = None  # what the training thread waits for
+        self.waited_ns = 0
 
     # -- reporting ---------------------------------------------------------------------------------
 
@@ -149,6 +151,7 @@ class Failures:
             JobError: the job has failed, or the predicate does not hold in time; its type and text
                 say why.
         """
+        began_ns = time.monotonic_ns()
         deadline = time.monotonic() + self._timeout_s if has_timeout else math.inf
         with self._condition:
             self._awaited = predicate
@@ -157,6 +160,7 @@ class Failures:
                 if remaining_s > 0:
                     self._condition.wait(min(remaining_s, threading.TIMEOUT_MAX))
             self._awaited = None
+        self.waited_ns += time.monotonic_ns() - began_ns
 
     def wait_in(self, engine: NodeEngine, tensor: int | None, what: str) -> None:
         """Block until `tensor`, or with None everything, has arrived; natively, until something fails.
@@ -169,12 +173,14 @@ class Failures:
         Raises:
             JobError: as `wait_until`.
         """
+        began_ns = time.monotonic_ns()
         deadline = time.monotonic() + self._timeout_s
         while True:
             interruptions = engine.interruptions  # before the look at what has failed
             with self.lock:
                 remaining_s = self._remaining(deadline, what)
             if engine.wait(tensor, interruptions, remaining_s):
+                self.waited_ns += time.monotonic_ns() - began_ns
                 return
 
     def _remaining(self, deadline: float, what: str) -> float:

@@ -6,12 +6,15 @@ attempt from those before: `TORCHELASTIC_RESTART_COUNT` differs between nodes, a
 when a node joins. So no key with a name that an earlier attempt may have used is believed. Each
 rank writes a name that it has just drawn, and rank 0 calls it by that name into a place of the
 store whose name rank 0 has just drawn. Only a process that lives answers.
+
+Whoever reaches the store can read it. So what rank 0 hands to a rank as it calls it is deleted by
+that rank, which is there to read it.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -47,16 +50,22 @@ class RollCall:
     def _meet_in(self, name: str) -> None:
         self.name, self.store = name, dist.distributed_c10d.PrefixStore(name, self._all)
 
-    def call(self, missing: Iterable[int]) -> None:
+    def call(self, missing: Iterable[int], hand: Callable[[int], str] | None = None) -> None:
         """Call those of the ranks `missing` that are there by now (rank 0 only). Does not wait.
 
         What a rank has written may be of a process that is dead, so whoever writes another name is
         called again.
+
+        Args:
+            missing: ranks.
+            hand: gives what a rank that is called now finds by `take`; None for nothing.
         """
         for rank in missing:
             if self._all.check([f"here/{rank}"]):
                 who = bytes(self._all.get(f"here/{rank}")).decode()
                 if self._called.get(rank) != who:
+                    if hand is not None:
+                        self.store.set(f"for/{who}", hand(rank))
                     self._all.set(f"call/{who}", self.name)
                     self._called[rank] = who
 
@@ -65,6 +74,12 @@ class RollCall:
         if not self.name and are_there(self._all, [f"call/{self._me}"], timeout_s):
             self._meet_in(bytes(self._all.get(f"call/{self._me}")).decode())
         return bool(self.name)
+
+    def take(self) -> bytes:
+        """What rank 0 handed to this rank, which it has called with something to `hand`. Once only."""
+        handed = bytes(self.store.get(f"for/{self._me}"))
+        self.store.delete_key(f"for/{self._me}")
+        return handed
 
 
 def are_there(store: Any, keys: list[str], timeout_s: float) -> bool:

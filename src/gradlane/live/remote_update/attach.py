@@ -227,6 +227,13 @@ def _accepted(launched: LaunchOptions) -> LaunchOptions:
                 f"the launcher gave a {name}, and this script updates on its servers: the wire's priority decides there and "
                 f"nothing is recorded; launch it without --{name}"
             )
+    for name in ("verify", "check_finite"):
+        if getattr(launched, name):
+            option = name.replace("_", "-")
+            raise InputError(
+                f"the launcher gave --{option}, and this script updates on its servers, where ranks see no sums: launch it "
+                f"without --{option}"
+            )
     need(launched.wire_dtype is None, "wire_dtype", launched.wire_dtype, "none: servers that update parameters take float32")
     need(launched.backend in (None, "server"), "backend", launched.backend, "'server', since the update is on the servers")
     return launched

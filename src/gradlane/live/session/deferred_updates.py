@@ -13,6 +13,7 @@ from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.live.session import guards, torch_patches
 from gradlane.live.session.deferred_step import DeferredStep, as_at_step
+from gradlane.live.session.finite import Unchecked
 from gradlane.live.session.verification import Unverified
 
 
@@ -25,10 +26,11 @@ class DeferredUpdates:
         driver: the session's; has the sums.
         recorder: gets the times of updates.
         verifier: is told of each update.
+        finite: is asked before each update.
     """
 
-    def __init__(self, driver: Driver, recorder: Recorder, verifier: Unverified) -> None:
-        self._driver, self._recorder, self._verifier = driver, recorder, verifier
+    def __init__(self, driver: Driver, recorder: Recorder, verifier: Unverified, finite: Unchecked) -> None:
+        self._driver, self._recorder, self._verifier, self._finite = driver, recorder, verifier, finite
         self._steps: dict[int, DeferredStep] = {}  # tensor -> the call of step() that left it out
         self._hidden: list[int] = []
 
@@ -115,12 +117,14 @@ class DeferredUpdates:
     def _update(self, step: DeferredStep, tensors: list[int]) -> None:
         began = now_ns()
         before: list[torch.Tensor | None] = []
+        for tensor in tensors:
+            self._driver.wait_for(tensor)  # on a device, the stream waits
+        self._finite.updates(tensors)
         step.owes -= len(tensors)
         for tensor in tensors:
             del self._steps[tensor]
             param = self._params[tensor]
             guards.unwatch(param)
-            self._driver.wait_for(tensor)  # on a device, the stream waits
             before.append(param.grad)
             param.grad = self._driver.slots[tensor]
             self._verifier.arrived(param, self._driver.slots[tensor])

@@ -41,6 +41,7 @@ from gradlane.live.session.base import SessionBase
 from gradlane.live.session.closures import closure_of, run_first
 from gradlane.live.session.deferred_step import DeferredStep, keeps_no_gradient
 from gradlane.live.session.deferred_updates import DeferredUpdates
+from gradlane.live.session.finite import FiniteCheck, Unchecked
 from gradlane.live.session.gradient_groups import GradientGroups
 from gradlane.live.session.gradients import Gradients
 from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_traced, parameters_of_scripts
@@ -70,6 +71,7 @@ class Session(SessionBase):
         coordination: with the other ranks.
         buffers: keeps the model's buffers equal to rank 0's; None to leave them alone.
         verifier: compares steps with DDP's, or ignores them.
+        checks_finite: end the job before an update with a gradient that is not finite.
         keeps_log: keep a log of what the Dispatcher is told and answers.
     """
 
@@ -85,6 +87,7 @@ class Session(SessionBase):
         coordination: Coordination,
         buffers: BufferSync | None,
         verifier: Unverified,
+        checks_finite: bool,
         keeps_log: bool,
     ) -> None:
         super().__init__(job.model)
@@ -126,7 +129,8 @@ class Session(SessionBase):
         self._verifier = verifier
         verifier.connect(self._driver.abort, self._driver.wait_for_works)
         self._gradients = Gradients(self._driver, self._gradient_read, scale=1.0 / job.world)
-        self._deferred = DeferredUpdates(self._driver, self._recorder, verifier)
+        self._finite = FiniteCheck(self._driver) if checks_finite else Unchecked()
+        self._deferred = DeferredUpdates(self._driver, self._recorder, verifier, self._finite)
         if buffers is not None:
             buffers.connect(self._driver.coordination.announce_buffers, self._failures.notify)
         self._take_up(first_plan)
@@ -139,6 +143,7 @@ class Session(SessionBase):
         self._params = [self._params_by_name[spec.name] for spec in plan.tensors]
         self._tensor_of = {id(param): tensor for tensor, param in enumerate(self._params)}
         self._driver.take_up(plan, self._params, self._coordinated and self._settled)
+        self._finite.take_up(plan)
         self._find_unguarded()
         dtypes = [slot.dtype for slot in self._driver.slots]
         self._groups = GradientGroups(plan, dtypes, self._planner.ready_ns if self._settled else None)
@@ -332,6 +337,7 @@ class Session(SessionBase):
         except RuntimeError:
             self._refuse_another(tensors)
             raise
+        self._finite.contributes(tensors)
         for tensor in tensors:
             self._launched[tensor] = True
             if self._verifier.verifies:
@@ -400,6 +406,7 @@ class Session(SessionBase):
         """
         self._refuse_replaced([tensor])
         self._gradients.put_absent(tensor, counts=id(param) in self._accumulated)
+        self._finite.contributes((tensor,))
         self._verifier.contributes(param, self._driver.slots[tensor])
         self._driver.ready((tensor,))
 
@@ -491,6 +498,9 @@ class Session(SessionBase):
             tensors = self._hide_what_is_late(optimizer, tensors) if defer else tensors
             for tensor in tensors:
                 self._driver.wait_for(tensor)
+        # GradScaler has such an optimizer leave out the step by itself
+        if not hasattr(optimizer, "grad_scale"):
+            self._finite.updates(tensors)
         if self._verifier.verifies:
             for tensor in tensors:
                 self._verifier.arrived(self._params[tensor], self._driver.slots[tensor])

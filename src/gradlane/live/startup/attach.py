@@ -24,6 +24,7 @@ from gradlane.core.policy import Policy, replans
 from gradlane.core.profile import Layer, Profile, TensorProfile
 from gradlane.core.records.search_log import ANY, AUTO
 from gradlane.core.records.tuned import Tuned
+from gradlane.errors import UnsupportedError
 from gradlane.live.adapt.auto import Auto
 from gradlane.live.adapt.controller import PlanController
 from gradlane.live.adapt.profiling import Planner, check_fits
@@ -134,6 +135,9 @@ def attach(
         verify: compare the first steps, and some later ones, with what DDP would have done;
             `VerifyOptions` says which. Comparing a step costs a copy of parameters, optimizer state
             and gradients, and an all-reduce. A difference raises `VerificationError`.
+        check_finite: raise `NotFiniteError` on all ranks, before the update, if a gradient is infinite
+            or NaN; it names the rank and the tensor. Steps that a GradScaler leaves out raise nothing.
+            For models in CPU memory.
         keep_log: keep the Dispatcher's inputs and answers of the last iterations, for
             `Session.dispatch_log()`.
         process_group: the ranks that train `model` together, this one among them; None for the default
@@ -258,7 +262,14 @@ def _start_of(job: Job, options: AttachOptions) -> _Start:
 
 
 def _refuse_what_does_not_fit(chosen: Policy | Plan, job: Job, options: AttachOptions) -> None:
-    """Raise `PlanError` if the backend cannot carry `chosen`, or it is a plan of another model."""
+    """Raise `PlanError` if the backend cannot carry `chosen`, or it is a plan of another model; raise
+    `UnsupportedError` for an option that the model's device does not have.
+    """
+    if options.stepping.check_finite and streams_of(job.device) is not None:
+        raise UnsupportedError(
+            f"check_finite looks at gradients in CPU memory, and this model is on {job.device}, where each look would wait for "
+            "the device; use torch.autograd.set_detect_anomaly there"
+        )
     backend, servers = options.backend, options.carrier.servers
     if isinstance(chosen, Plan):
         refuse_what_cannot_be_done(chosen, backend, external=servers > 0)
@@ -371,6 +382,7 @@ def _build(
             lambda: _buffer_sync(job, new_groups, stepping.broadcast_buffers, buffers_are_due), "the connections for buffers"
         ),
         verifier=await_others(lambda: _verifier(job, new_groups, stepping.verify), "the connections of verification"),
+        checks_finite=stepping.check_finite,
         keeps_log=stepping.keep_log,
     )
 

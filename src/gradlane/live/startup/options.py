@@ -55,6 +55,7 @@ class AttachKeywords(TypedDict, total=False):
     tune: bool | TuneOptions
     knobs: str | Path | None
     verify: bool | VerifyOptions
+    check_finite: bool
     keep_log: bool
 
 
@@ -135,6 +136,7 @@ class SteppingOptions(msgspec.Struct, frozen=True):
     timeout: float = 60.0
     stall_timeout: float = STALL_TIMEOUT_S
     verify: VerifyOptions | None = None
+    check_finite: bool = False
     keep_log: bool = False
 
     def __post_init__(self) -> None:
@@ -144,6 +146,7 @@ class SteppingOptions(msgspec.Struct, frozen=True):
         need(self.order in ("planned", "coordinator"), "order", self.order, "'planned' or 'coordinator'")
         buffers = self.broadcast_buffers
         need(buffers in (True, False, "forward"), "broadcast_buffers", buffers, "True, False or 'forward'")
+        need(isinstance(self.check_finite, bool), "check_finite", self.check_finite, "True or False")
 
 
 class FolderOptions(msgspec.Struct, frozen=True):
@@ -234,7 +237,11 @@ class AttachOptions(msgspec.Struct, frozen=True):
     @property
     def asks_for_nothing(self) -> bool:
         """Whether one rank has nothing to do: no plan to carry out and nothing to measure or check."""
-        return self.may_choose_backend and self.folders == FolderOptions() and self.stepping.verify is None
+        return self.may_choose_backend and self.folders == FolderOptions() and not self._checks
+
+    @property
+    def _checks(self) -> bool:
+        return self.stepping.verify is not None or self.stepping.check_finite
 
     @property
     def is_auto(self) -> bool:
@@ -283,6 +290,7 @@ class AttachOptions(msgspec.Struct, frozen=True):
             "tune": repr(self.adapting.tune),
             "knobs": self.adapting.knobs is not None,
             "verify": repr(self.stepping.verify),
+            "check_finite": self.stepping.check_finite,
         }
 
 
