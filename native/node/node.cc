@@ -82,6 +82,10 @@ Node::Node(NodeOptions options, Fd listener)
                                                    static_cast<Outbox*>(this));
         port_ = PortOf(listener_);
     }
+    if (options_.rank >= 0 && options_.rank == options_.server && job.world == job.servers) {
+        messages_ = std::make_unique<Messages>(job.world, options_.packet_bytes, static_cast<Messages::Post*>(this));
+        left_.resize(job.world);
+    }
     ticked_ns_ = now_ns_ = Now();
     epoll_event event{};
     event.events = EPOLLIN;
