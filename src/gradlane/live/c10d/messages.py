@@ -131,7 +131,8 @@ class Mail:
             else:
                 self._report(tag, timeout_s)
         except BarrierError as error:
-            if self._node.failure() is None:
+            # of a rank 0 that has waited for nobody nothing is left; else ranks have been told, or not, that all are there
+            if (error.ranks or self._rank != 0) and self._node.failure() is None:
                 self._node.abort(str(error))
             raise
 
@@ -150,7 +151,7 @@ class Mail:
         for rank, token in awaited.items():
             left_s = end - time.monotonic()
             if left_s <= 0 and not late and not token.is_completed():
-                raise BarrierError(f"Rank 0 timed out in monitoredBarrier after {timeout_s * 1000:.0f} ms.", (rank,))
+                raise BarrierError(f"Rank 0 timed out in monitoredBarrier after {timeout_s * 1000:.0f} ms.", ())
             try:
                 token._await(max(left_s, 0.0))
             except CommunicationError:
@@ -166,7 +167,7 @@ class Mail:
     def _report(self, tag: int, timeout_s: float) -> None:
         try:
             for token in (self._tell(0, tag, timeout_s), self._hear(0, tag, timeout_s)):
-                token._await(timeout_s)
+                token._await(2 * timeout_s)  # rank 0 waits for as long, and then says whom it has missed
         except JobError as error:
             raise BarrierError(
                 f"Rank {self._rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
