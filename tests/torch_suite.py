@@ -10,6 +10,7 @@ imported torch already: a test then takes a second and not five. `make test-c10d
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import logging
@@ -135,7 +136,8 @@ def run(backend: str, world: int, only: str, told: Any = None) -> list[Result]:
             continue
         outcome = unittest.TestResult()
         began = time.monotonic()
-        case(name).run(outcome)
+        with contextlib.redirect_stdout(sys.stderr):  # torch prints which process failed
+            case(name).run(outcome)
         seconds = time.monotonic() - began
         if outcome.skipped:
             result = Result(name, "skip", outcome.skipped[0][1], seconds)

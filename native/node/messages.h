@@ -38,10 +38,10 @@ class Messages {
   public:
     // A message of at most this many bytes leaves without being asked for. Half a round trip is
     // saved by it, and a copy is the price where no receive is waiting.
-    static constexpr uint64_t kEagerBytes = 64 << 10;
+    static constexpr uint64_t kEagerBytes = 256 << 10;
     // What a sender may have at a receiver that was not received yet: bytes of small messages, and
     // kEnvelopeBytes for each message.
-    static constexpr uint64_t kCreditBytes = 1 << 20;
+    static constexpr uint64_t kCreditBytes = 2 << 20;
     static constexpr uint64_t kEnvelopeBytes = 64;
 
     // Where frames go and who hears of ends.

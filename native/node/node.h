@@ -137,7 +137,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     // timeout_ms, a failure or Close.
     std::vector<int64_t> Take(int64_t timeout_ms);
 
-    // Messages between two workers, in a job whose processes all have a worker and the server of the same number.
+    // Messages between two workers whose processes have the servers of the same numbers.
     // Messages of equal source and tag are received in the order in which they were sent. The memory must stay until
     // the transfer is over.
     std::shared_ptr<Transfer> Send(uint32_t rank, uint32_t tag, uint32_t priority, const void* from, uint64_t bytes);
@@ -311,7 +311,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     void Do(const SetRuleCommand& command);
     void Do(const ForgetCommand& command);
     void Do(const AbortCommand& command);
-    bool CanExchange(int64_t rank);
+    bool CanExchange(int64_t rank, uint32_t others);
     void Do(const SendCommand& command);
     void Do(const ReceiveCommand& command);
     void Do(const CarryOutCommand& command);

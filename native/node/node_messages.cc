@@ -41,23 +41,22 @@ int32_t Node::IsOver(const Transfer& transfer, bool* over) {
 
 // -- under the lock ---------------------------------------------------------------------------------------
 
-bool Node::CanExchange(int64_t rank) {
+bool Node::CanExchange(int64_t rank, uint32_t others) {
     if (failed_) return false;
-    const bool is_peer = rank == kAnyone || (rank >= 0 && rank < static_cast<int64_t>(options_.membership.world) && rank != options_.rank);
-    if (messages_ && is_peer) return true;
+    if (messages_ && rank >= kAnyone && rank < static_cast<int64_t>(others) && rank != options_.rank) return true;
     Fail({Code::kProtocol, options_.rank, -1,
-          messages_ ? "rank " + std::to_string(rank) + " is not another worker to exchange messages with"
-                    : std::string("messages need a job whose processes all have a worker and the server of its number")});
+          "no messages between rank " + std::to_string(options_.rank) + " and rank " + std::to_string(rank) +
+              ": expected two workers whose processes have the servers of the same numbers"});
     return false;
 }
 
 void Node::Do(const SendCommand& command) {
-    if (!CanExchange(command.rank)) return;
+    if (!CanExchange(command.rank, options_.membership.servers)) return;
     messages_->Send(command.transfer, command.rank, command.tag, command.priority, command.from, command.bytes);
 }
 
 void Node::Do(const ReceiveCommand& command) {
-    if (!CanExchange(command.from)) return;
+    if (!CanExchange(command.from, options_.membership.world)) return;
     messages_->Receive(command.transfer, command.from, command.tag, command.into, command.bytes);
 }
 

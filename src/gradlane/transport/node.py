@@ -365,7 +365,7 @@ class Node:
         return self._native.is_done(tensor)
 
     def send(self, rank: int, tag: int, address: int, size_bytes: int, priority: int) -> Transfer:
-        """Send a message to worker `rank`, in a job whose processes all have a worker and the server of the same number.
+        """Send a message to worker `rank`. Both processes must have the servers of their workers' numbers.
 
         Args:
             rank: another worker.
