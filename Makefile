@@ -9,7 +9,7 @@ NATIVE = $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt
 VERSION ?= 2.4
 TORCH_TESTS ?= $(addprefix tests/live/test_,c10d.py equality.py attach.py faults.py gradient_groups.py ddp.py)
 
-.PHONY: run setup test test-torch test-trainers test-plugins fast check sanitize bench wheel clean
+.PHONY: run setup test test-c10d test-torch test-trainers test-plugins fast check sanitize bench wheel clean
 
 run: $(STAMP)          ## train a real network over a shaped link under every policy; prints a table
 	$(PY) -m gradlane compare --out out
@@ -34,6 +34,9 @@ fast: $(STAMP)         ## tests of planning and simulating: less than a minute, 
 
 test-torch: .venv-torch-$(VERSION)/.installed  ## tests of sessions on another release: make test-torch VERSION=2.6
 	.venv-torch-$(VERSION)/bin/python -m pytest $(TORCH_TESTS)
+
+test-c10d: $(STAMP)    ## torch's own tests of torch.distributed, over Gloo and over gradlane: a table of what differs
+	$(PY) -m tests.torch_suite
 
 check: $(STAMP)        ## style, types and layers
 	$(VENV)/bin/ruff format --check src tests bench examples experiments

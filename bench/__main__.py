@@ -5,6 +5,7 @@ Parts, each in processes of its own, on loopback unless it says otherwise:
              lengths of a step
   c10d       two ranks call all_reduce, and train under DDP, in turns over Gloo and over gradlane's transport
              also four ranks on emulated hosts at 1 Gbit/s, 4 KB and 100 MB
+  messages   two ranks send messages to one another, in turns over Gloo and over gradlane's transport
   goodput    a worker and a server beside iperf3, on loopback and on emulated hosts; where iperf3 is installed
   startup    what handing over a message costs, in microseconds
   parts      one rank, no network: the hook of a tensor, a message, a deferred update, in microseconds
@@ -20,7 +21,7 @@ import sys
 
 def main() -> int:
     print(f"# {platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}; python -m bench")
-    for module, ranks in (("bench.parts", 1), ("bench.overhead", 2), ("bench.c10d", 2)):
+    for module, ranks in (("bench.parts", 1), ("bench.overhead", 2), ("bench.c10d", 2), ("bench.messages", 2)):
         rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *rendezvous, "-m", module]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}

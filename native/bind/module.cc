@@ -2,6 +2,7 @@
 // address, whose owner (gradlane.transport) keeps it alive; every call that can wait releases the GIL.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -125,6 +126,7 @@ NB_MODULE(_native, module) {
     module.doc() = "gradlane's data plane: packets, sums and connections. Use it through gradlane.transport.";
 
     BindDispatcher(module);
+    nb::class_<Transfer>(module, "Transfer");
     nb::class_<Node> node(module, "Node");
     node
         .def("port", &Node::port)
@@ -202,6 +204,23 @@ NB_MODULE(_native, module) {
                 const bool left = node.AwaitGoodbyes(turn_ms);
                 return std::make_pair(left, left);
             });
+        })
+        .def("send", [](Node& node, uint32_t rank, uint32_t tag, uint32_t priority, uintptr_t from, uint64_t bytes) {
+            return node.Send(rank, tag, priority, At<const void>(from), bytes);
+        })
+        .def("receive", [](Node& node, int32_t from, uint32_t tag, uintptr_t into, uint64_t bytes) {
+            return node.Receive(from, tag, At<void>(into), bytes);
+        })
+        .def("wait_for", [](Node& node, const Transfer& transfer, int64_t timeout_ms) {
+            return WaitInTurns(timeout_ms, [&](int64_t turn_ms) {
+                const bool is_over = node.WaitFor(transfer, turn_ms);
+                return std::make_pair(is_over, is_over);
+            });
+        })
+        .def("is_over", [](Node& node, const Transfer& transfer) {
+            bool over = false;
+            const int32_t rank = node.IsOver(transfer, &over);
+            return std::make_tuple(over, rank);
         })
         .def("abort", &Node::Abort, nb::call_guard<nb::gil_scoped_release>())
         .def("failure", [](Node& node) { return AsTuple(node.failure()); })

@@ -30,7 +30,7 @@ Rule SomeRule(fuzz::Input& input) {
 
 std::vector<uint8_t> Frame(fuzz::Input& input) {
     Header header;
-    header.type = static_cast<FrameType>(1 + input.Byte() % 13);
+    header.type = static_cast<FrameType>(1 + input.Byte() % 17);
     header.tensor = input.Byte() % (kTensors + 2);
     header.offset = input.Byte() % 20 * uint64_t{kPacket};
     header.iteration = input.Byte() % 4;
@@ -138,7 +138,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     options.max_bytes = kTensors * kTensorBytes;
     options.max_tensors = kTensors;
     std::vector<uint8_t> memory(kTensors * kTensorBytes), into(kTensors * kTensorBytes);
-    uint32_t defined = 0;
+    constexpr uint32_t kMail = 64;
+    std::vector<uint8_t> mail(kMail * kTensorBytes);
+    uint32_t defined = 0, mailed = 0;
     bool only_strangers = true;
     NodeSeam seam(std::move(options));
     Node& node = *seam.node;
@@ -202,16 +204,26 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                 }
                 break;
             default:
-                if ((input.Byte() & 1) != 0) {
-                    seam.HangUp(peer);
-                } else {
-                    seam.Listen(peer);
+                switch (const uint8_t what = input.Byte(); what % 4) {
+                    case 0: seam.Listen(peer); break;
+                    case 1: seam.HangUp(peer); break;
+                    default:  // a message: sizes at which it is sent whole, is offered, and has several parts
+                        only_strangers = false;
+                        if (!works) break;
+                        if (what % 4 == 2) {
+                            node.Send(1, what / 4 % 4, what / 64, memory.data(), what / 16 * uint64_t{40});
+                        } else {
+                            const uint64_t bytes = what / 16 * uint64_t{40};
+                            node.Receive(what / 4 % 2 == 0 ? kAnyone : 1, what / 8 % 2, mail.data() + mailed % kMail * kTensorBytes, bytes);
+                            ++mailed;
+                        }
+                        break;
                 }
                 break;
         }
         if (only_strangers) MUST(node.failure().code == Code::kNone);
         // at most what all workers send, twice as wide, and what came early; parameters are not counted here
-        MUST(seam.held_bytes() <= size_t{64 << 20} + 4 * kWorld * kTensors * (kTensorBytes + kPacket));
+        MUST(seam.held_bytes() <= size_t{64 << 20} + 4 * kWorld * kTensors * (kTensorBytes + kPacket) + kWorld * Messages::kCreditBytes);
     }
     return 0;
 }

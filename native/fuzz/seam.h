@@ -65,7 +65,9 @@ class NodeSeam {
         Read(peer);
         Turn(peer, EPOLLOUT);
     }
-    size_t held_bytes() const { return node->aggregator_->held_bytes() + node->early_buffers_.taken_bytes(); }
+    size_t held_bytes() const {
+        return node->aggregator_->held_bytes() + node->early_buffers_.taken_bytes() + (node->messages_ ? node->messages_->held_bytes() : 0);
+    }
 
     std::unique_ptr<Node> node;
     std::vector<Peer> peers;  // the first is the stranger

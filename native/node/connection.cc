@@ -182,7 +182,7 @@ Connection::Io Connection::Write(Owner& owner, size_t budget, int64_t now_ns) {
         sent_packets += batch_packets_;
         for (size_t i = 0; i < batch_packets_; ++i) {
             packets_[i].buffer.reset();
-            if (packets_[i].header.type == FrameType::kPush) owner.OnSent(*this, packets_[i].header.tensor);
+            if (packets_[i].header.type != FrameType::kResult) owner.OnSent(*this, packets_[i].header);
         }
         batch_packets_ = 0;
     }

@@ -47,8 +47,8 @@ class Connection {
         // A frame has come whole and its checksum holds. Returns false if the connection was
         // closed, so that it stops reading.
         virtual bool OnFrame(Connection& connection, const Header& header) = 0;
-        // A push of `tensor` has been copied into the kernel: its memory is not read again.
-        virtual void OnSent(Connection& connection, uint32_t tensor) = 0;
+        // A packet of a push or a message has been copied into the kernel: its memory is not read again.
+        virtual void OnSent(Connection& connection, const Header& header) = 0;
         // Whether the connection may take its next packet now. If not, it takes none until it is
         // written to again.
         virtual bool IsTurn(const Connection& connection) = 0;

@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -81,6 +82,11 @@ Node::Node(NodeOptions options, Fd listener)
                                                    options_.order, options_.packet_bytes,
                                                    static_cast<Outbox*>(this));
         port_ = PortOf(listener_);
+    }
+    if (options_.rank >= 0 && options_.rank == options_.server) {
+        const uint32_t processes = std::max(job.world, job.servers);
+        messages_ = std::make_unique<Messages>(processes, options_.packet_bytes, static_cast<Messages::Post*>(this));
+        left_.resize(processes);
     }
     ticked_ns_ = now_ns_ = Now();
     epoll_event event{};

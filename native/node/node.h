@@ -11,7 +11,7 @@
 // calling thread takes it, runs the commands and makes a small message's first write at once, which
 // saves a wake-up; otherwise the I/O thread runs them.
 //
-// The code is in node.cc (life, calls and waits), node_tensors.cc (what the commands do),
+// The code is in node.cc (life, calls and waits), node_tensors.cc (what the commands do), node_messages.cc,
 // node_peers.cc (meeting and losing peers), node_frames.cc (frames from peers) and node_io.cc (the
 // I/O thread).
 //
@@ -43,6 +43,7 @@
 #include "node/connection.h"
 #include "node/engine.h"
 #include "node/greeting.h"
+#include "node/messages.h"
 
 namespace gradlane {
 
@@ -85,7 +86,7 @@ struct NodeStats {
     uint64_t wakeups = 0;
 };
 
-class Node : private Connection::Owner, private Outbox {
+class Node : private Connection::Owner, private Outbox, private Messages::Post {
   public:
     // Starts the I/O thread and, if there is a server in this process, begins to listen. Returns
     // null if the options or the system do not allow it; `why` then has the reason.
@@ -135,6 +136,17 @@ class Node : private Connection::Owner, private Outbox {
     // each tensor that is done, and ~id of each whose part has been sent. Returns nothing after
     // timeout_ms, a failure or Close.
     std::vector<int64_t> Take(int64_t timeout_ms);
+
+    // Messages between two workers whose processes have the servers of the same numbers.
+    // Messages of equal source and tag are received in the order in which they were sent. The memory must stay until
+    // the transfer is over.
+    std::shared_ptr<Transfer> Send(uint32_t rank, uint32_t tag, uint32_t priority, const void* from, uint64_t bytes);
+    // from: a rank, or kAnyone. A message of another size than `bytes` fails the node.
+    std::shared_ptr<Transfer> Receive(int32_t from, uint32_t tag, void* into, uint64_t bytes);
+    // Returns false after timeout_ms or a failure.
+    bool WaitFor(const Transfer& transfer, int64_t timeout_ms);
+    // Returns Transfer::rank.
+    int32_t IsOver(const Transfer& transfer, bool* over);
 
     // Carries out a plan from now on, in place of the one before, of which nothing may be under way. The
     // engine's messages are tensors that were defined; Take() does not tell of them.
@@ -224,6 +236,19 @@ class Node : private Connection::Owner, private Outbox {
     struct ForgetCommand {
         uint32_t below = 0;
     };
+    struct SendCommand {
+        std::shared_ptr<Transfer> transfer;
+        uint32_t rank = 0, tag = 0, priority = 0;
+        const uint8_t* from = nullptr;
+        uint64_t bytes = 0;
+    };
+    struct ReceiveCommand {
+        std::shared_ptr<Transfer> transfer;
+        int32_t from = kAnyone;
+        uint32_t tag = 0;
+        uint8_t* into = nullptr;
+        uint64_t bytes = 0;
+    };
     struct AbortCommand {
         std::string text;
     };
@@ -238,7 +263,7 @@ class Node : private Connection::Owner, private Outbox {
         int64_t at_ns = 0;
     };
     using Command = std::variant<DialCommand, DefineCommand, PushCommand, StartCommand, ReleaseCommand, SetRuleCommand,
-                                 ForgetCommand, AbortCommand, CarryOutCommand, BeginCommand, ReadyCommand>;
+                                 ForgetCommand, AbortCommand, SendCommand, ReceiveCommand, CarryOutCommand, BeginCommand, ReadyCommand>;
 
     // A packet that has come before this process can use it: a push of a tensor that is not
     // registered here yet, or a result before the worker has said where it goes.
@@ -253,7 +278,7 @@ class Node : private Connection::Owner, private Outbox {
     // Connection::Owner
     Connection::Sink OnHeader(Connection& connection, const Header& header) override;
     bool OnFrame(Connection& connection, const Header& header) override;
-    void OnSent(Connection& connection, uint32_t tensor) override;
+    void OnSent(Connection& connection, const Header& header) override;
     bool IsTurn(const Connection& connection) override;
     // Outbox
     void Return(uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout, uint32_t place,
@@ -264,6 +289,12 @@ class Node : private Connection::Owner, private Outbox {
     void Consumed(uint32_t tensor, uint32_t packets) override;
     void Over(uint32_t tensor) override { summed_.push_back(tensor); }
     void Disagree(uint32_t rank, const std::string& text) override { Fail({Code::kMismatch, static_cast<int32_t>(rank), -1, text}); }
+
+    // Messages::Post
+    void PostRun(uint32_t rank, uint32_t priority, Run run) override;
+    void PostAnswer(uint32_t rank, FrameType type, uint32_t number) override;
+    void Ended(Transfer& transfer, int32_t rank) override;
+    void Mismatch(uint32_t rank, const std::string& text) override;
 
     void Submit(Command command);
     void RunOrWake();
@@ -280,6 +311,9 @@ class Node : private Connection::Owner, private Outbox {
     void Do(const SetRuleCommand& command);
     void Do(const ForgetCommand& command);
     void Do(const AbortCommand& command);
+    bool CanExchange(int64_t rank, uint32_t others);
+    void Do(const SendCommand& command);
+    void Do(const ReceiveCommand& command);
     void Do(const CarryOutCommand& command);
     void Do(const BeginCommand& command);
     void Do(const ReadyCommand& command);
@@ -331,6 +365,8 @@ class Node : private Connection::Owner, private Outbox {
 
     Connection::Sink OnPushHeader(Connection& connection, const Header& header);
     Connection::Sink OnResultHeader(Connection& connection, const Header& header);
+    Connection::Sink OnMessageHeader(Connection& connection, const Header& header);
+    bool OnMessageFrame(Connection& connection, const Header& header);
     Connection::Sink Ahead(Connection& connection, const Header& header);
     bool OnEarly(Early early);
     bool IsAhead(const Header& header) const;
@@ -358,6 +394,7 @@ class Node : private Connection::Owner, private Outbox {
     BufferPool early_buffers_;
     std::unordered_map<uint32_t, std::vector<Early>> early_;
     std::unique_ptr<Aggregator> aggregator_;  // before the connections, which hold buffers of its pools
+    std::unique_ptr<Messages> messages_;      // where this process has a worker and the server of the same number
     std::list<std::unique_ptr<Connection>> connections_;
     std::vector<std::vector<Connection*>> to_server_, to_worker_;  // by peer and lane; null: not open
     std::vector<Connection*> touched_;
@@ -388,6 +425,7 @@ class Node : private Connection::Owner, private Outbox {
     bool broken_ = false;                   // by an exception: nothing but what is queued is sent
     std::unique_ptr<uint8_t[]> reserve_bytes_;  // given back where memory has run out, to say so with
     int64_t left_ns_ = 0;  // when the first peer left in order; 0: none has
+    std::vector<bool> left_;  // by rank: the worker has said goodbye
     std::string left_name_;
     int32_t left_rank_ = -1, left_server_ = -1;
     std::shared_ptr<Engine> engine_;

@@ -34,6 +34,10 @@ Connection::Sink Node::OnHeader(Connection& connection, const Header& header) {
                 return Connection::Sink::Fault(Code::kProtocol, "a rule that cannot be here");
             }
             return Connection::Sink::Take(connection.control_payload());
+        case FrameType::kMessage:
+        case FrameType::kPart:
+        case FrameType::kAccept:
+        case FrameType::kTaken: return OnMessageHeader(connection, header);
         case FrameType::kPing:
         case FrameType::kAbort:
         case FrameType::kGoodbye: return Connection::Sink::Take(connection.control_payload());
@@ -209,6 +213,10 @@ bool Node::OnFrame(Connection& connection, const Header& header) {
             Fail(std::move(failure));
             return false;
         }
+        case FrameType::kMessage:
+        case FrameType::kPart:
+        case FrameType::kAccept:
+        case FrameType::kTaken: return OnMessageFrame(connection, header);
         case FrameType::kGoodbye: OnGoodbye(connection); return true;
         default: return true;
     }

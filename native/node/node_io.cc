@@ -236,6 +236,7 @@ void Node::Tick(int64_t now_ns) {
             std::lock_guard guard(done_mutex_);
             waits = !open_.empty() || (engine_ && engine_->IsUnderWay());
         }
+        waits |= messages_ && messages_->WaitsFor(left_, static_cast<uint32_t>(options_.rank));
         if (waits) Fail({Code::kLeft, left_rank_, left_server_, left_name_ + " has left the job, and something still waits for it"});
     }
     std::lock_guard guard(done_mutex_);

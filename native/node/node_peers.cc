@@ -196,6 +196,7 @@ uint32_t Node::missing_connections() const {
 void Node::OnGoodbye(Connection& connection) {
     if (connection.left) return;
     connection.left = true;
+    if (messages_) left_[connection.peer] = true;  // as worker or as server: both end with its process
     if (left_ns_ == 0) {
         left_ns_ = now_ns_;
         left_name_ = NameOf(connection);

@@ -386,11 +386,15 @@ void Node::Consumed(uint32_t tensor, uint32_t packets) {
     Settle(tensor, found->second);
 }
 
-void Node::OnSent(Connection&, uint32_t tensor) {
-    const auto found = tensors_.find(tensor);
+void Node::OnSent(Connection& connection, const Header& header) {
+    if (IsMessage(header.type)) {
+        messages_->OnSent(connection.peer, header);
+        return;
+    }
+    const auto found = tensors_.find(header.tensor);
     if (found == tensors_.end()) return;
     --found->second.unsent;
-    Settle(tensor, found->second);
+    Settle(header.tensor, found->second);
 }
 
 }  // namespace gradlane

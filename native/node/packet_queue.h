@@ -23,13 +23,13 @@
 
 namespace gradlane {
 
-// Packets of one tensor still to be sent. A push reads from the tensor's own memory at the moment
-// of sending; a result reads from the packet's buffer.
+// Packets of one tensor or message still to be sent. A push and a message read from their own memory
+// at the moment of sending; a result reads from the packet's buffer.
 struct Run {
     FrameType type = FrameType::kPush;
     uint16_t flags = 0;
     uint32_t tensor = 0, iteration = 0, priority = 0;
-    const uint8_t* memory = nullptr;  // of the whole tensor (push)
+    const uint8_t* memory = nullptr;  // of the whole tensor (push) or message
     std::shared_ptr<const Layout> layout;
     uint32_t server = 0;
     uint32_t next = 0, end = 0;  // places in layout->by_server[server]
@@ -71,7 +71,11 @@ class PacketQueue {
         packet.header.length = piece.length;
         packet.header.iteration = run.iteration;
         packet.header.priority = run.priority;
-        packet.payload = run.type == FrameType::kPush ? run.memory + piece.offset : run.buffer.data();
+        switch (run.type) {
+            case FrameType::kResult: packet.payload = run.buffer.data(); break;
+            case FrameType::kMessage: packet.payload = run.memory; break;  // its offset is the size of the message
+            default: packet.payload = run.memory + piece.offset; break;
+        }
         --packets_;
         if (++run.next == run.end) {
             packet.buffer = std::move(run.buffer);

@@ -52,7 +52,7 @@ struct Collector : Connection::Owner {
         frames.push_back(header);
         return true;
     }
-    void OnSent(Connection&, uint32_t tensor) override { sent.push_back(tensor); }
+    void OnSent(Connection&, const Header& header) override { sent.push_back(header.tensor); }
     bool IsTurn(const Connection&) override { return is_turn; }
 };
 

@@ -27,7 +27,7 @@ constexpr size_t kCrcAt = 36;
 constexpr uint8_t kNesterov = 1, kMaximize = 2;
 
 bool IsKnown(uint8_t type) {
-    return type >= static_cast<uint8_t>(FrameType::kHello) && type <= static_cast<uint8_t>(FrameType::kRule);
+    return type >= static_cast<uint8_t>(FrameType::kHello) && type <= static_cast<uint8_t>(FrameType::kTaken);
 }
 
 }  // namespace
@@ -193,10 +193,14 @@ std::optional<uint32_t> ControlBytes(FrameType type) {
         case FrameType::kWelcome:
         case FrameType::kForget:
         case FrameType::kPing:
+        case FrameType::kAccept:
+        case FrameType::kTaken:
         case FrameType::kGoodbye: return 0;
         case FrameType::kReject:
         case FrameType::kAbort:
         case FrameType::kPush:
+        case FrameType::kMessage:
+        case FrameType::kPart:
         case FrameType::kResult: return std::nullopt;
     }
     return std::nullopt;

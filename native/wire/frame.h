@@ -22,7 +22,7 @@ inline constexpr size_t kHeaderBytes = 40;
 inline constexpr uint16_t kMagic = 0x4C47;  // "GL"
 inline constexpr uint8_t kVersion = 1;
 inline constexpr size_t kMaxControlBytes = 256;       // payload of everything that is not gradient data
-inline constexpr uint32_t kMaxPacketBytes = 1 << 20;  // payload of a push or a result
+inline constexpr uint32_t kMaxPacketBytes = 1 << 20;  // payload of a push, a result or a message
 
 enum class FrameType : uint8_t {
     kHello = 1,      // worker: who I am, and what must agree
@@ -38,6 +38,10 @@ enum class FrameType : uint8_t {
     kAbort = 11,     // either: the job is over, and why
     kGoodbye = 12,   // either: I leave in order, nothing more will follow
     kRule = 13,      // worker: how the gradients that it pushes from now on update a group of tensors
+    kMessage = 14,   // worker: a small message to the worker there, or the offer of a larger one
+    kPart = 15,      // worker: a packet of a message that was accepted
+    kAccept = 16,    // server: the worker here receives what was offered
+    kTaken = 17,     // server: bytes of small messages that the worker here has received
 };
 
 inline constexpr uint16_t kFlagChecksum = 1;  // payload_crc holds the CRC32C of the payload
@@ -74,7 +78,8 @@ HeaderFault Decode(const uint8_t* from, Header* header);
 
 const char* Describe(HeaderFault fault);
 
-inline bool IsData(FrameType type) { return type == FrameType::kPush || type == FrameType::kResult; }
+inline bool IsMessage(FrameType type) { return type == FrameType::kMessage || type == FrameType::kPart; }
+inline bool IsData(FrameType type) { return type == FrameType::kPush || type == FrameType::kResult || IsMessage(type); }
 
 // -- payloads of control frames: fixed sizes, checked before they are read -------------------------------
 

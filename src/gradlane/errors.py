@@ -19,6 +19,7 @@
        |- CapacityError      more tensors or bytes were registered than a server agreed to hold
        |- RunError           processes that a command started ended with an exit code other than 0
        `- CommunicationError a collective failed or ran out of time
+          |- BarrierError    ranks did not come to a monitored barrier (also a RuntimeError, as torch's)
           `- CorruptError    a checksum on the wire does not match
 
 Each message says what gradlane got, what it expected, and what to do. A broken invariant of
@@ -120,6 +121,18 @@ class PeerFailed(PeerError):
 
 class CommunicationError(JobError):
     """A collective failed or did not finish within its time."""
+
+
+class BarrierError(CommunicationError, RuntimeError):
+    """Ranks did not come to a monitored barrier in time. A RuntimeError too, which is what torch raises there.
+
+    Attributes:
+        ranks: of the group, that rank 0 has missed; empty on other ranks.
+    """
+
+    def __init__(self, message: str, ranks: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.ranks = ranks
 
 
 class CorruptError(CommunicationError):

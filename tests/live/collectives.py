@@ -245,7 +245,6 @@ def refused(rank: int, world: int) -> list[str]:
     over = group()
     errors = []
     for call in (
-        lambda: dist.send(torch.ones(1), 1, over) if rank == 0 else dist.recv(torch.ones(1), 0, over),
         lambda: dist.all_reduce(torch.ones(1, dtype=torch.int32), dist.ReduceOp.BXOR, over),
         lambda: dist.all_reduce(torch.ones(1, dtype=torch.int16), group=over),
         lambda: dist.all_reduce(torch.ones(1, device="meta"), group=over),

@@ -123,7 +123,7 @@ def test_a_wait_ends_and_ends_the_group_for_all(ranks: Ranks) -> None:
     first, *others = ranks.run(CASES + "disagree", what="nothing")
     assert first[0] == "CommunicationError"
     assert first[2] < AT_ONCE_S
-    assert {(kind, "within" in text) for kind, text, _ in others} == {("PeerFailed", True)}
+    assert {(kind, "Timed out waiting" in text) for kind, text, _ in others} == {("PeerFailed", True)}
 
 
 def test_an_abort_ends_the_group_for_all(ranks: Ranks) -> None:
@@ -133,7 +133,7 @@ def test_an_abort_ends_the_group_for_all(ranks: Ranks) -> None:
 
 
 def test_what_is_not_built_is_refused_and_does_no_harm(ranks: Ranks) -> None:
-    expected = ["UnsupportedError", "UnsupportedError", "UnsupportedError", "InputError", "InputError"]
+    expected = ["UnsupportedError", "UnsupportedError", "InputError", "InputError"]
     first, second, *_ = ranks.run(CASES + "refused")
     assert first == second == expected
 

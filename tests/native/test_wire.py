@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -15,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradlane._native import crc32c, encode_header
-from gradlane.errors import CommunicationError
-from gradlane.transport import Node, NodeOptions, Sgd
+from gradlane.errors import CommunicationError, MismatchError
+from gradlane.transport import ANYONE, Node, NodeOptions, Sgd
 from tests.transport.frames import exactly
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "wire.json").read_text())
@@ -46,7 +47,7 @@ def test_golden_headers(name):
 
 
 @given(
-    type=st.integers(1, 13),
+    type=st.integers(1, 17),
     flags=st.integers(0, 2**16 - 1),
     tensor=st.integers(0, 2**32 - 1),
     offset=st.integers(0, 2**64 - 1),
@@ -66,6 +67,7 @@ def test_the_checksum_is_crc32c(data):
 
 
 HELLO, CHALLENGE, PROOF, WELCOME, REJECT, PUSH, RESULT, PING, GOODBYE, RULE = 1, 2, 3, 4, 5, 8, 9, 10, 12, 13
+MESSAGE, PART, ACCEPT, TAKEN = 14, 15, 16, 17
 CHECKSUM, QUIET = 1, 2
 SECRET = b"a secret of this job"
 PATIENCE_S = 20
@@ -193,6 +195,80 @@ def test_a_rule_that_the_document_does_not_allow_ends_the_connection(said):
         other.say(RULE, said, tensor=7)
         with pytest.raises(CommunicationError, match="rank 1 at 127"):
             node.take(PATIENCE_S)
+
+
+def letters(options):
+    """A node, and a worker that has joined it and sends it messages."""
+    node = Node(options)
+    other = Worker(node.port)
+    assert other.greet(SECRET)[0] == WELCOME
+    node.join(PATIENCE_S)
+    return node, other
+
+
+def test_a_worker_written_from_the_document_sends_messages():
+    options = NodeOptions(world=2, servers=1, rank=0, server=0, job=42, generation=3, secret=SECRET, packet_bytes=64)
+    node, other = letters(options)
+    small, large, late = np.zeros(8, np.uint8), np.zeros(100, np.uint8), np.zeros(8, np.uint8)
+    with node, other:
+        other.say(MESSAGE, b"12345678", offset=8, iteration=5)
+        other.say(MESSAGE, tensor=1, offset=100, iteration=6)
+        wait = node.receive(ANYONE, 5, small.ctypes.data, 8)
+        node.wait_for(wait, PATIENCE_S, "a small message")
+        assert node.is_over(wait) == (True, 1)
+        assert small.tobytes() == b"12345678"
+        offered = node.receive(1, 6, large.ctypes.data, 100)
+        assert other.hear()[:2] == (ACCEPT, 1)
+        other.say(PART, bytes(range(64)), tensor=1, iteration=6)
+        assert node.is_over(offered)[0] is False
+        other.say(PART, bytes(range(64, 100)), tensor=1, offset=64, iteration=6)
+        node.wait_for(offered, PATIENCE_S, "a large message")
+        assert large.tobytes() == bytes(range(100))
+        waiting = node.receive(1, 7, late.ctypes.data, 8)
+        taken = 0
+        for number in range(2, 2 + (1 << 21) // 128):
+            other.say(MESSAGE, bytes(64), tensor=number, offset=64, iteration=9)
+            node.wait_for(node.receive(1, 9, large.ctypes.data, 64), PATIENCE_S, "one of many")
+        while taken < 1 << 20:
+            type, count, *_ = other.hear()
+            assert type == TAKEN
+            assert count >= 1 << 19
+            taken += count
+        other.say(MESSAGE, b"abcdefgh", tensor=number + 1, offset=8, iteration=7)
+        node.wait_for(waiting, PATIENCE_S, "the last message")
+        assert late.tobytes() == b"abcdefgh"
+        other.say(GOODBYE)
+        node.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ([(MESSAGE, bytes(8), {"offset": 9})], CommunicationError),
+        ([(MESSAGE, bytes(65), {"offset": 65})], CommunicationError),
+        ([(MESSAGE, b"", {"offset": 65})] * 2, CommunicationError),
+        ([(MESSAGE, bytes(64), {"offset": 64})] * ((1 << 21) // 128 + 1), CommunicationError),
+        ([(PART, bytes(8), {})], CommunicationError),
+        ([(ACCEPT, b"", {})], CommunicationError),
+        ([(TAKEN, b"", {"tensor": 1})], CommunicationError),
+        ([(MESSAGE, bytes(8), {"offset": 8, "iteration": 1})], MismatchError),
+        ([(MESSAGE, b"", {"offset": 80, "iteration": 1})], MismatchError),
+    ],
+    ids=["size", "too large", "twice", "credit", "part", "accept", "taken", "mismatch", "offered mismatch"],
+)
+def test_a_message_that_the_document_does_not_allow_ends_the_job(said, kind):
+    options = NodeOptions(
+        world=2, servers=1, rank=0, server=0, job=42, generation=3, secret=SECRET, packet_bytes=64, linger_s=0.1
+    )
+    node, other = letters(options)
+    into = np.zeros(100, np.uint8)
+    with node, other:
+        awaited = node.receive(1, 1, into.ctypes.data, 100)
+        with contextlib.suppress(ConnectionError):  # the node hangs up at the first that is wrong
+            for type, payload, fields in said:
+                other.say(type, payload, **fields)
+        with pytest.raises(kind, match="rank 1"):
+            node.wait_for(awaited, PATIENCE_S, "what never comes")
 
 
 def test_whoever_proves_another_secret_is_rejected():

@@ -12,7 +12,7 @@ import weakref
 from dataclasses import dataclass, field
 
 from gradlane._native import Node as NativeNode
-from gradlane._native import start_node
+from gradlane._native import Transfer, start_node
 from gradlane.errors import (
     AuthError,
     CapacityError,
@@ -30,6 +30,8 @@ from gradlane.transport.rules import PARTS, Part, Rule
 
 ALL = -1
 """`sender`: every worker contributes. `receiver`: every worker gets the result."""
+ANYONE = -1
+"""`source` of a message: whoever sent it."""
 SHARDED = -1
 """`at`: a tensor's packets are distributed over all servers."""
 
@@ -356,11 +358,44 @@ class Node:
         """
         if not self._native.wait(tensor, max(0, round(timeout_s * 1000))):
             self.check()
-            raise CommunicationError(f"transport: no end of tensor {tensor} within {timeout_s:.0f} s; is another rank slow?")
+            raise CommunicationError(_timed_out(timeout_s, f"the end of tensor {tensor}"))
 
     def is_done(self, tensor: int) -> bool:
         """Whether `tensor` holds its sum, without waiting."""
         return self._native.is_done(tensor)
+
+    def send(self, rank: int, tag: int, address: int, size_bytes: int, priority: int) -> Transfer:
+        """Send a message to worker `rank`. Both processes must have the servers of their workers' numbers.
+
+        Args:
+            rank: another worker.
+            tag: 0 to 2^32 - 1.
+            address, size_bytes: memory that must not change until the transfer is over: all of it is in the kernel then.
+            priority: 0 is the most urgent. Of messages to one rank with one tag, a later one is never more urgent.
+        """
+        return self._native.send(rank, tag, priority, address, size_bytes)
+
+    def receive(self, source: int, tag: int, address: int, size_bytes: int) -> Transfer:
+        """Receive the next message with `tag` from worker `source`, or from `ANYONE`.
+
+        One of another size than `size_bytes` fails the job with `MismatchError`.
+        """
+        return self._native.receive(source, tag, address, size_bytes)
+
+    def wait_for(self, transfer: Transfer, timeout_s: float, what: str) -> None:
+        """Return when `transfer` is over.
+
+        Raises:
+            CommunicationError: after `timeout_s`; `what` says in its text what was waited for.
+            JobError: the node's failure.
+        """
+        if not self._native.wait_for(transfer, max(0, round(timeout_s * 1000))):
+            self.check()
+            raise CommunicationError(_timed_out(timeout_s, what))
+
+    def is_over(self, transfer: Transfer) -> tuple[bool, int]:
+        """Whether `transfer` is over, and the other worker; `ANYONE` while that is not known."""
+        return self._native.is_over(transfer)
 
     def take(self, timeout_s: float) -> list[int]:
         """Tensors pushed with `notify` that ended since the last call; waits for the first.
@@ -425,6 +460,10 @@ class Node:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _timed_out(timeout_s: float, what: str) -> str:
+    return f"transport: Timed out waiting {timeout_s * 1000:.0f}ms for {what}; is another rank slow?"
 
 
 def _as_error(code: int, peer: int | None, text: str) -> JobError:

@@ -14,9 +14,10 @@ from typing import Any
 import torch.distributed as dist
 
 from gradlane.live.c10d.group import Group, priority
+from gradlane.live.c10d.messages import monitored_barrier
 from gradlane.live.c10d.options import Options
 
-__all__ = ["Group", "Options", "priority", "register"]
+__all__ = ["Group", "Options", "monitored_barrier", "priority", "register"]
 
 NAME = "gradlane"
 

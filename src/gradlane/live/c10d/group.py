@@ -22,21 +22,20 @@ from torch.distributed import ReduceOp
 
 from gradlane.errors import CommunicationError, InputError, UnsupportedError
 from gradlane.live.backends.addresses import own_address
+from gradlane.live.c10d import sparse
+from gradlane.live.c10d.messages import Mail
 from gradlane.live.c10d.options import Options
 from gradlane.live.c10d.parts import NUMBERS, Parts, check_alike, chunks_of, contiguous, copied, listed, split
+from gradlane.live.c10d.profiling import begin
 from gradlane.live.c10d.work import Futures, Work
 from gradlane.live.torch_versions import KEEPS_WORKS
-from gradlane.transport import Node, NodeOptions
+from gradlane.transport import ANYONE, Node, NodeOptions
 from gradlane.transport.formation import form
 
 _OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "sum", ReduceOp.MIN: "min", ReduceOp.MAX: "max", ReduceOp.PRODUCT: "product"}
 # bools are bytes of 0 or 1, and a sum of bools is true if any is: the maximum
 _BOOL_OPS = {ReduceOp.SUM: "max", ReduceOp.MIN: "min", ReduceOp.MAX: "max", ReduceOp.PRODUCT: "min"}
 
-_POINT_TO_POINT = (
-    "gradlane has no send and receive between two ranks: its order is the same on all. Use a group of these two and a "
-    "broadcast, or a gloo group beside it"
-)
 # on loopback a packet costs processor time, not link time, so that large packets are faster
 _LOCAL_PACKET_BYTES = 512 << 10
 _PACKET_BYTES = 128 << 10
@@ -115,6 +114,7 @@ class Group(_Base):  # type: ignore[misc]
         self._futures = Futures()
         self._works: set[Work] | None = None if KEEPS_WORKS else set()
         self._under_way: deque[tuple[range, list[torch.Tensor]]] = deque()
+        self._mail = Mail(self._node, self._futures, rank, world, self._works)
         self._next_id = 0
         self._lock = threading.Lock()
         # also at exit, if the script never destroys the group, and when the last reference to it is
@@ -125,13 +125,27 @@ class Group(_Base):  # type: ignore[misc]
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
         tensors = listed(tensors)
+        if tensors[0].layout is torch.sparse_coo:
+            return self._allreduce_sparse(tensors, opts)
         op, finish_op = self._reduction(tensors, opts)
         part = self._parts()
         for tensor in tensors:
             plain = contiguous(tensor)
             part.add(plain, plain, op=op)
             part.deliver(plain, tensor, finish_op)
-        return self._work(part, tensors, opts)
+        return self._work(part, tensors, opts, "all_reduce")
+
+    def _allreduce_sparse(self, tensors: list[torch.Tensor], opts: Any) -> Work:
+        if opts is not None and opts.reduceOp.op != ReduceOp.SUM:
+            raise UnsupportedError(f"gradlane does not reduce sparse tensors by {opts.reduceOp.op.name}; it has sum")
+        if len(tensors) != 1:
+            raise InputError(f"all_reduce: got {len(tensors)} sparse tensors, expected one")
+        (tensor,) = tensors
+        outputs, inputs, summed = sparse.all_reduce(tensor, self._world, self.allgather)
+        part = self._parts()
+        self._gather_into(part, outputs, inputs)
+        part.deliver(tensor, tensor, summed)
+        return self._work(part, tensors, opts, "all_reduce")
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
         return self.allreduce(tensors, opts)
@@ -145,7 +159,7 @@ class Group(_Base):  # type: ignore[misc]
             part.add(plain, plain, op=op, receiver=opts.rootRank)
             if opts.rootRank == self._rank:
                 part.deliver(plain, tensor, finish_op)
-        return self._work(part, tensors, opts)
+        return self._work(part, tensors, opts, "reduce")
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         outputs = listed(outputs)
@@ -160,7 +174,7 @@ class Group(_Base):  # type: ignore[misc]
                     check_alike(chunk, output)
                 part.add(contiguous(chunk), plain if rank == self._rank else None, op=op, receiver=rank, at=rank)
             part.deliver(plain, output, finish_op)
-        return self._work(part, outputs, opts)
+        return self._work(part, outputs, opts, "reduce_scatter", inputs[0])
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         return self.reduce_scatter([output], [chunks_of(given, self._world, output)], opts)
@@ -175,7 +189,7 @@ class Group(_Base):  # type: ignore[misc]
         token = torch.zeros(1, dtype=torch.int32)
         part = self._parts()
         part.add(token, token)
-        return self._work(part, [token], opts)
+        return self._work(part, [token], opts, "barrier")
 
     # -- collectives that only move data -----------------------------------------------------------------------------
 
@@ -188,12 +202,17 @@ class Group(_Base):  # type: ignore[misc]
             part.add(plain if mine else None, None if mine else plain, sender=opts.rootRank)
             if not mine:
                 part.deliver(plain, tensor)
-        return self._work(part, tensors, opts)
+        return self._work(part, tensors, opts, "broadcast")
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         inputs = listed(inputs)
         outputs = outputs if outputs and isinstance(outputs[0], list) else [outputs]
         part = self._parts()
+        self._gather_into(part, outputs, inputs)
+        return self._work(part, [chunk for chunks in outputs for chunk in chunks], opts, "all_gather", inputs)
+
+    def _gather_into(self, part: Parts, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor]) -> None:
+        """Add an all-gather of each of `inputs` into those of `outputs` by rank."""
         for chunks, given in zip(outputs, inputs, strict=True):
             self._check_parts(chunks, "all_gather: outputs")
             for rank, chunk in enumerate(chunks):
@@ -204,13 +223,13 @@ class Group(_Base):  # type: ignore[misc]
                     plain = contiguous(chunk)
                     part.add(None, plain, sender=rank, at=rank)
                     part.deliver(plain, chunk)
-        return self._work(part, [chunk for chunks in outputs for chunk in chunks], opts)
 
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         return self.allgather([chunks_of(output, self._world, given)], [given], opts)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        return self.allgather(outputs, inputs, opts)
+        self._check_parts(outputs, "all_gather_coalesced: outputs")
+        return self.allgather([list(chunks) for chunks in zip(*outputs, strict=True)], inputs, opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         return self.allgather([chunks_of(o, self._world, g) for o, g in zip(outputs, inputs, strict=True)], inputs, opts)
@@ -233,7 +252,7 @@ class Group(_Base):  # type: ignore[misc]
             part.add(contiguous(given) if rank == self._rank else None, plain, sender=rank, receiver=root, at=root)
             if plain is not None:
                 part.deliver(plain, chunks[rank])
-        return self._work(part, list(chunks), opts)
+        return self._work(part, list(chunks), opts, "gather", [given])
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Work:
         (output,) = listed(outputs)
@@ -250,7 +269,7 @@ class Group(_Base):  # type: ignore[misc]
             part.add(contiguous(chunks[rank]) if root == self._rank else None, plain, sender=root, receiver=rank, at=rank)
             if plain is not None:
                 part.deliver(plain, output)
-        return self._work(part, [output], opts)
+        return self._work(part, [output], opts, "scatter", chunks or [output])
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         self._check_parts(outputs, "all_to_all: outputs")
@@ -266,21 +285,32 @@ class Group(_Base):  # type: ignore[misc]
                 part.add(given, plain, sender=sender, receiver=receiver, at=receiver)
                 if plain is not None:
                     part.deliver(plain, outputs[sender])
-        return self._work(part, list(outputs), opts)
+        return self._work(part, list(outputs), opts, "all_to_all", list(inputs))
 
     def all_to_all_single(self, output: Any, given: Any, output_sizes: Any, input_sizes: Any, opts: Any = None) -> Work:
         return self.alltoall(split(output, output_sizes, self._world), split(given, input_sizes, self._world), opts)
 
     alltoall_base = all_to_all_single
 
-    def send(self, *_: Any) -> Work:
-        raise UnsupportedError(_POINT_TO_POINT)
+    # -- messages between two ranks ------------------------------------------------------------------------------
 
-    def recv(self, *_: Any) -> Work:
-        raise UnsupportedError(_POINT_TO_POINT)
+    def send(self, tensors: Any, to: int, tag: int = 0) -> Work:
+        self._check_open()
+        priority = self._options.priority_of(getattr(_thread, "level", None), self._next_id)
+        return self._mail.send(tensors, to, tag, priority, self._timeout_s)
 
-    def recv_anysource(self, *_: Any) -> Work:
-        raise UnsupportedError(_POINT_TO_POINT)
+    def recv(self, tensors: Any, source: int, tag: int = 0) -> Work:
+        self._check_open()
+        return self._mail.receive(tensors, source, tag, self._timeout_s)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        self._check_open()
+        return self._mail.receive(tensors, ANYONE, tag, self._timeout_s)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """See `gradlane.live.c10d.monitored_barrier`."""
+        self._check_open()
+        self._mail.barrier(self._timeout_s if timeout is None else timeout.total_seconds(), wait_all_ranks)
 
     # -- life ----------------------------------------------------------------------------------------
 
@@ -288,6 +318,7 @@ class Group(_Base):  # type: ignore[misc]
         """Send what is queued, leave the group and end the threads. May be called twice."""
         self._close()
         self._under_way.clear()
+        self._mail.close()
 
     def abort(self) -> None:
         """Fail the group on all its ranks, and close it here."""
@@ -328,15 +359,22 @@ class Group(_Base):  # type: ignore[misc]
     # -- inside --------------------------------------------------------------------------------------
 
     def _parts(self) -> Parts:
-        if not self._close.alive:
-            raise CommunicationError("the process group is closed")
+        self._check_open()
         return Parts()
 
-    def _work(self, parts: Parts, tensors: list[torch.Tensor], opts: Any) -> Work:
+    def _check_open(self) -> None:
+        if not self._close.alive:
+            raise CommunicationError("the process group is closed")
+
+    def _work(
+        self, parts: Parts, tensors: list[torch.Tensor], opts: Any, name: str, inputs: Sequence[torch.Tensor] | None = None
+    ) -> Work:
+        """The work of `parts` once they are started; `name` and `inputs` (`tensors` without) are for profilers."""
         given_s = opts.timeout.total_seconds() if opts is not None else 0.0
         timeout_s = given_s if given_s > 0 else self._timeout_s
+        entry = begin(name, tensors if inputs is None else inputs)
         ids = self._start(parts)
-        return Work(self._node, self._futures, ids, tensors, parts.held, timeout_s, parts.conclude, self._works)
+        return Work(self._node, self._futures, ids, tensors, parts.held, timeout_s, parts.conclude, self._works, entry)
 
     def _reduction(self, tensors: list[torch.Tensor], opts: Any) -> tuple[str, Callable[[torch.Tensor], Any] | None]:
         """The node's operation for a reduction, and what to call on the result (None for nothing).

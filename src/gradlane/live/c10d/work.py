@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from gradlane.errors import CommunicationError, JobError
+from gradlane.live.c10d.profiling import end
 from gradlane.transport import Node
 
 
@@ -32,6 +33,7 @@ class Work(dist.Work):
         finish: called once, by whoever finds the collective ended first, to bring the result into
             `tensors`.
         kept: where this object stays until somebody has heard of the end; None if torch keeps it.
+        entry: of a profiler, see `profiling.begin`.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Work(dist.Work):
         timeout_s: float,
         finish: Callable[[], None],
         kept: set[Work] | None,
+        entry: Any = None,
     ) -> None:
         super().__init__()
         self._node, self._futures, self._ids, self._tensors = node, futures, ids, tensors
@@ -52,7 +55,7 @@ class Work(dist.Work):
         self._error: JobError | None = None
         self._lock = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
-        self._kept = kept
+        self._kept, self._entry = kept, entry
         if kept is not None:
             kept.add(self)
 
@@ -73,8 +76,7 @@ class Work(dist.Work):
         given_s = timeout.total_seconds() if timeout is not None else 0.0
         timeout_s = given_s if given_s > 0 else self._timeout_s
         try:
-            for each in self._ids:
-                self._node.wait(each, timeout_s)
+            self._await(timeout_s)
         except JobError as error:
             self._error = error
             # a timeout: abort, so that nothing is written to this memory later
@@ -84,6 +86,10 @@ class Work(dist.Work):
             raise
         self._conclude()
         return True
+
+    def _await(self, timeout_s: float) -> None:
+        for each in self._ids:
+            self._node.wait(each, timeout_s)
 
     def is_completed(self) -> bool:
         """Whether the collective has ended, with its result or by a failure of the group."""
@@ -135,6 +141,8 @@ class Work(dist.Work):
             self._finish()
             self._held.clear()
             self._over = True
+            if self._entry is not None:
+                end(self._entry)
         self._has_been_heard_of()
 
     def _has_been_heard_of(self) -> None:
