@@ -53,8 +53,9 @@ bool IsSameUser(const Fd& socket) {
 socklen_t AbstractAddress(const std::string& name, sockaddr_un* address) {
     *address = {};
     address->sun_family = AF_UNIX;
-    std::memcpy(address->sun_path + 1, name.data(), name.size());  // after a zero: not a file
-    return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    const size_t length = std::min(name.size(), sizeof address->sun_path - 1);
+    std::memcpy(address->sun_path + 1, name.data(), length);  // after a zero: not a file
+    return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
 }
 
 std::string Failed(const char* call) { return std::string(call) + ": " + std::strerror(errno); }
@@ -129,62 +130,54 @@ Meeting::Meeting(uint32_t rank, uint32_t ranks, size_t bytes, std::vector<uint8_
     : secret_(std::move(secret)), bytes_(bytes) {
     room_.rank = rank;
     room_.ranks = ranks;
-    room_.wakes.resize(ranks);
-    room_.wakes[rank] = Fd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
 }
 
 Meeting::~Meeting() = default;
 
-std::unique_ptr<Meeting> Meeting::Lead(uint32_t ranks, size_t bytes, std::vector<uint8_t> secret, std::string* why) {
-    if (ranks < 1 || ranks > kMaxHostRanks) {
-        *why = "got " + std::to_string(ranks) + " ranks of one host, expected 1 to " + std::to_string(kMaxHostRanks);
-        return nullptr;
-    }
+std::unique_ptr<Meeting> Meeting::Lead(uint32_t ranks, size_t bytes, std::vector<uint8_t> secret) {
     std::unique_ptr<Meeting> meeting(new Meeting(0, ranks, bytes, std::move(secret)));
-    if (!meeting->room_.wakes[0]) {
-        *why = Failed("eventfd");
-        return nullptr;
-    }
-    meeting->room_.segment = Segment::Create(bytes, why);
-    if (!meeting->room_.segment) return nullptr;
-    meeting->name_ = "gradlane-";
-    for (const uint8_t byte : FreshNonce()) meeting->name_ += "0123456789abcdef"[byte & 15];
-    sockaddr_un address;
-    const socklen_t length = AbstractAddress(meeting->name_, &address);
-    meeting->listener_ = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!meeting->listener_ || bind(meeting->listener_.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
-        listen(meeting->listener_.get(), static_cast<int>(kMaxHostRanks)) != 0) {
-        *why = Failed("a Unix socket for the ranks of this host");
-        return nullptr;
-    }
-    if (ranks == 1) meeting->state_ = State::kMet;
+    meeting->Begin();
     return meeting;
 }
 
-std::unique_ptr<Meeting> Meeting::Join(const std::string& name, uint32_t rank, uint32_t ranks, size_t bytes,
-                                       std::vector<uint8_t> secret, std::string* why) {
-    sockaddr_un address;
-    if (rank < 1 || rank >= ranks || ranks > kMaxHostRanks || name.empty() || name.size() >= sizeof address.sun_path) {
-        *why = "not a rank, a number of ranks or a name that can meet";
-        return nullptr;
-    }
+std::unique_ptr<Meeting> Meeting::Join(const std::string& name, uint32_t rank, uint32_t ranks, size_t bytes, std::vector<uint8_t> secret) {
     std::unique_ptr<Meeting> meeting(new Meeting(rank, ranks, bytes, std::move(secret)));
-    if (!meeting->room_.wakes[rank]) {
-        *why = Failed("eventfd");
-        return nullptr;
-    }
     meeting->name_ = name;
-    const socklen_t length = AbstractAddress(name, &address);
-    meeting->socket_ = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!meeting->socket_ || connect(meeting->socket_.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
-        *why = Failed("the Unix socket of rank 0");
-        return nullptr;
-    }
-    if (!IsSameUser(meeting->socket_)) {
-        *why = "rank 0 on this host belongs to another user";
-        return nullptr;
-    }
+    meeting->Begin();
     return meeting;
+}
+
+void Meeting::Begin() {
+    const auto rank = static_cast<int32_t>(room_.rank);
+    const std::string name = "rank " + std::to_string(rank) + ": ";
+    if (room_.ranks < 2 || room_.ranks > kMaxHostRanks || room_.rank >= room_.ranks) {
+        return Fail(Fault::kLimit, name + "one of " + std::to_string(room_.ranks) + " ranks of one host, expected one of 2 to " +
+                                       std::to_string(kMaxHostRanks), rank);
+    }
+    room_.wakes.resize(room_.ranks);
+    room_.wakes[room_.rank] = Fd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+    Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!room_.wakes[room_.rank] || !socket) return Fail(Fault::kLimit, name + Failed("a descriptor"), rank);
+    sockaddr_un address;
+    if (room_.rank != 0) {
+        const socklen_t length = AbstractAddress(name_, &address);
+        if (connect(socket.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
+            return Fail(Fault::kEnded, name + Failed("the Unix socket of rank 0"), 0);
+        }
+        if (!IsSameUser(socket)) return Fail(Fault::kRefused, "rank 0 on this host belongs to another user than rank " + std::to_string(rank), 0);
+        socket_ = std::move(socket);
+        return;
+    }
+    std::string why;
+    room_.segment = Segment::Create(bytes_, &why);
+    if (!room_.segment) return Fail(Fault::kLimit, name + why, 0);
+    name_ = "gradlane-";
+    for (const uint8_t byte : FreshNonce()) name_ += "0123456789abcdef"[byte & 15];
+    const socklen_t length = AbstractAddress(name_, &address);
+    if (bind(socket.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(socket.get(), static_cast<int>(kMaxHostRanks)) != 0) {
+        return Fail(Fault::kLimit, name + Failed("a Unix socket"), 0);
+    }
+    listener_ = std::move(socket);
 }
 
 Meeting::State Meeting::Wait(int64_t timeout_ms) {
@@ -220,8 +213,9 @@ std::string Meeting::missing() const {
     return missing;
 }
 
-void Meeting::Fail(std::string why, int32_t blamed) {
+void Meeting::Fail(Fault fault, std::string why, int32_t blamed) {
     state_ = State::kFailed;
+    fault_ = fault;
     why_ = std::move(why);
     blamed_ = blamed;
 }
@@ -259,7 +253,8 @@ void Meeting::OnCaller(Caller& caller) {
         return;
     }
     const std::string name = "rank " + std::to_string(rank);
-    Refuse(got > 0 && message.bytes[0] == kSorry ? name + ": " + message.Text(1) : name + " ended while the ranks of this host met", rank);
+    if (got > 0 && message.bytes[0] == kSorry) return FailAll(Fault::kLimit, name + ": " + message.Text(1), rank);
+    FailAll(Fault::kEnded, name + " ended while the ranks of this host met", rank);
 }
 
 void Meeting::OnProof(Caller& caller, Message& message) {
@@ -293,20 +288,23 @@ void Meeting::HandOver() {
         const Digest proof = ProofOf(secret_, "rank0", caller->nonce, caller->theirs, static_cast<uint32_t>(caller->rank));
         message.Add(&bytes, sizeof bytes);
         message.Add(proof.data(), proof.size());
-        if (!message.Send(caller->socket, passed)) return Refuse(Failed("handing over the memory of this host"), caller->rank);
+        if (!message.Send(caller->socket, passed)) {
+            return FailAll(Fault::kLimit, "rank 0: " + Failed("handing over the memory of this host"), 0);
+        }
     }
 }
 
-void Meeting::Refuse(const std::string& why, int32_t blamed) {
+void Meeting::FailAll(Fault fault, const std::string& why, int32_t blamed) {
     Message message(kSorry);
     const std::string text = why.substr(0, kMaxText);
+    message.Add(&fault, sizeof fault);
     message.Add(&blamed, sizeof blamed);
     message.Add(text.data(), text.size());
     for (const auto& caller : callers_) {
         if (caller->rank >= 0) message.Send(caller->socket);
     }
     callers_.clear();
-    Fail(why, blamed);
+    Fail(fault, why, blamed);
 }
 
 // -- another rank -----------------------------------------------------------------------------------------
@@ -326,15 +324,15 @@ void Meeting::OnRank0() {
         answer.Add(mine_.data(), mine_.size());
         answer.Add(proof.data(), proof.size());
         const int wake = room_.wakes[room_.rank].get();
-        if (!answer.Send(socket_, {&wake, 1})) Fail(Failed("answering rank 0 on this host"), 0);
+        if (!answer.Send(socket_, {&wake, 1})) Fail(Fault::kEnded, Failed("answering rank 0 on this host"), 0);
     } else if (type == kSegment && !has_segment) {
         OnSegment(message);
     } else if (type == kGo && has_segment) {
         state_ = State::kMet;
-    } else if (type == kSorry && message.bytes.size() > sizeof(int32_t)) {
-        Fail(message.Text(1 + sizeof(int32_t)), message.Get<int32_t>(1));
+    } else if (type == kSorry && message.bytes.size() > 2 + sizeof(int32_t) && message.bytes[1] <= static_cast<uint8_t>(Fault::kRefused)) {
+        Fail(static_cast<Fault>(message.bytes[1]), message.Text(2 + sizeof(int32_t)), message.Get<int32_t>(2));
     } else {
-        Fail("rank 0 ended while the ranks of this host met, or refused this one", 0);
+        Fail(Fault::kEnded, "rank 0 ended while the ranks of this host met, or refused this one", 0);
     }
 }
 
@@ -342,7 +340,7 @@ void Meeting::OnSegment(Message& message) {
     const Digest expected = ProofOf(secret_, "rank0", theirs_, mine_, room_.rank);
     if (message.bytes.size() != 1 + sizeof(uint64_t) + expected.size() || message.fds.size() != 1 + room_.ranks ||
         !EqualConstantTime(message.Get<Digest>(1 + sizeof(uint64_t)), expected)) {
-        return Fail("whoever has rank 0's socket on this host does not know the job's secret", 0);
+        return Fail(Fault::kRefused, "whoever has rank 0's socket on this host does not know the job's secret", 0);
     }
     std::string why = "got " + std::to_string(message.Get<uint64_t>(1)) + " bytes of shared memory, expected " + std::to_string(bytes_);
     if (message.Get<uint64_t>(1) == bytes_) room_.segment = Segment::Map(std::move(message.fds[0]), bytes_, &why);
@@ -350,12 +348,12 @@ void Meeting::OnSegment(Message& message) {
         Message sorry(kSorry);
         sorry.Add(why.data(), std::min(why.size(), kMaxText));
         sorry.Send(socket_);
-        return Fail("rank " + std::to_string(room_.rank) + ": " + why, static_cast<int32_t>(room_.rank));
+        return Fail(Fault::kLimit, "rank " + std::to_string(room_.rank) + ": " + why, static_cast<int32_t>(room_.rank));
     }
     for (uint32_t rank = 0; rank < room_.ranks; ++rank) {
         if (rank != room_.rank) room_.wakes[rank] = std::move(message.fds[1 + rank]);
     }
-    if (!Message(kReady).Send(socket_)) Fail(Failed("answering rank 0 on this host"), 0);
+    if (!Message(kReady).Send(socket_)) Fail(Fault::kEnded, Failed("answering rank 0 on this host"), 0);
 }
 
 }  // namespace gradlane

@@ -42,20 +42,24 @@ struct HostRoom {
 class Meeting {
   public:
     enum class State : uint8_t { kGoingOn, kMet, kFailed };
+    // The values cross the socket. kLimit: memory or descriptors could not be had; kEnded: a rank is gone; kRefused:
+    // another user, or one that does not know the secret.
+    enum class Fault : uint8_t { kNone = 0, kLimit = 1, kEnded = 2, kRefused = 3 };
     using Nonce = std::array<uint8_t, 32>;
 
-    // Of rank 0. On failure (no memory, no descriptors): null and `why`.
-    static std::unique_ptr<Meeting> Lead(uint32_t ranks, size_t bytes, std::vector<uint8_t> secret, std::string* why);
-    // Of another rank. name: what rank 0's Meeting has.
+    // Of rank 0. Never null; what cannot begin has failed.
+    static std::unique_ptr<Meeting> Lead(uint32_t ranks, size_t bytes, std::vector<uint8_t> secret);
+    // Of another rank. name: what rank 0's Meeting has. Never null, either.
     static std::unique_ptr<Meeting> Join(const std::string& name, uint32_t rank, uint32_t ranks, size_t bytes,
-                                         std::vector<uint8_t> secret, std::string* why);
+                                         std::vector<uint8_t> secret);
     ~Meeting();
 
     // The abstract socket's, without the zero before it.
     const std::string& name() const { return name_; }
     // Goes on for at most timeout_ms.
     State Wait(int64_t timeout_ms);
-    // Once kFailed: the reason, and the rank that it is about, or -1.
+    // Once kFailed: the kind, the reason, and the rank that it is about.
+    Fault fault() const { return fault_; }
     const std::string& why() const { return why_; }
     int32_t blamed() const { return blamed_; }
     // While kGoingOn: the ranks that rank 0 still waits for, as "1, 3".
@@ -73,8 +77,9 @@ class Meeting {
     struct Message;
 
     Meeting(uint32_t rank, uint32_t ranks, size_t bytes, std::vector<uint8_t> secret);
-    void Fail(std::string why, int32_t blamed);
-    void Refuse(const std::string& why, int32_t blamed);
+    void Begin();
+    void Fail(Fault fault, std::string why, int32_t blamed);
+    void FailAll(Fault fault, const std::string& why, int32_t blamed);
     void AcceptAll();
     void OnCaller(Caller& caller);
     void OnProof(Caller& caller, Message& message);
@@ -86,6 +91,7 @@ class Meeting {
     std::string name_;
     const size_t bytes_;
     State state_ = State::kGoingOn;
+    Fault fault_ = Fault::kNone;
     std::string why_;
     int32_t blamed_ = -1;
     HostRoom room_;
