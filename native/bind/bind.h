@@ -24,6 +24,9 @@ void BindDispatcher(nanobind::module_& module);
 // Adds the class Engine, and to Node what a plan needs that the node carries out.
 void BindEngine(nanobind::module_& module, nanobind::class_<Node>& node);
 
+// Adds the class Meeting, and to Node what it shares with the ranks of its host.
+void BindHost(nanobind::module_& module, nanobind::class_<Node>& node);
+
 // Adds the class Heartbeat to the module.
 void BindHeartbeat(nanobind::module_& module);
 

@@ -240,6 +240,7 @@ NB_MODULE(_native, module) {
         .def("close", &Node::Close, nb::call_guard<nb::gil_scoped_release>());
 
     BindEngine(module, node);
+    BindHost(module, node);
     BindHeartbeat(module);
 
     module.def("start_node", &StartNode, nb::arg("rank"), nb::arg("server"), nb::arg("world"), nb::arg("servers"), nb::arg("job"),

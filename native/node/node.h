@@ -44,6 +44,7 @@
 #include "node/engine.h"
 #include "node/greeting.h"
 #include "node/messages.h"
+#include "node/shared_sums.h"
 
 namespace gradlane {
 
@@ -103,6 +104,10 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     // Waits until every connection of this node is open. Returns false after timeout_ms, with what
     // is missing in `missing`, or after a failure.
     bool Join(int64_t timeout_ms, std::string* missing);
+
+    // From now on, what SharedSums takes of the tensors that are started goes through the memory of this host. All
+    // workers of the job are the ranks of `room`, and call this after Join and before they start a tensor.
+    void Share(HostRoom room);
 
     // Registers a tensor. Ids grow by one from 0.
     //   from, into: the worker's memory that is sent and that the sum goes to, `spec.bytes` each.
@@ -198,7 +203,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
         const uint8_t* from = nullptr;
         uint8_t* into = nullptr;
         bool contributes = false, receives = false;
-        bool under_way = false, notify = false, notify_sent = false, held = false;
+        bool shared = false, under_way = false, notify = false, notify_sent = false, held = false;
         uint32_t iteration = 0;  // of the push under way
         uint32_t pushes = 0;
         uint32_t unsent = 0, unreceived = 0;  // packets
@@ -321,6 +326,10 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     bool RunEngine();
     void QueueResult(uint32_t rank, uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout,
                      uint32_t place, uint32_t iteration, BufferRef result);
+    void StartShared(const StartCommand& command);
+    bool RunShared(uint64_t bytes);
+    bool RestShared();
+    void HelpShared(uint32_t tensor);
     std::shared_ptr<const Layout> Cut(uint32_t tensor, const Spec& spec);
     bool Register(const DefineCommand& command, int32_t teller);  // teller: the rank that a server has it from, or -1
     bool Admit(const DefineCommand& command, int32_t teller, Tensor* state);
@@ -384,6 +393,8 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     std::string NameOf(const Connection& connection) const;
     uint32_t missing_connections() const;
 
+    bool IsShared(uint32_t tensor) const;
+
     const NodeOptions options_;
     const pid_t pid_;  // of the process that has the I/O thread; a fork of it has none
     Fd listener_, epoll_, wake_, reserve_;
@@ -393,6 +404,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     std::mutex mutex_;  // guards everything down to the next mutex
     BufferPool early_buffers_;
     std::unordered_map<uint32_t, std::vector<Early>> early_;
+    std::unique_ptr<SharedSums> shared_;  // null: all goes over the connections
     std::unique_ptr<Aggregator> aggregator_;  // before the connections, which hold buffers of its pools
     std::unique_ptr<Messages> messages_;      // where this process has a worker and the server of the same number
     std::list<std::unique_ptr<Connection>> connections_;
@@ -448,6 +460,8 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     bool joined_ = false, all_left_ = false, over_all_ = false;
     std::string missing_;
 
+    std::atomic<bool> helps_{false};  // whether a thread that waits sums, and looks for what other ranks write
+    std::atomic<bool> is_due_{false};  // the I/O thread wants the lock: whoever takes it again and again leaves it
     std::atomic<bool> stop_{false};
     std::atomic<bool> wake_pending_{false};  // the I/O thread was woken and has not heard it yet
     std::atomic<bool> urgent_{false};        // and is not to wait for more

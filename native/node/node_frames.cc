@@ -49,6 +49,7 @@ Connection::Sink Node::OnPushHeader(Connection& connection, const Header& header
     if (connection.dialled()) return Connection::Sink::Fault(Code::kProtocol, "a push from a server");
     if (header.length > options_.packet_bytes) return Connection::Sink::Fault(Code::kProtocol, "a packet larger than packets are here");
     if (!aggregator_->Has(header.tensor)) {
+        if (IsShared(header.tensor)) return Connection::Sink::Fault(Code::kMismatch, "a packet of a tensor that is summed in this host's memory here");
         // whoever is ahead of this process waits, and holds up nobody but itself
         if (header.tensor >= next_tensor_) return Ahead(connection, header);
         const auto ended = std::lower_bound(ended_by_.begin(), ended_by_.end(), std::pair(header.tensor + 1, uint32_t{0}));

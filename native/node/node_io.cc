@@ -267,6 +267,8 @@ bool Node::Turn(const epoll_event* events, int n) {
         void* what = events[i].data.ptr;
         if (what == &listener_) {
             AcceptAll();
+        } else if (what == &shared_) {
+            shared_->Woken();
         } else if (what != &wake_) {
             OnEvent(*static_cast<Connection*>(what), events[i].events);
             RunEngine();
@@ -276,12 +278,13 @@ bool Node::Turn(const epoll_event* events, int n) {
     }
     ReadResumed();  // a definition may have come: no event tells of what waited for it, and Reap() may free it
     bool more = aggregator_ && aggregator_->Work(kWorkBytes);
+    more |= RunShared(kWorkBytes);
     more |= RunEngine();
     SweepOver();
     if (now_ns_ - ticked_ns_ >= tick_ns()) Tick(now_ns_);
     more |= FlushTouched(kWriteBudget);
     Reap();
-    return more;
+    return more || !RestShared();
 }
 
 // Sleeps until something happens or `timeout_ms` have passed. Gradients that become ready one soon after
@@ -360,7 +363,9 @@ void Node::Loop() {
         const int64_t idle_ms = turn_awaited ? kPatienceNs / 1'000'000 : 1000;
         const int timeout = working ? 0 : static_cast<int>(std::clamp<int64_t>(until_tick / 1'000'000 + 1, 0, idle_ms));
         const int n = Sleep(events, stop_by_ns != 0 ? std::min(timeout, 10) : timeout);
+        is_due_ = true;
         std::lock_guard guard(mutex_);
+        is_due_ = false;
         ++stats_.wakeups;
         working = false;
         if (!broken_) Guarded([&] { working = Turn(events.data(), std::max(n, 0)); });

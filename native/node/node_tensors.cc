@@ -29,15 +29,18 @@ void Node::RunCommands(bool inline_call) {
         std::visit([this](const auto& asked) { Do(asked); }, command);
     }
     RunEngine();
-    bool more = inline_call && aggregator_ && aggregator_->Work(kInlineBytes);
+    bool more = inline_call && RunShared(kInlineBytes);
+    more |= inline_call && aggregator_ && aggregator_->Work(kInlineBytes);
     more |= RunEngine();
     SweepOver();
     more |= FlushTouched(inline_call ? kInlineBytes : kWriteBudget);
-    if (inline_call && (more || !resumed_.empty())) Wake();
+    if (inline_call && (more || !resumed_.empty() || !RestShared())) Wake();
 }
 
 void Node::Do(const StartCommand& command) {
-    if (Do(command.define)) Do(command.push);
+    if (shared_ && SharedSums::Takes(command.define.spec)) {
+        StartShared(command);
+    } else if (Do(command.define)) Do(command.push);
 }
 
 void Node::Do(const ForgetCommand& command) {

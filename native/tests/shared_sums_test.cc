@@ -1,0 +1,285 @@
+#include "node/shared_sums.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "testing/check.h"
+
+using namespace gradlane;
+
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+const std::vector<uint8_t> kSecret(32, 7);
+
+// The ranks of a host in this process, each with its own mapping of the segment.
+struct Host {
+    std::vector<std::unique_ptr<SharedSums>> ranks;
+
+    explicit Host(uint32_t world) {
+        const size_t bytes = SharedSums::BytesFor(world);
+        std::vector<std::unique_ptr<Meeting>> meetings;
+        meetings.push_back(Meeting::Lead(world, bytes, kSecret));
+        for (uint32_t rank = 1; rank < world; ++rank) meetings.push_back(Meeting::Join(meetings[0]->name(), rank, world, bytes, kSecret));
+        for (size_t met = 0; met != world;) {
+            met = 0;
+            for (const auto& meeting : meetings) met += meeting->Wait(1) == Meeting::State::kMet;
+        }
+        for (const auto& meeting : meetings) ranks.push_back(std::make_unique<SharedSums>(meeting->Take()));
+    }
+
+    // In a random order, a little at a time, until all tensors have ended on all ranks; returns the ends by rank.
+    std::vector<std::vector<uint32_t>> Run(std::mt19937& random) {
+        std::vector<std::vector<uint32_t>> ended(ranks.size());
+        for (int idle = 0; idle < 1000;) {
+            const size_t rank = random() % ranks.size();
+            const size_t before = ended[rank].size();
+            const bool more = ranks[rank]->Progress(1 + random() % (400 << 10), &ended[rank]);
+            idle = more || ended[rank].size() != before ? 0 : idle + 1;
+        }
+        return ended;
+    }
+};
+
+Bytes Noise(std::mt19937& random, DType dtype, size_t n) {
+    Bytes bytes(n * ElementBytes(dtype));
+    for (size_t i = 0; i < n; ++i) {
+        const float value = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 37.0f;
+        uint8_t* at = bytes.data() + i * ElementBytes(dtype);
+        switch (dtype) {
+            case DType::kF32: std::memcpy(at, &value, 4); break;
+            case DType::kF64: {
+                const double wide = value / 3.0;
+                std::memcpy(at, &wide, 8);
+                break;
+            }
+            case DType::kF16:
+            case DType::kBF16: Narrow(dtype, at, &value, 1); break;
+            default:
+                for (size_t byte = 0; byte < ElementBytes(dtype); ++byte) at[byte] = static_cast<uint8_t>(random());
+        }
+    }
+    return bytes;
+}
+
+// What Order::kRank gives.
+Bytes InRankOrder(const Spec& spec, const std::vector<Bytes>& parts) {
+    const size_t n = spec.bytes / ElementBytes(spec.dtype);
+    Bytes sum = parts[0];
+    if (!IsHalf(spec.dtype) || parts.size() <= 2) {
+        for (size_t rank = 1; rank < parts.size(); ++rank) Reduce(spec.dtype, spec.op, sum.data(), parts[rank].data(), n);
+        return sum;
+    }
+    std::vector<float> wide(n);
+    Widen(spec.dtype, wide.data(), parts[0].data(), n);
+    for (size_t rank = 1; rank < parts.size(); ++rank) WidenReduce(spec.dtype, spec.op, wide.data(), parts[rank].data(), n);
+    Narrow(spec.dtype, sum.data(), wide.data(), n);
+    return sum;
+}
+
+Spec Of(DType dtype, Op op, size_t n) {
+    Spec spec;
+    spec.bytes = n * ElementBytes(dtype);
+    spec.dtype = dtype;
+    spec.op = op;
+    spec.once = true;
+    return spec;
+}
+
+bool IsReadable(int fd) {
+    pollfd polled{fd, POLLIN, 0};
+    return poll(&polled, 1, 0) == 1;
+}
+
+}  // namespace
+
+TEST(EveryTypeAndOperationGivesTheBitsOfRankOrder) {
+    std::mt19937 random(1);
+    for (const uint32_t world : {2u, 3u, 4u}) {
+        Host host(world);
+        uint32_t tensor = 0;
+        for (int dtype = 0; dtype < 8; ++dtype) {
+            for (int op = 0; op < 4; ++op) {
+                const size_t n = std::vector<size_t>{1, 100, 70'001, 300'007}[random() % 4];
+                const Spec spec = Of(static_cast<DType>(dtype), static_cast<Op>(op), n);
+                std::vector<Bytes> parts, results(world, Bytes(spec.bytes));
+                for (uint32_t rank = 0; rank < world; ++rank) parts.push_back(Noise(random, spec.dtype, n));
+                const Bytes expected = InRankOrder(spec, parts);
+                const bool in_place = random() % 2 == 0;
+                if (in_place) results = parts;
+                for (uint32_t rank = 0; rank < world; ++rank) {
+                    host.ranks[rank]->Start(tensor, spec, (in_place ? results : parts)[rank].data(), results[rank].data());
+                }
+                for (const auto& ended : host.Run(random)) CHECK_EQ(ended, std::vector<uint32_t>{tensor});
+                for (uint32_t rank = 0; rank < world; ++rank) CHECK(results[rank] == expected);
+                ++tensor;
+            }
+        }
+        for (const auto& rank : host.ranks) CHECK(!rank->IsUnderWay());
+    }
+}
+
+TEST(OneSenderOrOneReceiver) {
+    std::mt19937 random(2);
+    for (const uint32_t world : {2u, 3u}) {
+        Host host(world);
+        uint32_t tensor = 0;
+        for (const size_t n : {7u, 200'003u}) {
+            for (const bool sends : {false, true}) {
+                for (const bool dealt : {false, true}) {
+                    const auto one = static_cast<int32_t>(random() % world);
+                    Spec spec = Of(DType::kF32, Op::kSum, n);
+                    (sends ? spec.from : spec.to) = one;
+                    if (!dealt) spec.at = one;
+                    std::vector<Bytes> parts, results(world, Bytes(spec.bytes, 9));
+                    for (uint32_t rank = 0; rank < world; ++rank) parts.push_back(Noise(random, spec.dtype, n));
+                    const Bytes expected = sends ? parts[static_cast<size_t>(one)] : InRankOrder(spec, parts);
+                    for (uint32_t rank = 0; rank < world; ++rank) {
+                        const bool is_one = static_cast<int32_t>(rank) == one;
+                        host.ranks[rank]->Start(tensor, spec, !sends || is_one ? parts[rank].data() : nullptr,
+                                                sends != is_one ? results[rank].data() : nullptr);
+                    }
+                    host.Run(random);
+                    for (uint32_t rank = 0; rank < world; ++rank) {
+                        const bool gets = sends != (static_cast<int32_t>(rank) == one);
+                        CHECK(results[rank] == (gets ? expected : Bytes(spec.bytes, 9)));
+                    }
+                    ++tensor;
+                }
+            }
+        }
+        for (const auto& rank : host.ranks) CHECK(!rank->IsUnderWay());
+    }
+}
+
+TEST(TheMostUrgentOfWhatAllHaveHandedOverGoesFirst) {
+    Host host(2);
+    std::mt19937 random(3);
+    std::vector<float> ones(200'000, 1.0f);
+    std::vector<std::vector<float>> data(8, ones);
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+        for (uint32_t tensor = 0; tensor < 4; ++tensor) {
+            Spec spec = Of(DType::kF32, Op::kSum, ones.size());
+            spec.urgent_first = true;
+            spec.priority = std::vector<uint32_t>{5, 5, 1, 3}[tensor];
+            auto* memory = reinterpret_cast<uint8_t*>(data[rank * 4 + tensor].data());
+            host.ranks[rank]->Start(tensor, spec, memory, memory);
+        }
+    }
+    for (const auto& ended : host.Run(random)) CHECK_EQ(ended, (std::vector<uint32_t>{2, 3, 0, 1}));
+    for (const auto& each : data) CHECK(each.front() == 2.0f && each.back() == 2.0f);
+}
+
+TEST(ARankAheadOfTheOthersWaitsForNoCallThatTheyDoNotHave) {
+    Host host(3);
+    std::mt19937 random(4);
+    std::vector<std::vector<float>> data(3 * 1000, std::vector<float>(3, 1.0f));
+    // rank 0 is a thousand calls ahead, the later the more urgent; rank 2 makes each when the one before has ended
+    const auto start = [&](uint32_t rank, uint32_t tensor) {
+        Spec spec = Of(DType::kF32, Op::kSum, tensor % 7 == 0 ? 0 : 3);  // empty ones among them
+        spec.urgent_first = true;
+        spec.priority = 1000 - tensor;
+        auto* memory = reinterpret_cast<uint8_t*>(data[rank * 1000 + tensor].data());
+        host.ranks[rank]->Start(tensor, spec, memory, memory);
+    };
+    for (uint32_t tensor = 0; tensor < 1000; ++tensor) {
+        start(0, tensor);
+        if (tensor < 300) start(1, tensor);
+    }
+    for (uint32_t tensor = 0; tensor < 1000; ++tensor) {
+        if (tensor >= 300) start(1, tensor);
+        start(2, tensor);
+        std::vector<uint32_t> ended;
+        std::vector<uint32_t> others;
+        for (int turn = 0; turn < 6; ++turn) {
+            for (uint32_t rank = 0; rank < 3; ++rank) host.ranks[rank]->Progress(1 << 20, rank == 2 ? &ended : &others);
+        }
+        if (tensor % 7 != 0 && !CHECK_EQ(ended, std::vector<uint32_t>{tensor})) return;
+    }
+    for (const auto& rank : host.ranks) CHECK(!rank->IsUnderWay());
+    CHECK_EQ(data[1].front(), 3.0f);
+}
+
+TEST(RanksThatMeanDifferentThingsSumNothing) {
+    const auto differ = [](const Spec& a, const Spec& b, uint32_t tensor, const char* expected) {
+        Host host(2);
+        std::mt19937 random(5);
+        Bytes mine(4096, 1), theirs(4096, 1);
+        host.ranks[0]->Start(0, a, mine.data(), mine.data());
+        host.ranks[1]->Start(tensor, b, theirs.data(), theirs.data());
+        for (const auto& ended : host.Run(random)) CHECK(ended.empty());
+        REQUIRE(host.ranks[0]->difference().has_value());
+        CHECK_EQ(host.ranks[0]->difference()->rank, 1);
+        CHECK(host.ranks[0]->difference()->text.find(expected) != std::string::npos);
+        CHECK(mine == Bytes(4096, 1) && theirs == Bytes(4096, 1));
+    };
+    const Spec spec = Of(DType::kF32, Op::kSum, 100);
+    differ(spec, Of(DType::kF32, Op::kSum, 101), 0, "another size");
+    differ(spec, Of(DType::kI32, Op::kSum, 100), 0, "another size, type");
+    differ(spec, Of(DType::kF32, Op::kMax, 100), 0, "another size, type, operation");
+    differ(spec, Of(DType::kF32, Op::kSum, 0), 0, "another size");
+    differ(spec, spec, 1, "handed over tensor 1 where rank 0 has tensor 0");
+}
+
+TEST(WhoRestsIsWokenAndWhoHasSomethingToDoDoesNotRest) {
+    Host host(2);
+    std::vector<uint32_t> ended;
+    std::vector<float> a(4, 1.0f), b(4, 2.0f);
+    SharedSums &first = *host.ranks[0], &second = *host.ranks[1];
+    CHECK(first.Rest());
+    first.Start(0, Of(DType::kF32, Op::kSum, 4), reinterpret_cast<uint8_t*>(a.data()), reinterpret_cast<uint8_t*>(a.data()));
+    CHECK(!first.Progress(1 << 20, &ended));
+    CHECK(first.Rest());
+    CHECK(!IsReadable(first.wake_fd()));
+    second.Start(0, Of(DType::kF32, Op::kSum, 4), reinterpret_cast<uint8_t*>(b.data()), reinterpret_cast<uint8_t*>(b.data()));
+    CHECK(!second.Rest());
+    CHECK(!second.Progress(1 << 20, &ended));
+    CHECK(IsReadable(first.wake_fd()));
+    first.Woken();
+    CHECK(!IsReadable(first.wake_fd()));
+    CHECK(first.CanProgress());
+    CHECK(second.Rest());
+    first.Progress(1 << 20, &ended);
+    CHECK(IsReadable(second.wake_fd()));
+}
+
+// Each rank on a thread of its own that sleeps as a node's does.
+TEST(ThreadsSumAsFastAsTheyLike) {
+    constexpr uint32_t kWorld = 3, kTensors = 200;
+    Host host(kWorld);
+    std::vector<std::vector<float>> data(kWorld * kTensors);
+    std::vector<std::thread> threads;
+    for (uint32_t rank = 0; rank < kWorld; ++rank) {
+        threads.emplace_back([&, rank] {
+            SharedSums& sums = *host.ranks[rank];
+            std::mt19937 random(rank);
+            std::vector<uint32_t> ended;
+            for (uint32_t tensor = 0; tensor < kTensors || ended.size() < kTensors;) {
+                if (tensor < kTensors) {
+                    std::vector<float>& own = data[rank * kTensors + tensor];
+                    own.assign(1 + tensor * 777 % 150'000, static_cast<float>(rank + 1));
+                    auto* memory = reinterpret_cast<uint8_t*>(own.data());
+                    sums.Start(tensor, Of(DType::kF32, Op::kSum, own.size()), memory, memory);
+                    ++tensor;
+                }
+                while (sums.Progress(300'000, &ended)) {}
+                if (tensor < kTensors && random() % 3 != 0) continue;
+                if (!sums.IsUnderWay() || !sums.Rest()) continue;
+                pollfd polled{sums.wake_fd(), POLLIN, 0};
+                if (!CHECK_EQ(poll(&polled, 1, 20'000), 1)) return;
+                sums.Woken();
+            }
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& each : data) CHECK(each.front() == 6.0f && each.back() == 6.0f);
+}
+
+int main(int argc, char** argv) { return gradlane::testing::RunTests(argc, argv); }
