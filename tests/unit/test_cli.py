@@ -8,7 +8,7 @@ import pytest
 
 from gradlane import policies
 from gradlane.cli.inputs.knobs import parse_knobs
-from gradlane.cli.plan import ddp_kwargs, why_not_ddp
+from gradlane.planning.stock_ddp import ddp_kwargs, why_not_ddp
 from gradlane.core import files
 from gradlane.core.checks import check_plan
 from gradlane.core.network import Network

@@ -18,6 +18,7 @@ from gradlane.errors import GradlaneError, InputError, RunError
 # command -> what `gradlane --help` says of it; the module of the same name holds a click command
 # `command`
 _COMMANDS = {
+    "advise": "Measure a script under its own DDP, and say what scheduling would bring.",
     "compare": "Train a real network under every policy, beside torch DDP, and print a table.",
     "convert": "Make a profile of a trace that another tool recorded.",
     "lab": "Run a job with each rank on an emulated host, joined by shaped links.",

@@ -267,6 +267,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--timeline", metavar="DIR",
                        help="write each rank's plan, and what it did and when, to this directory; a second session of a "
                        "script (--ddp with two models) to DIR/session-2")  # fmt: skip
+    group.add_argument("--progress", metavar="SECONDS", type=_type(SECONDS),
+                       help="print a line this often: what steps take and wait for, and under which policy")  # fmt: skip
     group.add_argument("--timeout", metavar="SECONDS", type=_type(SECONDS), help="the longest that a collective may take")
     group.add_argument("--stall-timeout", metavar="SECONDS", type=_type(SECONDS),
                        help="how long a rank may say nothing: stopped, or its host cut off (default: 2.5)")  # fmt: skip
@@ -321,6 +323,7 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         stall_timeout=given.stall_timeout,
         verify=given.verify,
         timeline=_absolute(given.timeline),
+        progress=given.progress,
         ddp=given.ddp,
     )
 

@@ -205,6 +205,8 @@ def attach_from(
         buffers_are_due = wrapped is None or wrapped.buffers_are_due
         session = _build(job, resolved, start, may_cross, coordination, new_groups, backend, buffers_are_due)
     keep(session)
+    if resolved.progress_s is not None and job.rank == 0:
+        session.print_progress(resolved.progress_s)
     session.on_close(
         before=partial(_leave_files, resolved.folders.of_session(next(_attachments)), job.global_rank), after=forget
     )

@@ -1,0 +1,226 @@
+"""`gradlane advise`: what scheduling would bring to a training script, measured while it trains under its own DDP."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.table import Table
+from rich.text import Text
+
+from gradlane.cli.inputs.types import OUT_FILE, SECONDS, whole_number
+from gradlane.cli.terminal import console, print_table
+from gradlane.compare.processes import TIMED_OUT, run_quietly, torchrun_here
+from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
+from gradlane.core.records.ddp_run import DdpRun
+from gradlane.errors import JobError, RunError, UnsupportedError
+from gradlane.planning.advice import BASELINE, WORTH, Advice, Option, advise
+from gradlane.planning.stock_ddp import ddp_kwargs
+from gradlane.units import format_bytes, format_ns, format_rate
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--nproc", type=whole_number(2), default=2, show_default=True, help="Worker processes on this host.")
+@click.option("--steps", type=whole_number(4), default=10, show_default=True, help="Steps to measure as they are.")
+@click.option(
+    "--timeout", type=SECONDS, default=600.0, show_default=True, help="Seconds that SCRIPT may take to get through them."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, and what SCRIPT prints on stderr.")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(nproc: int, steps: int, timeout: float, as_json: bool, script: str, arguments: tuple[str, ...]) -> None:
+    """Run SCRIPT, which trains under torch's DistributedDataParallel, for some steps; say what scheduling would bring.
+
+    SCRIPT needs no change, and is ended after 2 * STEPS steps and a few more. In the last of them no gradients are
+    summed: what it trained is of no use, so do not let it overwrite a checkpoint.
+
+    Where RANK and WORLD_SIZE are set this is one rank of a job that something else starts: torchrun --no-python on
+    several hosts, srun, or gradlane lab. Rank 0 says what was found.
+
+    \b
+    gradlane advise --nproc 2 train.py --epochs 1
+    gradlane lab --hosts 2 --link 100mbit -- gradlane advise train.py
+    torchrun --no-python --nnodes 2 --rdzv-endpoint host0:29400 gradlane advise train.py
+    """
+    is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
+        exit_code = _run(Path(scratch), is_rank, nproc, steps, timeout, as_json, script, arguments)
+        if is_rank and os.environ["RANK"] != "0":
+            click.get_current_context().exit(exit_code)
+        run = _measured(Path(scratch), exit_code, timeout)
+    advice = advise(run)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(_record(advice)), indent=2).decode())
+    else:
+        _show(advice)
+
+
+def _run(
+    scratch: Path,
+    is_rank: bool,
+    nproc: int,
+    steps: int,
+    timeout_s: float,
+    as_json: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> int:
+    options = LaunchOptions(advise=str(scratch), advise_steps=steps)
+    worker = ["-m", "gradlane.live.startup.boot", script, *arguments]
+    command = [sys.executable, *worker] if is_rank else [*torchrun_here(nproc), *worker]
+    # what is advised is on stdout alone
+    shown = sys.stderr.fileno() if as_json else None
+    return run_quietly(command, {**os.environ, LAUNCH_VARIABLE: options.to_text()}, shown, timeout_s)
+
+
+def _measured(scratch: Path, exit_code: int, timeout_s: float) -> DdpRun:
+    """What the ranks left. Once that is whole it does not matter how they ended."""
+    run, why_not = scratch / "run.json", scratch / "why-not.txt"
+    if run.exists():
+        return DdpRun.from_json(run.read_bytes())
+    if exit_code == TIMED_OUT:
+        raise JobError(
+            f"advise: the script did not get through its steps in {timeout_s:g} s; give it more (--timeout) or fewer --steps"
+        )
+    if why_not.exists():
+        raise UnsupportedError(f"advise: nothing was measured: {why_not.read_text()}")
+    raise RunError("the script", exit_code or 1)
+
+
+# -- what is said ---------------------------------------------------------------------------------------------
+
+
+def verdict(advice: Advice) -> str:
+    """One sentence: whether scheduling is worth it here."""
+    best, costs = advice.best, f"Summing gradients adds {advice.costs:.0%} to your step of {format_ns(advice.step_ns)}"
+    if advice.is_worth_it:
+        return (
+            f"{costs}; {best.policy} would save {best.saves:.0%} of the step, and no schedule more than {advice.possible:.0%} "
+            "(simulated)."
+        )
+    if advice.costs < WORTH:
+        return f"Nothing to gain here: summing gradients adds {advice.costs:.1%} to your step of {format_ns(advice.step_ns)}."
+    if advice.possible < WORTH:
+        return (
+            f"Nothing to gain here: {costs[0].lower()}{costs[1:]}, but it hides behind computing already and takes its time "
+            f"from the processor; no schedule can save more than {advice.possible:.1%} (simulated)."
+        )
+    return (
+        f"Little to gain here: {costs[0].lower()}{costs[1:]}, no schedule can save more than {advice.possible:.0%} of it, and the "
+        f"best policy, {best.policy}, would save {max(0.0, best.saves):.1%} (simulated)."
+    )
+
+
+def unknown(advice: Advice) -> list[str]:
+    """What was not measured, and what to doubt."""
+    run = advice.run
+    said = [
+        "policies over gradlane's own servers: their network is measured by gradlane.attach, and auto tries them",
+        "what the script does outside of model and optimizer counts as computing before the forward pass",
+    ]
+    if abs(advice.off) > 0.1:
+        said.append(
+            f"the simulator takes {format_ns(advice.baseline.iteration_ns)} for DDP's step, {abs(advice.off):.0%} "
+            f"{'more' if advice.off > 0 else 'less'} than was measured: what summing takes from the processor is not in it, so "
+            "take the savings as rough"
+        )
+    if advice.waits_ns is None:
+        said.append("how long a backward pass waits for its last sums: on a device the host does not see it")
+    if run.hook:
+        said.append(f"the script's communication hook {run.hook}: options sum gradients as they are")
+    elif run.plan is None:
+        said.append("DDP's own buckets: on a device they are taken to be the default ones")
+    if run.clips:
+        said.append("the script clips gradients, which needs all sums before the step: no option defers updates")
+    else:
+        said.append(
+            "whether the script reads gradients before the step other than by torch's clipping; then no update can be deferred"
+        )
+    if run.others:
+        said.append(f"{run.others} more models of the script under DDP; this is about {run.model}, the first that trained")
+    return said
+
+
+def _lines(advice: Advice) -> list[str]:
+    """What to add to the script, or to its command line."""
+    best = advice.best
+    lines = [
+        "in place of DistributedDataParallel(model):",
+        "    import gradlane",
+        f'    gradlane.attach(model, optimizer)  # finds the best policy; or policy="{best.policy}"',
+        "or with the script as it is: gradlane launch --ddp in place of torchrun",
+    ]
+    kept = advice.best_by_ddp
+    if kept is not None:
+        lines += [
+            f"or in stock DDP, for {kept.saves:.0%} of the step:",
+            *(f"    {line}" for line in ddp_kwargs(kept.plan).splitlines()),
+        ]
+    return lines
+
+
+def _show(advice: Advice) -> None:
+    run, shown = advice.run, console()
+    say = lambda text: shown.print(Text(text), soft_wrap=True)  # noqa: E731
+    say(f"{run.model} on {run.workers} ranks, {format_bytes(run.profile.size_bytes)} of gradients")
+    waits = "" if advice.waits_ns is None else (
+        f"; its backward pass waits {format_ns(advice.waits_ns)} ({advice.waits_ns / advice.step_ns:.0%}) for the last sums"
+    )  # fmt: skip
+    say(f"a step takes {format_ns(advice.step_ns)} under DDP and {format_ns(advice.alone_ns)} without sums{waits}")
+    network = run.network
+    say(f"the network: {format_ns(network.startup_ns)} for a message and {format_rate(network.bytes_per_second)}, measured")
+    say("")
+    table = Table()
+    table.add_column("policy")
+    for heading in ("step, simulated", "saves", "messages", "in stock DDP"):
+        table.add_column(heading, justify="right")
+    for option in advice.options:
+        name = "ddp, as it is" if option.policy == BASELINE else option.policy
+        cells = (
+            name, format_ns(option.iteration_ns), "-" if option.policy == BASELINE else f"{option.saves:.1%}",
+            str(option.messages), "yes" if option.by_ddp else "no",
+        )  # fmt: skip
+        table.add_row(*(Text(cell) for cell in cells), style="bold green" if option is advice.best else None)
+    print_table(table)
+    say(f"no schedule takes less than {format_ns(advice.bound_ns)}\n")
+    say(verdict(advice))
+    if advice.is_worth_it:
+        say("\n" + "\n".join(_lines(advice)))
+    say("\nnot measured, or to be doubted:\n" + "\n".join(f"- {line}" for line in unknown(advice)))
+
+
+def _record(advice: Advice) -> dict[str, Any]:
+    """The advice for programs."""
+    run, kept = advice.run, advice.best_by_ddp
+
+    def row(option: Option) -> dict[str, Any]:
+        return {
+            "policy": option.policy, "iteration_ns": option.iteration_ns, "saves": option.saves, "messages": option.messages,
+            "by_stock_ddp": option.by_ddp,
+        }  # fmt: skip
+
+    return {
+        "model": run.model,
+        "workers": run.workers,
+        "verdict": verdict(advice),
+        "worth_it": advice.is_worth_it,
+        "best": advice.best.policy,
+        "step_ns": advice.step_ns,
+        "alone_ns": advice.alone_ns,
+        "waits_ns": advice.waits_ns,
+        "costs": advice.costs,
+        "possible": advice.possible,
+        "bound_ns": advice.bound_ns,
+        "measured_step_ns": run.step_ns,
+        "measured_alone_ns": run.alone_ns,
+        "startup_ns": run.network.startup_ns,
+        "bytes_per_second": run.network.bytes_per_second,
+        "policies": [row(option) for option in advice.options],
+        "ddp_kwargs": None if kept is None else ddp_kwargs(kept.plan),
+        "not_measured": unknown(advice),
+    }
