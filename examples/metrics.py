@@ -11,7 +11,6 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import gradlane
 

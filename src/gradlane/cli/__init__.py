@@ -27,7 +27,7 @@ _COMMANDS = {
     "policies": "List the policies, each with its paper.",
     "probe": "Measure what an all-reduce costs between the ranks of a job.",
     "profile": "Measure one iteration of a training script.",
-    "report": "Make one HTML file of what a comparison found.",
+    "report": "Make one HTML file of what a comparison or a job left.",
     "server": "Be a server of a running job, on a host of its own.",
     "simulate": "Every policy on models, rates and cluster sizes, simulated.",
     "whatif": "How much bandwidth, how many workers, which partition size.",

@@ -6,21 +6,31 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
 import msgspec
+from msgspec import structs
 from rich.table import Table
 from rich.text import Text
 
-from gradlane.cli.inputs.types import OUT_FILE, SECONDS, whole_number
+from gradlane.cli import reports
+from gradlane.cli.inputs.types import SECONDS, whole_number
 from gradlane.cli.terminal import console, print_table
 from gradlane.compare.processes import TIMED_OUT, run_quietly, torchrun_here
 from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
 from gradlane.core.records.ddp_run import DdpRun
+from gradlane.core.timeline import Timeline
 from gradlane.errors import JobError, RunError, UnsupportedError
 from gradlane.planning.advice import BASELINE, WORTH, Advice, Option, advise
 from gradlane.planning.stock_ddp import ddp_kwargs
+from gradlane.report.page import facts
+from gradlane.report.page.drawing import draw, draw_simulated, parts_of, quantile, typical_iterations
+from gradlane.report.page.simulated import simulated_arm
+from gradlane.sim import simulate
 from gradlane.units import format_bytes, format_ns, format_rate
 
 
@@ -30,10 +40,13 @@ from gradlane.units import format_bytes, format_ns, format_rate
 @click.option(
     "--timeout", type=SECONDS, default=600.0, show_default=True, help="Seconds that SCRIPT may take to get through them."
 )
+@reports.option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and what SCRIPT prints on stderr.")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def command(nproc: int, steps: int, timeout: float, as_json: bool, script: str, arguments: tuple[str, ...]) -> None:
+def command(
+    nproc: int, steps: int, timeout: float, report: Path | None, as_json: bool, script: str, arguments: tuple[str, ...]
+) -> None:
     """Run SCRIPT, which trains under torch's DistributedDataParallel, for some steps; say what scheduling would bring.
 
     SCRIPT needs no change, and is ended after 2 * STEPS steps and a few more. In the last of them no gradients are
@@ -54,6 +67,8 @@ def command(nproc: int, steps: int, timeout: float, as_json: bool, script: str, 
             click.get_current_context().exit(exit_code)
         run = _measured(Path(scratch), exit_code, timeout)
     advice = advise(run)
+    if report is not None:
+        reports.write(report, "gradlane advise", [_trial(advice)])
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(_record(advice)), indent=2).decode())
     else:
@@ -85,7 +100,7 @@ def _measured(scratch: Path, exit_code: int, timeout_s: float) -> DdpRun:
         return DdpRun.from_json(run.read_bytes())
     if exit_code == TIMED_OUT:
         raise JobError(
-            f"advise: the script did not get through its steps in {timeout_s:g} s; give it more (--timeout) or fewer --steps"
+            f"advise: no end of the steps within {timeout_s:g} s; give the script more (--timeout), or fewer --steps"
         )
     if why_not.exists():
         raise UnsupportedError(f"advise: nothing was measured: {why_not.read_text()}")
@@ -96,23 +111,29 @@ def _measured(scratch: Path, exit_code: int, timeout_s: float) -> DdpRun:
 
 
 def verdict(advice: Advice) -> str:
-    """One sentence: whether scheduling is worth it here."""
-    best, costs = advice.best, f"Summing gradients adds {advice.costs:.0%} to your step of {format_ns(advice.step_ns)}"
+    """In a few short sentences: whether scheduling is worth it here."""
+    best, step, most = advice.best, format_ns(advice.step_ns), f"{advice.possible:.1%}"
+    adds = f"summing gradients adds {advice.costs:.1%} to your step of {step}"
+    if advice.costs >= 0.1:
+        adds = f"summing gradients takes {advice.costs:.0%} of your step of {step}"
     if advice.is_worth_it:
-        return (
-            f"{costs}; {best.policy} would save {best.saves:.0%} of the step, and no schedule more than {advice.possible:.0%} "
-            "(simulated)."
-        )
+        saves = f"{best.policy} would save {best.saves:.0%} of the step"
+        return f"{adds.capitalize()}. {saves}, and no schedule can save more than {most} (simulated)."
     if advice.costs < WORTH:
-        return f"Nothing to gain here: summing gradients adds {advice.costs:.1%} to your step of {format_ns(advice.step_ns)}."
-    if advice.possible < WORTH:
+        return f"Nothing to gain here: {adds}."
+    if advice.possible >= WORTH:
+        saves = f"the best policy, {best.policy}, would save {max(0.0, best.saves):.1%}"
+        return f"Little to gain here: {adds}. No schedule can save more than {most} of it, and {saves} (simulated)."
+    if advice.is_bound_by_network:
+        halved = format_ns(advice.halved_bound_ns)
         return (
-            f"Nothing to gain here: {costs[0].lower()}{costs[1:]}, but it hides behind computing already and takes its time "
-            f"from the processor; no schedule can save more than {advice.possible:.1%} (simulated)."
+            f"Little to gain by scheduling: {adds}, since the bytes take longer than there is computing to hide them behind. No "
+            f"schedule can save more than {most}. With gradients as bfloat16 (wire_dtype) a step takes {halved} at the least "
+            "(simulated); larger batches, or sums every other batch, would help too."
         )
     return (
-        f"Little to gain here: {costs[0].lower()}{costs[1:]}, no schedule can save more than {advice.possible:.0%} of it, and the "
-        f"best policy, {best.policy}, would save {max(0.0, best.saves):.1%} (simulated)."
+        f"Nothing to gain here: {adds}, but hardly by waiting: it takes its time from the processor. No schedule can save "
+        f"more than {most} (simulated)."
     )
 
 
@@ -192,6 +213,43 @@ def _show(advice: Advice) -> None:
     if advice.is_worth_it:
         say("\n" + "\n".join(_lines(advice)))
     say("\nnot measured, or to be doubted:\n" + "\n".join(f"- {line}" for line in unknown(advice)))
+
+
+def _trial(advice: Advice) -> facts.TrialFacts:
+    """For a report: DDP as it was measured, and every option as it was simulated."""
+    run, baseline = advice.run, advice.baseline
+    arms = []
+    for option in advice.options:
+        profile = advice.profile.in_order_of(option.plan.tensors)
+        seen = simulate(option.plan, profile, run.network)
+        arm = simulated_arm(
+            option.policy, option.plan, seen, profile, option.iteration_ns, advice.bound_ns, baseline.iteration_ns
+        )
+        arms.append(_as_measured(arm, run, option.plan, profile, seen) if option is baseline else arm)
+    alone_ms, bound_ms = advice.alone_ns / 1e6, advice.bound_ns / 1e6
+    return facts.TrialFacts(
+        title=f"{run.model} on {run.workers} ranks, {format_bytes(run.profile.size_bytes)} of gradients",
+        answer=verdict(advice),
+        number=f"{max(0.0, advice.best.saves):.0%}",
+        bound=f"no schedule takes less than {format_ns(advice.bound_ns)}, simulated",
+        lines=[("without sums, measured", alone_ms), ("the least that any schedule takes, simulated", bound_ms)],
+        layers=[layer.name for layer in advice.profile.layers],
+        arms=sorted(arms, key=lambda arm: arm.name != BASELINE),
+        tables=[facts.TableFacts("Not measured, or to be doubted", ["what"], [[line] for line in unknown(advice)])],
+    )
+
+
+def _as_measured(arm: facts.ArmFacts, run: DdpRun, plan: Plan, profile: Profile, seen: Timeline) -> facts.ArmFacts:
+    """`arm` of DDP with the steps that were measured, and with what happened in some of them, if that is known."""
+    steps = [took / 1e6 for took in run.step_ns]
+    low_ms, high_ms = quantile(steps, 0.1), quantile(steps, 0.9)
+    arm = structs.replace(arm, turns_ms=[steps], median_ms=median(steps), low_ms=low_ms, high_ms=high_ms)
+    if run.timeline is None or run.plan is None:
+        return arm
+    iterations = typical_iterations([run.timeline])
+    drawn = draw(run.plan, [run.timeline], iterations)
+    drawn = structs.replace(drawn, simulated=draw_simulated(plan, seen, len(iterations)))
+    return structs.replace(arm, timeline=drawn, hidden=run.timeline.hidden(), parts=parts_of(run.timeline, run.plan, profile))
 
 
 def _record(advice: Advice) -> dict[str, Any]:

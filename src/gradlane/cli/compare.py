@@ -4,19 +4,15 @@ policy.
 
 from __future__ import annotations
 
-import os
-import platform
-import shlex
-import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
+from gradlane.cli import reports
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import parse_counts, read_profile
 from gradlane.cli.inputs.types import COUNT, FACTOR, OUT_FILE, SECONDS, make_folder, rate_or_none, whole_number
@@ -132,7 +128,7 @@ def command(
                 Trial(profile, count, rate, scale, loopback, arms, **options)
                 for profile in profiles for count in counts for rate in rates
             ]  # fmt: skip
-            sweep = Sweep(_command(), _machine(), run_all(trials, folder, _say))
+            sweep = Sweep(reports.command_line(), reports.machine(), run_all(trials, folder, _say))
             (folder / SWEEP).write_bytes(sweep.to_json())
             written = _report(folder, report, out)
             if as_json:
@@ -149,7 +145,9 @@ def command(
         if exit_code:
             raise RunError("the comparison", exit_code)
         first = msgspec.json.decode((folder / "rank-0.json").read_bytes())
-        comparison = evaluate(first, command=_command(), machine=_machine(), hosts=counts[0], link_bits_per_second=rates[0])
+        comparison = evaluate(
+            first, command=reports.command_line(), machine=reports.machine(), hosts=counts[0], link_bits_per_second=rates[0]
+        )
         (folder / COMPARISON).write_bytes(comparison.to_json())
         (folder / "timeline.json").write_bytes(_trace(folder, [arm.name for arm in arms], counts[0]))
         written = _report(folder, report, out)
@@ -199,15 +197,6 @@ def _arms(backends: list[str], chosen: list[str] | None, servers: int) -> list[A
 
 def _say(text: str) -> None:
     click.echo(text, err=True)
-
-
-def _command() -> str:
-    return shlex.join(["gradlane", *sys.argv[1:]])
-
-
-def _machine() -> str:
-    versions = f"Python {platform.python_version()}, torch {version('torch')}, gradlane {version('gradlane')}"
-    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {versions}"
 
 
 def _trace(folder: Path, names: Sequence[str], hosts: int) -> bytes:

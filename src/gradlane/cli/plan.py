@@ -11,6 +11,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from gradlane.cli import reports
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import (
     PROFILE_HELP,
@@ -29,7 +30,6 @@ from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import OUT_FILE
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
-from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.errors import InputError
 from gradlane.planning import catalog
@@ -56,6 +56,7 @@ BASELINE = "ddp"
 @profile_options
 @place_options
 @click.option("--out", type=OUT_FILE, help="Write the plan as JSON.")
+@reports.option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option("--emit", type=click.Choice(["ddp-kwargs"]), help="Print only what stock DDP needs to run the plan.")
 def command(
@@ -69,6 +70,7 @@ def command(
     rate: tuple[str, ...],
     workers: tuple[str, ...],
     out: Path | None,
+    report: Path | None,
     as_json: bool,
     emit: str | None,
     **where: Any,
@@ -123,6 +125,12 @@ def command(
         click.echo(_as_json(outcomes, best, baseline))
     else:
         _show(outcomes, best, baseline, chosen is not None)
+    if report is not None:
+        answer = _recommendation(outcomes, best, baseline, chosen is not None).partition("\n")[0]
+        arms = outcomes if any(outcome.policy == BASELINE for outcome in outcomes) else [*outcomes, baseline]
+        reports.write(report, "gradlane plan", [reports.of_case(describe(best.case), arms, f"{answer}.")])
+        if not as_json and emit is None:
+            click.echo(f"wrote {report}")
     if out is not None:
         files.write(out, best.plan)
         if not as_json and emit is None:

@@ -59,7 +59,7 @@ class Advice(msgspec.Struct, frozen=True):
         step_ns, alone_ns: the median measured step, and that of computing alone.
         waits_ns: of the rank that waits least, how long a step waits for sums when its backward
             pass is over; None on a device.
-        bound_ns: simulated; no schedule's step takes less.
+        bound_ns, halved_bound_ns: simulated; no schedule's step takes less, with gradients as they are and in halves.
         options: the fastest first; DDP is among them.
     """
 
@@ -69,6 +69,7 @@ class Advice(msgspec.Struct, frozen=True):
     alone_ns: int
     waits_ns: int | None
     bound_ns: int
+    halved_bound_ns: int
     options: tuple[Option, ...]
 
     @property
@@ -95,6 +96,11 @@ class Advice(msgspec.Struct, frozen=True):
     def off(self) -> float:
         """By which part the simulated step of DDP differs from the measured one."""
         return self.baseline.iteration_ns / self.step_ns - 1
+
+    @property
+    def is_bound_by_network(self) -> bool:
+        """Whether even the best schedule waits for the network."""
+        return self.bound_ns > (1 + WORTH) * self.alone_ns
 
     @property
     def is_worth_it(self) -> bool:
@@ -135,7 +141,8 @@ def advise(run: DdpRun) -> Advice:
             options.append(_option(name, plan, case, run, options[0]))
     options.sort(key=lambda option: (option.expected_ns, option.policy != BASELINE))
     waits_ns = min(run.waits_ns) if run.waits_ns else None
-    return Advice(run, profile, step_ns, alone_ns, waits_ns, lower_bound_ns(profile, run.network), tuple(options))
+    bounds = [lower_bound_ns(each, run.network) for each in (profile, profile.with_wire_dtype("bfloat16"))]
+    return Advice(run, profile, step_ns, alone_ns, waits_ns, bounds[0], bounds[1], tuple(options))
 
 
 def _option(name: str, plan: Plan, case: Case, run: DdpRun, baseline: Option | None) -> Option:

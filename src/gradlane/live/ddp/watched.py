@@ -36,7 +36,7 @@ from gradlane.live.session.hooks import tensors_in
 
 RUN, WHY_NOT = "run.json", "why-not.txt"
 """Files that rank 0 leaves: what it measured, or why it could not."""
-WARM, WATCHED, LEAST_ALONE = 3, 4, 4
+WARM, WATCHED, LEAST_ALONE = 3, 4, 6
 """Steps before those that are measured, those with a hook (the first and the last are no whole ones), and
 those without sums, of which one more comes first."""
 GRACE_S = 10.0
@@ -365,7 +365,7 @@ class Watch:
         elif self._optimizer is None:
             why = "no optimizer of torch.optim stepped with the wrapped model's parameters, and steps are counted by it"
         else:
-            why = f"the script ended after {self._step} steps, and {self.last} are needed; let it train longer, or give fewer --steps"
+            why = f"the script ended after {self._step} steps, expected {self.last}; let it train longer, or give fewer --steps"
         (self._folder / WHY_NOT).write_text(why)
 
 

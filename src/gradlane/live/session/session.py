@@ -680,6 +680,11 @@ class Session(SessionBase):
             raise JobError("no profile yet: it is made at the start of the backward pass after the measured iterations")
         return self._planner.profile
 
+    @property
+    def has_profile(self) -> bool:
+        """Whether `profile()` has one by now."""
+        return self._planner.profile is not None
+
     def timeline(self) -> Timeline:
         """What happened in the last iterations under the plan in force, up to now.
 

@@ -409,6 +409,7 @@ def _leave_files(folders: FolderOptions, rank: int, session: Session) -> None:
     if folders.timeline is not None:
         files.leave(folders.timeline / f"timeline-rank{rank}.json", session.timeline())
         files.leave(folders.timeline / f"plan-rank{rank}.json", session.plan)
-    if folders.profile is not None and rank == 0:
+    # a short job, or one that was given a plan, has measured none
+    if folders.profile is not None and rank == 0 and session.has_profile:
         files.leave(folders.profile / "profile.json", session.profile())
         files.leave(folders.profile / "network.json", session.network)
