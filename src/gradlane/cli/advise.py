@@ -19,7 +19,6 @@ from gradlane.cli import reports
 from gradlane.cli.inputs.types import SECONDS, whole_number
 from gradlane.cli.terminal import console, print_table
 from gradlane.compare.processes import TIMED_OUT, run_quietly, torchrun_here
-from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.records.ddp_run import DdpRun
@@ -85,12 +84,11 @@ def _run(
     script: str,
     arguments: tuple[str, ...],
 ) -> int:
-    options = LaunchOptions(advise=str(scratch), advise_steps=steps)
-    worker = ["-m", "gradlane.live.startup.boot", script, *arguments]
+    """Start the ranks, or the one that this process stands for, and wait for them; returns the exit code."""
+    worker = ["-m", "gradlane.live.ddp.watch", str(scratch), str(steps), script, *arguments]
     command = [sys.executable, *worker] if is_rank else [*torchrun_here(nproc), *worker]
     # what is advised is on stdout alone
-    shown = sys.stderr.fileno() if as_json else None
-    return run_quietly(command, {**os.environ, LAUNCH_VARIABLE: options.to_text()}, shown, timeout_s)
+    return run_quietly(command, os.environ, sys.stderr.fileno() if as_json else None, timeout_s)
 
 
 def _measured(scratch: Path, exit_code: int, timeout_s: float) -> DdpRun:
@@ -127,9 +125,9 @@ def verdict(advice: Advice) -> str:
     if advice.is_bound_by_network:
         halved = format_ns(advice.halved_bound_ns)
         return (
-            f"Little to gain by scheduling: {adds}, since the bytes take longer than there is computing to hide them behind. No "
-            f"schedule can save more than {most}. With gradients as bfloat16 (wire_dtype) a step takes {halved} at the least "
-            "(simulated); larger batches, or sums every other batch, would help too."
+            f"Little to gain by scheduling: {adds}, since the bytes take longer than there is computing to hide them behind. "
+            f"No schedule can save more than {most}. With gradients as bfloat16 (wire_dtype) a step takes {halved} at the "
+            "least (simulated); larger batches, or sums every other batch, would help too."
         )
     return (
         f"Nothing to gain here: {adds}, but hardly by waiting: it takes its time from the processor. No schedule can save "
@@ -159,9 +157,7 @@ def unknown(advice: Advice) -> list[str]:
     if run.clips:
         said.append("the script clips gradients, which needs all sums before the step: no option defers updates")
     else:
-        said.append(
-            "whether the script reads gradients before the step other than by torch's clipping; then no update can be deferred"
-        )
+        said.append("whether the script reads gradients before the step but to clip them; then no update can be deferred")
     if run.others:
         said.append(f"{run.others} more models of the script under DDP; this is about {run.model}, the first that trained")
     return said
@@ -187,7 +183,10 @@ def _lines(advice: Advice) -> list[str]:
 
 def _show(advice: Advice) -> None:
     run, shown = advice.run, console()
-    say = lambda text: shown.print(Text(text), soft_wrap=True)  # noqa: E731
+
+    def say(text: str) -> None:
+        shown.print(Text(text), soft_wrap=True)
+
     say(f"{run.model} on {run.workers} ranks, {format_bytes(run.profile.size_bytes)} of gradients")
     waits = "" if advice.waits_ns is None else (
         f"; its backward pass waits {format_ns(advice.waits_ns)} ({advice.waits_ns / advice.step_ns:.0%}) for the last sums"

@@ -186,8 +186,9 @@ def _by_case(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
 def _trials(outcomes: Sequence[Outcome]) -> list[facts.TrialFacts]:
     """For a report: of several cases all rows and their lines, and each case with its timelines if there are few."""
     of_cases = _by_case(outcomes)
-    title = lambda of_case: ", ".join(text(of_case[0]) for text in _LABELS.values())  # noqa: E731
-    trials = [reports.of_case(f"{title(one)} workers", one) for one in of_cases[:MOST_TIMELINES]]
+    titles = [", ".join(text(of_case[0]) for text in _LABELS.values()) for of_case in of_cases]
+    few = list(zip(titles, of_cases, strict=True))[:MOST_TIMELINES]
+    trials = [reports.of_case(f"{title} workers", of_case) for title, of_case in few]
     if len(of_cases) == 1:
         return trials
     panels, x = _panels(outcomes)

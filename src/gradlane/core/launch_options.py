@@ -30,7 +30,6 @@ class LaunchOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     policy_knobs: of the policy that is named. knobs: a file of tuned ones. plan, network: files. wire_dtype: a name, see
     `gradlane.core.wire_dtype`. ddp: gradlane's DistributedDataParallel is put in the place of torch's.
     progress: seconds between two lines on what steps take.
-    advise: a folder for what the script's own DDP does in `advise_steps` steps, after which the script is ended.
     """
 
     policy: str | None = None
@@ -53,8 +52,6 @@ class LaunchOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     profile: str | None = None
     ddp: bool = False
     progress: float | None = None
-    advise: str | None = None
-    advise_steps: int = 10
 
     def to_text(self) -> str:
         """For the environment variable `LAUNCH_VARIABLE`."""

@@ -276,7 +276,8 @@ class Watch:
     @property
     def _device(self) -> torch.device:
         assert self._call is not None
-        return next(self._call.module.parameters()).device
+        device: torch.device = next(self._call.module.parameters()).device
+        return device
 
     def _hook_parts(self, module: nn.Module) -> None:
         trained = {name: param for name, param in module.named_parameters() if param.requires_grad}

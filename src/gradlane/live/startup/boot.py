@@ -43,27 +43,15 @@ def main(arguments: list[str]) -> None:
     dist.init_process_group = rendezvous.init_process_group  # type: ignore[assignment]
     if options.ddp:
         gradlane.replace_ddp()
-    watch = None
-    if options.advise is not None:
-        from gradlane.live.ddp.watched import watch_ddp
-
-        watch = watch_ddp(Path(options.advise), options.advise_steps)
     sys.argv = arguments
     sys.path[0] = str(Path(script).resolve().parent)
     signal.signal(signal.SIGINT, _INTERRUPT)
-    failure: BaseException | None = None
     try:
         runpy.run_path(script, run_name="__main__")
     except KeyboardInterrupt as error:
         # the launcher says so, once for all ranks
         lifecycle.fail_all(error)
         sys.exit(128 + signal.SIGINT)
-    except BaseException as error:
-        failure = error
-        raise
-    finally:
-        if watch is not None:
-            watch.say_why_not(failure)
     if options.ddp and not gradlane.DistributedDataParallel.made and os.environ.get("RANK") == "0":
         print("gradlane: --ddp had no effect: the script wrapped no model in DistributedDataParallel", file=sys.stderr)
 
