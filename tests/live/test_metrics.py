@@ -8,6 +8,8 @@ import pytest
 from torch import nn
 
 import gradlane
+from tests.commands import EXAMPLE
+from tests.commands import gradlane as run_command
 
 BYTES = 4 * (32 * 64 + 64 + 64 * 4 + 4)
 
@@ -47,3 +49,11 @@ def test_rank_0_says_how_it_goes(two_ranks):
     said = r"gradlane: step 1: [\d.]+ ms a step; [\d.]+ ms of it waiting for sums \(\d+%\); ddp over all-reduce, 1 messages"
     assert re.fullmatch(said, lines[0])
     assert re.search(r"simulated bound [\d.]+ ms; wfbp over all-reduce, 4 messages", lines[-1])
+
+
+def test_launch_prints_lines_and_leaves_a_report(tmp_path):
+    report = tmp_path / "report.html"
+    done = run_command("launch", "--nproc", 2, "--progress", "0.001", "--report", report, EXAMPLE)
+    assert len(re.findall(r"gradlane: step \d+: .* ms a step", done.stderr)) > 10
+    assert f"{report} is a report that opens in a browser" in done.stdout
+    assert report.read_bytes().startswith(b"<!doctype html>")
