@@ -5,6 +5,7 @@ python -m gradlane.live.ddp.watch FOLDER STEPS SCRIPT [ARGS]...
 
 from __future__ import annotations
 
+import os
 import runpy
 import signal
 import sys
@@ -28,7 +29,8 @@ def main(folder: str, steps: str, *arguments: str) -> None:
         failure = error
         raise
     finally:
-        watch.say_why_not(failure)
+        if os.environ.get("RANK", "0") == "0":
+            watch.say_why_not(failure)
 
 
 if __name__ == "__main__":

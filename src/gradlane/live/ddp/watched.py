@@ -347,12 +347,12 @@ class Watch:
         raise SystemExit(0)
 
     def say_why_not(self, error: BaseException | None) -> None:
-        """The script has ended; if that was too early, rank 0 leaves the reason.
+        """The script has ended; if that was too early, leave the reason. For rank 0.
 
         Args:
             error: what ended it, if it was not its last line.
         """
-        if self._over or os.environ.get("RANK", "0") != "0":
+        if self._over:
             return
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
             why = f"the script failed after {self._step} steps: {type(error).__name__}: {error}"
