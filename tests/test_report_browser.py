@@ -16,6 +16,7 @@ from gradlane.report.page import Facts, facts, render_page
 from gradlane.report.page.drawing import draw, plan_facts, typical_iterations
 from gradlane.sim import simulate
 from tests.browser import CHROMIUM, Page, page
+from tests.commands import invoke
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 
@@ -75,13 +76,40 @@ def test_a_report_opens_without_an_error_or_a_request_and_fits_its_width(
     opened.size(width, 900)
     opened.open(report, IS_READY)
     headings = opened.evaluate("[...document.querySelectorAll('h2')].map((each) => each.textContent)")
-    assert headings == ["Timelines", "Steps", "Where a step's time goes", "Plans", "To run it again"]
+    assert headings == ["Timelines", "Steps", "Plans", "To run it again"]  # no profile, so not where the time goes
     assert is_painted(opened)
     assert opened.evaluate("document.querySelectorAll('svg.plan rect').length") > 100
     assert opened.evaluate("document.documentElement.scrollWidth") <= width
     opened.screenshot(tmp_path / f"{width}-{scheme}.png")
     assert opened.said == []
     assert set(opened.asked_for) == {report.resolve().as_uri()}
+
+
+@pytest.mark.parametrize(
+    ("command", "headings"),
+    [
+        (["plan", "alexnet", "--rate", "1gbit"], ["Timelines", "Where a step's time goes", "Plans"]),
+        (
+            ["simulate", "alexnet", "--rate", "1gbit,10gbit", "--policy", "ddp", "--policy", "blocks"],
+            ["alexnet", "All cases"],
+        ),
+        (["whatif", "workers", "alexnet", "--workers", "2,4", "--policy", "ddp"], ["alexnet, ring all-reduce", "All answers"]),
+        (["whatif", "faster", "alexnet", "--workers", "2x2", "--policy", "ddp"], ["All answers"]),
+    ],
+)
+@pytest.mark.parametrize("width", [1280, 390])
+def test_what_was_simulated_has_the_sections_that_there_is_something_for(
+    opened: Page, tmp_path: Path, command: list[str], headings: list[str], width: int
+) -> None:
+    file = tmp_path / "report.html"
+    invoke(*command, "--report", file)
+    opened.size(width, 900)
+    opened.open(file, IS_READY)
+    found = opened.evaluate("[...document.querySelectorAll('h2')].map((each) => each.textContent)")
+    assert found == [*headings, "To run it again"]
+    assert opened.evaluate("document.querySelectorAll('tbody tr').length") > 1
+    assert opened.evaluate("document.documentElement.scrollWidth") <= width
+    assert (opened.said, len(opened.asked_for)) == ([], 1)
 
 
 def test_wheel_drag_and_keys_move_the_timelines_and_the_pointer_asks_what_a_bar_is(opened: Page, report: Path) -> None:

@@ -83,6 +83,7 @@ void BindEngine(nb::module_& module, nb::class_<Node>& node) {
     nb::class_<Engine>(module, "Engine")
         .def("has_arrived", [](Engine& engine, uint32_t tensor) { return engine.HasArrived(Tensor(engine, tensor)); })
         .def("all_arrived", &Engine::AllArrived)
+        .def("communicated_ns", &Engine::communicated_ns)
         .def("interruptions", &Engine::interruptions)
         .def("interrupt", &Engine::Interrupt)
         .def("wait", [](Engine& engine, Node& node, int64_t tensor, uint64_t interruptions, int64_t timeout_ms) {

@@ -112,7 +112,7 @@ bool Engine::OnReady(uint32_t tensor, int64_t at_ns, Dispatcher::Starts* starts)
 bool Engine::Starting(uint32_t message) {
     began_ns_[message] = Now();
     if (dispatcher_.IsInSecondPhase(message)) return true;
-    ++under_way_;
+    if (under_way_++ == 0) under_way_since_ns_ = began_ns_[message];
     memory_[message].Gather();
     return false;
 }
@@ -125,9 +125,10 @@ void Engine::OnSent(uint32_t message, Dispatcher::Starts* starts) {
 }
 
 void Engine::OnDone(uint32_t message, Dispatcher::Starts* starts) {
-    --under_way_;
     memory_[message].Scatter();
-    Note(Kind::kReceive, message, began_ns_[message], Now());
+    const int64_t now = Now();
+    if (--under_way_ == 0) communicated_ns_.fetch_add(now - under_way_since_ns_);
+    Note(Kind::kReceive, message, began_ns_[message], now);
     for (const uint32_t tensor : carried_[message]) missing_[tensor].fetch_sub(1);
     not_arrived_.fetch_sub(1);
     const int64_t awaited = awaited_.load();

@@ -78,6 +78,8 @@ class Engine {
     // Ends a wait: there is something else to look at. Any thread may call it.
     void Interrupt();
     uint64_t interruptions() const { return interruptions_.load(); }
+    // For how long so far a message was under way; since the last time that none was, it does not count yet.
+    int64_t communicated_ns() const { return communicated_ns_.load(); }
     // `tensor` is ready: the bytes of the messages that now have all they need, 0 if there are none and
     // so nothing to start.
     uint64_t Completes(uint32_t tensor);
@@ -124,6 +126,7 @@ class Engine {
 
     int64_t iteration_ = -1;
     uint32_t under_way_ = 0;  // messages that the node has
+    int64_t under_way_since_ns_ = 0;
     std::vector<int64_t> began_ns_;
     std::deque<std::vector<Span>> spans_;
     std::deque<std::vector<Fact>> facts_;
@@ -131,6 +134,7 @@ class Engine {
     std::vector<std::atomic<uint32_t>> missing_;  // of each tensor: messages that have not arrived
     std::atomic<uint32_t> not_arrived_{0};
     std::atomic<uint64_t> interruptions_{0};
+    std::atomic<int64_t> communicated_ns_{0};
     static constexpr int64_t kNothing = -2;
     std::atomic<int64_t> awaited_{kNothing};
     std::mutex wait_mutex_;  // taken last

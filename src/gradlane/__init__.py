@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gradlane.live import IdleSession as IdleSession
     from gradlane.live import ServedSession as ServedSession
     from gradlane.live import Session as Session
+    from gradlane.live import StepMetrics as StepMetrics
     from gradlane.live import VerifyOptions as VerifyOptions
     from gradlane.live import attach as attach
     from gradlane.live import attach_to_servers as attach_to_servers
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _OF_LIVE = (
-    "DistributedDataParallel", "IdleSession", "ServedSession", "Session", "VerifyOptions", "attach", "attach_to_servers",
-    "init_process_group", "replace_ddp",
+    "DistributedDataParallel", "IdleSession", "ServedSession", "Session", "StepMetrics", "VerifyOptions", "attach",
+    "attach_to_servers", "init_process_group", "replace_ddp",
 )  # fmt: skip
 __all__ = ["GradlaneError", "Network", "Plan", "Profile", "Timeline", "__version__", "policies", *_OF_LIVE]
 

@@ -8,7 +8,6 @@ import pytest
 
 from gradlane import policies
 from gradlane.cli.inputs.knobs import parse_knobs
-from gradlane.cli.plan import ddp_kwargs, why_not_ddp
 from gradlane.core import files
 from gradlane.core.checks import check_plan
 from gradlane.core.network import Network
@@ -16,6 +15,7 @@ from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
 from gradlane.planning import catalog
+from gradlane.planning.stock_ddp import ddp_kwargs, why_not_ddp
 from tests.commands import invoke
 
 MIB = 2**20

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradlane import policies
+from gradlane.cli.compare import _chosen, _iterations
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import TensorSpec
 from gradlane.core.timeline import Span, Timeline
@@ -176,3 +177,17 @@ def test_links_are_counters_of_rate_and_queue_for_as_long_as_the_run_went_on():
         ("host0 up, Mbit/s", 1000.0, 0.0),
         ("host0 up, bytes queued", 3000.0, 0),
     ]
+
+
+def test_iterations_are_chosen_before_they_are_drawn():
+    whole = timeline(*(Span("step", at, -1, 100 * at, 100 * at + 100) for at in range(8)))
+    assert [span.iteration for span in whole.during(range(2, 4)).spans] == [2, 3]
+    assert _chosen("4", [whole]) == [4, 5, 6, 7]
+    assert list(_chosen("2..3", [whole])) == [2, 3]
+    assert _chosen("all", [whole]) is None
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "3..2", "4..", "some", ""])
+def test_iterations_that_are_none_are_refused(text):
+    with pytest.raises(InputError, match=r"expected how many of the last ones \(1 or more\), FIRST..LAST, or all"):
+        _iterations(text)

@@ -7,6 +7,7 @@ import itertools
 import re
 import statistics
 import zlib
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,13 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradlane import policies, zoo
+from gradlane.core import files
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.timeline import Span, Timeline
+from gradlane.errors import InputError
 from gradlane.planning.plans import make_plan
-from gradlane.report.page import Facts, facts, render_page
+from gradlane.report.page import Facts, facts, read_run, render_page
 from gradlane.report.page.drawing import draw, parts_of, plan_facts, typical_iterations
+from gradlane.report.page.simulated import simulated_arm
 from gradlane.sim import simulate
 
 PROFILE = zoo.profile("alexnet")
@@ -110,3 +114,37 @@ def test_the_page_holds_the_facts_and_asks_the_network_for_nothing() -> None:
     data = msgspec.json.decode(zlib.decompress(base64.b64decode(found.group(1))))
     assert data["facts"]["trials"][0]["arms"][0]["name"] == "plain"
     assert not re.search(r"""<(?:link|img|iframe)\b|\bsrc=|@import|url\(|\bfetch\(|XMLHttpRequest|\bimport\(""", page)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_what_ranks_left_is_a_report_with_the_simulator_beside_it_where_it_was_measured(tmp_path: Path, measured: bool) -> None:
+    plan, timeline = simulated("blocks")
+    for rank in range(2):
+        files.write(tmp_path / f"timeline-rank{rank}.json", msgspec.structs.replace(timeline, rank=rank))
+        files.write(tmp_path / f"plan-rank{rank}.json", plan)
+    if measured:
+        files.write(tmp_path / "profile.json", PROFILE)
+        files.write(tmp_path / "network.json", NETWORK)
+    (trial,) = read_run(tmp_path).trials
+    (arm,) = trial.arms
+    assert arm.timeline is not None
+    assert [rank.rank for rank in arm.timeline.ranks] == [0, 1]
+    assert arm.turns_ms == [[took / 1e6 for took in timeline.iteration_ns()]]
+    assert (arm.parts is not None) == measured
+    if measured:
+        assert arm.predicted_ms == pytest.approx(timeline.iteration_ns()[-1] / 1e6, rel=0.01)
+        assert arm.timeline.simulated is not None
+
+
+def test_a_folder_that_nobody_ran_in_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected what `gradlane compare --out` or `gradlane launch --timeline` left"):
+        read_run(tmp_path)
+
+
+def test_of_a_simulation_there_are_no_steps_but_all_else() -> None:
+    plan, timeline = simulated("blocks")
+    arm = simulated_arm("blocks", plan, timeline, PROFILE.in_order_of(plan.tensors), 2 * 10**6, 10**6, 3 * 10**6)
+    assert (arm.turns_ms, arm.median_ms, arm.speedup) == ([], None, (1.5, 1.5, 1.5))
+    assert arm.timeline is not None
+    assert [rank.rank for rank in arm.timeline.ranks] == [-1]
+    assert arm.parts is not None

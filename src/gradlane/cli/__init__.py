@@ -18,6 +18,7 @@ from gradlane.errors import GradlaneError, InputError, RunError
 # command -> what `gradlane --help` says of it; the module of the same name holds a click command
 # `command`
 _COMMANDS = {
+    "advise": "Measure a script under its own DDP, and say what scheduling would bring.",
     "compare": "Train a real network under every policy, beside torch DDP, and print a table.",
     "convert": "Make a profile of a trace that another tool recorded.",
     "lab": "Run a job with each rank on an emulated host, joined by shaped links.",
@@ -26,7 +27,7 @@ _COMMANDS = {
     "policies": "List the policies, each with its paper.",
     "probe": "Measure what an all-reduce costs between the ranks of a job.",
     "profile": "Measure one iteration of a training script.",
-    "report": "Make one HTML file of what a comparison found.",
+    "report": "Make one HTML file of what a comparison or a job left.",
     "server": "Be a server of a running job, on a host of its own.",
     "simulate": "Every policy on models, rates and cluster sizes, simulated.",
     "whatif": "How much bandwidth, how many workers, which partition size.",

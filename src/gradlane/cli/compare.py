@@ -4,22 +4,29 @@ policy.
 
 from __future__ import annotations
 
-import os
-import platform
-import shlex
-import sys
+import re
 import tempfile
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
+from gradlane.cli import reports
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import parse_counts, read_profile
-from gradlane.cli.inputs.types import COUNT, FACTOR, OUT_FILE, RANKS_PER_HOST, SECONDS, make_folder, rate_or_none, whole_number
+from gradlane.cli.inputs.types import (
+    COUNT,
+    FACTOR,
+    OUT_FILE,
+    RANKS_PER_HOST,
+    SECONDS,
+    Checked,
+    make_folder,
+    rate_or_none,
+    whole_number,
+)
 from gradlane.cli.terminal import console
 from gradlane.compare.arms import ArmSpec
 from gradlane.compare.evaluation import evaluate
@@ -36,10 +43,20 @@ from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError, RunError
 from gradlane.planning import catalog
 from gradlane.report.page import REPORT, write_report
+from gradlane.report.page.drawing import typical_iterations
 from gradlane.report.page.run_folder import COMPARISON, CONFIG, LINKS, SWEEP, read_links
 from gradlane.report.perfetto import chrome_trace
 from gradlane.report.sweep import render_sweep
 from gradlane.report.table import render
+
+
+def _iterations(text: str) -> str:
+    """Check what --iterations is given."""
+    number = r"[0-9]{1,6}"
+    between = re.fullmatch(rf"({number})\.\.({number})", text)
+    if text == "all" or (re.fullmatch(number, text) and int(text)) or (between and int(between[1]) <= int(between[2])):
+        return text
+    raise InputError(f"got {text!r}, expected how many of the last ones (1 or more), FIRST..LAST, or all")
 
 
 @click.command()
@@ -90,6 +107,14 @@ from gradlane.report.table import render
     "--timeout", type=SECONDS, default=60.0, show_default=True, help="Seconds after which a sum that does not end is an error."
 )
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Leave tables, plans and timelines here.")
+@click.option(
+    "--iterations",
+    type=Checked("text", _iterations),
+    default="4",
+    show_default=True,
+    metavar="N|FIRST..LAST|all",
+    help="Of each policy in timeline.json: the last N in a row, those of these numbers, or all that were kept.",
+)
 @click.option("--report", type=OUT_FILE, help="Write a report, as `gradlane report` makes it. With --out there is always one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 def command(
@@ -99,6 +124,7 @@ def command(
     link: str,
     loopback: bool,
     out: Path | None,
+    iterations: str,
     report: Path | None,
     **options: Any,
 ) -> None:
@@ -142,7 +168,7 @@ def command(
                 Trial(profile, count, rate, scale, loopback, arms, ranks_per_host=ranks_per_host, **options)
                 for profile in profiles for count in counts for rate in rates
             ]  # fmt: skip
-            sweep = Sweep(_command(), _machine(), run_all(trials, folder, _say))
+            sweep = Sweep(reports.command_line(), reports.machine(), run_all(trials, folder, _say))
             (folder / SWEEP).write_bytes(sweep.to_json())
             written = _report(folder, report, out)
             if as_json:
@@ -163,15 +189,15 @@ def command(
         first = msgspec.json.decode((folder / "rank-0.json").read_bytes())
         comparison = evaluate(
             first,
-            command=_command(),
-            machine=_machine(),
+            command=reports.command_line(),
+            machine=reports.machine(),
             hosts=counts[0],
             link_bits_per_second=rates[0],
             ranks_per_host=ranks_per_host,
         )
         (folder / COMPARISON).write_bytes(comparison.to_json())
         ranks = counts[0] * ranks_per_host
-        (folder / "timeline.json").write_bytes(_trace(folder, [arm.name for arm in arms], ranks))
+        (folder / "timeline.json").write_bytes(_trace(folder, [arm.name for arm in arms], ranks, iterations))
         written = _report(folder, report, out)
     if as_json:
         click.echo(comparison.to_json())
@@ -221,21 +247,22 @@ def _say(text: str) -> None:
     click.echo(text, err=True)
 
 
-def _command() -> str:
-    return shlex.join(["gradlane", *sys.argv[1:]])
-
-
-def _machine() -> str:
-    versions = f"Python {platform.python_version()}, torch {version('torch')}, gradlane {version('gradlane')}"
-    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {versions}"
-
-
-def _trace(folder: Path, names: Sequence[str], ranks: int) -> bytes:
+def _trace(folder: Path, names: Sequence[str], ranks: int, iterations: str) -> bytes:
+    """Some iterations of all arms and ranks, for Perfetto."""
     timelines, plans, labels = [], [], []
     for name in names:
-        for rank in range(ranks):
-            timelines.append(files.read(folder / f"timeline-{name}-rank{rank}.json", Timeline))
-            plans.append(files.read(folder / f"plan-{name}-rank{rank}.json", Plan))
-            labels.append(name)
+        of_ranks = [files.read(folder / f"timeline-{name}-rank{rank}.json", Timeline) for rank in range(ranks)]
+        chosen = _chosen(iterations, of_ranks)
+        timelines += of_ranks if chosen is None else [timeline.during(chosen) for timeline in of_ranks]
+        plans += [files.read(folder / f"plan-{name}-rank{rank}.json", Plan) for rank in range(ranks)]
+        labels += [name] * ranks
     layers = [layer.name for layer in files.read(folder / "profile-rank0.json", Profile).layers]
     return chrome_trace(timelines, plans, labels, layers=layers, shared_clock=True, links=read_links(folder / LINKS))
+
+
+def _chosen(iterations: str, timelines: Sequence[Timeline]) -> Sequence[int] | None:
+    """Which iterations of an arm are wanted; None for all."""
+    if iterations == "all":
+        return None
+    first, _, last = iterations.partition("..")
+    return range(int(first), int(last) + 1) if last else typical_iterations(timelines, count=int(first))

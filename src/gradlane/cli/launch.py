@@ -12,17 +12,20 @@ import os
 import re
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+import msgspec
 from click.shell_completion import CompletionItem
 
 from gradlane import policies
+from gradlane.cli import reports
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.knobs import parse_knobs
-from gradlane.cli.inputs.types import COUNT, SECONDS, SIZE, Checked, make_folder, whole_number
+from gradlane.cli.inputs.types import COUNT, SECONDS, SIZE, Checked, make_folder, whole_number, writable
 from gradlane.compare.processes import kept_running
 from gradlane.core import files
 from gradlane.core.backends import BackendName, refuse_what_cannot_be_done
@@ -36,6 +39,7 @@ from gradlane.core.records.tuned import Tuned
 from gradlane.core.wire_dtype import WIRE_DTYPES
 from gradlane.errors import InputError, UnsupportedError
 from gradlane.planning import catalog
+from gradlane.report.page.launched import left_something, of_launch, sessions_in
 
 _USAGE = "gradlane launch [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]..."
 _ABOUT = (
@@ -139,7 +143,7 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
         UnsupportedError: torch cannot be imported.
     """
     try:
-        from gradlane.live.startup import slurm, torchrun
+        from gradlane.live.startup import torchrun
     except ImportError as error:
         raise UnsupportedError(
             f"launch needs torch, which cannot be imported ({error}); install it with: pip install 'gradlane[torch]'"
@@ -157,11 +161,39 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
     _check_carrier(options)
     if given.timeline is not None:
         make_folder("--timeline", Path(given.timeline))
+    if given.report is not None:
+        return _launch_and_report(given, options, environment, torchrun.run)
+    return _start(given, options, environment, torchrun.run)
+
+
+def _launch_and_report(given: argparse.Namespace, options: LaunchOptions, environment: Any, run: Any) -> int:
+    """Launch, and write the report of what the ranks of this node left."""
+    with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
+        folder = options.timeline or scratch
+        exit_code = _start(given, msgspec.structs.replace(options, timeline=folder, profile=folder), environment, run)
+        if not left_something(Path(folder)):
+            click.echo(
+                "gradlane: no report was written: no rank of this node attached gradlane and ended its session", err=True
+            )
+            return exit_code
+        reports.write(given.report, "gradlane launch", [of_launch(each) for each in sessions_in(Path(folder))])
+    click.echo(f"{given.report} is a report that opens in a browser")
+    return exit_code
+
+
+def _start(given: argparse.Namespace, options: LaunchOptions, environment: Mapping[str, str] | None, run: Any) -> int:
+    """Start the ranks and wait for them; where this process is to be a rank itself, become it."""
+    from gradlane.live.startup import slurm
+
     os.environ[LAUNCH_VARIABLE] = options.to_text()
     os.environ.update(environment or {})
     given.training_script_args = [given.training_script, *given.training_script_args]
     given.module, given.training_script = True, "gradlane.live.startup.boot"
     if slurm.is_rank(os.environ) and _names_no_ranks(given):
+        if given.report is not None:
+            raise InputError(
+                "launch: got --report in a task of srun, expected --timeline DIR, and gradlane report DIR afterwards"
+            )
         if options.servers is not None:
             raise InputError(
                 "launch: got servers of their own in a task of srun, expected none: they meet at torchrun's rendezvous, so "
@@ -171,7 +203,7 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
         os.execv(sys.executable, [sys.executable, "-m", given.training_script, *given.training_script_args])
     server = [sys.executable, "-m", "gradlane", "server", options.servers_store or ""]
     with kept_running([server] * (given.servers or 0), int(given.max_restarts)):
-        return torchrun.run(given)
+        return int(run(given))
 
 
 def _names_no_ranks(given: argparse.Namespace) -> bool:
@@ -270,6 +302,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--timeline", metavar="DIR",
                        help="write each rank's plan, and what it did and when, to this directory; a second session of a "
                        "script (--ddp with two models) to DIR/session-2")  # fmt: skip
+    group.add_argument("--report", metavar="FILE", type=_type(Checked("file", lambda text: writable(Path(text)))),
+                       help="write a report of the last steps of this node's ranks: one HTML file for a browser")  # fmt: skip
+    group.add_argument("--progress", metavar="SECONDS", type=_type(SECONDS),
+                       help="print a line this often: what steps take and wait for, and under which policy")  # fmt: skip
     group.add_argument("--timeout", metavar="SECONDS", type=_type(SECONDS), help="the longest that a collective may take")
     group.add_argument("--stall-timeout", metavar="SECONDS", type=_type(SECONDS),
                        help="how long a rank may say nothing: stopped, or its host cut off (default: 2.5)")  # fmt: skip
@@ -325,6 +361,7 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         verify=given.verify,
         check_finite=given.check_finite,
         timeline=_absolute(given.timeline),
+        progress=given.progress,
         ddp=given.ddp,
     )
 

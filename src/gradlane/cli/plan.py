@@ -11,6 +11,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from gradlane.cli import reports
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import (
     PROFILE_HELP,
@@ -29,17 +30,16 @@ from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import OUT_FILE
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
-from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.questions import Case, Outcome, judge, judge_plan
 from gradlane.planning.searched import Searched
+from gradlane.planning.stock_ddp import ddp_kwargs, why_not_ddp
 from gradlane.sim.bounds import lower_bound_ns
 from gradlane.units import format_ns
 
 BASELINE = "ddp"
-MIB = 2**20
 
 
 @click.command(epilog=PROFILE_HELP)
@@ -56,6 +56,7 @@ MIB = 2**20
 @profile_options
 @place_options
 @click.option("--out", type=OUT_FILE, help="Write the plan as JSON.")
+@reports.option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option("--emit", type=click.Choice(["ddp-kwargs"]), help="Print only what stock DDP needs to run the plan.")
 def command(
@@ -69,6 +70,7 @@ def command(
     rate: tuple[str, ...],
     workers: tuple[str, ...],
     out: Path | None,
+    report: Path | None,
     as_json: bool,
     emit: str | None,
     **where: Any,
@@ -123,6 +125,12 @@ def command(
         click.echo(_as_json(outcomes, best, baseline))
     else:
         _show(outcomes, best, baseline, chosen is not None)
+    if report is not None:
+        answer = _recommendation(outcomes, best, baseline, chosen is not None).partition("\n")[0]
+        arms = outcomes if any(outcome.policy == BASELINE for outcome in outcomes) else [*outcomes, baseline]
+        reports.write(report, "gradlane plan", [reports.of_case(describe(best.case), arms, f"{answer}.")])
+        if not as_json and emit is None:
+            click.echo(f"wrote {report}")
     if out is not None:
         files.write(out, best.plan)
         if not as_json and emit is None:
@@ -229,53 +237,3 @@ def _text(ratio: float | None) -> str:
 
 def _part(part_ns: int, whole_ns: int) -> str:
     return f"{part_ns / whole_ns:.1%}" if whole_ns > 0 else "-"
-
-
-def why_not_ddp(plan: Plan) -> str | None:
-    """Why stock DDP cannot carry `plan` out; None if it can.
-
-    DDP can if all tensors are whole and of one dtype, if each message merges neighbours in
-    readiness order, and if the plan does not cross the barrier.
-    """
-    if plan.crosses_barrier:
-        return "it crosses the barrier, and DDP waits for all gradients before the optimizer's step"
-    dtypes = sorted({spec.dtype for spec in plan.tensors})
-    if len(dtypes) > 1:
-        return f"it has {' and '.join(dtypes)}, and DDP fills the buckets of each dtype side by side"
-    expected = 0
-    for place, index in enumerate(range(len(plan.messages)) if plan.sequence is None else plan.sequence):
-        message = plan.messages[index]
-        for piece in message.slices:
-            if piece.size_bytes != plan.tensors[piece.tensor].size_bytes:
-                return f"message {index} carries a part of {plan.tensors[piece.tensor].name}, and DDP does not cut tensors"
-            if piece.tensor != expected:
-                return f"message {index}, number {place} to start, is not next in readiness order, and DDP keeps that order"
-            expected += 1
-        if message.hold_until is not None:
-            return f"message {index} is held back, and DDP starts a bucket as soon as it is full"
-    if any(lane.window_bytes is not None for lane in plan.lanes):
-        return "it has a window, and DDP hands over each bucket as soon as it is full"
-    return None
-
-
-def ddp_kwargs(plan: Plan) -> str:
-    """Keyword arguments that make torch's DistributedDataParallel carry `plan` out, as Python.
-
-    A bucket closes when its size reaches its cap. So a cap is the message's size less half of its
-    last tensor: the bucket reaches it with that tensor and not before.
-
-    Raises:
-        InputError: DDP cannot carry the plan out; the message says why.
-    """
-    reason = why_not_ddp(plan)
-    if reason is not None:
-        raise InputError(f"--emit ddp-kwargs: stock DDP cannot carry out this {plan.policy} plan: {reason}")
-    order = range(len(plan.messages)) if plan.sequence is None else plan.sequence
-    groups = [plan.messages[index] for index in order]
-    caps = [(group.size_bytes - group.slices[-1].size_bytes / 2) / MIB for group in groups]
-    lines = [
-        f"# {plan.policy} for {plan.model}: {len(groups)} buckets, fingerprint {plan.fingerprint}",
-        "# torch 2.13 or later; from the second iteration on, since DDP learns the readiness order in the first",
-        f"dict(bucket_cap_mb_list={caps!r})",
-    ]
-    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`gradlane report`: one HTML file that shows what a comparison found."""
+"""`gradlane report`: one HTML file that shows what a comparison or a job left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradlane.report.page import REPORT, write_report
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--out", type=OUT_FILE, help="The file to write. Default: report.html in FOLDER.")
 def command(folder: Path, out: Path | None) -> None:
-    """Make a report of what `gradlane compare --out FOLDER` left there.
+    """Make a report of what `gradlane compare --out FOLDER` or `gradlane launch --timeline FOLDER` left there.
 
     The report is one HTML file that needs no network: the answer, every step, the timelines of two iterations of each
     policy, where a step's time goes, and the plans as pictures.

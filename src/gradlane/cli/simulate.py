@@ -11,6 +11,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from gradlane.cli import reports
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import (
     PROFILE_HELP,
@@ -29,10 +30,14 @@ from gradlane.cli.terminal import console, print_table
 from gradlane.errors import InputError
 from gradlane.planning.questions import Outcome, sweep
 from gradlane.report import plots
+from gradlane.report.page import facts
+from gradlane.report.page.simulated import charts
 from gradlane.report.perfetto import chrome_trace
 from gradlane.units import format_ns, format_rate
 
 BASELINE = "ddp"
+SCALING = "% of linear scaling"
+MOST_TIMELINES = 8  # cases whose timelines go into a report
 
 
 @click.command(epilog=PROFILE_HELP)
@@ -50,6 +55,7 @@ BASELINE = "ddp"
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--out", type=OUT_FILE, help="Write the JSON to a file too.")
 @click.option("--plot", type=OUT_FILE, help="Draw the speeds (.svg, .png, .pdf).")
+@reports.option
 @click.option(
     "--timeline",
     type=OUT_FILE,
@@ -66,6 +72,7 @@ def command(
     as_json: bool,
     out: Path | None,
     plot: Path | None,
+    report: Path | None,
     timeline: Path | None,
     **where: Any,
 ) -> None:
@@ -96,7 +103,10 @@ def command(
     if out is not None:
         out.write_text(f"{text}\n")
     if plot is not None:
-        _draw(plot, outcomes)
+        panels, x = _panels(outcomes)
+        plots.draw(plot, panels, x, SCALING, log_x=True)
+    if report is not None:
+        reports.write(report, "gradlane simulate", _trials(outcomes))
     if timeline is not None:
         timeline.write_bytes(chrome_trace([outcomes[0].timeline()], [outcomes[0].plan]))
 
@@ -173,9 +183,35 @@ def _by_case(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     return groups
 
 
-def _draw(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Draw scaling against the rate, if there are several rates and one number of workers; else
-    against the number of workers.
+def _trials(outcomes: Sequence[Outcome]) -> list[facts.TrialFacts]:
+    """For a report: of several cases all rows and their lines, and each case with its timelines if there are few."""
+    of_cases = _by_case(outcomes)
+    titles = [", ".join(text(of_case[0]) for text in _LABELS.values()) for of_case in of_cases]
+    few = list(zip(titles, of_cases, strict=True))[:MOST_TIMELINES]
+    trials = [reports.of_case(f"{title} workers", of_case) for title, of_case in few]
+    if len(of_cases) == 1:
+        return trials
+    panels, x = _panels(outcomes)
+    rows = [
+        [
+            *(text(o) for text in _LABELS.values()),
+            o.policy,
+            format_ns(o.iteration_ns),
+            f"{o.efficiency:.1%}",
+            f"{o.above_bound:.1%}",
+        ]
+        for o in outcomes
+    ]
+    table = facts.TableFacts("All cases", [*_LABELS, "policy", "iteration", "scaling", "above bound"], rows)
+    left_out = len(of_cases) - len(trials)
+    more = f" Timelines are shown of the first {MOST_TIMELINES}; {left_out} are left out." if left_out else ""
+    answer = f"{len(of_cases)} cases, simulated. Scaling is the part of linear.{more}"
+    return [reports.of_lines("all cases", answer, charts(panels, x, SCALING, log_x=True), [table]), *trials]
+
+
+def _panels(outcomes: Sequence[Outcome]) -> tuple[dict[str, dict[str, list[tuple[float, float]]]], str]:
+    """Lines of scaling against the rate, if there are several rates and one number of workers; else against the number
+    of workers. With the name of the x axis.
     """
     counts = {outcome.case.workers for outcome in outcomes}
     against_rate = len(counts) == 1 and len({outcome.case.labels["bits_per_second"] for outcome in outcomes}) > 1
@@ -184,4 +220,4 @@ def _draw(path: Path, outcomes: Sequence[Outcome]) -> None:
         title = str(outcome.case.labels["model"]) + ("" if against_rate else f", {rate_text(outcome)}")
         x = int(outcome.case.labels["bits_per_second"]) / 1e9 if against_rate else outcome.case.workers
         panels.setdefault(title, {}).setdefault(outcome.policy, []).append((x, 100 * outcome.efficiency))
-    plots.draw(path, panels, "Gbit/s" if against_rate else "workers", "% of linear scaling", log_x=True)
+    return panels, "Gbit/s" if against_rate else "workers"

@@ -13,6 +13,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from gradlane.cli import reports
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import (
     AS_MANY,
@@ -41,6 +42,8 @@ from gradlane.planning import catalog
 from gradlane.planning.questions import Case, Outcome, knob_grid, needed_rates, sweep
 from gradlane.planning.questions.whatif import Needed
 from gradlane.report import plots
+from gradlane.report.page import facts
+from gradlane.report.page.simulated import Lines, charts
 from gradlane.units import format_bytes, format_ns, format_rate, parse_bytes
 
 _policies = click.option(
@@ -85,6 +88,28 @@ class _Question:
     counts: list[Workers]
     as_json: bool
     plot: Path | None
+    report: Path | None
+
+    def draw(self, headings: list[str], rows: list[list[str]], lines: Lines, x: str, y: str, *, log_x: bool = False) -> None:
+        """Draw the answer into the files that were asked for.
+
+        Args:
+            headings, rows: the answer as a table of text.
+            lines: by name; none where its x are no numbers.
+            x, y: of the axes.
+            log_x: factors of x are as wide everywhere.
+        """
+        panels = {self.title: lines} if lines else {}
+        if self.plot is not None:
+            plots.draw(self.plot, panels, x, y, log_x=log_x)
+        if self.report is not None:
+            table = facts.TableFacts("All answers", headings, rows)
+            trial = reports.of_lines(self.title, "Simulated.", charts(panels, x, y, log_x=log_x), [table])
+            reports.write(self.report, "gradlane whatif", [trial])
+
+    @property
+    def is_drawn(self) -> bool:
+        return self.plot is not None or self.report is not None
 
     @property
     def rate(self) -> int:
@@ -121,7 +146,7 @@ def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callabl
         @functools.wraps(answer)
         def asked(
             profile_text: str, device: str | None, batch: int | None, wire_dtype: str | None, rate: tuple[str, ...],
-            workers: tuple[str, ...], as_json: bool, plot: Path | None, **own: Any,
+            workers: tuple[str, ...], as_json: bool, plot: Path | None, report: Path | None, **own: Any,
         ) -> None:  # fmt: skip
             there = {name: own.pop(name) for name in PLACE_OPTIONS}
             question = _Question(
@@ -131,10 +156,11 @@ def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callabl
                 parse_workers(workers, counts),
                 as_json,
                 plot,
+                report,
             )
             answer(question, **own)
 
-        offered: Callable[..., None] = asked
+        offered: Callable[..., None] = reports.option(asked)
         offered = click.option("--plot", type=OUT_FILE, help="Draw the answer (.svg, .png, .pdf).")(offered)
         offered = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(offered)
         offered = profile_options(place_options(offered, rates=rates, workers=counts))
@@ -175,7 +201,7 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
         ])  # fmt: skip
     else:
         _show_needed(answers, names, targets, question.title)
-    if question.plot is not None:
+    if question.is_drawn:
         lines = {
             name: [
                 (100 * target, 8 * needed.bytes_per_second / 1e9)
@@ -184,7 +210,8 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
             ]
             for name in names
         }
-        plots.draw(question.plot, {question.title: lines}, "% of linear scaling", "Gbit/s needed")
+        rows = [[name, f"{target:.0%}", _needed_text(needed)] for name, target, needed in answers]
+        question.draw(["policy", "of linear", "least rate"], rows, lines, "% of linear scaling", "Gbit/s needed")
 
 
 @command.command(epilog=PROFILE_HELP)
@@ -250,14 +277,15 @@ def knobs(question: _Question, partitions: tuple[str, ...], credits: tuple[str, 
         _print_json([{"partition_bytes": size, "credit_bytes": limit, **row(outcome)} for size, limit, outcome in grid])
     else:
         _show_grid(grid, sizes, limits, question.title)
-    if question.plot is not None:
+    if question.is_drawn:
         lines = {
             f"credit {format_bytes(limit)}": [
                 (size / 2**20, o.iteration_ns / 1e6) for size, credit, o in grid if credit == limit
             ]
             for limit in limits
         }
-        plots.draw(question.plot, {question.title: lines}, "partition, MiB", "iteration, ms", log_x=True)
+        rows = [[format_bytes(size), format_bytes(limit), format_ns(o.iteration_ns)] for size, limit, o in grid]
+        question.draw(["partition", "credit", "iteration"], rows, lines, "partition, MiB", "iteration, ms", log_x=True)
 
 
 def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str], x: str) -> None:
@@ -271,12 +299,16 @@ def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str],
         _print_json([row(outcome) for outcome in outcomes])
     else:
         _show(outcomes, names, x, question.title)
-    if question.plot is not None:
+    if question.is_drawn:
         scale = 1e9 if x == "bits_per_second" else 1
+        numbered = () if x == "change" else names
         lines = {
-            name: [(int(o.case.labels[x]) / scale, 100 * o.efficiency) for o in outcomes if o.policy == name] for name in names
+            name: [(int(o.case.labels[x]) / scale, 100 * o.efficiency) for o in outcomes if o.policy == name]
+            for name in numbered
         }
-        plots.draw(question.plot, {question.title: lines}, "Gbit/s" if x != "workers" else x, "% of linear scaling", log_x=True)
+        rows = [[_HEADS[x](o.case), o.policy, format_ns(o.iteration_ns), f"{o.efficiency:.1%}"] for o in outcomes]
+        axis = "Gbit/s" if x == "bits_per_second" else x
+        question.draw([axis, "policy", "iteration", "scaling"], rows, lines, axis, "% of linear scaling", log_x=True)
 
 
 _HEADS: dict[str, Callable[[Case], str]] = {
@@ -319,13 +351,13 @@ def _show_needed(
     for target in targets:
         table.add_column(f"{100 * target:g}% of linear", justify="right")
     for name in names:
-        cells = [
-            format_rate(needed.bytes_per_second) if needed.bytes_per_second is not None else f"no rate ({needed.reached:.1%})"
-            for policy, _, needed in answers
-            if policy == name
-        ]
+        cells = [_needed_text(needed) for policy, _, needed in answers if policy == name]
         table.add_row(*(Text(cell) for cell in (name, *cells)))
     print_table(table)
+
+
+def _needed_text(needed: Needed) -> str:
+    return format_rate(needed.bytes_per_second) if needed.bytes_per_second is not None else f"no rate ({needed.reached:.1%})"
 
 
 def _show_grid(grid: Sequence[tuple[int, int, Outcome]], sizes: Sequence[int], limits: Sequence[int], title: str) -> None:

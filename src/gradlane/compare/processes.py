@@ -15,6 +15,8 @@ from typing import Any
 from gradlane import lab
 from gradlane.errors import LabError
 
+TIMED_OUT = 124
+
 
 def torchrun_here(processes: int) -> list[str]:
     """torchrun for `processes` on this host, over loopback, on a free port."""
@@ -85,18 +87,24 @@ def kept_running(commands: Sequence[Sequence[str]], restarts: int) -> Iterator[N
             process.wait()
 
 
-def run_quietly(command: Sequence[str], environment: Mapping[str, str], stdout: int | None = None) -> int:
+def run_quietly(
+    command: Sequence[str], environment: Mapping[str, str], stdout: int | None = None, timeout_s: float | None = None
+) -> int:
     """Run a command, and end it at Ctrl-C.
 
     Args:
         command, environment: what to run.
         stdout: its standard output; None: this process's.
+        timeout_s: seconds after which it is ended; None for never.
 
     Returns:
-        The exit code.
+        The exit code; `TIMED_OUT` if it was ended.
     """
     with quietly([command], env=environment, stdout=stdout) as (process,):
-        return process.wait()
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return TIMED_OUT
 
 
 def python_module(module: str, arguments: Sequence[str]) -> list[str]:

@@ -29,6 +29,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
 
     policy_knobs: of the policy that is named. knobs: a file of tuned ones. plan, network: files. wire_dtype: a name, see
     `gradlane.core.wire_dtype`. ddp: gradlane's DistributedDataParallel is put in the place of torch's.
+    progress: seconds between two lines on what steps take.
     """
 
     policy: str | None = None
@@ -51,6 +52,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     timeline: str | None = None
     profile: str | None = None
     ddp: bool = False
+    progress: float | None = None
 
     def to_text(self) -> str:
         """For the environment variable `LAUNCH_VARIABLE`."""

@@ -72,6 +72,11 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The spans of one kind, in order of start."""
         return [span for span in self.spans if span.kind == kind]
 
+    def during(self, iterations: Iterable[int]) -> Timeline:
+        """The same timeline with the spans of some iterations only."""
+        kept = set(iterations)
+        return msgspec.structs.replace(self, spans=tuple(span for span in self.spans if span.iteration in kept))
+
     def iteration_ns(self) -> list[int]:
         """Length in ns of each iteration that has a "step" span."""
         return [span.end_ns - span.start_ns for span in self.of("step")]

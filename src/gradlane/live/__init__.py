@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gradlane.live.remote_update import ServedSession as ServedSession
     from gradlane.live.remote_update import attach_to_servers as attach_to_servers
     from gradlane.live.session.idle import IdleSession as IdleSession
+    from gradlane.live.session.metrics import StepMetrics as StepMetrics
     from gradlane.live.session.session import Session as Session
     from gradlane.live.session.verification import VerifyOptions as VerifyOptions
     from gradlane.live.startup.attach import attach as attach
@@ -24,6 +25,7 @@ _MODULES = {
     "IdleSession": "session.idle",
     "ServedSession": "remote_update",
     "Session": "session.session",
+    "StepMetrics": "session.metrics",
     "VerifyOptions": "session.verification",
     "attach": "startup.attach",
     "attach_to_servers": "remote_update",

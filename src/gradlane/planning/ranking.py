@@ -180,11 +180,16 @@ def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> A
         if alike not in found:
             carried = plan if question.crosses else msgspec.structs.replace(plan, crosses_barrier=False)
             took_ns = simulated_ns(carried, profile, place)
-            overhead_ns = max(0, max(_OVERHEAD_NS, _OVERHEAD_PART * place.network.startup_ns) - place.network.start_ns)
             predicted = Predicted(msgspec.structs.replace(choice, look=question.look), took_ns)
-            found[alike] = Ranked(predicted, plan, took_ns + overhead_ns * len(plan.messages))
+            found[alike] = Ranked(predicted, plan, with_overhead(took_ns, plan, place.network))
     ranked = sorted(found.values(), key=lambda each: each.expected_ns)
     return Answer(tuple(each.predicted for each in ranked), tuple(_worth_trying(ranked, question)))
+
+
+def with_overhead(took_ns: int, plan: Plan, network: Network) -> int:
+    """An iteration of `took_ns` with what the messages of its plan take from computing, by which plans are compared."""
+    overhead_ns = max(0, max(_OVERHEAD_NS, _OVERHEAD_PART * network.startup_ns) - network.start_ns)
+    return took_ns + round(overhead_ns * len(plan.messages))
 
 
 def likeness(plan: Plan) -> str:

@@ -105,6 +105,11 @@ class NodeEngine:
         """The messages in which `tensor` travels."""
         return self._messages_of[tensor]
 
+    @property
+    def communicated_ns(self) -> int:
+        """For how long so far at least one message was on its way; one that still is does not count yet."""
+        return self._engine.communicated_ns()
+
     def describe_state(self) -> str:
         """What is under way and what is waited for, for error messages."""
         return describe_state(self.plan, *self._node.plan_state())

@@ -86,13 +86,21 @@ class _OutFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = super().convert(value, param, ctx)
         assert isinstance(path, Path)
-        folder = path.absolute().parent
-        if not folder.is_dir():
-            self.fail(f"got {str(path)!r}, whose folder does not exist; make it, or give another", param, ctx)
-        reason = _why_not_writable(folder)
-        if reason is not None:
-            self.fail(f"got {str(path)!r}, in whose folder no file can be made ({reason}); give another", param, ctx)
-        return path
+        try:
+            return writable(path)
+        except InputError as error:
+            self.fail(str(error), param, ctx)
+
+
+def writable(path: Path) -> Path:
+    """`path`, a file to write. Raises `InputError` if its folder is not there, or takes no file."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise InputError(f"got {str(path)!r}, whose folder does not exist; make it, or give another")
+    reason = _why_not_writable(folder)
+    if reason is not None:
+        raise InputError(f"got {str(path)!r}, in whose folder no file can be made ({reason}); give another")
+    return path
 
 
 COUNT = whole_number()

@@ -199,10 +199,10 @@ def _start(group: Any, device: torch.device, data: list[torch.Tensor]) -> Callab
 
 
 def _timed(device: torch.device, work: Callable[[Any], Any], data: Any) -> int:
-    _wait(device)
+    wait_for_device(device)
     start = time.monotonic_ns()
     work(data)
-    _wait(device)
+    wait_for_device(device)
     return time.monotonic_ns() - start
 
 
@@ -213,6 +213,7 @@ def _slowest(group: Any, device: torch.device, durations: list[int]) -> list[int
     return [int(duration) for duration in shared.tolist()]
 
 
-def _wait(device: torch.device) -> None:
+def wait_for_device(device: torch.device) -> None:
+    """Wait until a device with streams has done what it was given."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

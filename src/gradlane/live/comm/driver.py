@@ -50,6 +50,7 @@ class Driver:
         iteration: the one that runs or ran last, from 0; -1 before the first.
         plan: the plan in force.
         slots: by tensor: the memory of its gradient and, once that has arrived, of its sum.
+        waited_ns: for how long the training thread has been blocked for sums so far.
     """
 
     def __init__(
@@ -71,9 +72,12 @@ class Driver:
         self._lock = self.failures.lock
         self._closed = False
         self._busy_times = BusyTimes(coordination.channel.busy)
-        self._unissued = 0
+        self._unissued = self.waited_ns = 0
+        # messages that have not arrived; since when there is one; how long there was one before that
+        self._under_way = self._since_ns = self._communicated_ns = 0
         # by lane: ranks need the same order within a lane, but not across lanes
         self._rolling_hashes: list[int] = []
+        self._node_engine: NodeEngine | None = None
         self._gradient_buffers = GradientBuffers([])
         self._laid_out: tuple[TensorSpec, ...] = ()
         coordination.listen(self._follow, on_buffers)
@@ -108,6 +112,7 @@ class Driver:
             self.abort(error)
             raise
         self._engine: Engine | NodeEngine
+        self._communicated_ns, self._under_way = self.communicated_ns, 0
         self._node_engine = self._backend.carry_out(self._keeps_log, self.failures.suspect)
         # the engine of the plan before may have been a node's
         self.failures.interrupt = lambda: None
@@ -207,7 +212,10 @@ class Driver:
             self._backend.expect(message)
         if self._chooses and not second_phase:
             self.coordination.choose(message)
-        self._began_ns[message] = now_ns()
+        now = self._began_ns[message] = now_ns()
+        if not second_phase:
+            self._since_ns = self._since_ns if self._under_way else now
+            self._under_way += 1
         buffer = self._buffers[message]
         if second_phase:
             ended = self._backend.start_second_phase(message, buffer, self._message_done)
@@ -230,6 +238,9 @@ class Driver:
     def arrived(self, message: int) -> None:
         """Record that the sum of `message` is in the slots of its tensors, for the host."""
         now = now_ns()
+        self._under_way -= 1
+        if not self._under_way:
+            self._communicated_ns += now - self._since_ns
         if self.plan.messages[message].two_phase or self._backend.tells_sends:
             self._recorder.add("receive", self.iteration, message, self._began_ns[message], now)
         # the second phase of a message is its receive; a message of one phase beside such messages
@@ -294,6 +305,11 @@ class Driver:
         self.look()
         return self._engine.all_arrived and not self._backend.has_streams
 
+    @property
+    def communicated_ns(self) -> int:
+        """For how long so far at least one message was on its way; one that still is does not count yet."""
+        return self._communicated_ns + (0 if self._node_engine is None else self._node_engine.communicated_ns)
+
     def look(self) -> None:
         """Take note of what has arrived by now, where that is not told by itself."""
         if self._node_engine is None:
@@ -333,7 +349,9 @@ class Driver:
                 messages = range(len(self.plan.messages)) if tensor is None else self._engine.messages_of(tensor)
                 self._backend.await_ends(messages)
             self.failures.wait_until(has_arrived, what)
-        self._recorder.add("wait", self.iteration, -1 if tensor is None else tensor, began, now_ns())
+        ended = now_ns()
+        self.waited_ns += ended - began
+        self._recorder.add("wait", self.iteration, -1 if tensor is None else tensor, began, ended)
 
     def wait_for_works(self, groups: ProcessGroups, works: Sequence[Any], what: str) -> None:
         """Wait for collectives of torch.distributed. On a device, the stream waits instead.

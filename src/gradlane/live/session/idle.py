@@ -18,6 +18,7 @@ from gradlane.core.profile import Profile
 from gradlane.core.records.dispatch_log import Log
 from gradlane.core.timeline import Timeline
 from gradlane.errors import JobError
+from gradlane.live.session.metrics import NOTHING, StepMetrics
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing from Python 3.11 on
@@ -55,6 +56,10 @@ class IdleSession:
 
     def leave_alone(self) -> None:
         """It is alone."""
+
+    def metrics(self) -> StepMetrics:
+        """Nothing is summed, so no step waits; no other number is known."""
+        return NOTHING.copy()
 
     def close(self) -> None:
         """There is nothing to detach."""

@@ -46,6 +46,7 @@ from gradlane.live.session.gradient_groups import GradientGroups
 from gradlane.live.session.gradients import Gradients
 from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_traced, parameters_of_scripts
 from gradlane.live.session.job import Job
+from gradlane.live.session.metrics import Meter, Progress, StepMetrics
 from gradlane.live.session.module_buffers import BufferSync
 from gradlane.live.session.verification import Unverified
 
@@ -133,6 +134,7 @@ class Session(SessionBase):
         self._deferred = DeferredUpdates(self._driver, self._recorder, verifier, self._finite)
         if buffers is not None:
             buffers.connect(self._driver.coordination.announce_buffers, self._failures.notify)
+        self._meter = Meter(self._driver, planner, on_device=backend.has_streams)
         self._take_up(first_plan)
         self._attach_hooks(self._params, self._optimizers)
 
@@ -304,6 +306,7 @@ class Session(SessionBase):
         self._fired = [0] * len(self._params)
         self._launched = [False] * len(self._params)
         self._groups.begin()
+        self._meter.begin()
         self._driver.begin()
         self._measures = self._planner.measures(self._driver.iteration)
         self._verifier.begin(self._driver.iteration)
@@ -659,6 +662,18 @@ class Session(SessionBase):
         """Whether the job has failed, here or on another rank; it cannot train any more."""
         return self._failures.failure is not None
 
+    def metrics(self) -> StepMetrics:
+        """What the last whole step took on this rank, as plain numbers for a logger.
+
+        Waits for nothing, and costs microseconds: call it in each step. `StepMetrics` says what each
+        number is; a number that is not known yet is None.
+        """
+        return self._meter.metrics(self.tuning)
+
+    def print_progress(self, every_s: float) -> None:
+        """From now on print a line on stderr every `every_s` seconds, or after each step that is longer."""
+        self._meter.on_step = Progress(self.metrics, every_s).step
+
     def flush(self) -> None:
         """Wait for every sum and run every deferred update, so that all values are as under DDP.
 
@@ -679,6 +694,11 @@ class Session(SessionBase):
         if self._planner.profile is None:
             raise JobError("no profile yet: it is made at the start of the backward pass after the measured iterations")
         return self._planner.profile
+
+    @property
+    def has_profile(self) -> bool:
+        """Whether `profile()` has one by now."""
+        return self._planner.profile is not None
 
     def timeline(self) -> Timeline:
         """What happened in the last iterations under the plan in force, up to now.

@@ -209,6 +209,8 @@ def attach_from(
         buffers_are_due = wrapped is None or wrapped.buffers_are_due
         session = _build(job, resolved, start, may_cross, coordination, new_groups, backend, buffers_are_due)
     keep(session)
+    if resolved.progress_s is not None and job.rank == 0:
+        session.print_progress(resolved.progress_s)
     session.on_close(
         before=partial(_leave_files, resolved.folders.of_session(next(_attachments)), job.global_rank), after=forget
     )
@@ -419,6 +421,7 @@ def _leave_files(folders: FolderOptions, rank: int, session: Session) -> None:
     if folders.timeline is not None:
         files.leave(folders.timeline / f"timeline-rank{rank}.json", session.timeline())
         files.leave(folders.timeline / f"plan-rank{rank}.json", session.plan)
-    if folders.profile is not None and rank == 0:
+    # a short job, or one that was given a plan, has measured none
+    if folders.profile is not None and rank == 0 and session.has_profile:
         files.leave(folders.profile / "profile.json", session.profile())
         files.leave(folders.profile / "network.json", session.network)

@@ -179,6 +179,7 @@ class AttachOptions(msgspec.Struct, frozen=True):
     adapting: AdaptingOptions = AdaptingOptions()
     stepping: SteppingOptions = SteppingOptions()
     folders: FolderOptions = FolderOptions()
+    progress_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.backend == "server":
@@ -232,6 +233,7 @@ class AttachOptions(msgspec.Struct, frozen=True):
             adapting,
             _struct(SteppingOptions, given, verify=(VerifyOptions() if verify is True else verify) or None),
             FolderOptions(_path(launched.timeline), _path(launched.profile)),
+            launched.progress,
         )
 
     @property

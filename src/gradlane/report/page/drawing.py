@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -206,3 +207,8 @@ def _within(intervals: Iterable[tuple[int, int]], windows: Sequence[tuple[int, i
 
 def _length(intervals: Iterable[tuple[int, int]]) -> int:
     return sum(end - start for start, end in intervals)
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The value below which `part` of `values` lie, the next one that was measured."""
+    return sorted(values)[min(len(values) - 1, math.floor(part * len(values)))]

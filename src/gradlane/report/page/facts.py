@@ -96,14 +96,39 @@ class TryFacts(msgspec.Struct, frozen=True):
     verdict: str
 
 
+class ChartFacts(msgspec.Struct, frozen=True):
+    """Lines over numbers.
+
+    Attributes:
+        title, x, y: of the chart and its axes.
+        log_x: factors of x are as wide everywhere.
+        lines: (name, points), the points by rising x.
+    """
+
+    title: str
+    x: str
+    y: str
+    log_x: bool
+    lines: list[tuple[str, list[tuple[float, float]]]]
+
+
+class TableFacts(msgspec.Struct, frozen=True):
+    """Rows of text."""
+
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
+
+
 class ArmFacts(msgspec.Struct, frozen=True):
-    """One policy of a comparison.
+    """One policy of a comparison, or of a simulation, which has no steps of its own.
 
     Attributes:
         name, note: for people.
-        turns_ms: measured steps, by turn.
+        turns_ms: measured steps, by turn; empty if it was simulated.
         median_ms, low_ms, high_ms: of all steps: median, 10th and 90th percentile.
-        speedup: ratio to torch DDP, 25th and 75th percentile of the turns; None for none.
+        speedup: ratio to torch DDP, 25th and 75th percentile of the turns; None for none. Of a
+            simulation all three are the same.
         beats_bound: see `compare.records.Result`.
         hidden: the part of communication that did not lengthen the step.
         equal_to_ddp: bit for bit; None if not compared.
@@ -113,9 +138,9 @@ class ArmFacts(msgspec.Struct, frozen=True):
     name: str
     note: str
     turns_ms: list[list[float]]
-    median_ms: float
-    low_ms: float
-    high_ms: float
+    median_ms: float | None = None
+    low_ms: float | None = None
+    high_ms: float | None = None
     speedup: tuple[float, float, float] | None = None
     beats_bound: bool = False
     hidden: float | None = None
@@ -138,6 +163,7 @@ class TrialFacts(msgspec.Struct, frozen=True):
         lines: (name, ms): constant lines beside the steps.
         layers: names of the model's layers.
         remarks: what to know before relying on it.
+        charts, tables: answers that are no timelines.
     """
 
     title: str
@@ -148,6 +174,8 @@ class TrialFacts(msgspec.Struct, frozen=True):
     layers: list[str]
     arms: list[ArmFacts]
     remarks: list[str] = []
+    charts: list[ChartFacts] = []
+    tables: list[TableFacts] = []
 
 
 class Facts(msgspec.Struct, frozen=True):

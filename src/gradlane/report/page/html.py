@@ -11,7 +11,7 @@ import msgspec
 
 from gradlane.report.page.facts import COMPUTE_KINDS, Facts
 
-_SCRIPTS = ("uplot/uPlot.iife.min.js", "dom.js", "steps.js", "parts.js", "plan.js", "timeline.js", "page.js")
+_SCRIPTS = ("uplot/uPlot.iife.min.js", "dom.js", "steps.js", "chart.js", "parts.js", "plan.js", "timeline.js", "page.js")
 _STYLES = ("uplot/uPlot.min.css", "page.css")
 
 

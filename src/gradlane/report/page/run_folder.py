@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,7 +25,8 @@ from gradlane.errors import InputError
 from gradlane.lab.links.gauges import read_samples
 from gradlane.planning.questions.prediction import predict
 from gradlane.report.page import facts
-from gradlane.report.page.drawing import draw, draw_simulated, parts_of, plan_facts, typical_iterations
+from gradlane.report.page.drawing import draw, draw_simulated, parts_of, plan_facts, quantile, typical_iterations
+from gradlane.report.page.launched import left_something, of_launch, sessions_in
 from gradlane.report.perfetto import LinkCount
 from gradlane.units import format_bytes, format_rate
 
@@ -35,10 +35,10 @@ COMPARISON, SWEEP, CONFIG, LINKS = "comparison.json", "sweep.json", "config.json
 
 
 def read_run(folder: Path) -> facts.Facts:
-    """Read the folder of a comparison, or of a sweep over models and networks.
+    """Read the folder of a comparison, of a sweep over models and networks, or of a job.
 
     Args:
-        folder: what `gradlane compare --out` was given.
+        folder: what `gradlane compare --out` or `gradlane launch --timeline` was given.
 
     Raises:
         InputError: it is not such a folder.
@@ -51,7 +51,12 @@ def read_run(folder: Path) -> facts.Facts:
         sweep = Sweep.from_json((folder / SWEEP).read_bytes())
         trials = [_of_trial(cells, _Run(folder / cells[0].folder)) for cells in sweep.trials]
         return facts.Facts("gradlane compare", _about(sweep), trials)
-    raise InputError(f"{folder}: got a folder without {COMPARISON} or {SWEEP}, expected what `gradlane compare --out` left")
+    if left_something(folder):
+        return facts.Facts("gradlane launch", [], [of_launch(each) for each in sessions_in(folder)])
+    raise InputError(
+        f"{folder}: got a folder without {COMPARISON}, {SWEEP} or a rank's timeline, expected what `gradlane compare --out` or "
+        "`gradlane launch --timeline` left"
+    )
 
 
 def read_links(path: Path) -> dict[str, list[LinkCount]]:
@@ -123,8 +128,8 @@ class _Run:
             name=name,
             turns_ms=[steps[at : at + each] for at in range(0, len(steps), each)],
             median_ms=statistics.median(steps),
-            low_ms=_quantile(steps, 0.1),
-            high_ms=_quantile(steps, 0.9),
+            low_ms=quantile(steps, 0.1),
+            high_ms=quantile(steps, 0.9),
             parts=parts_of(timelines[0], plan, self._profile),
             plan=plan_facts(plan),
             timeline=self._timeline(name, plan, timelines, statistics.median(step_ns)),
@@ -235,8 +240,3 @@ def _searches(log: SearchLog) -> list[facts.TryFacts]:
         )
         for look in log.looks
     ]
-
-
-def _quantile(values: Sequence[float], part: float) -> float:
-    """The value below which `part` of `values` lie, the next one that was measured."""
-    return sorted(values)[min(len(values) - 1, math.floor(part * len(values)))]

@@ -8,18 +8,22 @@ async function readData() {
   return new Response(stream).json();
 }
 
+// of the columns those are shown that some arm has something for
 function armsTable(trial) {
-  const simulated = trial.arms.some((arm) => arm.predicted_ms !== null);
-  const ratios = trial.arms.map((arm) => (arm.speedup ? arm.speedup[0] : 0));
-  const rows = trial.arms.map((arm) => [
-    arm.name + (arm.note ? ` (${arm.note})` : ""), ms(arm.median_ms), `${ms(arm.low_ms)} .. ${ms(arm.high_ms)}`,
-    arm.speedup ? arm.speedup[0].toFixed(2) + (arm.beats_bound ? " !" : "") : "-",
-    arm.speedup ? `${arm.speedup[1].toFixed(2)} .. ${arm.speedup[2].toFixed(2)}` : "-",
-    ...(simulated ? [ms(arm.predicted_ms), ms(arm.bound_ms)] : [percent(arm.hidden)]),
-    { true: "yes", false: "no", null: "-" }[arm.equal_to_ddp],
-  ]);
-  const headings = ["policy", "step ms", "p10 .. p90", "x DDP", "p25 .. p75", ...(simulated ? ["simulated", "bound"] : ["hidden"]), "= DDP"];
-  return table(headings, rows, ratios.indexOf(Math.max(...ratios)));
+  const has = (name) => trial.arms.some((arm) => arm[name] !== null);
+  const measured = has("median_ms"), spread = trial.arms.some((arm) => arm.speedup && arm.speedup[1] < arm.speedup[2]), first = trial.arms.map((arm) => (arm.speedup ? arm.speedup[0] : 0));
+  const columns = [
+    ["policy", true, (arm) => arm.name + (arm.note ? ` (${arm.note})` : "")],
+    ["step ms", measured, (arm) => ms(arm.median_ms)],
+    ["p10 .. p90", measured, (arm) => (arm.median_ms === null ? "-" : `${ms(arm.low_ms)} .. ${ms(arm.high_ms)}`)],
+    ["x DDP", has("speedup"), (arm) => (arm.speedup ? arm.speedup[0].toFixed(2) + (arm.beats_bound ? " !" : "") : "-")],
+    ["p25 .. p75", spread, (arm) => (arm.speedup ? `${arm.speedup[1].toFixed(2)} .. ${arm.speedup[2].toFixed(2)}` : "-")],
+    ["simulated", has("predicted_ms"), (arm) => ms(arm.predicted_ms)],
+    ["bound", has("bound_ms"), (arm) => ms(arm.bound_ms)],
+    ["hidden", has("hidden"), (arm) => percent(arm.hidden)],
+    ["= DDP", has("equal_to_ddp"), (arm) => ({ true: "yes", false: "no", null: "-" }[arm.equal_to_ddp])],
+  ].filter(([, shown]) => shown);
+  return table(columns.map(([heading]) => heading), trial.arms.map((arm) => columns.map(([, , text]) => text(arm))), has("speedup") ? first.indexOf(Math.max(...first)) : -1);
 }
 
 function plans(trial) {
@@ -45,20 +49,40 @@ function searches(trial) {
 const KEYS = [["forward", "forward"], ["backward", "backward"], ["update", "update"], ["wait", "waits for a sum"]];
 
 function drawTrial(trial, computeKinds, into) {
-  const steps = el("div", {}), parts = el("div", {}), lanes = el("div", { id: "timeline" });
+  const some = (name) => trial.arms.some((arm) => (Array.isArray(arm[name]) ? arm[name].length : arm[name]));
   const section = (title, text, ...content) => into.append(el("h2", {}, title), el("p", { class: "faint" }, text), ...content);
+  const later = [];  // what needs to know how wide it is
   into.append(el("p", { class: "faint" }, trial.title), el("div", { class: "answer" }, el("strong", {}, trial.number), el("p", {}, trial.answer)));
-  into.append(armsTable(trial), el("p", { class: "faint" }, `x DDP: torch DDP's step over this one's, the median over turns. = DDP: parameters and buffers at the end equal DDP's bit for bit. Bound: ${trial.bound}.`));
+  if (trial.arms.length) into.append(armsTable(trial));
+  const compared = some("equal_to_ddp") ? " = DDP: parameters and buffers at the end equal DDP's bit for bit." : "";
+  const ratio = some("speedup") ? `x DDP: torch DDP's step over this one's; of what was measured, the median over turns.${compared}` : "";
+  if (ratio || trial.bound) into.append(el("p", { class: "faint" }, `${ratio}${trial.bound ? ` Bound: ${trial.bound}.` : ""}`));
   into.append(...trial.remarks.map((remark) => el("p", {}, remark)));
-  section("Timelines", "Two iterations of each policy. A message is a line while it waits to start, and a bar until its sum is there, from urgent (yellow) to patient (blue); an outline is the same message in the simulator. Drag to move, Ctrl and the wheel to zoom.",
-    el("div", {}, ...KEYS.map(([name, text]) => el("span", { class: "key" }, el("i", { style: `background: var(--${name})` }), text))), lanes);
-  section("Steps", "Every measured step, in the order of the turns; a line joins the turns' medians. The bar is the 10th to 90th percentile.", steps);
-  section("Where a step's time goes", "On rank 0, without what overlaps. Waiting is the communication that nothing hides.", parts);
-  section("Plans", "Above, the tensors in the order in which their gradients are ready, as wide as the square root of their bytes; below, a row for each message, the first to start on top.", ...plans(trial));
+  for (const chart of trial.charts) {
+    const box = el("div", { class: "chart" });
+    into.append(el("h2", {}, chart.title), box);
+    later.push(() => drawChart(chart, box));
+  }
+  for (const each of trial.tables) into.append(el("h2", {}, each.title), table(each.headings, each.rows));
+  if (some("timeline")) {
+    const lanes = el("div", { id: "timeline" });
+    section("Timelines", "Two iterations of each policy. A message is a line while it waits to start, and a bar until its sum is there, from urgent (yellow) to patient (blue); an outline is the same message in the simulator. Drag to move, Ctrl and the wheel to zoom.",
+      el("div", {}, ...KEYS.map(([name, text]) => el("span", { class: "key" }, el("i", { style: `background: var(--${name})` }), text))), lanes);
+    later.push(() => (lanes.view = new Timeline(trial, computeKinds, lanes)));
+  }
+  if (some("turns_ms")) {
+    const steps = el("div", {});
+    section("Steps", "Every measured step, in the order of the turns; a line joins the turns' medians. The bar is the 10th to 90th percentile.", steps);
+    later.push(() => drawSteps(trial, steps));
+  }
+  if (some("parts")) {
+    const parts = el("div", {});
+    section("Where a step's time goes", `On ${some("turns_ms") ? "rank 0" : "a simulated rank"}, without what overlaps. Waiting is the communication that nothing hides.`, parts);
+    drawParts(trial, parts);
+  }
+  if (some("plan")) section("Plans", "Above, the tensors in the order in which their gradients are ready, as wide as the square root of their bytes; below, a row for each message, the first to start on top.", ...plans(trial));
   into.append(...searches(trial));
-  lanes.view = new Timeline(trial, computeKinds, lanes);
-  drawSteps(trial, steps);
-  if (!drawParts(trial, parts)) parts.append("The run left no whole step.");
+  later.forEach((draw) => draw());
 }
 
 readData().then(({ computeKinds, facts }) => {

@@ -3,7 +3,7 @@
 
 function drawSteps(trial, into) {
   const xs = [], points = [], turns = [], medians = [], lows = [], highs = [];
-  trial.arms.forEach((arm, place) => {
+  trial.arms.filter((arm) => arm.turns_ms.length).forEach((arm, place) => {
     const count = arm.turns_ms.length;
     arm.turns_ms.forEach((steps, turn) => {
       const x = place + (count > 1 ? (0.56 * turn) / (count - 1) : 0.28) - 0.4;
@@ -50,7 +50,7 @@ function drawSteps(trial, into) {
     context.restore();
   };
   const width = () => Math.max(300, into.clientWidth);
-  const names = trial.arms.map((arm) => arm.name);
+  const names = trial.arms.filter((arm) => arm.turns_ms.length).map((arm) => arm.name);
   const plot = new uPlot({
     width: width(), height: 360, series, hooks: { draw: [whiskers] },
     scales: { x: { time: false, range: [-0.6, names.length - 0.4] }, y: { range: (_, low, high) => [0, 1.05 * Math.max(high, ...highs)] } },

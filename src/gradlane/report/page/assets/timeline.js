@@ -72,7 +72,7 @@ class Timeline {
       add({ kind: "heading", text: arm.name, arm, height: HEADING, gap: 0 });
       timeline.ranks.forEach((rank, place) => {
         const compute = (of, text, height) => add({ kind: "compute", text, arm, bars: computeBars(of.compute, this.computeKinds), height });
-        compute(rank, `rank ${rank.rank}`, COMPUTE);
+        compute(rank, rank.rank < 0 ? "simulated" : `rank ${rank.rank}`, COMPUTE);
         const simulated = place === 0 ? timeline.simulated : null;
         if (simulated) compute(simulated, "simulated", STRIP);
         for (const lane of this.lanesOf(arm, rank, simulated)) add({ kind: "messages", arm, fills, ...lane });

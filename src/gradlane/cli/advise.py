@@ -1,0 +1,283 @@
+"""`gradlane advise`: what scheduling would bring to a training script, measured while it trains under its own DDP."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import msgspec
+from msgspec import structs
+from rich.table import Table
+from rich.text import Text
+
+from gradlane.cli import reports
+from gradlane.cli.inputs.types import SECONDS, whole_number
+from gradlane.cli.terminal import console, print_table
+from gradlane.compare.processes import TIMED_OUT, run_quietly, torchrun_here
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
+from gradlane.core.records.ddp_run import DdpRun
+from gradlane.core.timeline import Timeline
+from gradlane.errors import JobError, RunError, UnsupportedError
+from gradlane.planning.advice import BASELINE, WORTH, Advice, Option, advise
+from gradlane.planning.stock_ddp import ddp_kwargs
+from gradlane.report.page import facts
+from gradlane.report.page.drawing import draw, draw_simulated, parts_of, quantile, typical_iterations
+from gradlane.report.page.simulated import simulated_arm
+from gradlane.sim import simulate
+from gradlane.units import format_bytes, format_ns, format_rate
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--nproc", type=whole_number(2), default=2, show_default=True, help="Worker processes on this host.")
+@click.option("--steps", type=whole_number(4), default=10, show_default=True, help="Steps to measure as they are.")
+@click.option(
+    "--timeout", type=SECONDS, default=600.0, show_default=True, help="Seconds that SCRIPT may take to get through them."
+)
+@reports.option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, and what SCRIPT prints on stderr.")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(
+    nproc: int, steps: int, timeout: float, report: Path | None, as_json: bool, script: str, arguments: tuple[str, ...]
+) -> None:
+    """Run SCRIPT, which trains under torch's DistributedDataParallel, for some steps; say what scheduling would bring.
+
+    SCRIPT needs no change, and is ended after 2 * STEPS steps and a few more. In the last of them no gradients are
+    summed: what it trained is of no use, so do not let it overwrite a checkpoint.
+
+    Where RANK and WORLD_SIZE are set this is one rank of a job that something else starts: torchrun --no-python on
+    several hosts, srun, or gradlane lab. Rank 0 says what was found.
+
+    \b
+    gradlane advise --nproc 2 train.py --epochs 1
+    gradlane lab --hosts 2 --link 100mbit -- gradlane advise train.py
+    torchrun --no-python --nnodes 2 --rdzv-endpoint host0:29400 gradlane advise train.py
+    """
+    is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
+        exit_code = _run(Path(scratch), is_rank, nproc, steps, timeout, as_json, script, arguments)
+        if is_rank and os.environ["RANK"] != "0":
+            click.get_current_context().exit(exit_code)
+        run = _measured(Path(scratch), exit_code, timeout)
+    advice = advise(run)
+    if report is not None:
+        reports.write(report, "gradlane advise", [_trial(advice)])
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(_record(advice)), indent=2).decode())
+    else:
+        _show(advice)
+
+
+def _run(
+    scratch: Path,
+    is_rank: bool,
+    nproc: int,
+    steps: int,
+    timeout_s: float,
+    as_json: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> int:
+    """Start the ranks, or the one that this process stands for, and wait for them; returns the exit code."""
+    worker = ["-m", "gradlane.live.ddp.watch", str(scratch), str(steps), script, *arguments]
+    command = [sys.executable, *worker] if is_rank else [*torchrun_here(nproc), *worker]
+    # what is advised is on stdout alone
+    return run_quietly(command, os.environ, sys.stderr.fileno() if as_json else None, timeout_s)
+
+
+def _measured(scratch: Path, exit_code: int, timeout_s: float) -> DdpRun:
+    """What the ranks left. Once that is whole it does not matter how they ended."""
+    run, why_not = scratch / "run.json", scratch / "why-not.txt"
+    if run.exists():
+        return DdpRun.from_json(run.read_bytes())
+    if exit_code == TIMED_OUT:
+        raise JobError(
+            f"advise: no end of the steps within {timeout_s:g} s; give the script more (--timeout), or fewer --steps"
+        )
+    if why_not.exists():
+        raise UnsupportedError(f"advise: nothing was measured: {why_not.read_text()}")
+    raise RunError("the script", exit_code or 1)
+
+
+# -- what is said ---------------------------------------------------------------------------------------------
+
+
+def verdict(advice: Advice) -> str:
+    """In a few short sentences: whether scheduling is worth it here."""
+    best, step, most = advice.best, format_ns(advice.step_ns), f"{advice.possible:.1%}"
+    adds = f"summing gradients adds {advice.costs:.1%} to your step of {step}"
+    if advice.costs >= 0.1:
+        adds = f"summing gradients takes {advice.costs:.0%} of your step of {step}"
+    if advice.is_worth_it:
+        saves = f"{best.policy} would save {best.saves:.0%} of the step"
+        return f"{adds.capitalize()}. {saves}, and no schedule can save more than {most} (simulated)."
+    if advice.costs < WORTH:
+        return f"Nothing to gain here: {adds}."
+    if advice.possible >= WORTH:
+        saves = f"the best policy, {best.policy}, would save {max(0.0, best.saves):.1%}"
+        return f"Little to gain here: {adds}. No schedule can save more than {most} of it, and {saves} (simulated)."
+    if advice.is_bound_by_network:
+        halved = format_ns(advice.halved_bound_ns)
+        return (
+            f"Little to gain by scheduling: {adds}, since the bytes take longer than there is computing to hide them behind. "
+            f"No schedule can save more than {most}. With gradients as bfloat16 (wire_dtype) a step takes {halved} at the "
+            "least (simulated); larger batches, or sums every other batch, would help too."
+        )
+    return (
+        f"Nothing to gain here: {adds}, but hardly by waiting: it takes its time from the processor. No schedule can save "
+        f"more than {most} (simulated)."
+    )
+
+
+def unknown(advice: Advice) -> list[str]:
+    """What was not measured, and what to doubt."""
+    run = advice.run
+    said = [
+        "policies over gradlane's own servers: their network is measured by gradlane.attach, and auto tries them",
+        "what the script does outside of model and optimizer counts as computing before the forward pass",
+    ]
+    if abs(advice.off) > 0.1:
+        said.append(
+            f"the simulator takes {format_ns(advice.baseline.iteration_ns)} for DDP's step, {abs(advice.off):.0%} "
+            f"{'more' if advice.off > 0 else 'less'} than was measured: what summing takes from the processor is not in it, so "
+            "take the savings as rough"
+        )
+    if advice.waits_ns is None:
+        said.append("how long a backward pass waits for its last sums: on a device the host does not see it")
+    if run.hook:
+        said.append(f"the script's communication hook {run.hook}: options sum gradients as they are")
+    elif run.plan is None:
+        said.append("DDP's own buckets: on a device they are taken to be the default ones")
+    if run.clips:
+        said.append("the script clips gradients, which needs all sums before the step: no option defers updates")
+    else:
+        said.append("whether the script reads gradients before the step but to clip them; then no update can be deferred")
+    if run.others:
+        said.append(f"{run.others} more models of the script under DDP; this is about {run.model}, the first that trained")
+    return said
+
+
+def _lines(advice: Advice) -> list[str]:
+    """What to add to the script, or to its command line."""
+    best = advice.best
+    lines = [
+        "in place of DistributedDataParallel(model):",
+        "    import gradlane",
+        f'    gradlane.attach(model, optimizer)  # finds the best policy; or policy="{best.policy}"',
+        "or with the script as it is: gradlane launch --ddp in place of torchrun",
+    ]
+    kept = advice.best_by_ddp
+    if kept is not None:
+        lines += [
+            f"or in stock DDP, for {kept.saves:.0%} of the step:",
+            *(f"    {line}" for line in ddp_kwargs(kept.plan).splitlines()),
+        ]
+    return lines
+
+
+def _show(advice: Advice) -> None:
+    run, shown = advice.run, console()
+
+    def say(text: str) -> None:
+        shown.print(Text(text), soft_wrap=True)
+
+    say(f"{run.model} on {run.workers} ranks, {format_bytes(run.profile.size_bytes)} of gradients")
+    waits = "" if advice.waits_ns is None else (
+        f"; its backward pass waits {format_ns(advice.waits_ns)} ({advice.waits_ns / advice.step_ns:.0%}) for the last sums"
+    )  # fmt: skip
+    say(f"a step takes {format_ns(advice.step_ns)} under DDP and {format_ns(advice.alone_ns)} without sums{waits}")
+    network = run.network
+    say(f"the network: {format_ns(network.startup_ns)} for a message and {format_rate(network.bytes_per_second)}, measured")
+    say("")
+    table = Table()
+    table.add_column("policy")
+    for heading in ("step, simulated", "saves", "messages", "in stock DDP"):
+        table.add_column(heading, justify="right")
+    for option in advice.options:
+        name = "ddp, as it is" if option.policy == BASELINE else option.policy
+        cells = (
+            name, format_ns(option.iteration_ns), "-" if option.policy == BASELINE else f"{option.saves:.1%}",
+            str(option.messages), "yes" if option.by_ddp else "no",
+        )  # fmt: skip
+        table.add_row(*(Text(cell) for cell in cells), style="bold green" if option is advice.best else None)
+    print_table(table)
+    say(f"no schedule takes less than {format_ns(advice.bound_ns)}\n")
+    say(verdict(advice))
+    if advice.is_worth_it:
+        say("\n" + "\n".join(_lines(advice)))
+    say("\nnot measured, or to be doubted:\n" + "\n".join(f"- {line}" for line in unknown(advice)))
+
+
+def _trial(advice: Advice) -> facts.TrialFacts:
+    """For a report: DDP as it was measured, and every option as it was simulated."""
+    run, baseline = advice.run, advice.baseline
+    arms = []
+    for option in advice.options:
+        profile = advice.profile.in_order_of(option.plan.tensors)
+        seen = simulate(option.plan, profile, run.network)
+        arm = simulated_arm(
+            option.policy, option.plan, seen, profile, option.iteration_ns, advice.bound_ns, baseline.iteration_ns
+        )
+        arms.append(_as_measured(arm, run, option.plan, profile, seen) if option is baseline else arm)
+    alone_ms, bound_ms = advice.alone_ns / 1e6, advice.bound_ns / 1e6
+    return facts.TrialFacts(
+        title=f"{run.model} on {run.workers} ranks, {format_bytes(run.profile.size_bytes)} of gradients",
+        answer=verdict(advice),
+        number=f"{max(0.0, advice.best.saves):.0%}",
+        bound=f"no schedule takes less than {format_ns(advice.bound_ns)}, simulated",
+        lines=[("without sums, measured", alone_ms), ("the least that any schedule takes, simulated", bound_ms)],
+        layers=[layer.name for layer in advice.profile.layers],
+        arms=sorted(arms, key=lambda arm: arm.name != BASELINE),
+        tables=[facts.TableFacts("Not measured, or to be doubted", ["what"], [[line] for line in unknown(advice)])],
+    )
+
+
+def _as_measured(arm: facts.ArmFacts, run: DdpRun, plan: Plan, profile: Profile, seen: Timeline) -> facts.ArmFacts:
+    """`arm` of DDP with the steps that were measured, and with what happened in some of them, if that is known."""
+    steps = [took / 1e6 for took in run.step_ns]
+    low_ms, high_ms = quantile(steps, 0.1), quantile(steps, 0.9)
+    arm = structs.replace(arm, turns_ms=[steps], median_ms=median(steps), low_ms=low_ms, high_ms=high_ms)
+    if run.timeline is None or run.plan is None:
+        return arm
+    iterations = typical_iterations([run.timeline])
+    drawn = draw(run.plan, [run.timeline], iterations)
+    drawn = structs.replace(drawn, simulated=draw_simulated(plan, seen, len(iterations)))
+    return structs.replace(arm, timeline=drawn, hidden=run.timeline.hidden(), parts=parts_of(run.timeline, run.plan, profile))
+
+
+def _record(advice: Advice) -> dict[str, Any]:
+    """The advice for programs."""
+    run, kept = advice.run, advice.best_by_ddp
+
+    def row(option: Option) -> dict[str, Any]:
+        return {
+            "policy": option.policy, "iteration_ns": option.iteration_ns, "saves": option.saves, "messages": option.messages,
+            "by_stock_ddp": option.by_ddp,
+        }  # fmt: skip
+
+    return {
+        "model": run.model,
+        "workers": run.workers,
+        "verdict": verdict(advice),
+        "worth_it": advice.is_worth_it,
+        "best": advice.best.policy,
+        "step_ns": advice.step_ns,
+        "alone_ns": advice.alone_ns,
+        "waits_ns": advice.waits_ns,
+        "costs": advice.costs,
+        "possible": advice.possible,
+        "bound_ns": advice.bound_ns,
+        "measured_step_ns": run.step_ns,
+        "measured_alone_ns": run.alone_ns,
+        "startup_ns": run.network.startup_ns,
+        "bytes_per_second": run.network.bytes_per_second,
+        "policies": [row(option) for option in advice.options],
+        "ddp_kwargs": None if kept is None else ddp_kwargs(kept.plan),
+        "not_measured": unknown(advice),
+    }

@@ -1,0 +1,83 @@
+"""Reports that commands write: what is in all of them, and where they go."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import click
+
+from gradlane.cli.inputs.types import OUT_FILE
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
+from gradlane.planning.questions import Outcome
+from gradlane.report.page import facts, render_page
+from gradlane.report.page.simulated import simulated_arm
+from gradlane.units import format_ns
+
+option = click.option("--report", type=OUT_FILE, help="Write a report: one HTML file, to be opened in a browser.")
+BASELINE = "ddp"
+
+
+def write(path: Path, title: str, trials: Sequence[facts.TrialFacts]) -> None:
+    """Write a report, with what is needed to run the command again."""
+    about = [("command", command_line()), ("machine", machine())]
+    path.write_bytes(render_page(facts.Facts(title, about, list(trials))))
+
+
+def command_line() -> str:
+    """This process's, as it may be typed again."""
+    return shlex.join(["gradlane", *sys.argv[1:]])
+
+
+def machine() -> str:
+    """This machine, and the versions of what ran."""
+    try:
+        torch = f", torch {version('torch')}"
+    except PackageNotFoundError:
+        torch = ""
+    versions = f"Python {platform.python_version()}{torch}, gradlane {version('gradlane')}"
+    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {versions}"
+
+
+def of_case(title: str, outcomes: Sequence[Outcome], answer: str = "") -> facts.TrialFacts:
+    """Every policy on one case, simulated.
+
+    Args:
+        title: the model and the network.
+        outcomes: one or more, on one case.
+        answer: in one sentence; "" to say which is the fastest.
+    """
+    best = min(outcomes, key=lambda outcome: outcome.iteration_ns)
+    baseline = next((outcome for outcome in outcomes if outcome.policy == BASELINE), None)
+    profile = best.case.profile
+    baseline_ns = None if baseline is None else baseline.iteration_ns
+    ratio = None if baseline is None or not best.iteration_ns else baseline.iteration_ns / best.iteration_ns
+    return facts.TrialFacts(
+        title=title,
+        answer=answer or f"{best.policy} is the fastest: {format_ns(best.iteration_ns)} a step, simulated.",
+        number="-" if ratio is None else f"{ratio:.2f}x",
+        bound=f"no schedule takes less than {format_ns(best.bound_ns)}; computing alone takes {format_ns(best.oracle_ns)}",
+        lines=[],
+        layers=[layer.name for layer in profile.layers],
+        arms=[
+            simulated_arm(
+                one.policy, one.plan, one.timeline(), _for(one.plan, profile), one.iteration_ns, one.bound_ns, baseline_ns
+            )
+            for one in outcomes
+        ],
+    )  # fmt: skip
+
+
+def of_lines(title: str, answer: str, charts: list[facts.ChartFacts], tables: list[facts.TableFacts]) -> facts.TrialFacts:
+    """Charts and tables without a timeline."""
+    return facts.TrialFacts(title, answer, "", "", [], [], [], charts=charts, tables=tables)
+
+
+def _for(plan: Plan, profile: Profile) -> Profile:
+    return profile if plan.tensors == profile.specs else profile.in_order_of(plan.tensors)

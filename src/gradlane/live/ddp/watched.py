@@ -1,0 +1,379 @@
+"""Measures a script's own DistributedDataParallel for some steps, and then ends the script.
+
+For `gradlane advise`. The script knows nothing of it: the class that it wraps its model in notes
+times, and steps are counted by its optimizer. After some steps as they are come a few with a
+communication hook, which knows what is sent when; then the network is measured, between two steps;
+then come steps in which nothing is summed, for computing alone. Replicas differ from then on, so the
+script is ended right after them, on all ranks.
+"""
+
+# torch's class has no types
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+from pathlib import Path
+from statistics import median
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gradlane.core.profile import TensorSpec
+from gradlane.core.records.ddp_run import DdpRun
+from gradlane.live.backends import probe
+from gradlane.live.backends.gradient_buffers import dtype_name
+from gradlane.live.comm.recorder import ProfileBuilder, now_ns
+from gradlane.live.ddp.buckets import Buckets
+from gradlane.live.session.hooks import tensors_in
+
+RUN, WHY_NOT = "run.json", "why-not.txt"
+"""Files that rank 0 leaves: what it measured, or why it could not."""
+WARM, WATCHED, LEAST_ALONE = 3, 4, 6
+"""Steps before those that are measured, those with a hook (the first and the last are no whole ones), and
+those without sums, of which one more comes first."""
+GRACE_S = 10.0
+"""How long a script may take to end once it has been told to."""
+
+
+def watch_ddp(folder: Path, steps: int) -> Watch:
+    """From now on the script's DistributedDataParallel is watched, in this process.
+
+    Args:
+        folder: rank 0 leaves `RUN` or `WHY_NOT` there.
+        steps: how many to measure as they are.
+    """
+    watch = Watch(folder, steps)
+    WatchedDistributedDataParallel.watch = watch
+    torch.nn.parallel.DistributedDataParallel = WatchedDistributedDataParallel  # type: ignore[misc]
+    torch.nn.parallel.distributed.DistributedDataParallel = WatchedDistributedDataParallel  # type: ignore[misc]
+    register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: watch.before_step(optimizer))
+    register_optimizer_step_post_hook(lambda optimizer, args, kwargs: watch.after_step(optimizer))
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        setattr(torch.nn.utils, name, _noting(getattr(torch.nn.utils, name), watch))
+    return watch
+
+
+def _noting(clip: Any, watch: Watch) -> Any:
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        watch.clips = True
+        return clip(*args, **kwargs)
+
+    return noted
+
+
+class WatchedDistributedDataParallel(TorchDDP):
+    """Torch's class, whose passes are timed."""
+
+    watch: ClassVar[Watch]
+    own_hook = ""  # name of the script's communication hook
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.watch.models.append(self)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the module, as torch's class does."""
+        if not (self.training and torch.is_grad_enabled() and self.watch.follows(self)):
+            return super().forward(*inputs, **kwargs)
+        self.watch.forward_begins()
+        output = super().forward(*inputs, **kwargs)
+        self.watch.forward_ended(output)
+        return output
+
+    def register_comm_hook(self, state: object, hook: Any) -> None:
+        """As torch's, noting the script's own hook."""
+        self.own_hook = self.watch.name_of(hook)
+        super().register_comm_hook(state, hook)
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """Whether backward passes sum gradients; `no_sync()` sets it, and so do trainers."""
+        return bool(self.__dict__.get("_syncs", True)) and not self.watch.is_alone
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, syncs: bool) -> None:
+        self.__dict__["_syncs"] = syncs
+
+
+class Watch:
+    """What a process measures of one model. Everything runs on the training thread.
+
+    Args:
+        folder, steps: as for `watch_ddp`.
+
+    Attributes:
+        models: wrapped by the script, in order.
+        clips: the script has clipped gradients.
+        is_alone: gradients are not summed at present.
+    """
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        self._folder, self._steps = folder, steps
+        self.models: list[WatchedDistributedDataParallel] = []
+        self.clips = self.is_alone = False
+        self._call: WatchedDistributedDataParallel | None = None
+        self._trained: set[int] = set()
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._over = False
+        self._step = 0  # the one that runs
+        self._ends_ns: list[int] = []  # of steps
+        self._forward_ns = self._backward_began_ns = self._update_ns = 0
+        self._passes = (0, 0)
+        self._waited_ns: list[int] = [0]  # by step
+        self._used: dict[str, int] = {}
+        self._used_directly: set[str] = set()
+        self._ready: dict[str, int] = {}
+        self._handles: list[Any] = []
+        self._buckets: Buckets | None = None
+
+    def name_of(self, hook: Any) -> str:
+        """The name of a hook that a script has registered; "" for this class's own."""
+        own = getattr(hook, "__module__", "") == Buckets.__module__
+        return "" if own else str(getattr(hook, "__qualname__", type(hook).__name__))
+
+    # -- the stages: which steps are for what ------------------------------------------------------
+
+    @property
+    def _hooked(self) -> int:
+        """The first step with a hook."""
+        return WARM + self._steps
+
+    @property
+    def _alone(self) -> int:
+        """The first step without sums."""
+        return self._hooked + WATCHED
+
+    @property
+    def last(self) -> int:
+        """The last step."""
+        return self._alone + max(LEAST_ALONE, self._steps // 2)
+
+    # -- passes ------------------------------------------------------------------------------------
+
+    def follows(self, call: WatchedDistributedDataParallel) -> bool:
+        """Whether `call`, which trains, is the model that is measured: the first that trains."""
+        if self._over:
+            return False
+        self._trained.add(id(call))
+        self._call = self._call or call
+        return call is self._call
+
+    def forward_begins(self) -> None:
+        """The model is about to be called."""
+        self._used.clear()
+        self._used_directly.clear()
+        self._forward_ns = self._now()
+
+    def forward_ended(self, output: Any) -> None:
+        """The model has been called."""
+        self._passes = (self._now() - self._forward_ns, 0)
+        self._backward_began_ns = 0
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(self._backward_begins)
+
+    def _backward_begins(self, _: torch.Tensor) -> None:
+        if self._backward_began_ns:
+            return
+        self._ready.clear()
+        self._backward_began_ns = self._now()
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+
+    def _backward_ended(self) -> None:
+        # DDP has queued its waiting by now if it sums, so what is queued here comes after that
+        ended = self._now()
+        self._passes = (self._passes[0], ended - self._backward_began_ns)
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: self._summed(ended))
+
+    def _summed(self, ended_ns: int) -> None:
+        now = now_ns()
+        self._waited_ns[-1] += now - ended_ns
+        if self._buckets is not None and not self.is_alone:
+            at, began = self._buckets.iteration, self._backward_began_ns
+            self._buckets.rows += [
+                ("forward", at, -1, self._forward_ns, self._forward_ns + self._passes[0]),
+                ("backward", at, -1, began, now),
+                ("wait", at, -1, ended_ns, now),
+            ]
+
+    def _gradient_ready(self, name: str) -> None:
+        self._ready[name] = self._now() - self._backward_began_ns
+
+    def _module_begins(self, own: list[str], inner: list[str]) -> None:
+        since = self._now() - self._forward_ns
+        for name in inner:  # of a part that may read them itself (MultiheadAttention); else it says so later
+            if name not in self._used_directly:
+                self._used[name] = since
+        for name in own:
+            if name not in self._used_directly:
+                self._used[name] = since
+                self._used_directly.add(name)
+
+    def _now(self) -> int:
+        """The time; while the profile is measured, with the device waited for."""
+        if self.is_alone and self._call is not None:
+            probe.wait_for_device(self._device)
+        return now_ns()
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """`optimizer` is about to step."""
+        if self._call is None or self._over:
+            return
+        if self._optimizer is None:
+            held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+            if held.isdisjoint(map(id, self._call.module.parameters())):
+                return
+            self._optimizer = optimizer
+        if optimizer is self._optimizer:
+            self._update_ns = self._now()
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """`optimizer` has stepped: the end of a step of the script."""
+        if optimizer is not self._optimizer:
+            return
+        if self._over:  # the script has caught what was to end it
+            _end_now()
+        if self._step >= self._alone or self._step == self._hooked - 1:
+            probe.wait_for_device(self._device)
+        now = now_ns()
+        if self._buckets is not None and not self.is_alone:
+            self._buckets.rows.append(("update", self._buckets.iteration, -1, self._update_ns, now))
+            if self._step > self._hooked:
+                self._buckets.rows.append(("step", self._buckets.iteration, -1, self._ends_ns[-1], now))
+        if self._step > self._alone:
+            self._note_profile(now)
+        self._ends_ns.append(now)
+        self._step += 1
+        self._waited_ns.append(0)
+        self._begin_stage()
+
+    def _begin_stage(self) -> None:
+        """Do what comes between the last step and the next."""
+        assert self._call is not None
+        call = self._call
+        if self._step == self._hooked and not call.own_hook and self._device.type == "cpu":
+            self._buckets = Buckets(call)
+        if self._buckets is not None:
+            self._buckets.iteration = self._step - self._hooked
+        if self._step == self._alone:
+            self._network = probe.measure(call.process_group, self._device, "measured by gradlane advise")
+            self.is_alone = True
+            self._hook_parts(call.module)
+        if self._step == self.last:
+            self._over = True
+            self._finish(call)
+
+    @property
+    def _device(self) -> torch.device:
+        assert self._call is not None
+        device: torch.device = next(self._call.module.parameters()).device
+        return device
+
+    def _hook_parts(self, module: nn.Module) -> None:
+        trained = {name: param for name, param in module.named_parameters() if param.requires_grad}
+        self._builder = ProfileBuilder(
+            [TensorSpec(name, param.numel() * param.element_size(), dtype_name(param)) for name, param in trained.items()]
+        )
+        for name, param in trained.items():
+            hook = lambda _, name=name: self._gradient_ready(name)  # noqa: E731
+            self._handles.append(param.register_post_accumulate_grad_hook(hook))
+        names = {id(param): name for name, param in trained.items()}
+        for part in module.modules():
+            own = [names[id(param)] for param in part.parameters(recurse=False) if id(param) in names]
+            inner = [names[id(param)] for param in part.parameters() if id(param) in names]
+            if own or part is module:
+                inner = [name for name in inner if name not in own]
+                hook = lambda *_, own=own, inner=inner: self._module_begins(own, inner)  # noqa: E731
+                self._handles.append(part.register_forward_pre_hook(hook))
+
+    def _note_profile(self, now: int) -> None:
+        for name, since in self._ready.items():
+            self._builder.ready(name, since)
+        for name, since in self._used.items():
+            self._builder.used(name, since)
+        self._builder.passed(*self._passes)
+        self._builder.updated(now - self._update_ns)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _finish(self, call: WatchedDistributedDataParallel) -> None:
+        group, device = call.process_group, self._device
+        lengths = [after - before for before, after in zip(self._ends_ns, self._ends_ns[1:], strict=False)]
+        measured, alone = lengths[WARM - 1 : self._hooked - 1], lengths[self._alone : self.last - 1]
+        slowest = torch.tensor([*measured, *alone], dtype=torch.int64, device=device)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
+        rank, workers = dist.get_rank(group), dist.get_world_size(group)
+        waits = torch.zeros(workers, dtype=torch.int64, device=device)
+        waits[rank] = round(median(self._waited_ns[WARM : self._hooked]))
+        dist.all_reduce(waits, group=group)
+        steps = [int(taken) for taken in slowest.tolist()]
+        if rank == 0:
+            model = type(call.module).__name__
+            plan = None if self._buckets is None else self._buckets.plan("ddp", model)
+            seen = None if plan is None or self._buckets is None else self._buckets.timeline(plan, 0, 1, WATCHED - 1)
+            run = DdpRun(
+                model=model,
+                device=str(device),
+                workers=workers,
+                step_ns=tuple(steps[: len(measured)]),
+                alone_ns=tuple(steps[len(measured) :]),
+                waits_ns=tuple(int(wait) for wait in waits.tolist()) if device.type == "cpu" else (),
+                profile=self._builder.build(model, str(device), self._builder.ready_medians()),
+                network=self._network,
+                plan=plan,
+                timeline=seen,
+                hook=call.own_hook,
+                clips=self.clips,
+                others=len(self._trained) - 1,
+            )
+            part = self._folder / f"{RUN}.part"
+            part.write_bytes(run.to_json())
+            part.replace(self._folder / RUN)
+        # no rank ends before rank 0 has written: torchrun ends the others when one is gone
+        dist.all_reduce(waits, group=group)
+        timer = threading.Timer(GRACE_S, _end_now)
+        timer.daemon = True
+        timer.start()
+        raise SystemExit(0)
+
+    def say_why_not(self, error: BaseException | None) -> None:
+        """The script has ended; if that was too early, leave the reason. For rank 0.
+
+        Args:
+            error: what ended it, if it was not its last line.
+        """
+        if self._over:
+            return
+        if error is not None and not (isinstance(error, SystemExit) and not error.code):
+            why = f"the script failed after {self._step} steps: {type(error).__name__}: {error}"
+        elif not self.models:
+            why = (
+                "the script wrapped no model in torch's DistributedDataParallel; one that calls gradlane.attach says by "
+                "`gradlane launch --progress 10` what its steps wait for"
+            )
+        elif self._call is None:
+            why = "the script never called its wrapped model for training"
+        elif self._optimizer is None:
+            why = "no optimizer of torch.optim stepped with the wrapped model's parameters, and steps are counted by it"
+        else:
+            why = f"the script ended after {self._step} steps, expected {self.last}; let it train longer, or give fewer --steps"
+        (self._folder / WHY_NOT).write_text(why)
+
+
+def _end_now() -> None:
+    """End this process and those that it started by multiprocessing, whatever it waits for."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

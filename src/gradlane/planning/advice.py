@@ -1,0 +1,168 @@
+"""Advice: what scheduling would bring to a script, from what was measured of it under DDP."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import msgspec
+from msgspec import structs
+
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Layer, Profile
+from gradlane.core.records.ddp_run import DdpRun
+from gradlane.errors import InputError
+from gradlane.planning import catalog
+from gradlane.planning.plans import accepted, make_plan
+from gradlane.planning.questions import Case
+from gradlane.planning.ranking import with_overhead
+from gradlane.planning.search.space import MOST_PIECES
+from gradlane.planning.stock_ddp import why_not_ddp
+from gradlane.sim import iteration_ns
+from gradlane.sim.bounds import lower_bound_ns
+
+WORTH = 0.03
+"""The part of a step that has to be saved before anything is recommended: less is lost in what steps differ by."""
+REST = "outside of model and optimizer"
+"""The first layer of the profile that is simulated: what a step takes beside the model's passes and updates."""
+BASELINE = "ddp"
+
+
+class Option(msgspec.Struct, frozen=True):
+    """One policy, simulated.
+
+    Attributes:
+        policy: its name; the baseline is DDP with the script's own buckets where they are known.
+        iteration_ns: of a steady step.
+        expected_ns: with what its messages take from computing; options are compared by it.
+        saves: the part of DDP's simulated step that it saves; negative where it is slower.
+        messages: how many it sends.
+        by_ddp: stock DDP can carry its plan out.
+        plan: the plan.
+    """
+
+    policy: str
+    iteration_ns: int
+    expected_ns: int
+    saves: float
+    messages: int
+    by_ddp: bool
+    plan: Plan
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """What scheduling would bring.
+
+    Attributes:
+        run: what was measured.
+        profile: what was simulated: the run's, with `REST` as its first layer.
+        step_ns, alone_ns: the median measured step, and that of computing alone.
+        waits_ns: of the rank that waits least, how long a step waits for sums when its backward
+            pass is over; None on a device.
+        bound_ns, halved_bound_ns: simulated; no schedule's step takes less, with gradients as they are and in halves.
+        options: the fastest first; DDP is among them.
+    """
+
+    run: DdpRun
+    profile: Profile
+    step_ns: int
+    alone_ns: int
+    waits_ns: int | None
+    bound_ns: int
+    halved_bound_ns: int
+    options: tuple[Option, ...]
+
+    @property
+    def costs(self) -> float:
+        """The part of a step that summing adds: waits, and what it takes from computing."""
+        return max(0.0, 1 - self.alone_ns / self.step_ns)
+
+    @property
+    def baseline(self) -> Option:
+        """DDP as it is."""
+        return next(option for option in self.options if option.policy == BASELINE)
+
+    @property
+    def best(self) -> Option:
+        """The fastest; DDP where nothing is faster."""
+        return self.options[0]
+
+    @property
+    def possible(self) -> float:
+        """The part of DDP's simulated step that some schedule might save at most."""
+        return max(0.0, 1 - self.bound_ns / self.baseline.expected_ns)
+
+    @property
+    def off(self) -> float:
+        """By which part the simulated step of DDP differs from the measured one."""
+        return self.baseline.iteration_ns / self.step_ns - 1
+
+    @property
+    def is_bound_by_network(self) -> bool:
+        """Whether even the best schedule waits for the network."""
+        return self.bound_ns > (1 + WORTH) * self.alone_ns
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether the best policy saves enough, and what was measured leaves as much to save."""
+        return self.best.saves >= WORTH and self.costs >= WORTH
+
+    @property
+    def best_by_ddp(self) -> Option | None:
+        """The fastest option that stock DDP can carry out, if it is worth it."""
+        found = next((option for option in self.options if option.by_ddp), None)
+        return found if found is not None and found.policy != BASELINE and found.saves >= WORTH else None
+
+
+def advise(run: DdpRun) -> Advice:
+    """Simulate every policy for a script that was measured under DDP.
+
+    Args:
+        run: what was measured.
+
+    Raises:
+        InputError: there are fewer than two ranks, or no step.
+    """
+    if run.workers < 2:
+        raise InputError("got one rank, expected two or more: a rank alone sums nothing")
+    step_ns, alone_ns = round(median(run.step_ns)), round(median(run.alone_ns))
+    profile = _with_rest(run.profile, alone_ns)
+    case = Case(profile, run.network)
+    options = [_option(BASELINE, run.plan or make_plan(catalog.get(BASELINE), profile, case.place), case, run, None)]
+    for name in case.policies:
+        if name == BASELINE:
+            continue
+        try:
+            plan = make_plan(catalog.get(name), profile, case.place)
+        except InputError:  # its knobs do not go with a model of this size
+            continue
+        # unknown whether this network serves priority classes; and overhead that no network makes up for
+        if not any(lane.network_priority for lane in plan.lanes) and len(plan.messages) <= 2 * MOST_PIECES:
+            options.append(_option(name, plan, case, run, options[0]))
+    options.sort(key=lambda option: (option.expected_ns, option.policy != BASELINE))
+    waits_ns = min(run.waits_ns) if run.waits_ns else None
+    bounds = [lower_bound_ns(each, run.network) for each in (profile, profile.with_wire_dtype("bfloat16"))]
+    return Advice(run, profile, step_ns, alone_ns, waits_ns, bounds[0], bounds[1], tuple(options))
+
+
+def _option(name: str, plan: Plan, case: Case, run: DdpRun, baseline: Option | None) -> Option:
+    assert isinstance(case.where, Network)
+    if run.clips:
+        plan = structs.replace(plan, crosses_barrier=False)
+    profile = case.profile.in_order_of(plan.tensors)
+    took_ns = iteration_ns(accepted(plan, profile, case.place), profile, case.where)
+    expected_ns = with_overhead(took_ns, plan, case.where)
+    saves = 0.0 if baseline is None else 1 - expected_ns / baseline.expected_ns
+    return Option(name, took_ns, expected_ns, saves, len(plan.messages), why_not_ddp(plan) is None, plan)
+
+
+def _with_rest(profile: Profile, alone_ns: int) -> Profile:
+    """`profile` with what else a step takes ahead of its forward pass, or stretched if steps take less."""
+    rest_ns = alone_ns - profile.compute_ns
+    if rest_ns < 0:
+        profile, rest_ns = profile.stretched(alone_ns / profile.compute_ns), 0
+    return structs.replace(
+        profile,
+        layers=(Layer(REST, rest_ns), *profile.layers),
+        tensors=tuple(structs.replace(tensor, layer=tensor.layer + 1) for tensor in profile.tensors),
+    )

@@ -1,0 +1,88 @@
+"""From what the ranks of a job left (`gradlane launch --timeline`, `--report`) to a report."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from gradlane.core import files
+from gradlane.core.network import Network
+from gradlane.core.place import Place
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
+from gradlane.core.timeline import Timeline
+from gradlane.planning.questions.prediction import predict
+from gradlane.report.page import facts
+from gradlane.report.page.drawing import draw, draw_simulated, parts_of, plan_facts, quantile, typical_iterations
+from gradlane.units import format_ns
+
+MOST_RANKS = 16  # whose timelines are drawn
+
+
+def left_something(folder: Path) -> bool:
+    """Whether a rank of a job left its plan and timeline in `folder`."""
+    return any(folder.glob("timeline-rank*.json"))
+
+
+def of_launch(folder: Path) -> facts.TrialFacts:
+    """The steps of one session that were kept, on the ranks whose files are in `folder`.
+
+    Args:
+        folder: has `timeline-rankN.json` and `plan-rankN.json`; with rank 0's `profile.json` and
+            `network.json` the plan is simulated, too.
+
+    Raises:
+        FormatError: a file in it is not what it should be.
+    """
+    paths = sorted(folder.glob("timeline-rank*.json"), key=lambda path: int(path.stem.removeprefix("timeline-rank")))
+    timelines = [files.read(path, Timeline) for path in paths[:MOST_RANKS]]
+    plan = files.read(folder / f"plan-rank{timelines[0].rank}.json", Plan)
+    timelines = [timeline for timeline in timelines if timeline.plan == plan.fingerprint]
+    first = timelines[0]
+    steps = [took / 1e6 for took in first.iteration_ns()]
+    profile_path, network_path = folder / "profile.json", folder / "network.json"
+    profile = files.read(profile_path, Profile) if profile_path.exists() else None
+    outcome = None
+    if profile is not None and network_path.exists():
+        backend = "all-reduce" if plan.backend is msgspec.UNSET else plan.backend
+        outcome = predict(plan, profile, Place(files.read(network_path, Network), backend))
+    typical_ns = median(first.iteration_ns()) if steps else 0
+    iterations = typical_iterations(timelines, typical_ns)
+    drawn = draw(plan, timelines, iterations) if iterations else None
+    if drawn is not None and outcome is not None:
+        drawn = msgspec.structs.replace(drawn, simulated=draw_simulated(plan, outcome.timeline(), len(iterations)))
+    parts = None if profile is None else parts_of(first, plan, profile.in_order_of(plan.tensors))
+    waits = "" if parts is None or not steps else f", of which it waits {parts.wait / (sum(steps) / len(steps)):.0%}"
+    arm = facts.ArmFacts(
+        name=plan.policy,
+        note="",
+        turns_ms=[steps] if steps else [],
+        median_ms=median(steps) if steps else None,
+        low_ms=quantile(steps, 0.1) if steps else None,
+        high_ms=quantile(steps, 0.9) if steps else None,
+        hidden=first.hidden(),
+        predicted_ms=None if outcome is None else outcome.iteration_ns / 1e6,
+        bound_ms=None if outcome is None else outcome.bound_ns / 1e6,
+        parts=parts,
+        plan=plan_facts(plan),
+        timeline=drawn,
+    )
+    shown = ", ".join(str(timeline.rank) for timeline in timelines)
+    return facts.TrialFacts(
+        title=f"{plan.model}, the last {len(steps)} whole steps under the last plan, of ranks {shown}",
+        answer=f"A step takes {format_ns(round(typical_ns))} under {plan.policy} (the median, on rank {first.rank}){waits}.",
+        number=format_ns(round(typical_ns)) if steps else "-",
+        bound="" if outcome is None else "simulated from the profile and the network that the job measured in its first steps",
+        lines=[] if profile is None else [("computing alone, as measured in the first steps", profile.compute_ns / 1e6)],
+        layers=[] if profile is None else [layer.name for layer in profile.layers],
+        arms=[arm],
+    )
+
+
+def sessions_in(folder: Path) -> list[Path]:
+    """The folders of all sessions of a script: `folder`, and those of further ones in it."""
+    further = (folder / f"session-{number}" for number in itertools.count(2))
+    return [folder, *itertools.takewhile(left_something, further)]

@@ -1,0 +1,61 @@
+"""From what the simulator answered to a report: of `plan`, `simulate`, `whatif` and `advise`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
+from gradlane.core.timeline import Timeline
+from gradlane.report.page import facts
+from gradlane.report.page.drawing import draw, parts_of, plan_facts, typical_iterations
+
+Lines = Mapping[str, Sequence[tuple[float, float]]]
+
+
+def simulated_arm(
+    name: str, plan: Plan, timeline: Timeline, profile: Profile, iteration_ns: int, bound_ns: int, baseline_ns: int | None
+) -> facts.ArmFacts:
+    """One policy that was simulated.
+
+    Args:
+        name: for people.
+        plan, timeline: what was simulated, and what happened on one rank.
+        profile: that was simulated.
+        iteration_ns, bound_ns: a steady step, and what no schedule goes below.
+        baseline_ns: a steady step under DDP; None if it was not simulated.
+    """
+    ratio = None if baseline_ns is None or not iteration_ns else baseline_ns / iteration_ns
+    iterations = typical_iterations([timeline])
+    alone = msgspec.structs.replace(timeline, rank=0)
+    drawn = draw(plan, [alone], iterations) if iterations else None
+    if drawn is not None:
+        drawn = msgspec.structs.replace(drawn, ranks=[msgspec.structs.replace(each, rank=-1) for each in drawn.ranks])
+    return facts.ArmFacts(
+        name=name,
+        note="",
+        turns_ms=[],
+        speedup=None if ratio is None else (ratio, ratio, ratio),
+        hidden=timeline.hidden(),
+        predicted_ms=iteration_ns / 1e6,
+        bound_ms=bound_ns / 1e6,
+        parts=parts_of(timeline, plan, profile),
+        plan=plan_facts(plan),
+        timeline=drawn,
+    )
+
+
+def charts(panels: Mapping[str, Lines], x: str, y: str, *, log_x: bool = False) -> list[facts.ChartFacts]:
+    """The charts of `plots.draw`, for a report.
+
+    Args:
+        panels: by title, lines by name.
+        x, y: of the axes.
+        log_x: factors of x are as wide everywhere.
+    """
+    return [
+        facts.ChartFacts(title, x, y, log_x, [(name, sorted(points)) for name, points in lines.items() if points])
+        for title, lines in panels.items()
+    ]

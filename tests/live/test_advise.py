@@ -1,0 +1,63 @@
+"""gradlane advise: a script that knows nothing of it is measured, ended, and leaves no process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.commands import EXAMPLE, gradlane
+
+SCRIPT = Path(__file__).parent / "scripts" / "watched.py"
+
+
+def marked(mark: str) -> list[int]:
+    """The processes that have `mark` in their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if mark in (entry / "cmdline").read_text():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.parametrize("holds", [[], ["holds"]])
+def test_a_script_is_measured_and_ended_without_its_help(tmp_path, holds):
+    script = tmp_path / "of_this_test.py"
+    script.write_text(SCRIPT.read_text())
+    report = tmp_path / "report.html"
+    done = gradlane("advise", "--steps", 4, "--json", "--report", report, script, 100_000, *holds)
+    said = json.loads(done.stdout)
+    assert marked(str(script)) == []
+    assert said["workers"] == 2
+    assert len(said["measured_step_ns"]) == 4
+    assert said["waits_ns"] <= said["step_ns"]
+    assert {"ddp", "blocks", "mg-wfbp"} <= {row["policy"] for row in said["policies"]}
+    assert said["bound_ns"] <= min(row["iteration_ns"] for row in said["policies"])
+    assert any("clips gradients" in line for line in said["not_measured"])
+    assert report.read_bytes().startswith(b"<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "why"),
+    [
+        (EXAMPLE, [], "the script wrapped no model in torch's DistributedDataParallel; one that calls gradlane.attach says"),
+        (SCRIPT, [3], "the script ended after 3 steps, expected 17; let it train longer, or give fewer --steps"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(script, arguments, why):
+    done = gradlane("advise", "--steps", 4, script, *arguments, expect=1)
+    assert f"gradlane: advise: nothing was measured: {why}" in done.stderr
+
+
+def test_a_script_that_does_not_come_to_its_steps_is_ended(tmp_path):
+    script = tmp_path / "waits.py"
+    script.write_text("import threading\nthreading.Event().wait()\n")
+    done = gradlane("advise", "--timeout", 3, script, expect=1)
+    assert "advise: no end of the steps within 3 s" in done.stderr
+    assert marked(str(script)) == []

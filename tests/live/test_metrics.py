@@ -1,0 +1,59 @@
+"""What a session says of each step: over both backends, in the drop-in, and as a line."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from torch import nn
+
+import gradlane
+from tests.commands import EXAMPLE
+from tests.commands import gradlane as run_command
+
+BYTES = 4 * (32 * 64 + 64 + 64 * 4 + 4)
+
+
+# 8 steps: of the first there is no whole one yet, and the plan is there from the fifth on
+@pytest.mark.parametrize(("policy", "backend", "messages"), [("wfbp", "all-reduce", 4), ("p3", "server", 4)])
+def test_metrics_are_of_the_last_whole_step(two_ranks, policy, backend, messages):
+    for found in two_ranks.run("tests.live.metrics:numbers", policy=policy, backend=backend):
+        assert [each["step"] for each in found] == list(range(8))
+        assert (found[0]["step_seconds"], found[0]["exposed_seconds"], found[0]["hidden"]) == (None, None, None)
+        assert (found[0]["policy"], found[-1]["policy"]) == ("ddp", policy)
+        assert found[0]["bound_seconds"] is None
+        for each in found[1:]:
+            assert 0 <= each["exposed_seconds"] <= each["step_seconds"]
+            assert 0 <= each["hidden"] <= 1
+        assert (found[-1]["bytes"], found[-1]["messages"], found[-1]["backend"]) == (BYTES, messages, backend)
+        assert 0 < found[-1]["computing_seconds"] <= found[-1]["bound_seconds"]
+        assert not found[-1]["searching"]
+
+
+def test_a_wrapped_model_has_them_once_it_is_attached(two_ranks):
+    for found in two_ranks.run("tests.live.metrics:numbers", policy="wfbp", backend="all-reduce", drop_in=True):
+        assert len(found) == 7  # torch sums the first step
+        assert found[-1]["step"] == 6
+        assert found[-1]["step_seconds"] > 0
+
+
+def test_one_process_alone_has_the_same_names():
+    alone = gradlane.attach(nn.Linear(2, 2)).metrics()
+    assert set(alone) == set(gradlane.StepMetrics.__annotations__)
+    assert alone["step_seconds"] is None
+
+
+def test_rank_0_says_how_it_goes(two_ranks):
+    lines, _ = two_ranks.run("tests.live.metrics:lines")
+    assert len(lines) == 5
+    said = r"gradlane: step 1: [\d.]+ ms a step; [\d.]+ ms of it waiting for sums \(\d+%\); ddp over all-reduce, 1 messages"
+    assert re.fullmatch(said, lines[0])
+    assert re.search(r"simulated bound [\d.]+ ms; wfbp over all-reduce, 4 messages", lines[-1])
+
+
+def test_launch_prints_lines_and_leaves_a_report(tmp_path):
+    report = tmp_path / "report.html"
+    done = run_command("launch", "--nproc", 2, "--progress", "0.001", "--report", report, EXAMPLE)
+    assert len(re.findall(r"gradlane: step \d+: .* ms a step", done.stderr)) > 10
+    assert f"{report} is a report that opens in a browser" in done.stdout
+    assert report.read_bytes().startswith(b"<!doctype html>")

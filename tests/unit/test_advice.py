@@ -1,0 +1,88 @@
+"""What gradlane advise concludes from what it measured."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from gradlane import zoo
+from gradlane.cli.advise import unknown, verdict
+from gradlane.core.network import Network
+from gradlane.core.place import Place
+from gradlane.core.profile import Profile
+from gradlane.core.records.ddp_run import DdpRun
+from gradlane.errors import InputError
+from gradlane.planning import catalog
+from gradlane.planning.advice import REST, advise
+from gradlane.planning.plans import make_plan
+from gradlane.sim import iteration_ns
+
+pytestmark = pytest.mark.fast
+
+PROFILE: Profile = zoo.profile("resnet50")
+MS = 10**6
+
+
+def run(bytes_per_second: int, workers: int = 4, rest_ns: int = 0, **changes: object) -> DdpRun:
+    """What would be measured of resnet50 if the simulator were right."""
+    network = Network.line(workers, 100_000, bytes_per_second)
+    plan = make_plan(catalog.get("ddp"), PROFILE, Place(network))
+    step_ns = iteration_ns(plan, PROFILE, network) + rest_ns
+    alone_ns = PROFILE.compute_ns + rest_ns
+    measured = DdpRun(
+        "resnet50", "cpu", workers, (step_ns,) * 5, (alone_ns,) * 3, (step_ns - alone_ns,) * workers, PROFILE, network, plan
+    )
+    return structs.replace(measured, **changes)
+
+
+def test_where_something_waits_the_best_policy_is_named_and_ddp_is_simulated_as_it_is():
+    advice = advise(run(200 * 10**6))
+    assert advice.is_worth_it
+    assert advice.off == pytest.approx(0, abs=0.001)
+    assert advice.best.iteration_ns < advice.baseline.iteration_ns
+    assert all(option.iteration_ns >= advice.bound_ns for option in advice.options)
+    assert all(option.saves <= advice.possible for option in advice.options)
+    assert verdict(advice).endswith(f"{advice.best.policy} would save {advice.best.saves:.0%} of the step, and no schedule can "
+                                    f"save more than {advice.possible:.1%} (simulated).")  # fmt: skip
+
+
+def test_on_a_fast_network_there_is_nothing_to_gain():
+    advice = advise(run(50 * 10**9))
+    assert not advice.is_worth_it
+    assert verdict(advice).startswith("Nothing to gain here: summing gradients adds 0.")
+
+
+def test_where_the_network_is_the_limit_scheduling_is_not_the_answer():
+    advice = advise(run(10**6))
+    assert advice.is_bound_by_network
+    assert "bfloat16" in verdict(advice)
+    assert advice.halved_bound_ns < 0.6 * advice.bound_ns
+
+
+def test_what_summing_takes_from_the_processor_is_not_called_waiting():
+    fast = run(50 * 10**9)
+    advice = advise(structs.replace(fast, step_ns=tuple(2 * step for step in fast.step_ns)))
+    assert not advice.is_worth_it
+    assert "it takes its time from the processor" in verdict(advice)
+    assert any("take the savings as rough" in line for line in unknown(advice))
+
+
+def test_what_a_script_does_beside_computing_is_part_of_the_step():
+    advice = advise(run(200 * 10**6, rest_ns=500 * MS))
+    assert advice.profile.layers[0].name == REST
+    assert advice.profile.compute_ns == PROFILE.compute_ns + 500 * MS
+    assert advise(run(200 * 10**6)).best.saves > advice.best.saves
+
+
+def test_of_a_script_that_clips_gradients_no_update_is_deferred():
+    clipped, free = advise(run(60 * 10**6, clips=True)), advise(run(60 * 10**6))
+    assert not any(option.plan.crosses_barrier for option in clipped.options)
+    assert clipped.best.saves < free.best.saves
+    assert any("clips gradients" in line for line in unknown(clipped))
+
+
+def test_a_record_comes_back_and_one_rank_is_refused():
+    measured = run(10**9)
+    assert DdpRun.from_json(measured.to_json()) == measured
+    with pytest.raises(InputError, match="got one rank"):
+        advise(structs.replace(measured, workers=1))
