@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import json
 import shlex
 import textwrap
+from typing import Any
 
 import click
 from click.testing import CliRunner
 
-from gradlane import policies
+import gradlane
+from gradlane import errors, policies
 from gradlane.cli import main
 from gradlane.cli.launch import help_text
 from gradlane.planning import catalog
@@ -81,6 +84,7 @@ gradlane launch --nproc 2 --policy {name} train.py
     options:
       show_root_heading: true
       heading_level: 3
+      show_docstring_description: false
       members: []
 """
 
@@ -104,6 +108,63 @@ def _rows(name: str) -> list[str]:
 
 def _cases() -> str:
     return textwrap.indent("\n".join(f"gradlane simulate {case}" for case in CASES.values()), "    ")
+
+
+REFERENCE = {
+    "Sessions": (
+        "attach", "Session", "IdleSession", "VerifyOptions", "DistributedDataParallel", "replace_ddp", "init_process_group",
+        "attach_to_servers", "ServedSession", "planning.tuning.TuneOptions",
+    ),
+    "Nouns": (
+        "Profile", "core.profile.TensorProfile", "core.profile.TensorSpec", "core.profile.Layer", "Network", "Plan",
+        "core.plan.Message", "core.plan.Slice", "core.plan.Lane", "Timeline", "core.timeline.Span", "core.policy.Policy",
+    ),
+    "Checks": (
+        "testing.policies.check_policy", "testing.searches.check_search", "testing.fabrics.check_fabric",
+        "testing.backends.check_backend",
+    ),
+    "Errors": tuple(f"errors.{name}" for name in vars(errors) if name.endswith("Error")),
+}  # fmt: skip
+"""The names below `gradlane` that have a reference."""
+
+
+def python() -> str:
+    """The reference of the Python interface, in Markdown.
+
+    Raises:
+        ValueError: a public name has no docstring, or no reference.
+    """
+    listed = {name for names in REFERENCE.values() for name in names}
+    public = {name for name in gradlane.__all__ if name not in ("__version__", "policies")}
+    wrong = sorted(public - listed - {name.rpartition(".")[2] for name in listed})
+    wrong += [f"{name}: no docstring" for name in sorted(listed) for name in undocumented(_resolve(name))]
+    if wrong:
+        raise ValueError(f"reference: {', '.join(wrong)}")
+    parts = ["# Python\n\nThe names of `gradlane` that scripts use. [Policies](../policies/index.md) have a page each.\n"]
+    for title, names in REFERENCE.items():
+        parts.append(f"## {title}\n")
+        for name in names:
+            found = _resolve(name)
+            place = f"{found.__module__}.{found.__qualname__}"
+            parts.append(f"::: {place}\n    options: {{show_root_heading: true, heading_level: 3}}\n")
+    return "\n".join(parts)
+
+
+def _resolve(name: str) -> Any:
+    module, _, last = f"gradlane.{name}".rpartition(".")
+    return getattr(importlib.import_module(module), last)
+
+
+def undocumented(found: Any) -> list[str]:
+    """A function or a class, and the public members that the class defines, as far as they have no docstring."""
+    below = vars(found) if isinstance(found, type) else {}
+    members = {
+        name: member
+        for name, member in below.items()
+        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, (property, classmethod, staticmethod)))
+    }
+    bare = [f"{found.__qualname__}.{name}" for name, member in members.items() if not inspect.getdoc(member)]
+    return bare if inspect.getdoc(found) else [found.__qualname__, *bare]
 
 
 def overview() -> str:
