@@ -36,10 +36,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     made: dict[str, str] = {name: (ROOT / name).read_text() for name in DOCUMENTS}
-    made |= {
-        f"examples/{path.stem}.md": f"# {path.name}\n\n```python\n{path.read_text()}```\n"
-        for path in EXAMPLES
-    }
+    made |= {f"examples/{path.stem}.md": f"# {path.name}\n\n```python\n{path.read_text()}```\n" for path in EXAMPLES}
     made |= {f"policies/{name}.md": pages.policy(name) for name in pages.policy_names()}
     made |= {f"pictures/policy-{name}.svg": pictures.of_policy(name) for name in pages.policy_names()}
     made |= {
@@ -65,4 +62,3 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         return f"]({os.path.relpath(target.removeprefix('docs/'), folder or '.')}{found[2] or ''})"
 
     return LINK.sub(led, markdown)
-

@@ -48,6 +48,9 @@ def policy(name: str) -> str:
     made = policies.get(name)
     kind = type(made)
     about = inspect.cleandoc(kind.__doc__ or "").partition("\nAttributes:")[0]
+    about = about.replace("\nWins where ", "\n**Wins where** ").replace(
+        "\nDiffers from the paper", "\n**Differs from the paper**"
+    )
     carried = " and ".join(backend for backend in ("all-reduce", "server") if name in policies.names(backend))
     rows = "\n".join(f"| {row} |" for row in _rows(name))
     return f"""# {name}
@@ -161,7 +164,8 @@ def undocumented(found: Any) -> list[str]:
     members = {
         name: member
         for name, member in below.items()
-        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, (property, classmethod, staticmethod)))
+        if not name.startswith("_")
+        and (inspect.isfunction(member) or isinstance(member, (property, classmethod, staticmethod)))
     }
     bare = [f"{found.__qualname__}.{name}" for name, member in members.items() if not inspect.getdoc(member)]
     return bare if inspect.getdoc(found) else [found.__qualname__, *bare]
@@ -189,7 +193,10 @@ takes one file.
 
 def commands() -> str:
     """The reference of the command line, in Markdown: what --help prints."""
-    parts = ["# Commands\n", "What `--help` prints. What all commands have in common is on [a page of its own](../commands.md).\n"]
+    parts = [
+        "# Commands\n",
+        "What `--help` prints. What all commands have in common is on [a page of its own](../commands.md).\n",
+    ]
     context = click.Context(main, info_name="gradlane")
     parts += [f"```\n{main.get_help(context)}\n```\n"]
     for name in main.list_commands(context):

@@ -110,7 +110,10 @@ def packets() -> list[Row]:
 
 
 def two_phases() -> list[Row]:
-    return [run("DDP's buckets, all-reduced", _ddp()), run("reduce-scatter, and all-gather before the forward pass", Dear(fusion_bytes=4 * MB))]
+    return [
+        run("DDP's buckets, all-reduced", _ddp()),
+        run("reduce-scatter, and all-gather before the forward pass", Dear(fusion_bytes=4 * MB)),
+    ]
 
 
 def _ddp() -> Plan:

@@ -19,14 +19,16 @@ from gradlane.report.page.facts import COMPUTE_KINDS, RankBars
 WIDTH, LEFT, RIGHT, EDGE = 960, 104, 16, 12
 HEADING, COMPUTE, GAP, AXIS = 30, 26, 8, 40
 TRACK, THIN_TRACK, LANE = 20, 5, 170  # heights: of a track with words, the least, and of all tracks of a lane
-LETTER = 7.4  # width of one, about
+LETTER = 7.9  # width of one, about
 
 _STYLE = """\
-  text { font: 14px system-ui, sans-serif; fill: #1c2430; } .faint { fill: #647083; } .head { font-weight: 600; font-size: 16px; }
-  .paper { fill: #ffffff; } .line { stroke: #c3cad5; } .queued { stroke: #95a1b3; } .on { fill: #10151c; font-size: 12px; }
+  text { font: 15px system-ui, sans-serif; fill: #1c2430; } .faint { fill: #647083; }
+  .head { font-weight: 600; font-size: 17px; }
+  .paper { fill: #ffffff; } .line { stroke: #c3cad5; } .queued { stroke: #95a1b3; } .on { fill: #10151c; font-size: 13px; }
   .forward { fill: #7db8f0; } .backward { fill: #a79fe6; } .update { fill: #5cc4a3; } .wait { fill: #e5484d; }
   @media (prefers-color-scheme: dark) {
-    text { fill: #e4e9f0; } .faint { fill: #95a1b3; } .paper { fill: #14181f; } .line { stroke: #4a5463; } .on { fill: #10151c; }
+    text { fill: #e4e9f0; } .faint { fill: #95a1b3; } .paper { fill: #14181f; } .line { stroke: #4a5463; }
+    .on { fill: #10151c; }
   }"""
 
 
@@ -113,7 +115,9 @@ def _row(row: Row, top: float, scale: float) -> tuple[list[str], float]:
     for message in messages_of(row):
         lanes.setdefault(row.plan.messages[message.index].lane, []).append(message)
     for lane, messages in sorted(lanes.items()):
-        parts.append(f'<text class="faint" x="{EDGE}" y="{at + 15:.0f}">{"sends" if len(lanes) == 1 else f"lane {lane}"}</text>')
+        parts.append(
+            f'<text class="faint" x="{EDGE}" y="{at + 15:.0f}">{"sends" if len(lanes) == 1 else f"lane {lane}"}</text>'
+        )
         drawn, height = _lane(row, messages, at, scale)
         parts += drawn
         at += height + GAP
@@ -215,13 +219,14 @@ def _axis(top: float, scale: float, last_us: int) -> Iterator[str]:
 
 def _key(base: float) -> Iterator[str]:
     x = float(LEFT)
-    words = {"forward": "forward", "backward": "backward", "update": "update", "wait": "waits for the network"}
-    for kind, word in words.items():
+    kinds = {"forward": "forward", "backward": "backward", "update": "update", "wait": "waits for the network"}
+    for kind, word in kinds.items():
         yield f'<rect class="{kind}" x="{x:.0f}" y="{base - 10:.0f}" width="12" height="12"/>'
         yield f'<text class="faint" x="{x + 17:.0f}" y="{base + 1:.0f}">{word}</text>'
         x += 34 + LETTER * len(word)
-    yield f'<text class="faint" x="{x + 24:.0f}" y="{base + 1:.0f}">messages: needed first</text>'
-    x += 196
+    words = "messages: needed first"
+    yield f'<text class="faint" x="{x:.0f}" y="{base + 1:.0f}">{words}</text>'
+    x += 8 + LETTER * len(words)
     for place in range(12):
-        yield f'<rect fill="{_colour(place / 11)}" x="{x + 8 * place:.0f}" y="{base - 10:.0f}" width="8" height="12"/>'
-    yield f'<text class="faint" x="{x + 104:.0f}" y="{base + 1:.0f}">needed last</text>'
+        yield f'<rect fill="{_colour(place / 11)}" x="{x + 7 * place:.0f}" y="{base - 10:.0f}" width="7" height="12"/>'
+    yield f'<text class="faint" x="{x + 92:.0f}" y="{base + 1:.0f}">needed last</text>'

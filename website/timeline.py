@@ -38,7 +38,7 @@ def picture(folder: Path, arms: Sequence[str]) -> str:
         said = f"{step_ns / 1e6:.0f} ms a step"
         speedup = results[arm].speedup
         if arm != BASELINE and speedup is not None:
-            said += f", {speedup.ratio:.2f} times as fast"
+            said += f", {speedup.ratio:.2f} times as fast ({speedup.low:.2f} to {speedup.high:.2f})"
         rows.append(Row(TITLES.get(arm, arm), said, plan, drawn.ranks[0], drawn.iterations[2:]))
     return timelines(f"{comparison.model} on {comparison.hosts} hosts: two steps under {' and under '.join(arms)}", rows)
 
