@@ -16,6 +16,7 @@ import pytest
 
 from tests import browser
 from tests.commands import ROOT
+from tests.test_docs import commands, fault_of, faults_of, python_of
 from website import pages
 
 needs_mkdocs = pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="make docs installs MkDocs")
@@ -65,22 +66,31 @@ def test_a_public_name_without_a_docstring_would_be_found() -> None:
     assert [name.rpartition(".")[2] for name in pages.undocumented(Bare)] == ["nothing", "also"]
 
 
+@pytest.mark.parametrize("name", pages.policy_names())
+def test_commands_and_code_on_a_policys_page_are_there(name: str, tmp_path: Path) -> None:
+    # the simulations that it shows are run while the page is made
+    page = tmp_path / "page.md"
+    page.write_text(pages.policy(name))
+    found = list(commands(str(page)))
+    assert [command.words[1] for command in found] == ["simulate"] * len(pages.CASES) + ["launch"]
+    assert [fault for command in found if (fault := fault_of(command.words))] == []
+    ((_, code),) = python_of(str(page))
+    assert list(faults_of(code)) == []
+
+
 @needs_mkdocs
-@pytest.mark.parametrize(
-    ("added", "told"),
-    [("[to](nowhere.md)", "nowhere.md"), ("[to](training.md#nowhere)", "#nowhere"), ("[to](../src/nowhere.py)", "nowhere.py")],
-)
-def test_a_broken_link_ends_the_build(tmp_path: Path, added: str, told: str) -> None:
+def test_broken_links_end_the_build(tmp_path: Path) -> None:
     for folder in ("docs", "website", "examples"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "src").symlink_to(ROOT / "src")
     with (tmp_path / "docs" / "concepts.md").open("a") as page:
-        page.write(added)
+        page.write("[a](nowhere.md) [b](training.md#nowhere) [c](../src/nowhere.py)")
     done = build(tmp_path, tmp_path / "site")
     assert done.returncode != 0
-    assert told in done.stderr
+    for told in ("'nowhere.md'", "#nowhere", "nowhere.py"):
+        assert told in done.stderr
 
 
 @needs_mkdocs

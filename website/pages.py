@@ -204,7 +204,9 @@ def commands() -> str:
         assert command is not None
         inner = click.Context(command, parent=context, info_name=name)
         parts.append(f"## {name}\n\n```\n{help_text() if name == 'launch' else command.get_help(inner)}\n```\n")
-        for below in command.list_commands(inner) if isinstance(command, click.Group) else ():
+        if not isinstance(command, click.Group):
+            continue
+        for below in command.list_commands(inner):
             deeper = command.get_command(inner, below)
             assert deeper is not None
             text = deeper.get_help(click.Context(deeper, parent=inner, info_name=below))

@@ -56,7 +56,7 @@ class Row:
 class Message(NamedTuple):
     """A message's times, in us."""
 
-    index: int
+    number: int
     ready: int
     start: int
     left: int
@@ -113,7 +113,7 @@ def _row(row: Row, top: float, scale: float) -> tuple[list[str], float]:
     at += COMPUTE + GAP
     lanes: dict[int, list[Message]] = {}
     for message in messages_of(row):
-        lanes.setdefault(row.plan.messages[message.index].lane, []).append(message)
+        lanes.setdefault(row.plan.messages[message.number].lane, []).append(message)
     for lane, messages in sorted(lanes.items()):
         parts.append(
             f'<text class="faint" x="{EDGE}" y="{at + 15:.0f}">{"sends" if len(lanes) == 1 else f"lane {lane}"}</text>'
@@ -162,12 +162,12 @@ def _lane(row: Row, messages: Sequence[Message], top: float, scale: float) -> tu
         if message.start > message.ready:
             ready, start = (LEFT + time * scale for time in (message.ready, message.start))
             queued.append(f'<path class="queued" d="M{ready:.1f} {at + each / 2:.1f}H{start:.1f}"/>')
-        fill = f'fill="{colours[message.index]}"'
+        fill = f'fill="{colours[message.number]}"'
         parts.append(_box(fill, message.start, message.left - message.start, at, each - 1, scale))
         if message.end > message.left:
             parts.append(_box(f'{fill} opacity="0.6"', message.left, message.end - message.left, at, each - 1, scale))
         if row.layers and each == TRACK:
-            parts += _word(_carried(row.plan, message.index), message.start, message.end - message.start, at + 14, scale)
+            parts += _word(_carried(row.plan, message.number), message.start, message.end - message.start, at + 14, scale)
     return queued + parts, each * len(ends)
 
 

@@ -66,14 +66,14 @@ def test_torch_is_only_installed_by_whoever_asks_for_it():
 
 
 def test_the_readme_reads_without_the_repository():
-    shown = importlib.metadata.metadata("gradlane").get_payload()
+    shown = importlib.metadata.metadata("gradlane").json["description"]
     assert isinstance(shown, str)
     assert "## Install" in shown
     assert [link for link in re.findall(r"\]\(([^)\s]+)\)", shown) if not link.startswith("https://")] == []
 
 
 def test_the_readme_in_the_repository_is_that_of_the_package_with_a_picture():
-    readme, shown = (ROOT / "README.md").read_text(), importlib.metadata.metadata("gradlane").get_payload()
+    readme, shown = (ROOT / "README.md").read_text(), importlib.metadata.metadata("gradlane").json["description"]
     before, _, rest = readme.partition("<!-- picture -->")
     picture, _, after = rest.partition("<!-- end of picture -->\n\n")
     assert shown.rstrip() == (before + after).rstrip()  # else: pip install -e .

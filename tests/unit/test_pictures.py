@@ -21,7 +21,7 @@ def test_a_drawing_in_the_repository_is_what_the_code_does(name: str) -> None:
 def test_each_message_of_the_iterations_shown_has_a_bar_and_nothing_lies_outside() -> None:
     row = pictures.run("p3", P3(slice_bytes=2_000_000))
     whole = [message for message in messages_of(row) if message.end < row.steps[-1] - row.steps[0]]
-    assert {message.index for message in whole} == set(range(len(row.plan.messages)))
+    assert {message.number for message in whole} == set(range(len(row.plan.messages)))
     root = ElementTree.fromstring(timelines("two steps", [row]))
     _, _, width, height = map(float, root.attrib["viewBox"].split())
     boxes = [box.attrib for box in root.iter("{http://www.w3.org/2000/svg}rect")]
