@@ -9,7 +9,7 @@ NATIVE = $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt
 VERSION ?= 2.4
 TORCH_TESTS ?= $(addprefix tests/live/test_,c10d.py equality.py attach.py faults.py gradient_groups.py ddp.py)
 
-.PHONY: run setup test test-c10d test-torch test-trainers test-plugins fast check sanitize bench wheel clean
+.PHONY: run setup test test-c10d test-torch test-trainers test-plugins fast check docs sanitize bench wheel clean
 
 run: $(STAMP)          ## train a real network over a shaped link under every policy; prints a table
 	$(PY) -m gradlane compare --out out
@@ -39,11 +39,15 @@ test-c10d: $(STAMP)    ## torch's own tests of torch.distributed, over Gloo and 
 	$(PY) -m tests.torch_suite
 
 check: $(STAMP)        ## style, types and layers
-	$(VENV)/bin/ruff format --check src tests bench examples experiments
-	$(VENV)/bin/ruff check src tests bench examples experiments
+	$(VENV)/bin/ruff format --check src tests bench examples experiments website
+	$(VENV)/bin/ruff check src tests bench examples experiments website
 	$(VENV)/bin/mypy
 	$(VENV)/bin/mypy --config-file tests/mypy.ini
 	$(VENV)/bin/lint-imports
+
+docs: $(VENV)/.docs    ## the documentation as a site in build/site; refuses broken links and names without a docstring
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet --config-file website/mkdocs.yml
+	@echo open build/site/index.html
 
 # whole programs: ctest runs the unit tests and each fuzz target's corpus and two seconds of mutations
 sanitize:              ## the data plane's own tests under ASan and UBSan, then under TSan
@@ -74,6 +78,10 @@ $(STAMP): pyproject.toml $(NATIVE)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[torch,demo,lab,dev]'
 	touch $@
 
+$(VENV)/.docs: $(STAMP) website/requirements.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check --requirement website/requirements.txt
+	touch $@
+
 # gigabytes where the index has the release for CUDA alone, and as much again in pip's cache; its CUDA packages
 # cannot be left out, since `import torch` loads them
 .venv-torch-%/.installed: pyproject.toml $(NATIVE)
@@ -83,4 +91,4 @@ $(STAMP): pyproject.toml $(NATIVE)
 
 clean:
 	rm -rf $(VENV) .venv-torch-* out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests bench examples experiments -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests bench examples experiments website -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -66,8 +66,19 @@ def test_torch_is_only_installed_by_whoever_asks_for_it():
 
 
 def test_the_readme_reads_without_the_repository():
-    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "README.md").read_text())
-    assert [link for link in links if not link.startswith("https://")] == []
+    shown = importlib.metadata.metadata("gradlane").json["description"]
+    assert isinstance(shown, str)
+    assert "## Install" in shown
+    assert [link for link in re.findall(r"\]\(([^)\s]+)\)", shown) if not link.startswith("https://")] == []
+
+
+def test_the_readme_in_the_repository_is_that_of_the_package_with_a_picture():
+    readme, shown = (ROOT / "README.md").read_text(), importlib.metadata.metadata("gradlane").json["description"]
+    before, _, rest = readme.partition("<!-- picture -->")
+    picture, _, after = rest.partition("<!-- end of picture -->\n\n")
+    assert shown.rstrip() == (before + after).rstrip()  # else: pip install -e .
+    (file,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", picture)
+    assert (ROOT / file).exists()
 
 
 def test_the_package_says_what_it_is_and_what_it_runs_on():

@@ -25,6 +25,9 @@ class Blocks(msgspec.Struct, frozen=True):
     ones cut to it, and a block is as urgent as its most urgent tensor. With two in flight, one
     block's latency passes behind the other's bytes; more would make an urgent block wait longer.
 
+    Wins where bytes take longer than startups, and updates may be deferred: all-reduce on a network
+    that does not hide behind the backward pass.
+
     Differs from the paper: there is none.
 
     Attributes:

@@ -19,6 +19,9 @@ class ByteScheduler(msgspec.Struct, frozen=True):
     Tensors are cut into partitions. The most urgent ready one starts next, while unfinished ones
     fit the credit.
 
+    Wins where large tensors block urgent ones and a startup is short, once both sizes are tuned
+    (`--tune`). The sizes below are too small for many workers.
+
     Differs from the paper: a slice starts if the credit equals its size (line 16 asks for more,
     with which a window of one slice never opens); a lone slice larger than the credit may go.
     A slice gives its credit back when its bytes have left, not when its push is acknowledged.

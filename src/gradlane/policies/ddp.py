@@ -18,6 +18,9 @@ class Ddp(msgspec.Struct, frozen=True):
 
     The first bucket has a smaller cap, so that communication starts early.
 
+    Wins where the backward pass hides the network anyway: no schedule gains anything then. It falls
+    behind where one bucket holds much of the model, since that bucket leaves last.
+
     Differs from the paper: torch keeps one bucket open for each dtype and device; here a bucket
     ends where the dtype changes.
 

@@ -18,6 +18,9 @@ class Dear(msgspec.Struct, frozen=True):
 
     Each all-reduce travels as two operations, and each of them overlaps with one pass.
 
+    Wins where all-reduce takes longer than the backward pass: the second half of each message
+    passes behind the forward pass, and large fusions keep startups few.
+
     Differs from the paper: the fusion size is given, not tuned. All-gathers go by recorded first
     use and start when the last reduce-scatter has ended; in the paper, at the end of the backward
     pass. Over servers the two operations are push and pull.

@@ -20,6 +20,9 @@ class Geryon(msgspec.Struct, frozen=True):
 
     Switches serve the lane of urgent layers first, so that end hosts need no order.
 
+    Wins where the network itself serves one class before the other. On a network that does not, its
+    lanes are first in, first out.
+
     Differs from the paper: "coarse" goes by what the paper says of convolutions, as a profile does
     not know kinds of layers. A search finds the threshold (`gradlane.planning.tuning`), in place of
     a fitted curve. There may be more than two lanes.

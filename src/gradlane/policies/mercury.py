@@ -19,6 +19,9 @@ class Mercury(msgspec.Struct, frozen=True):
     return each packet as soon as it is summed. So push and pull overlap and an urgent tensor
     preempts others.
 
+    Wins where servers carry the messages: packets make both waiting for large tensors and merging
+    small ones needless.
+
     Differs from the paper: urgency is the recorded first use of a parameter, not its place in the
     model. Servers return sums by priority too, where the text suggests the order of arrival.
     """

@@ -17,6 +17,9 @@ class MgWfbp(msgspec.Struct, frozen=True):
 
     A merge saves one startup and delays the earlier layer; the rule merges if the delay is shorter.
 
+    Wins where there are many small tensors and a startup is long, as on many workers, and no update
+    can be deferred.
+
     Differs from the paper: layers are tensors, as those are what becomes ready. t_c comes from the
     fitted network, which may have several segments; a is its startup for large messages. Theorem 1
     calls the rule optimal; it is not, see `mg-wfbp-exact`.

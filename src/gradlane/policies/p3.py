@@ -19,6 +19,10 @@ class P3(msgspec.Struct, frozen=True):
     Slices of 160 KB let an urgent tensor overtake a large one; each waits for the end of the one
     before.
 
+    Wins where a startup is short and a large tensor blocks urgent ones: over servers, on a slow
+    network. Over all-reduce each slice pays a startup, which many workers make long; it is last
+    there.
+
     Differs from the paper: over all-reduce as well as over a parameter server.
 
     Attributes:

@@ -24,6 +24,9 @@ class Prophet(msgspec.Struct, frozen=True):
     ends in time. Partitions that fit no block are held until the backward pass ends, then go by
     priority, one at a time.
 
+    Wins where gradients become ready in few steps, far apart, and a startup is short. Its
+    partitions go one at a time, each with a startup, so that it falls behind elsewhere.
+
     Differs from the paper: there gradient 0 ends the backward phase; here the last gradient to
     become ready does. E(i) of Eq. 5 is the cost of the whole block so far, so a block pays one
     startup. Steps (§2.2) are found in the profile's times (`core.stepwise`), as measured times are

@@ -15,6 +15,9 @@ from gradlane.core.profile import Profile
 class SyncEasgd(msgspec.Struct, frozen=True):
     """All gradients as one message, so that the startup is paid once (MG-WFBP §2.4, Eq. 9).
 
+    Wins where startups cost more than overlap saves: a small model on many workers. It hides
+    nothing.
+
     Differs from the paper: one message for each dtype, if a model has several.
     """
 

@@ -15,6 +15,9 @@ from gradlane.core.profile import Profile
 class TicTac(msgspec.Struct, frozen=True):
     """One message for each tensor, the most urgent ready one first, one at a time, never cut.
 
+    Wins where a model has few, large tensors, so that startups matter little and the order much
+    (VGG-16).
+
     Differs from the paper: the order is that of recorded first uses (its TIC, on a chain of
     layers), not of a graph's critical paths (TAC), and applies to all-reduce.
     """
