@@ -11,6 +11,7 @@ ROOT = Path(gradlane.__file__).parent
 # what a launcher or torchrun says to the ranks, and what an emulated host says to its processes
 STARTUP = {
     "emulation/model.py",  # the lab's scale and slowness of a device
+    "lab/card.py",  # whether this is an emulated host
     "lab/launcher.py",  # handed on to ranks
     "lab/ranks.py",
     "compare/processes.py",
