@@ -200,8 +200,14 @@ def test_the_secret_is_in_the_store_only_while_all_who_read_it_are_there() -> No
         port = free.getsockname()[1]
     first, second = each_with_a_server(2)
     stores = [Store(Meeting(rank, 2, "127.0.0.1", port), 5.0) for rank in range(2)]
-    values = stores[0]._connection._server.values
-    with ThreadPoolExecutor(1) as pool:
+    server = stores[0]._connection._server
+    values = server.values
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as ends:
+        ends.callback(server.server_close)
+        ends.callback(server.shutdown)
+        for store in stores:
+            ends.callback(store._connection._socket.close)
+            ends.callback(store._connection._file.close)
         forming = pool.submit(form, stores[0], first, "127.0.0.1", 10.0)
         stores[1].wait(["host/rank 0"], timedelta(seconds=AT_ONCE_S))
         assert not [key for key in values if "secret" in key]  # rank 1 may be a minute away

@@ -33,7 +33,8 @@ def command(ctx: click.Context, store: str, listen: str | None, memory: int | No
 
     Start as many as the job is told of: its ranks run with `gradlane launch --await-servers N --backend server` or
     `gradlane.attach(..., backend="server", servers=N)`. A server computes nothing but sums; it needs one core, and about
-    the memory of what is under way.
+    the memory of what is under way. One that was killed is started again by the same command, and serves the job's next
+    attempt.
 
     \b
     host 3$ gradlane server node0:29400
