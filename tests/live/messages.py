@@ -51,14 +51,14 @@ def any_source(rank: int, world: int) -> list[int]:
     """Rank 0 receives from whoever has sent; the ranks that it heard of, which the values confirm."""
     over = group()
     if rank != 0:
-        for size in (3, 400_000):
-            dist.send(torch.full((size,), float(rank)), 0, over, 3)
+        for tag, size in enumerate((3, 400_000)):
+            dist.send(torch.full((size,), float(rank)), 0, over, tag)
         return []
     heard = []
-    for size in (3, 400_000):
+    for tag, size in enumerate((3, 400_000)):
         for _ in range(1, world):
             into = torch.zeros(size)
-            source = dist.recv(into, group=over, tag=3)
+            source = dist.recv(into, group=over, tag=tag)
             assert (into == source).all()
             heard.append(source)
     return heard
