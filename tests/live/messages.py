@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 import gradlane.live.c10d as c10d
-from gradlane.errors import GradlaneError
+from gradlane.errors import BarrierError, GradlaneError
 from tests.live.collectives import group
 
 SIZES = (0, 1, 1000, 65_536, 65_537, 300_000, 2_000_000)
@@ -162,7 +162,7 @@ def barriers(rank: int, world: int) -> tuple[str, Any]:
         if rank != world - 1:
             c10d.monitored_barrier(over, timedelta(seconds=0.5), True)
         dist.barrier()
-    except GradlaneError as error:
+    except BarrierError as error:
         dist.barrier()
         return type(error).__name__, error.ranks
     finally:
