@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 import gradlane.live.c10d as c10d
-from gradlane.errors import GradlaneError
+from gradlane.errors import BarrierError, GradlaneError
 from tests.live.collectives import group
 
 SIZES = (0, 1, 1000, 65_536, 65_537, 300_000, 2_000_000)
@@ -51,14 +51,14 @@ def any_source(rank: int, world: int) -> list[int]:
     """Rank 0 receives from whoever has sent; the ranks that it heard of, which the values confirm."""
     over = group()
     if rank != 0:
-        for size in (3, 400_000):
-            dist.send(torch.full((size,), float(rank)), 0, over, 3)
+        for tag, size in enumerate((3, 400_000)):
+            dist.send(torch.full((size,), float(rank)), 0, over, tag)
         return []
     heard = []
-    for size in (3, 400_000):
+    for tag, size in enumerate((3, 400_000)):
         for _ in range(1, world):
             into = torch.zeros(size)
-            source = dist.recv(into, group=over, tag=3)
+            source = dist.recv(into, group=over, tag=tag)
             assert (into == source).all()
             heard.append(source)
     return heard
@@ -162,7 +162,7 @@ def barriers(rank: int, world: int) -> tuple[str, Any]:
         if rank != world - 1:
             c10d.monitored_barrier(over, timedelta(seconds=0.5), True)
         dist.barrier()
-    except GradlaneError as error:
+    except BarrierError as error:
         dist.barrier()
         return type(error).__name__, error.ranks
     finally:

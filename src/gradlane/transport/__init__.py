@@ -2,10 +2,9 @@
 channel. Imports the native module, never torch.
 """
 
-from gradlane._native import Transfer
 from gradlane.transport.engine import CopiedRange, MessageMemory, NodeEngine
 from gradlane.transport.heartbeat import Heartbeat
-from gradlane.transport.node import ALL, ANYONE, DTYPES, OPS, SHARDED, Node, NodeOptions, WireLane
+from gradlane.transport.node import ALL, ANYONE, DTYPES, OPS, SHARDED, Node, NodeOptions, Transfer, WireLane
 from gradlane.transport.rules import UNBOUNDED, Adam, Part, Rule, Sgd
 
 __all__ = [

@@ -12,7 +12,8 @@ import weakref
 from dataclasses import dataclass, field
 
 from gradlane._native import Node as NativeNode
-from gradlane._native import Transfer, start_node
+from gradlane._native import Transfer as Transfer
+from gradlane._native import start_node
 from gradlane.errors import (
     AuthError,
     CapacityError,

@@ -24,6 +24,7 @@ from gradlane.errors import CommunicationError, InputError, UnsupportedError
 from gradlane.live.backends.addresses import own_address
 from gradlane.live.c10d import sparse
 from gradlane.live.c10d.messages import Mail
+from gradlane.live.c10d.names import Names
 from gradlane.live.c10d.options import Options
 from gradlane.live.c10d.parts import NUMBERS, Parts, check_alike, chunks_of, contiguous, copied, listed, split
 from gradlane.live.c10d.profiling import begin
@@ -75,7 +76,7 @@ def priority(level: int) -> Iterator[None]:
 _Base: Any = dist.ProcessGroup  # its stub has overloads, of which torch.distributed calls one
 
 
-class Group(_Base):  # type: ignore[misc]
+class Group(Names, _Base):  # type: ignore[misc]
     """A process group, made by torch.distributed, whose methods take torch.distributed's arguments.
 
     Methods raise `InputError` for tensors that are not dense CPU tensors, `UnsupportedError` for an
@@ -98,7 +99,6 @@ class Group(_Base):  # type: ignore[misc]
         super().__init__(rank, world)
         self._rank, self._world, self._timeout_s, self._options = rank, world, timeout_s, options
         self._store = store
-        self._name = self._description = ""
         wanted = NodeOptions(
             world=world,
             servers=world,
@@ -327,31 +327,6 @@ class Group(_Base):  # type: ignore[misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout_s = timeout.total_seconds()
-
-    # torch calls these by name, newer releases from C++ and older ones from Python; without them it
-    # would ask for a backend within the group, and there is none
-
-    def getBackendName(self) -> str:
-        return "gradlane"
-
-    def setGroupName(self, name: str) -> None:
-        self._name = name
-
-    def getGroupName(self) -> str:
-        return self._name
-
-    def setGroupDesc(self, description: str) -> None:
-        self._description = description
-
-    def getGroupDesc(self) -> str:
-        return self._description
-
-    _set_group_name, group_name = setGroupName, property(getGroupName)
-    _set_group_desc, group_desc = setGroupDesc, property(getGroupDesc)
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
 
     def get_group_store(self) -> Any:
         return self._store

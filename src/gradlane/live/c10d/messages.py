@@ -147,7 +147,7 @@ class Mail:
     def _watch(self, tag: int, timeout_s: float, wait_all_ranks: bool) -> None:
         end = time.monotonic() + timeout_s
         awaited = {rank: self._hear(rank, tag, timeout_s) for rank in range(1, self._world)}
-        late = []
+        late: list[int] = []
         for rank, token in awaited.items():
             left_s = end - time.monotonic()
             if left_s <= 0 and not late and not token.is_completed():
@@ -190,4 +190,5 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         return
     asked = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
-    (dist.group.WORLD if group is None else group).monitored_barrier(asked, wait_all_ranks)
+    over: Any = dist.group.WORLD if group is None else group
+    over.monitored_barrier(asked, wait_all_ranks)

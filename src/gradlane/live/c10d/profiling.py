@@ -12,7 +12,7 @@ from torch._C import _autograd
 
 def begin(name: str, inputs: Sequence[torch.Tensor]) -> Any:
     """Begin the entry "gradlane:`name`". Returns what `end` takes; None where no profiler runs."""
-    if not torch.autograd._profiler_enabled():
+    if not _autograd._profiler_enabled():
         return None
     return _autograd._record_function_with_args_enter(f"gradlane:{name}", *inputs)
 

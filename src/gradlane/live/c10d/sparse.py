@@ -12,7 +12,9 @@ from gradlane.errors import InputError
 Gather = Callable[[list[list[torch.Tensor]], list[torch.Tensor]], Any]
 
 
-def all_reduce(tensor: torch.Tensor, world: int, gather: Gather) -> tuple[Any, torch.Tensor, Callable[[torch.Tensor], None]]:
+def all_reduce(
+    tensor: torch.Tensor, world: int, gather: Gather
+) -> tuple[list[list[torch.Tensor]], list[torch.Tensor], Callable[[torch.Tensor], None]]:
     """Begin the sum of `tensor`, a sparse COO tensor on the CPU, over all ranks.
 
     Waits until all ranks have said how many entries they have: only then is there memory for them.
@@ -23,7 +25,8 @@ def all_reduce(tensor: torch.Tensor, world: int, gather: Gather) -> tuple[Any, t
         gather: an all-gather of several tensors at once: for each input the outputs by rank. Returns its work.
 
     Returns:
-        The parts of the all-gather of the entries, what holds its memory, and what brings the sum into a tensor then.
+        The outputs and the inputs of an all-gather of the entries, which the caller makes, and what brings the sum into a
+        tensor once that has ended.
     """
     if tensor.layout is not torch.sparse_coo or tensor.device.type != "cpu":
         raise InputError(f"gradlane: got a {tensor.layout} tensor on {tensor.device}, expected a sparse COO one on the CPU")

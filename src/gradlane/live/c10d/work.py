@@ -153,12 +153,14 @@ class Work(dist.Work):
 class Futures:
     """Completes the futures of works, in the order in which they were asked for.
 
-    Owns one thread, which is started with the first future.
+    Owns one thread, which is started with the first future. A callback of a future runs on it, and may start a call and
+    wait for it, as PowerSGD's hook does; then another thread goes on with the queue, and this one ends with its callback.
     """
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None  # that takes from the queue
+        self._relieved: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
 
@@ -167,6 +169,9 @@ class Futures:
         with self._lock:
             if self._closed:
                 raise CommunicationError("the process group is closed")
+            if self._thread is threading.current_thread():
+                self._relieved = [*filter(threading.Thread.is_alive, self._relieved), self._thread]
+                self._thread = None
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="gradlane-c10d", daemon=True)
                 self._thread.start()
@@ -179,9 +184,12 @@ class Futures:
             thread, self._thread = self._thread, None
         if thread is not None:
             self._asked.put(None)
-            if thread is not threading.current_thread():
-                thread.join()
+        for each in (*self._relieved, *filter(None, [thread])):
+            if each is not threading.current_thread():
+                each.join()
 
     def _run(self) -> None:
         while (work := self._asked.get()) is not None:
             work.resolve()
+            if threading.current_thread() in self._relieved:
+                return
