@@ -115,12 +115,12 @@ def verdict(advice: Advice) -> str:
     if advice.costs >= 0.1:
         adds = f"summing gradients takes {advice.costs:.0%} of your step of {step}"
     if advice.is_worth_it:
-        saves = f"{best.policy} would save {best.saves:.0%} of the step"
+        saves = f"{best.policy} would save {advice.saves:.0%} of the step"
         return f"{adds.capitalize()}. {saves}, and no schedule can save more than {most} (simulated)."
     if advice.costs < WORTH:
         return f"Nothing to gain here: {adds}."
     if advice.possible >= WORTH:
-        saves = f"the best policy, {best.policy}, would save {max(0.0, best.saves):.1%}"
+        saves = f"the best policy, {best.policy}, would save {advice.saves:.1%}"
         return f"Little to gain here: {adds}. No schedule can save more than {most} of it, and {saves} (simulated)."
     if advice.is_bound_by_network:
         halved = format_ns(advice.halved_bound_ns)
@@ -229,7 +229,7 @@ def _trial(advice: Advice) -> facts.TrialFacts:
     return facts.TrialFacts(
         title=f"{run.model} on {run.workers} ranks, {format_bytes(run.profile.size_bytes)} of gradients",
         answer=verdict(advice),
-        number=f"{max(0.0, advice.best.saves):.0%}",
+        number=f"{advice.saves:.0%}",
         bound=f"no schedule takes less than {format_ns(advice.bound_ns)}, simulated",
         lines=[("without sums, measured", alone_ms), ("the least that any schedule takes, simulated", bound_ms)],
         layers=[layer.name for layer in advice.profile.layers],
@@ -271,6 +271,7 @@ def _record(advice: Advice) -> dict[str, Any]:
         "alone_ns": advice.alone_ns,
         "waits_ns": advice.waits_ns,
         "costs": advice.costs,
+        "saves": advice.saves,
         "possible": advice.possible,
         "bound_ns": advice.bound_ns,
         "measured_step_ns": run.step_ns,
