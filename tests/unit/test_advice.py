@@ -94,3 +94,11 @@ def test_a_record_comes_back_and_one_rank_is_refused():
     assert DdpRun.from_json(measured.to_json()) == measured
     with pytest.raises(InputError, match="got one rank"):
         advise(structs.replace(measured, workers=1))
+
+
+def test_steps_that_differ_are_told():
+    measured = run(10**9)
+    steady, (step, *rest) = unknown(advise(measured)), measured.step_ns
+    assert not any("p10 to p90" in line or "longer than those with sums" in line for line in steady)
+    uneven = unknown(advise(structs.replace(measured, step_ns=(2 * step, *rest), alone_ns=(2 * step,))))
+    assert sum("p10 to p90" in line or "longer than those with sums" in line for line in uneven) == 2

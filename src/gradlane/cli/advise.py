@@ -108,6 +108,9 @@ def _measured(scratch: Path, exit_code: int, timeout_s: float) -> DdpRun:
 # -- what is said ---------------------------------------------------------------------------------------------
 
 
+_UNSTEADY = 0.25  # part of the median step by which the 10th and the 90th percentile may differ without a word
+
+
 def verdict(advice: Advice) -> str:
     """In a few short sentences: whether scheduling is worth it here."""
     best, step, most = advice.best, format_ns(advice.step_ns), f"{advice.possible:.1%}"
@@ -142,6 +145,17 @@ def unknown(advice: Advice) -> list[str]:
         "policies over gradlane's own servers: their network is measured by gradlane.attach, and auto tries them",
         "what the script does outside of model and optimizer counts as computing before the forward pass",
     ]
+    low_ns, high_ns = quantile(run.step_ns, 0.1), quantile(run.step_ns, 0.9)
+    if high_ns - low_ns > _UNSTEADY * advice.step_ns:
+        said.append(
+            f"steps took from {format_ns(round(low_ns))} to {format_ns(round(high_ns))} (p10 to p90): a busy machine, or steps "
+            "that differ; more --steps tell more"
+        )
+    if advice.alone_ns > (1 + WORTH) * advice.step_ns:
+        said.append(
+            f"steps without sums took {format_ns(advice.alone_ns)}, longer than those with sums: the machine was busy then, "
+            "or it computes at a changing rate"
+        )
     if abs(advice.off) > 0.1:
         said.append(
             f"the simulator takes {format_ns(advice.baseline.iteration_ns)} for DDP's step, {abs(advice.off):.0%} "
