@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from tests.commands import EXAMPLE, gradlane
+from tests.commands import gradlane
 
 SCRIPT = Path(__file__).parent / "scripts" / "watched.py"
 
@@ -44,14 +45,22 @@ def test_a_script_is_measured_and_ended_without_its_help(tmp_path, holds):
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "why"),
+    ("lines", "why"),
     [
-        (EXAMPLE, [], "the script wrapped no model in torch's DistributedDataParallel; one that calls gradlane.attach says"),
-        (SCRIPT, [3], "the script ended after 3 steps, expected 17; let it train longer, or give fewer --steps"),
+        ("", "the script wrapped no model in torch's DistributedDataParallel; one that calls gradlane.attach says"),
+        (SCRIPT.read_text(), "the script ended after 3 steps, expected 17; let it train longer, or give fewer --steps"),
+        ("raise ValueError('no data')", "the script failed after 0 steps: ValueError: no data"),
     ],
 )
-def test_what_cannot_be_measured_is_said(script, arguments, why):
-    done = gradlane("advise", "--steps", 4, script, *arguments, expect=1)
+def test_what_cannot_be_measured_is_said(tmp_path, monkeypatch, lines, why):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    # the one rank of a job, which costs less than torchrun
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    script = tmp_path / "script.py"
+    script.write_text(lines)
+    done = gradlane("advise", "--steps", 4, script, 3, expect=1)
     assert f"gradlane: advise: nothing was measured: {why}" in done.stderr
 
 

@@ -42,8 +42,16 @@ def test_where_something_waits_the_best_policy_is_named_and_ddp_is_simulated_as_
     assert advice.best.iteration_ns < advice.baseline.iteration_ns
     assert all(option.iteration_ns >= advice.bound_ns for option in advice.options)
     assert all(option.saves <= advice.possible for option in advice.options)
-    assert verdict(advice).endswith(f"{advice.best.policy} would save {advice.best.saves:.0%} of the step, and no schedule can "
+    assert verdict(advice).endswith(f"{advice.best.policy} would save {advice.saves:.0%} of the step, and no schedule can "
                                     f"save more than {advice.possible:.1%} (simulated).")  # fmt: skip
+
+
+def test_no_more_is_promised_than_summing_was_measured_to_add():
+    measured = run(200 * 10**6)
+    alone_ns = round(0.98 * measured.step_ns[0])
+    advice = advise(structs.replace(measured, alone_ns=(alone_ns,)))
+    assert advice.saves <= advice.possible <= advice.costs == pytest.approx(0.02, abs=0.001)
+    assert not advice.is_worth_it
 
 
 def test_on_a_fast_network_there_is_nothing_to_gain():
@@ -86,3 +94,11 @@ def test_a_record_comes_back_and_one_rank_is_refused():
     assert DdpRun.from_json(measured.to_json()) == measured
     with pytest.raises(InputError, match="got one rank"):
         advise(structs.replace(measured, workers=1))
+
+
+def test_steps_that_differ_are_told():
+    measured = run(10**9)
+    steady, (step, *rest) = unknown(advise(measured)), measured.step_ns
+    assert not any("p10 to p90" in line or "longer than those with sums" in line for line in steady)
+    uneven = unknown(advise(structs.replace(measured, step_ns=(2 * step, *rest), alone_ns=(2 * step,))))
+    assert sum("p10 to p90" in line or "longer than those with sums" in line for line in uneven) == 2

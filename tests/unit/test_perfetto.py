@@ -182,7 +182,7 @@ def test_links_are_counters_of_rate_and_queue_for_as_long_as_the_run_went_on():
 def test_iterations_are_chosen_before_they_are_drawn():
     whole = timeline(*(Span("step", at, -1, 100 * at, 100 * at + 100) for at in range(8)))
     assert [span.iteration for span in whole.during(range(2, 4)).spans] == [2, 3]
-    assert _chosen("4", [whole]) == [4, 5, 6, 7]
+    assert _chosen("4", [whole, whole.during(range(7))]) == [3, 4, 5, 6]
     assert list(_chosen("2..3", [whole])) == [2, 3]
     assert _chosen("all", [whole]) is None
 
@@ -191,3 +191,11 @@ def test_iterations_are_chosen_before_they_are_drawn():
 def test_iterations_that_are_none_are_refused(text):
     with pytest.raises(InputError, match=r"expected how many of the last ones \(1 or more\), FIRST..LAST, or all"):
         _iterations(text)
+
+
+def test_links_are_shown_only_while_something_of_the_run_is():
+    spans = [Span("step", at, -1, 1_000 * at, 1_000 * at + 400) for at in (0, 5)]
+    counts = [LinkCount(100 * at, 10 * at, 0) for at in range(60)]
+    events = json.loads(chrome_trace([timeline(*spans)], [PLAN], shared_clock=True, links={"up": counts}))["traceEvents"]
+    shown = {event["ts"] for event in events if event["ph"] == "C" and event["name"] == "up, Mbit/s"}
+    assert shown == {0, 0.1, 0.2, 0.3, 5.0, 5.1, 5.2, 5.3}

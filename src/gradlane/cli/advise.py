@@ -108,6 +108,9 @@ def _measured(scratch: Path, exit_code: int, timeout_s: float) -> DdpRun:
 # -- what is said ---------------------------------------------------------------------------------------------
 
 
+_UNSTEADY = 0.25  # part of the median step by which the 10th and the 90th percentile may differ without a word
+
+
 def verdict(advice: Advice) -> str:
     """In a few short sentences: whether scheduling is worth it here."""
     best, step, most = advice.best, format_ns(advice.step_ns), f"{advice.possible:.1%}"
@@ -115,12 +118,12 @@ def verdict(advice: Advice) -> str:
     if advice.costs >= 0.1:
         adds = f"summing gradients takes {advice.costs:.0%} of your step of {step}"
     if advice.is_worth_it:
-        saves = f"{best.policy} would save {best.saves:.0%} of the step"
+        saves = f"{best.policy} would save {advice.saves:.0%} of the step"
         return f"{adds.capitalize()}. {saves}, and no schedule can save more than {most} (simulated)."
     if advice.costs < WORTH:
         return f"Nothing to gain here: {adds}."
     if advice.possible >= WORTH:
-        saves = f"the best policy, {best.policy}, would save {max(0.0, best.saves):.1%}"
+        saves = f"the best policy, {best.policy}, would save {advice.saves:.1%}"
         return f"Little to gain here: {adds}. No schedule can save more than {most} of it, and {saves} (simulated)."
     if advice.is_bound_by_network:
         halved = format_ns(advice.halved_bound_ns)
@@ -142,6 +145,17 @@ def unknown(advice: Advice) -> list[str]:
         "policies over gradlane's own servers: their network is measured by gradlane.attach, and auto tries them",
         "what the script does outside of model and optimizer counts as computing before the forward pass",
     ]
+    low_ns, high_ns = quantile(run.step_ns, 0.1), quantile(run.step_ns, 0.9)
+    if high_ns - low_ns > _UNSTEADY * advice.step_ns:
+        said.append(
+            f"steps took from {format_ns(round(low_ns))} to {format_ns(round(high_ns))} (p10 to p90): a busy machine, or steps "
+            "that differ; more --steps tell more"
+        )
+    if advice.alone_ns > (1 + WORTH) * advice.step_ns:
+        said.append(
+            f"steps without sums took {format_ns(advice.alone_ns)}, longer than those with sums: the machine was busy then, "
+            "or it computes at a changing rate"
+        )
     if abs(advice.off) > 0.1:
         said.append(
             f"the simulator takes {format_ns(advice.baseline.iteration_ns)} for DDP's step, {abs(advice.off):.0%} "
@@ -229,7 +243,7 @@ def _trial(advice: Advice) -> facts.TrialFacts:
     return facts.TrialFacts(
         title=f"{run.model} on {run.workers} ranks, {format_bytes(run.profile.size_bytes)} of gradients",
         answer=verdict(advice),
-        number=f"{max(0.0, advice.best.saves):.0%}",
+        number=f"{advice.saves:.0%}",
         bound=f"no schedule takes less than {format_ns(advice.bound_ns)}, simulated",
         lines=[("without sums, measured", alone_ms), ("the least that any schedule takes, simulated", bound_ms)],
         layers=[layer.name for layer in advice.profile.layers],
@@ -271,6 +285,7 @@ def _record(advice: Advice) -> dict[str, Any]:
         "alone_ns": advice.alone_ns,
         "waits_ns": advice.waits_ns,
         "costs": advice.costs,
+        "saves": advice.saves,
         "possible": advice.possible,
         "bound_ns": advice.bound_ns,
         "measured_step_ns": run.step_ns,

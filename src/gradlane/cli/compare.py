@@ -43,7 +43,7 @@ from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError, RunError
 from gradlane.planning import catalog
 from gradlane.report.page import REPORT, write_report
-from gradlane.report.page.drawing import typical_iterations
+from gradlane.report.page.drawing import last_iterations
 from gradlane.report.page.run_folder import COMPARISON, CONFIG, LINKS, SWEEP, read_links
 from gradlane.report.perfetto import chrome_trace
 from gradlane.report.sweep import render_sweep
@@ -113,7 +113,7 @@ def _iterations(text: str) -> str:
     default="4",
     show_default=True,
     metavar="N|FIRST..LAST|all",
-    help="Of each policy in timeline.json: the last N in a row, those of these numbers, or all that were kept.",
+    help="Of each policy in timeline.json: the last N whole ones, those of these numbers, or all that were kept.",
 )
 @click.option("--report", type=OUT_FILE, help="Write a report, as `gradlane report` makes it. With --out there is always one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
@@ -265,4 +265,4 @@ def _chosen(iterations: str, timelines: Sequence[Timeline]) -> Sequence[int] | N
     if iterations == "all":
         return None
     first, _, last = iterations.partition("..")
-    return range(int(first), int(last) + 1) if last else typical_iterations(timelines, count=int(first))
+    return range(int(first), int(last) + 1) if last else last_iterations(timelines, int(first))

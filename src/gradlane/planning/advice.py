@@ -88,9 +88,14 @@ class Advice(msgspec.Struct, frozen=True):
         return self.options[0]
 
     @property
+    def saves(self) -> float:
+        """The part of a step that the best policy would save: as simulated, but no more than summing was measured to add."""
+        return max(0.0, min(self.best.saves, self.costs))
+
+    @property
     def possible(self) -> float:
-        """The part of DDP's simulated step that some schedule might save at most."""
-        return max(0.0, 1 - self.bound_ns / self.baseline.expected_ns)
+        """The part of a step that some schedule might save at most, as `saves`."""
+        return max(0.0, min(1 - self.bound_ns / self.baseline.expected_ns, self.costs))
 
     @property
     def off(self) -> float:
@@ -105,7 +110,7 @@ class Advice(msgspec.Struct, frozen=True):
     @property
     def is_worth_it(self) -> bool:
         """Whether the best policy saves enough, and what was measured leaves as much to save."""
-        return self.best.saves >= WORTH and self.costs >= WORTH
+        return self.saves >= WORTH
 
     @property
     def best_by_ddp(self) -> Option | None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gradlane.core.plan import Plan
-from gradlane.core.timeline import Kind, Span, Timeline
+from gradlane.core.timeline import Kind, Span, Timeline, union
 from gradlane.errors import InputError
 
 _COMPUTE: tuple[Kind, ...] = ("forward", "backward", "update", "wait")
@@ -69,12 +69,12 @@ def chrome_trace(
     runs: dict[str, int] = {name: place for place, name in enumerate(dict.fromkeys(names))}
     stride = 1 + max((timeline.rank for timeline in timelines), default=0)
     begins: dict[object, int] = {}
-    ends: dict[str, int] = {}
+    lasted: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for place, (timeline, name) in enumerate(zip(timelines, names, strict=True)):
         begin = min((span.start_ns for span in timeline.spans), default=0)
         clock = name if shared_clock else place
         begins[clock] = min(begins.get(clock, begin), begin)
-        ends[name] = max(ends.get(name, 0), max((span.end_ns for span in timeline.spans), default=0))
+        lasted[name] += [(span.start_ns, span.end_ns) for span in timeline.spans]
     events: list[dict[str, Any]] = []
     seen: set[int] = set()
     for place, (timeline, plan, name) in enumerate(zip(timelines, plans, names, strict=True)):
@@ -88,7 +88,7 @@ def chrome_trace(
         events += _process(pid, f"{name} rank {timeline.rank}".strip(), timeline, plan, layers, begin)
     if links and shared_clock:
         for name, place in runs.items():
-            events += _counters(len(runs) * stride + place, f"{name} links".strip(), links, begins[name], ends[name])
+            events += _counters(len(runs) * stride + place, f"{name} links".strip(), links, begins[name], union(lasted[name]))
     return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
@@ -127,13 +127,13 @@ def _process(pid: int, name: str, timeline: Timeline, plan: Plan, layers: Sequen
 
 
 def _counters(
-    pid: int, name: str, links: Mapping[str, Sequence[LinkCount]], begin_ns: int, end_ns: int
+    pid: int, name: str, links: Mapping[str, Sequence[LinkCount]], begin_ns: int, lasted: Sequence[tuple[int, int]]
 ) -> list[dict[str, Any]]:
-    """The rate of each link between two counts, and its queue, within the run."""
+    """The rate of each link between two counts, and its queue, while something of the run is shown."""
     events = [_metadata(pid, 0, "process_name", {"name": name})]
     for link, counts in links.items():
         for before, count in pairwise(counts):
-            if before.at_ns < begin_ns or count.at_ns > end_ns:
+            if not any(start <= before.at_ns and count.at_ns <= end for start, end in lasted):
                 continue
             megabits = (count.passed_bytes - before.passed_bytes) * 8e3 / (count.at_ns - before.at_ns)
             for what, at_ns, value in (("Mbit/s", before.at_ns, megabits), ("bytes queued", count.at_ns, count.queued_bytes)):

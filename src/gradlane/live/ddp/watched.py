@@ -262,7 +262,10 @@ class Watch:
         assert self._call is not None
         call = self._call
         if self._step == self._hooked and not call.own_hook and self._device.type == "cpu":
-            self._buckets = Buckets(call)
+            try:
+                self._buckets = Buckets(call)
+            except RuntimeError:  # DDP takes one hook, and has a built-in one of the script
+                call.own_hook = "built into torch"
         if self._buckets is not None:
             self._buckets.iteration = self._step - self._hooked
         if self._step == self._alone:

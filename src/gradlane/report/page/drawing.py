@@ -40,6 +40,12 @@ def typical_iterations(timelines: Sequence[Timeline], step_ns: float | None = No
     return []
 
 
+def last_iterations(timelines: Sequence[Timeline], count: int) -> list[int]:
+    """The last `count` whole iterations that every rank has, or fewer, whether or not they follow one another."""
+    common = set.intersection(*({span.iteration for span in _steps(timeline)} for timeline in timelines))
+    return sorted(common)[-count:]
+
+
 def _steps(timeline: Timeline) -> list[Span]:
     """The whole steps but those in which the run did something else, such as another arm's turn."""
     steps = timeline.of("step")

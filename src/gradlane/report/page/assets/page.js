@@ -95,7 +95,7 @@ readData().then(({ computeKinds, facts }) => {
   }
   page.append(into);
   show(0);
-  page.append(el("h2", {}, "To run it again"), el("dl", {}, ...facts.about.flatMap(([what, value]) => [el("dt", {}, what), el("dd", {}, value)])));
+  if (facts.about.length) page.append(el("h2", {}, "To run it again"), el("dl", {}, ...facts.about.flatMap(([what, value]) => [el("dt", {}, what), el("dd", {}, value)])));
   document.body.dataset.ready = "yes";
 }).catch((error) => {
   document.getElementById("page").textContent = `This report cannot be shown: ${error}. It needs a browser of 2023 or later.`;
