@@ -411,6 +411,7 @@ void Node::Loop() {
         for (auto& lanes : *table) std::fill(lanes.begin(), lanes.end(), nullptr);
     }
     failed_ = true;  // what is handed over from now on goes nowhere
+    shared_.reset();
     listener_ = Fd();
     reserve_ = Fd();
     epoll_ = Fd();
