@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from gradlane.errors import InputError
 from gradlane.live import c10d
+from tests.commands import gradlane
 from tests.live.ranks import Ranks
 from tests.live.shared import left_over
 from tests.processes import AT_ONCE_S
@@ -31,6 +33,13 @@ def test_the_bits_are_those_of_rank_order_over_loopback(ranks: Ranks, dtype: str
 def test_gradients_do_not_cross_a_socket(ranks: Ranks) -> None:
     assert max(ranks.run(CASES + "carried", shared=True)) < 10_000
     assert min(ranks.run(CASES + "carried", shared=False)) > 4_000_000
+
+
+def test_emulated_hosts_share_no_memory() -> None:
+    done = gradlane(
+        "lab", "--hosts", 2, "--link", "1gbit", "--quiet", "--", sys.executable, "-m", "tests.live.shared", timeout=60
+    )
+    assert min(map(int, done.stdout.split())) >= 4_000_000
 
 
 @pytest.mark.parametrize(("how", "expected"), [("killed", "PeerDied"), ("stopped", "PeerStalled")])
