@@ -3,8 +3,8 @@
 Parts, each in processes of its own, on loopback unless it says otherwise:
   overhead   two ranks train one network, in turns under torch DDP and under gradlane's default, for several
              lengths of a step
-  c10d       two ranks call all_reduce, and train under DDP, in turns over Gloo and over gradlane's transport
-             also four ranks on emulated hosts at 1 Gbit/s, 4 KB and 100 MB
+  c10d       two ranks call all_reduce, and train under DDP, in turns over Gloo and over gradlane's transport,
+             through shared memory and over loopback; also four ranks on emulated hosts at 1 Gbit/s, 4 KB and 100 MB
   messages   two ranks send messages to one another, in turns over Gloo and over gradlane's transport
   goodput    a worker and a server beside iperf3, on loopback and on emulated hosts; where iperf3 is installed
   startup    what handing over a message costs, in microseconds

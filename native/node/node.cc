@@ -257,7 +257,6 @@ bool Node::Join(int64_t timeout_ms, std::string* missing) {
 }
 
 bool Node::Wait(uint32_t tensor, int64_t timeout_ms) {
-    if (helps_) HelpShared(tensor);
     std::unique_lock lock(done_mutex_);
     done_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [this, tensor] {
         return open_.count(tensor) == 0 || failure_.code != Code::kNone || over_all_;

@@ -329,7 +329,6 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     void StartShared(const StartCommand& command);
     bool RunShared(uint64_t bytes);
     bool RestShared();
-    void HelpShared(uint32_t tensor);
     std::shared_ptr<const Layout> Cut(uint32_t tensor, const Spec& spec);
     bool Register(const DefineCommand& command, int32_t teller);  // teller: the rank that a server has it from, or -1
     bool Admit(const DefineCommand& command, int32_t teller, Tensor* state);
@@ -460,8 +459,6 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     bool joined_ = false, all_left_ = false, over_all_ = false;
     std::string missing_;
 
-    std::atomic<bool> helps_{false};  // whether a thread that waits sums, and looks for what other ranks write
-    std::atomic<bool> is_due_{false};  // the I/O thread wants the lock: whoever takes it again and again leaves it
     std::atomic<bool> stop_{false};
     std::atomic<bool> wake_pending_{false};  // the I/O thread was woken and has not heard it yet
     std::atomic<bool> urgent_{false};        // and is not to wait for more

@@ -363,9 +363,7 @@ void Node::Loop() {
         const int64_t idle_ms = turn_awaited ? kPatienceNs / 1'000'000 : 1000;
         const int timeout = working ? 0 : static_cast<int>(std::clamp<int64_t>(until_tick / 1'000'000 + 1, 0, idle_ms));
         const int n = Sleep(events, stop_by_ns != 0 ? std::min(timeout, 10) : timeout);
-        is_due_ = true;
         std::lock_guard guard(mutex_);
-        is_due_ = false;
         ++stats_.wakeups;
         working = false;
         if (!broken_) Guarded([&] { working = Turn(events.data(), std::max(n, 0)); });
@@ -412,6 +410,7 @@ void Node::Loop() {
         for (auto& lanes : *table) std::fill(lanes.begin(), lanes.end(), nullptr);
     }
     failed_ = true;  // what is handed over from now on goes nowhere
+    shared_.reset();
     listener_ = Fd();
     reserve_ = Fd();
     epoll_ = Fd();

@@ -1,33 +1,8 @@
 // What Node does with the memory that it shares with the other ranks of its host. All of it under the lock.
 
-#include <sched.h>
-
 #include "node/node.h"
 
 namespace gradlane {
-
-namespace {
-
-constexpr uint64_t kHelpBytes = 256 << 10;  // before the lock is free for others
-// How long a thread that waits for a sum looks for what other ranks write before it sleeps: longer than a wake-up takes,
-// or ranks that have slept once would make one another sleep each time. The I/O thread does not look: what it would take
-// of the processor, the training thread can use.
-constexpr int64_t kSpinNs = 200'000;
-constexpr int64_t kHelpNs = 100'000'000;  // then it hears signals, and sees what time it is
-
-// Whoever looks while another rank has no core to write with keeps it from one.
-bool HasCores(uint32_t ranks) {
-    cpu_set_t cores;
-    return sched_getaffinity(0, sizeof cores, &cores) == 0 && static_cast<uint32_t>(CPU_COUNT(&cores)) >= ranks;
-}
-
-void Relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-}
-
-}  // namespace
 
 void Node::Share(HostRoom room) {
     std::lock_guard guard(mutex_);
@@ -36,7 +11,6 @@ void Node::Share(HostRoom room) {
         Fail({Code::kProtocol, options_.rank, -1, "the memory of a host was to be shared by other ranks than the job has, or too late"});
         return;
     }
-    helps_ = HasCores(room.ranks);
     shared_ = std::make_unique<SharedSums>(std::move(room));
     epoll_event event{};
     event.events = EPOLLIN;
@@ -98,30 +72,5 @@ bool Node::RunShared(uint64_t bytes) {
 
 // Before a thread leaves the rest to the I/O thread. Returns false if there is something to do after all.
 bool Node::RestShared() { return !shared_ || failed_ || !shared_->IsUnderWay() || shared_->Rest(); }
-
-// A thread that waits for `tensor` does the I/O thread's work meanwhile, which saves two wake-ups.
-void Node::HelpShared(uint32_t tensor) {
-    const int64_t began = Now();
-    bool goes_on = true;
-    for (int64_t moved = began, now = began; goes_on && now - moved < kSpinNs && now - began < kHelpNs && !IsDone(tensor); now = Now()) {
-        if (is_due_ || !mutex_.try_lock()) {
-            Relax();
-            continue;
-        }
-        goes_on = !failed_ && !broken_ && shared_;
-        if (goes_on) {
-            now_ns_ = now;
-            shared_->Stay();
-            if (shared_->CanProgress()) {
-                Guarded([this] { RunShared(kHelpBytes); });
-                moved = now;
-            }
-        }
-        mutex_.unlock();
-        Relax();
-    }
-    std::lock_guard guard(mutex_);
-    if (!broken_ && !RestShared()) Wake();
-}
 
 }  // namespace gradlane

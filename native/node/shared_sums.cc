@@ -84,8 +84,6 @@ bool SharedSums::Rest() {
     return !CanProgress();
 }
 
-void SharedSums::Stay() { boards_[room_.rank]->asleep.store(0, std::memory_order_relaxed); }
-
 void SharedSums::Woken() {
     uint64_t count;
     (void)!read(wake_fd(), &count, sizeof count);

@@ -65,8 +65,6 @@ class SharedSums {
     bool Progress(uint64_t bytes, std::vector<uint32_t>* ended);
     // Asks to be woken. Returns false if something is possible already.
     bool Rest();
-    // Asks not to be woken: somebody looks.
-    void Stay();
     // Whether a tensor is under way.
     bool IsUnderWay() const { return !calls_.empty(); }
     // As Progress would find it.

@@ -1,6 +1,7 @@
 #include "host/meeting.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -117,6 +118,24 @@ TEST(StrangersHoldUpNobody) {
     const Fd silent = Call(first->name()), noisy = Call(first->name()), gone = Call(first->name());
     CHECK_EQ(send(noisy.get(), "\2nonsense", 9, 0), 9);
     shutdown(gone.get(), SHUT_RDWR);
+    const auto second = Join(*first, 1, 2);
+    CHECK(Advance({first.get(), second.get()}, Meeting::State::kMet));
+}
+
+TEST(AProcessOfAnotherUserIsHungUpOn) {
+    if (geteuid() != 0) return;  // nobody else can become another user
+    const auto first = Lead(2);
+    const pid_t child = fork();
+    if (child == 0) {
+        if (setresuid(65534, 65534, 65534) != 0) _exit(2);
+        const Fd socket = Call(first->name());
+        pollfd polled{socket.get(), POLLIN, 0};
+        char byte;
+        _exit(poll(&polled, 1, static_cast<int>(kPatience)) == 1 && recv(socket.get(), &byte, 1, 0) <= 0 ? 0 : 1);
+    }
+    int status = -1;
+    while (waitpid(child, &status, WNOHANG) == 0) first->Wait(1);
+    CHECK_EQ(status, 0);
     const auto second = Join(*first, 1, 2);
     CHECK(Advance({first.get(), second.get()}, Meeting::State::kMet));
 }

@@ -32,8 +32,8 @@ def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local
 
     Args:
         store: the job's store, under a prefix for this formation.
-        options: whether this process is a worker, a server or both; its secret, job and address are
-            filled in. With `tell_tables` the servers are members of their own; otherwise server i
+        options: whether this process is a worker, a server or both; its secret, job, address and
+            `is_local` are filled in. With `tell_tables` the servers are members of their own; otherwise server i
             runs in worker i's process.
         address: of this host, as others reach it.
         timeout_s: how long to wait for all members.
@@ -75,6 +75,7 @@ def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local
             options,
             job=int.from_bytes(hashlib.sha256(secret).digest()[:7], "little"),
             secret=secret,
+            is_local=is_local,
             address="127.0.0.1" if is_local else address,
             checksum=options.checksum and not is_local,
             congestion=options.congestion or (_LOCAL_CONGESTION if is_local else ""),

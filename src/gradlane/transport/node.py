@@ -81,6 +81,7 @@ class NodeOptions:
         linger_s: how long `close` waits for queued bytes.
         max_bytes: the most bytes of the tensors that the worker here registers, and of the memory that
             the server here may need for all tensors: what it keeps, and packets in flight.
+        is_local: all members are on one host.
         ranks: numbers of the workers in the whole job, for errors; None if they are the same.
     """
 
@@ -107,6 +108,7 @@ class NodeOptions:
     dead_s: float = 2.5
     linger_s: float = 2.0
     max_bytes: int = 1 << 40
+    is_local: bool = False
     ranks: tuple[int, ...] | None = None
 
     @property

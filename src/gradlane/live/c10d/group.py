@@ -32,6 +32,7 @@ from gradlane.live.c10d.work import Futures, Work
 from gradlane.live.torch_versions import KEEPS_WORKS
 from gradlane.transport import ANYONE, Node, NodeOptions
 from gradlane.transport.formation import form
+from gradlane.transport.host import can_share, share
 
 _OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "sum", ReduceOp.MIN: "min", ReduceOp.MAX: "max", ReduceOp.PRODUCT: "product"}
 # bools are bytes of 0 or 1, and a sum of bools is true if any is: the maximum
@@ -92,7 +93,7 @@ class Group(Names, _Base):  # type: ignore[misc]
         options: the same on all ranks.
 
     Raises:
-        JobError: as `transport.formation.form`.
+        JobError: as `transport.formation.form` and `transport.host.share`.
     """
 
     def __init__(self, store: Any, rank: int, world: int, timeout_s: float, options: Options) -> None:
@@ -111,6 +112,12 @@ class Group(Names, _Base):  # type: ignore[misc]
             deal_evenly=True,
         )
         self._node = form(store, wanted, own_address(), timeout_s, options.packet_bytes or _LOCAL_PACKET_BYTES)
+        if options.shared_memory and can_share(self._node):
+            try:
+                share(store, self._node, timeout_s)
+            except BaseException:
+                self._node.close()
+                raise
         self._futures = Futures()
         self._works: set[Work] | None = None if KEEPS_WORKS else set()
         self._under_way: deque[tuple[range, list[torch.Tensor]]] = deque()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+import os
+from dataclasses import astuple, dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
 from gradlane.errors import InputError
 
 _LAST = (1 << 32) - 1  # of the priorities on the wire
+
+
+def _shares() -> bool:
+    given = os.environ.get("GRADLANE_SHARED_MEMORY", "1")
+    if given not in ("0", "1"):
+        raise InputError(f"GRADLANE_SHARED_MEMORY: got {given!r}, expected 0 or 1")
+    return given == "1"
 
 
 @dataclass(frozen=True)
@@ -23,17 +31,20 @@ class Options:
         rank_order: add the ranks' contributions in rank order. With three ranks or more this gives
             the same bits in every run.
         checksum: send a checksum with payloads that leave this host.
+        shared_memory: where all ranks are on one host, sum through memory that they share, and not
+            over loopback. Where it is not given, GRADLANE_SHARED_MEMORY=0 in the environment turns it off.
         packet_bytes: a multiple of 64 up to 512 KiB. With smaller packets an urgent call is sent
             sooner. None for 512 KiB if all ranks are on one host, else 128 KiB.
 
     Raises:
-        InputError: `order` is neither "fifo" nor "lifo".
+        InputError: `order` is neither "fifo" nor "lifo", or GRADLANE_SHARED_MEMORY neither 0 nor 1.
     """
 
     order: Literal["fifo", "lifo"] = "fifo"
     rank_order: bool = False
     checksum: bool = True
     packet_bytes: int | None = None
+    shared_memory: bool = field(default_factory=_shares)
 
     def __post_init__(self) -> None:
         if self.order not in ("fifo", "lifo"):
