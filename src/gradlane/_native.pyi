@@ -42,6 +42,7 @@ class Heartbeat:
     def close(self) -> None: ...
 
 class Transfer: ...
+
 MAX_HOST_RANKS: int
 
 class Meeting:
