@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import gradlane.live.c10d  # noqa: F401 (makes the name known)
-from bench.c10d import ARMS, compare
+from bench.c10d import compare
 from gradlane.units import format_bytes
 
 SIZES = (8, 64, 512, 4 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
@@ -65,7 +65,7 @@ def main() -> None:
         for size_bytes in SIZES:
             data = torch.zeros(size_bytes, dtype=torch.uint8)
             count = max(3, min(100, (16 << 20) // size_bytes))
-            compare(format_bytes(size_bytes), {arm: partial(what, groups[arm], data) for arm in ARMS}, count, talks, size_bytes)
+            compare(format_bytes(size_bytes), {arm: partial(what, groups[arm], data) for arm in groups}, count, talks, size_bytes)
     dist.destroy_process_group()
 
 
