@@ -65,7 +65,9 @@ def main() -> None:
         for size_bytes in SIZES:
             data = torch.zeros(size_bytes, dtype=torch.uint8)
             count = max(3, min(100, (16 << 20) // size_bytes))
-            compare(format_bytes(size_bytes), {arm: partial(what, groups[arm], data) for arm in groups}, count, talks, size_bytes)
+            compare(
+                format_bytes(size_bytes), {arm: partial(what, groups[arm], data) for arm in groups}, count, talks, size_bytes
+            )
     dist.destroy_process_group()
 
 
