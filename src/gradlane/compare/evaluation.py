@@ -131,7 +131,7 @@ def _baseline_remarks(turns_ns: Sequence[float], arms: Sequence[Result | Cell]) 
     said = disturbed(turns_ns)
     if said is None:
         baseline_ns = statistics.median(turns_ns)
-        apart = [_name(arm) for arm in arms if _apart(baseline_ns, arm)]
+        apart = [_name(arm) for arm in arms if _name(arm) != BASELINE and _apart(baseline_ns, arm)]
         if not apart:
             return []
         said = f"disturbed in some turns, or {', '.join(apart)}: medians have another ratio than turns"
