@@ -115,7 +115,7 @@ def _cases() -> str:
 
 REFERENCE = {
     "Sessions": (
-        "attach", "Session", "IdleSession", "VerifyOptions", "DistributedDataParallel", "replace_ddp", "init_process_group",
+        "attach", "Session", "IdleSession", "StepMetrics", "VerifyOptions", "DistributedDataParallel", "replace_ddp", "init_process_group",
         "attach_to_servers", "ServedSession", "planning.tuning.TuneOptions",
     ),
     "Nouns": (

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-std::string Reason(const char* call, size_t bytes, int error) {
+std::string Failure(const char* call, size_t bytes, int error) {
     return std::string(call) + " of " + std::to_string(bytes) + " bytes of shared memory: " + std::strerror(error);
 }
 
@@ -43,17 +43,17 @@ Segment Segment::Create(size_t bytes, std::string* why) {
     segment.fd_ = Fd(fd);
     segment.bytes_ = bytes;
     if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
-        *why = Reason("memfd_create", bytes, errno);
+        *why = Failure("memfd_create", bytes, errno);
         return Segment();
     }
     // mapped first: a size that does not fit in a process is refused before the system looks for the memory
     if (!segment.MapHere(why)) return Segment();
     if (const int error = Reserve(fd, bytes); error != 0) {
-        *why = Reason("fallocate", bytes, error);
+        *why = Failure("fallocate", bytes, error);
         return Segment();
     }
     if (fcntl(fd, F_ADD_SEALS, kSeals) != 0) {
-        *why = Reason("sealing", bytes, errno);
+        *why = Failure("sealing", bytes, errno);
         return Segment();
     }
     return segment;
@@ -75,12 +75,12 @@ Segment Segment::Map(Fd fd, size_t bytes, std::string* why) {
 bool Segment::MapHere(std::string* why) {
     void* mapped = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
     if (mapped == MAP_FAILED) {
-        *why = Reason("mmap", bytes_, errno);
+        *why = Failure("mmap", bytes_, errno);
         return false;
     }
     data_ = static_cast<uint8_t*>(mapped);
     if (madvise(data_, bytes_, MADV_DONTFORK) != 0) {
-        *why = Reason("madvise", bytes_, errno);
+        *why = Failure("madvise", bytes_, errno);
         return false;
     }
     return true;
