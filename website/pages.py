@@ -115,8 +115,8 @@ def _cases() -> str:
 
 REFERENCE = {
     "Sessions": (
-        "attach", "Session", "IdleSession", "StepMetrics", "VerifyOptions", "DistributedDataParallel", "replace_ddp", "init_process_group",
-        "attach_to_servers", "ServedSession", "planning.tuning.TuneOptions",
+        "attach", "Session", "IdleSession", "StepMetrics", "VerifyOptions", "DistributedDataParallel", "replace_ddp",
+        "init_process_group", "attach_to_servers", "ServedSession", "planning.tuning.TuneOptions",
     ),
     "Nouns": (
         "Profile", "core.profile.TensorProfile", "core.profile.TensorSpec", "core.profile.Layer", "Network", "Plan",
