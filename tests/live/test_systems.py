@@ -31,9 +31,8 @@ def test_over_all_reduce_geryons_lanes_are_marked_and_nothing_else_is(four_ranks
 
 def test_where_a_group_s_connections_are_not_found_all_ranks_hear_it(two_ranks):
     for said in two_ranks.run("tests.live.systems:geryon_without_its_sockets"):
-        assert said.startswith(
-            "UnsupportedError: the plan's lanes ask for classes in the network, and a rank finds 0 of the 1 TCP"
-        )
+        # a rank may hear of the other's error before it finds its own
+        assert "UnsupportedError: the plan's lanes ask for classes in the network, and a rank finds 0 of the" in said
 
 
 @pytest.mark.parametrize("backend", ["all-reduce", "server"])

@@ -18,7 +18,7 @@ from gradlane.core.collectives import all_reduce, flat_ring
 from gradlane.core.network import Network, Sharing
 from gradlane.core.place import Place
 from gradlane.core.plan import Message, Plan, Slice
-from gradlane.core.profile import Profile
+from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
 from gradlane.planning.plans import make_plan
 from gradlane.sim import Job, iteration_ns, planned_ahead, simulate, simulate_heterogeneous, simulate_jobs, simulate_servers
@@ -366,3 +366,18 @@ def test_no_policy_beats_the_bound_over_servers(profile, hosts, count, rate, col
     plan = planned(data.draw(st.sampled_from(carried(cluster))), profile, cluster)
     slowest = max(timeline.iteration_ns()[-1] for timeline in simulate_servers(plan, profile, cluster))
     assert lower_bound_ns(profile, cluster) <= slowest
+
+
+def test_devices_of_unlike_speed_hand_over_messages_in_one_order():
+    """One is ready with the last gradient when the other is not, and each has a message of its own in its window."""
+    tensors = tuple(
+        TensorProfile(TensorSpec(f"t{n}", 8, "float64"), ready_ns, 0) for n, ready_ns in enumerate((0, 0, 0, 23_348))
+    )
+    profile = Profile("drawn", "none", tensors, (Layer("l0", 0),), 23_348)
+    cluster = Cluster.homogeneous(2, 1, 51_612_904, startup_ns=30_000, devices=2, bus=Bus(2, 0, 40_609_138, 1000))
+    slower, other = cluster.workers
+    cluster = msgspec.structs.replace(cluster, workers=(msgspec.structs.replace(slower, compute_percent=130), other))
+    plan = planned("tictac", profile, cluster)
+    first, second = (timeline.iteration_ns() for timeline in simulate_servers(plan, profile, cluster))
+    assert len(first) == len(second) == 3
+    assert first[1:] == second[1:]

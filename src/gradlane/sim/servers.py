@@ -118,6 +118,8 @@ def simulation(
         need(
             len(jobs) == 1 and jobs[0].workers is None, "jobs", len(jobs), "one on all workers, where hosts sum messages first"
         )
+        if jitter > 0 or _unlike_devices(cluster):
+            jobs = (_in_one_order(jobs[0], cluster),)
     plain = jitter == 0 and all(job.placement is None and job.workers is None for job in jobs)
     homogeneous = cluster.is_homogeneous and plain and not whole
     placed = [
@@ -135,6 +137,32 @@ def simulation(
         seed=seed,
         updates_here=cluster.update_bytes_per_second is None,
     )
+
+
+def _unlike_devices(cluster: Cluster) -> bool:
+    """Whether some host has devices of several speeds."""
+    speeds = {(worker.host, worker.compute_percent) for worker in cluster.workers}
+    return len(speeds) > len({host for host, _ in speeds})
+
+
+def _in_one_order(job: Job, cluster: Cluster) -> Job:
+    """The job with the order fixed in which its messages start.
+
+    A host sums a message when each of its devices has handed it over. As ranks of an all-reduce, they must
+    hand over messages in one order: two devices whose windows are taken by different messages would wait
+    for one another for ever. The order is that of devices which are all alike.
+    """
+    if job.plan.sequence is not None:
+        return job
+    alike = msgspec.structs.replace(
+        cluster, workers=tuple(msgspec.structs.replace(worker, compute_percent=100) for worker in cluster.workers)
+    )
+    ((timeline, *_),) = simulate_jobs((job,), alike, 2)
+    starts: dict[int, int] = {}
+    for span in timeline.spans:
+        if span.kind == "send" and span.iteration == 1:
+            starts[span.subject] = min(span.start_ns, starts.get(span.subject, span.start_ns))
+    return msgspec.structs.replace(job, plan=job.plan.with_sequence(tuple(sorted(starts, key=starts.__getitem__))))
 
 
 def _carrier(
