@@ -90,6 +90,27 @@ def evaluate(
     )
 
 
+def answer(speedups: Mapping[str, Speedup | None], bound: float | None) -> tuple[str, str]:
+    """The result as a number and as a sentence: of `auto` if it took part, else of the best.
+
+    Args:
+        speedups: over torch DDP, by arm; None for an arm without one.
+        bound: the speedup that no schedule can exceed; None if it is not known.
+    """
+    own = {name: speedup for name, speedup in speedups.items() if speedup is not None and name != BASELINE}
+    if not own:
+        return "-", "No policy was measured beside torch DDP."
+    best = max(own, key=lambda name: own[name].ratio)
+    told = next((name for name in own if name.partition("@")[0] == AUTO), best)
+    of = own[told]
+    said = f"With {told}, training is {of.ratio:.2f} times as fast as under torch DDP ({of.low:.2f} to {of.high:.2f})"
+    if best != told:
+        said += f"; with {best}, {own[best].ratio:.2f} times"
+    if bound is not None:
+        said += f"; no schedule can exceed {bound:.2f} times here"
+    return f"{of.ratio:.2f}x", f"{said}."
+
+
 def trial_remarks(cells: Sequence[Cell]) -> list[str]:
     """What to know before relying on the ratios of one trial; a line each."""
     lines = []

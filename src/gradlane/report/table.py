@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradlane.compare.arms import BASELINE
+from gradlane.compare.evaluation import answer
 from gradlane.compare.records import Comparison
 from gradlane.core.records.speedup import Speedup
 from gradlane.report.terminal import print_table
@@ -42,6 +43,9 @@ def render(comparison: Comparison, console: Console) -> None:
         ]
         # as Text, so that rich does not interpret a file's contents as markup
         table.add_row(*(Text(cell) for cell in cells), style="bold green" if is_best else None)
+    bound = None if comparison.bound is None else comparison.bound.ratio
+    _, sentence = answer({result.policy: result.speedup for result in comparison.results}, bound)
+    console.print(Text(sentence, style="bold"))
     console.print(Text(title, style="italic"))
     print_table(table, console)
     console.print(_below(comparison))

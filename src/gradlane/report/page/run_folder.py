@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
-from gradlane.compare.evaluation import trial_remarks
+from gradlane.compare.evaluation import answer, trial_remarks
 from gradlane.compare.records import Cell, Comparison, Sweep
 from gradlane.core import files
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
-from gradlane.core.records.search_log import AUTO, SearchLog
+from gradlane.core.records.search_log import SearchLog
 from gradlane.core.records.speedup import Speedup
 from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError
@@ -163,10 +163,11 @@ def _of_comparison(comparison: Comparison, run: _Run) -> facts.TrialFacts:
     ]  # fmt: skip
     bound = comparison.bound
     cluster = _cluster(comparison.hosts, comparison.ranks_per_host, comparison.link_bits_per_second)
-    number, answer = _answer(arms, None if bound is None else bound.ratio)
+    speedups = {result.policy: result.speedup for result in comparison.results}
+    number, sentence = answer(speedups, None if bound is None else bound.ratio)
     return facts.TrialFacts(
         title=f"{comparison.model}, {format_bytes(comparison.parameter_bytes)} of parameters, {cluster}",
-        answer=answer,
+        answer=sentence,
         number=number,
         bound="" if bound is None else f"{bound.ratio:.2f} times as fast as DDP ({bound.spread}): {comparison.bound_text}",
         lines=run.lines,
@@ -189,10 +190,11 @@ def _of_trial(cells: Sequence[Cell], run: _Run) -> facts.TrialFacts:
     scale = f", tensors and links x {first.scale:g}" if first.scale != 1 else ""
     least_ms = min(cell.bound_ns for cell in cells) / 1e6
     baseline = next((arm.median_ms for arm in arms if arm.name == BASELINE), None)
-    number, answer = _answer(arms, None if baseline is None else baseline / least_ms)
+    speedups = {cell.arm: cell.speedup for cell in cells}
+    number, sentence = answer(speedups, None if baseline is None else baseline / least_ms)
     return facts.TrialFacts(
         title=f"{first.model}, {_cluster(first.hosts, first.ranks_per_host, first.link_bits_per_second)}{scale}",
-        answer=answer,
+        answer=sentence,
         number=number,
         bound=f"a step of {least_ms:.1f} ms, simulated from computing alone and the network as the run measured them",
         lines=[*run.lines, ("the least that any schedule takes, simulated", least_ms)],
@@ -206,27 +208,6 @@ def _cluster(hosts: int, ranks_per_host: int, link_bits_per_second: int | None) 
     link = "links as they are" if link_bits_per_second is None else f"links of {format_rate(link_bits_per_second // 8)}"
     each = f" of {ranks_per_host} ranks" if ranks_per_host > 1 else ""
     return f"{hosts} hosts{each}, {link}"
-
-
-def _answer(arms: Sequence[facts.ArmFacts], bound: float | None) -> tuple[str, str]:
-    """The result as a number and as a sentence: of `auto` if it took part, else of the best."""
-    own = [arm for arm in arms if arm.speedup is not None and arm.name != BASELINE]
-    if not own:
-        return "-", "No policy was measured beside torch DDP."
-    best = max(own, key=_ratio)
-    told = next((arm for arm in own if arm.name.partition("@")[0] == AUTO), best)
-    assert told.speedup is not None
-    ratio, low, high = told.speedup
-    said = f"With {told.name}, training is {ratio:.2f} times as fast as under torch DDP ({low:.2f} to {high:.2f})"
-    if best is not told:
-        said += f"; with {best.name}, {_ratio(best):.2f} times"
-    if bound is not None:
-        said += f"; no schedule can exceed {bound:.2f} times here"
-    return f"{ratio:.2f}x", f"{said}."
-
-
-def _ratio(arm: facts.ArmFacts) -> float:
-    return arm.speedup[0] if arm.speedup is not None else 0.0
 
 
 def _numbers(speedup: Speedup | None) -> tuple[float, float, float] | None:
