@@ -79,7 +79,8 @@ def test_without_ddp_there_is_no_ratio():
 def test_the_table_has_ddp_first_the_best_marked_and_the_bound_below():
     lines = printed(COMPARISON)
     assert lines[:2] == [
-        "With blocks, training is 2.00 times as fast as under torch DDP (1.90 to 2.25); no schedule can exceed 1.80 times here.",
+        "With blocks, training is 2.00 times as fast as under torch DDP (1.90 to 2.25); "
+        "no schedule can exceed 1.80 times here.",
         "mlp, 4.0 MiB of parameters, 2 hosts, 500 Mbit/s links",
     ]
     rows = [line for line in lines if line.split(" ")[0] in ("torch-ddp", "blocks", "p3", "wfbp")]
