@@ -7,13 +7,13 @@
 
 #include "node/node.h"
 #include "testing/check.h"
+#include "testing/rooms.h"
 
 using namespace gradlane;
 
 namespace {
 
 constexpr int64_t kPatience = 20'000;  // ms
-const std::vector<uint8_t> kSecret(32, 7);
 
 struct Host {
     std::vector<std::unique_ptr<Node>> nodes;
@@ -39,15 +39,8 @@ struct Host {
         }
         std::string missing;
         for (const auto& node : nodes) REQUIRE(node->Join(kPatience, &missing));
-        const size_t bytes = SharedSums::BytesFor(world);
-        std::vector<std::unique_ptr<Meeting>> meetings;
-        meetings.push_back(Meeting::Lead(world, bytes, kSecret));
-        for (uint32_t rank = 1; rank < world; ++rank) meetings.push_back(Meeting::Join(meetings[0]->name(), rank, world, bytes, kSecret));
-        for (size_t met = 0; met != world;) {
-            met = 0;
-            for (const auto& meeting : meetings) met += meeting->Wait(1) == Meeting::State::kMet;
-        }
-        for (uint32_t rank = 0; rank < world; ++rank) nodes[rank]->Share(meetings[rank]->Take());
+        auto rooms = RoomsOf(world);
+        for (uint32_t rank = 0; rank < world; ++rank) nodes[rank]->Share(std::move(rooms[rank]));
     }
     ~Host() {
         std::vector<std::thread> closing;

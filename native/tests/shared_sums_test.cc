@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "testing/check.h"
+#include "testing/rooms.h"
 
 using namespace gradlane;
 
@@ -17,22 +18,12 @@ namespace {
 
 using Bytes = std::vector<uint8_t>;
 
-const std::vector<uint8_t> kSecret(32, 7);
-
 // The ranks of a host in this process, each with its own mapping of the segment.
 struct Host {
     std::vector<std::unique_ptr<SharedSums>> ranks;
 
     explicit Host(uint32_t world) {
-        const size_t bytes = SharedSums::BytesFor(world);
-        std::vector<std::unique_ptr<Meeting>> meetings;
-        meetings.push_back(Meeting::Lead(world, bytes, kSecret));
-        for (uint32_t rank = 1; rank < world; ++rank) meetings.push_back(Meeting::Join(meetings[0]->name(), rank, world, bytes, kSecret));
-        for (size_t met = 0; met != world;) {
-            met = 0;
-            for (const auto& meeting : meetings) met += meeting->Wait(1) == Meeting::State::kMet;
-        }
-        for (const auto& meeting : meetings) ranks.push_back(std::make_unique<SharedSums>(meeting->Take()));
+        for (HostRoom& room : RoomsOf(world)) ranks.push_back(std::make_unique<SharedSums>(std::move(room)));
     }
 
     // In a random order, a little at a time, until all tensors have ended on all ranks; returns the ends by rank.

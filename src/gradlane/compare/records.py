@@ -22,6 +22,11 @@ VERSION = 2
 Record = TypeVar("Record")
 
 
+def hosts_text(hosts: int, ranks_per_host: int) -> str:
+    """How many hosts, and with how many ranks if it is not one, for people."""
+    return f"{hosts} hosts" + (f" of {ranks_per_host} ranks" if ranks_per_host > 1 else "")
+
+
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One policy's run.
 

@@ -16,7 +16,7 @@ import msgspec
 from gradlane import lab
 from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
 from gradlane.compare.processes import python_module, run_on_lab, run_on_loopback
-from gradlane.compare.records import Cell
+from gradlane.compare.records import Cell, hosts_text
 from gradlane.core import files
 from gradlane.core.network import Network
 from gradlane.core.place import Place
@@ -64,8 +64,9 @@ class Trial:
         rate = "loopback" if self.loopback else "links as they are"
         if self.link_bits_per_second is not None:
             rate = f"links of {format_rate(self.link_bits_per_second // 8)}"
-        each = f" of {self.ranks_per_host} ranks" if self.ranks_per_host > 1 else ""
-        return f"{self.profile.model} on {self.hosts} hosts{each}, {rate}" + (f", x {self.scale:g}" if self.scale != 1 else "")
+        return f"{self.profile.model} on {hosts_text(self.hosts, self.ranks_per_host)}, {rate}" + (
+            f", x {self.scale:g}" if self.scale != 1 else ""
+        )
 
 
 def at_ratio(profile: Profile, ratio: float, compute_ms: float, megabytes: float) -> tuple[Profile, int, float]:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from gradlane.compare.arms import BASELINE
 from gradlane.compare.evaluation import trial_remarks
-from gradlane.compare.records import Cell, Sweep
+from gradlane.compare.records import Cell, Sweep, hosts_text
 from gradlane.report.table import speedup_cells
 from gradlane.report.terminal import print_table
 from gradlane.units import format_rate
@@ -36,7 +36,7 @@ def _render_trial(cells: tuple[Cell, ...], console: Console) -> None:
         "links as they are" if first.link_bits_per_second is None else f"{format_rate(first.link_bits_per_second // 8)} links"
     )
     scale = f", tensors and links x {first.scale:g}" if first.scale != 1 else ""
-    hosts = f"{first.hosts} hosts" + (f" of {first.ranks_per_host} ranks" if first.ranks_per_host > 1 else "")
+    hosts = hosts_text(first.hosts, first.ranks_per_host)
     title = f"{first.model}, {hosts}, {link}{scale}; computing alone takes {first.compute_ns / 1e6:.1f} ms"
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("policy")

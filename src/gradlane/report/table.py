@@ -8,7 +8,7 @@ from rich.text import Text
 
 from gradlane.compare.arms import BASELINE
 from gradlane.compare.evaluation import answer
-from gradlane.compare.records import Comparison
+from gradlane.compare.records import Comparison, hosts_text
 from gradlane.core.records.speedup import Speedup
 from gradlane.report.terminal import print_table
 from gradlane.units import format_bytes, format_rate
@@ -18,7 +18,7 @@ def render(comparison: Comparison, console: Console) -> None:
     """Print `comparison`: DDP first, the others in their order, the best marked, the bound below."""
     link = "links as they are" if comparison.link_bits_per_second is None else f"{_bits(comparison.link_bits_per_second)} links"
     size = format_bytes(comparison.parameter_bytes)
-    hosts = f"{comparison.hosts} hosts" + (f" of {comparison.ranks_per_host} ranks" if comparison.ranks_per_host > 1 else "")
+    hosts = hosts_text(comparison.hosts, comparison.ranks_per_host)
     title = f"{comparison.model}, {size} of parameters, {hosts}, {link}"
     # must fit 80 columns
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)

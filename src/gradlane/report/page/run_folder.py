@@ -12,7 +12,7 @@ import msgspec
 
 from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
 from gradlane.compare.evaluation import answer, trial_remarks
-from gradlane.compare.records import Cell, Comparison, Sweep
+from gradlane.compare.records import Cell, Comparison, Sweep, hosts_text
 from gradlane.core import files
 from gradlane.core.network import Network
 from gradlane.core.place import Place
@@ -206,8 +206,7 @@ def _of_trial(cells: Sequence[Cell], run: _Run) -> facts.TrialFacts:
 
 def _cluster(hosts: int, ranks_per_host: int, link_bits_per_second: int | None) -> str:
     link = "links as they are" if link_bits_per_second is None else f"links of {format_rate(link_bits_per_second // 8)}"
-    each = f" of {ranks_per_host} ranks" if ranks_per_host > 1 else ""
-    return f"{hosts} hosts{each}, {link}"
+    return f"{hosts_text(hosts, ranks_per_host)}, {link}"
 
 
 def _numbers(speedup: Speedup | None) -> tuple[float, float, float] | None:
