@@ -26,9 +26,12 @@ import msgspec
 from gradlane.core.cluster import Cluster
 from gradlane.core.collectives import all_reduce
 from gradlane.core.network import Network
+from gradlane.core.place import Place
 from gradlane.core.profile import Profile
 from gradlane.planning import catalog
+from gradlane.planning.plans import make_plan
 from gradlane.planning.questions import Case, Outcome, judge, knob_grid
+from gradlane.sim import Job, simulate_jobs
 
 MESSAGE_STARTUP_NS = 300_000
 _A_NS, _B = 972_000, Fraction(197, 10**11)  # seconds a byte, MG-WFBP Fig. 4(a)
@@ -71,6 +74,15 @@ def tuned_bytescheduler(case: Case) -> tuple[int, int, Outcome]:
 def iteration_ns_of(entry: tuple[int, int, Outcome]) -> int:
     """The iteration time of an entry of `bytescheduler_grid`."""
     return entry[2].iteration_ns
+
+
+def dealt_ns(profile: Profile, where: Cluster) -> int:
+    """Iteration time of the default where each whole tensor goes to the next server, in the order of readiness."""
+    plan = make_plan(catalog.get("wfbp"), profile, Place.of(where))
+    in_turn = tuple((len(profile.tensors) - 1 - tensor) % len(where.servers) for tensor in range(len(profile.tensors)))
+    coarse = msgspec.structs.replace(where, packet_bytes=1 << 20)  # every worker is simulated
+    (timelines,) = simulate_jobs((Job(plan, profile, in_turn),), coarse, 2)
+    return max(timeline.iteration_ns()[-1] for timeline in timelines)
 
 
 def speed(name: str, profile: Profile, where: Network | Cluster) -> float:

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import msgspec
 
-from experiments.assumptions import GBIT, MESSAGE_STARTUP_NS, scaled, speed, tuned_bytescheduler
+from experiments.assumptions import GBIT, MESSAGE_STARTUP_NS, dealt_ns, scaled, speed, tuned_bytescheduler
 from experiments.table import Row
 from gradlane import zoo
 from gradlane.core.cluster import Cluster
 from gradlane.core.collectives import all_reduce
 from gradlane.core.network import Network
-from gradlane.core.place import Place
 from gradlane.core.profile import Profile
 from gradlane.planning import catalog
-from gradlane.planning.plans import make_plan
 from gradlane.planning.questions import Case, judge
-from gradlane.sim import Job, simulate_jobs
 from gradlane.zoo.buses import bus
 
 DEVICES = 8
 P3_BYTES = 160_000
-COARSE_BYTES = 2**20  # of packets, where every worker is simulated
 BATCH = {"transformer-base": 16}  # 512 tokens; the others 32 images
 # §6.2, over servers: model, machines, percent faster than the default
 OVER_SERVERS = (("vgg16", 2, 124.9), ("transformer-base", 2, 171.0), ("alexnet", 4, 96.0), ("vgg19", 4, 60.0))
@@ -47,11 +43,8 @@ def profile_of(model: str) -> Profile:
 
 
 def dealt(profile: Profile, where: Cluster) -> float:
-    """Iterations a second of the default where each whole tensor goes to the next server, in the order of readiness."""
-    plan = make_plan(catalog.get("wfbp"), profile, Place.of(where))
-    in_turn = tuple((len(profile.tensors) - 1 - tensor) % len(where.servers) for tensor in range(len(profile.tensors)))
-    (timelines,) = simulate_jobs((Job(plan, profile, in_turn),), msgspec.structs.replace(where, packet_bytes=COARSE_BYTES), 3)
-    return 1e9 / max(timeline.iteration_ns()[-1] for timeline in timelines)
+    """Iterations a second of the default."""
+    return 1e9 / dealt_ns(profile, where)
 
 
 def tuned(profile: Profile, where: Network | Cluster) -> float:

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
-from experiments.assumptions import GBIT, bytescheduler_grid, iteration_ns_of, servers, speed
+from experiments.assumptions import GBIT, bytescheduler_grid, dealt_ns, iteration_ns_of, servers, speed
 from experiments.mercury_model import least_rate, most_pulls_at_once, on_caltech101, wfbp_ns
 from experiments.table import Row
 from gradlane import zoo
 from gradlane.core.cluster import Cluster
-from gradlane.core.place import Place
-from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.planning import catalog
-from gradlane.planning.plans import make_plan
 from gradlane.planning.questions import Case, judge_plan, knob_grid, needed_rates
-from gradlane.sim import Job, simulate_jobs
 
 TITLE = "Mercury (TPDS '23)"
 MODELS = {"vgg16-cifar10": 128, "vgg16": 32, "vgg19": 32, "alexnet": 512, "resnet50": 32, "bert-base": 32}
@@ -183,8 +177,7 @@ def _figure_13() -> list[Row]:
             one_at_a_time.append(100 * (mercury * alone.iteration_ns / 1e9 - 1))
             slower = Case(profile, servers(workers, round(OF_LINE_RATE * 10 * GBIT)))
             below_line_rate.append(100 * (mercury * judge_plan(tuned.plan, slower, bound_ns=0).iteration_ns / 1e9 - 1))
-            whole = make_plan(catalog.get("wfbp"), profile, Place.of(where))
-            uneven.append(100 * (mercury * _dealt_ns(whole, profile, where) / 1e9 - 1))
+            uneven.append(100 * (mercury * dealt_ns(profile, where) / 1e9 - 1))
             if model == "resnet50":
                 of_resnet.append(gains["wfbp"][-1])
     return [
@@ -217,14 +210,6 @@ def _figure_13() -> list[Row]:
         Row("Fig. 13", "over Mercury without preemption, at most", 15, max(gains["mercury-no-preemption"]), "%"),
         Row("Fig. 13(e)", "ResNet-50: over the default", 0, max(of_resnet), "%"),
     ]
-
-
-def _dealt_ns(plan: Plan, profile: Profile, where: Cluster) -> int:
-    """Iteration time where tensor by tensor goes whole to the next server."""
-    in_turn = tuple((len(profile.tensors) - 1 - tensor) % len(where.servers) for tensor in range(len(profile.tensors)))
-    coarse = msgspec.structs.replace(where, packet_bytes=1 << 20)
-    (timelines,) = simulate_jobs((Job(plan, profile, in_turn),), coarse, 2)
-    return max(timeline.iteration_ns()[-1] for timeline in timelines)
 
 
 REMARKS = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from statistics import mean, median
 
 import msgspec
@@ -138,19 +139,25 @@ def _cases() -> Iterator[tuple[str, str, str, Profile, Three]]:
             yield cluster, model, "FP16", half_precision(scaled(single, factor)), by_precision[1]
 
 
+@cache
+def _simulated() -> dict[tuple[str, str, str], tuple[float, ...]]:
+    """Seconds of an iteration under each policy, by cluster, model and precision."""
+    return {
+        (cluster, model, precision): _seconds(profile, _fitted(cluster)) for cluster, model, precision, profile, _ in _cases()
+    }
+
+
 def _iterations() -> list[Row]:
     found = []
-    for cluster, model, precision, profile, published in _cases():
-        ours = _seconds(profile, _fitted(cluster))
+    for cluster, model, precision, _, published in _cases():
+        ours = _simulated()[cluster, model, precision]
         found.append(Row("Fig. 9", f"{cluster}, {model}, {precision}: {NAMES}", published, ours, "s"))
     return found
 
 
 def _gains() -> list[Row]:
     """What the text says of Figs. 6, 7 and 9: how much faster MG-WFBP is."""
-    iterations = {
-        (cluster, model, precision): _seconds(profile, _fitted(cluster)) for cluster, model, precision, profile, _ in _cases()
-    }
+    iterations = _simulated()
     faster = {key: (wfbp / merged, easgd / merged) for key, (wfbp, easgd, merged) in iterations.items()}
 
     def most(cluster: str) -> float:
@@ -200,7 +207,7 @@ def _tried() -> list[Row]:
         startup_ns, _ = CLUSTERS[cluster]
         seconds_a_byte = (published[1] - (profile.compute_ns + startup_ns) / 1e9) / profile.size_bytes
         rates.setdefault((cluster, precision), []).append(1e9 * seconds_a_byte)
-        left[cluster, model, precision] = published[1] - _seconds(profile, _fitted(cluster))[1]
+        left[cluster, model, precision] = published[1] - _simulated()[cluster, model, precision][1]
         implied = Network.line(16, startup_ns, int(1 / seconds_a_byte))
         for network, errors in ((_fitted(cluster), before), (implied, after)):
             wfbp, _, merged = _seconds(profile, network)
