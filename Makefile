@@ -16,8 +16,10 @@ run: $(STAMP)          ## train a real network over a shaped link under every po
 
 setup: $(STAMP)        ## the virtual environment alone
 
+# by two workers, since tests wait more than they compute; those that compare durations run alone afterwards
 test: $(STAMP)         ## every test
-	$(PY) -m pytest
+	$(PY) -m pytest -m "not timing" --numprocesses 2 --dist loadfile
+	$(PY) -m pytest -m timing
 
 # transformers and lightning are large: two minutes to install, which `make setup` does without
 test-trainers: $(STAMP) ## tests of the trainers of others, which it installs first

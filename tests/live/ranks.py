@@ -22,6 +22,7 @@ CASE_S = 120
 
 
 def _serve(rank: int, world: int, port: int, pipe: Connection, folder: str) -> None:
+    import gc
     import os
 
     import torch
@@ -30,6 +31,7 @@ def _serve(rank: int, world: int, port: int, pipe: Connection, folder: str) -> N
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     os.environ["RANKS_FOLDER"] = folder
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported stays; tests that collect what a wrapper left would look through all of torch
     store = dist.TCPStore("127.0.0.1", port, world, is_master=rank == 0, timeout=timedelta(seconds=30))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
     while True:
