@@ -6,6 +6,7 @@
     |  `- PlanError          a plan does not fit its profile, its model or its backend
     |- UnsupportedError      the model, optimizer or platform cannot be served; says why
     |- LabError              the kernel refused what an emulated cluster needs
+    |- UnevenInputsError     a rank has fewer inputs than others, and `join` was to say so (a RuntimeError)
     `- JobError              the ranks of a running job
        |- MismatchError      ranks disagree before step 1; names the first difference
        |- VerificationError  a step gave other values than DDP's
@@ -65,6 +66,10 @@ class UnsupportedError(GradlaneError):
 
 class LabError(GradlaneError):
     """The kernel refused what an emulated cluster needs."""
+
+
+class UnevenInputsError(GradlaneError, RuntimeError):
+    """A rank has fewer inputs than others. A RuntimeError too, which is what DDP's `join` raises."""
 
 
 class JobError(GradlaneError):

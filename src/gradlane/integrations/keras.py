@@ -82,13 +82,13 @@ class _OnPyTorch:
 
     def end(self, model: Any) -> Timeline | None:
         from gradlane.live import IdleSession
-        from gradlane.live.startup.validation import copy_from_rank_0
+        from gradlane.live.backends.copies import copy_from
 
         if isinstance(self._session, IdleSession):
             return None
         timeline = self._session.timeline()
         self._session.close()
-        copy_from_rank_0([weight.value for weight in model.non_trainable_weights])
+        copy_from(0, [weight.value for weight in model.non_trainable_weights])
         return timeline
 
 

@@ -27,16 +27,17 @@ it gets. Older releases drop it at once, and the work's `wait()` in C++ then nev
 """
 
 
-def broadcast_from_rank_0(tensor: torch.Tensor, group: Any, async_op: bool = False) -> Any:
-    """torch.distributed's `broadcast` from the first rank of `group`, which is another number in the
-    default group; before PyTorch 2.6 it takes no other.
+def broadcast_from(rank: int, tensor: torch.Tensor, group: Any, async_op: bool = False) -> Any:
+    """torch.distributed's `broadcast` from a rank of `group`, which has another number in the default
+    group; before PyTorch 2.6 it takes no other.
 
     Args:
+        rank: in `group`, of the one that sends.
         tensor: to send or to receive.
         group: the ranks; None for the default group.
         async_op: return a work at once rather than wait.
     """
-    return dist.broadcast(tensor, global_ranks(group)[0], group, async_op)
+    return dist.broadcast(tensor, global_ranks(group)[rank], group, async_op)
 
 
 def global_ranks(group: Any) -> list[int]:

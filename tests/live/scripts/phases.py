@@ -57,7 +57,7 @@ PHASES: dict[str, Call] = {
     "handshake": Call(handshake, "settle"),
     "groups": Call(NewGroups, "make"),
     "servers": Call(Node, "join"),
-    "first copy": Call(attach, "copy_from_rank_0"),
+    "first copy": Call(attach, "copy_from"),
     "measuring": Call(probe, "_slowest", 3),
     "first plan": Call(Driver, "take_up"),
     "early iteration": Call(Driver, "ready", 8),

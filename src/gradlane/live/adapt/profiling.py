@@ -28,7 +28,7 @@ from gradlane.errors import MismatchError
 from gradlane.live.backends.base import Backend
 from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import LEAST_STABLE, ProfileBuilder
-from gradlane.live.torch_versions import broadcast_from_rank_0
+from gradlane.live.torch_versions import broadcast_from
 from gradlane.planning.plans import accepted, make_plan
 from gradlane.planning.ranking import simulated_ns
 
@@ -188,12 +188,12 @@ def _exchange(own: Plan | None, group: Any, device: torch.device) -> Plan:
     """Broadcast rank 0's plan, and compare its fingerprint over all ranks (collective)."""
     data = files.dumps(own) if own is not None else b""
     size = torch.tensor([len(data)], dtype=torch.int64, device=device)
-    broadcast_from_rank_0(size, group)
+    broadcast_from(0, size, group)
     payload = torch.zeros(int(size), dtype=torch.uint8, device=device)
     rank = dist.get_rank(group)
     if rank == 0:
         payload.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-    broadcast_from_rank_0(payload, group)
+    broadcast_from(0, payload, group)
     plan = files.loads(payload.cpu().numpy().tobytes(), Plan)
     mine = int(plan.fingerprint, 16) >> 1  # fits a signed 64-bit integer
     prints = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device)

@@ -15,6 +15,7 @@ from gradlane.core.fields import need, need_int
 from gradlane.core.launch_options import STALL_TIMEOUT_S, LaunchOptions
 from gradlane.errors import InputError, JobError, UnsupportedError
 from gradlane.live.backends.addresses import own_address
+from gradlane.live.backends.copies import copy_from
 from gradlane.live.backends.external_servers import meet_servers
 from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.remote_update.broadcasts import Broadcasts
@@ -27,7 +28,7 @@ from gradlane.live.startup import handshake
 from gradlane.live.startup.lifecycle import forget, keep
 from gradlane.live.startup.meeting import ending_together, meet
 from gradlane.live.startup.options import AttachOptions, CarrierOptions, launched
-from gradlane.live.startup.validation import Optimizers, copy_from_rank_0, job_of, require_process_group
+from gradlane.live.startup.validation import Optimizers, job_of, require_process_group
 from gradlane.transport import UNBOUNDED, Node, NodeOptions
 from gradlane.transport.formation import form
 
@@ -97,7 +98,7 @@ def attach_to_servers(
     with ending_together(coordination) as opened:
         await_others(lambda: handshake.agree(terms, job, roll), "the handshake")
         tensors = (*model.parameters(), *model.buffers())
-        await_others(lambda: copy_from_rank_0(tensors, process_group, job.device), "rank 0's parameters")
+        await_others(lambda: copy_from(0, tensors, process_group, job.device), "rank 0's parameters")
         node = await_others(lambda: _node(job, options, terms, roll.store), "the connections")
         opened.append(_Closing(node))
         bound = UNBOUNDED if staleness is None else staleness

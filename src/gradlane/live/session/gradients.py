@@ -7,7 +7,8 @@ copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,12 +34,17 @@ class Gradients:
     """
 
     def __init__(self, driver: Driver, on_read: Callable[[int], None], scale: float) -> None:
-        self._driver, self._on_read, self._scale = driver, on_read, scale
-        self._factors = {dtype: torch.tensor(scale, dtype=dtype) for dtype in (torch.float32, torch.float64)}
+        self._driver, self._on_read = driver, on_read
+        self.scale_by(scale)
         self._params: Sequence[torch.nn.Parameter] = []
         self.wrappers: list[PendingGradient] = []
         self.of_the_script: list[tuple[int, Any]] = []
         self._lent: list[int] = []  # tensors whose slots the optimizer sees during its step
+
+    def scale_by(self, scale: float) -> None:
+        """Multiply each gradient by `scale` from now on, before it is summed."""
+        self._scale = scale
+        self._factors = {dtype: torch.tensor(scale, dtype=dtype) for dtype in (torch.float32, torch.float64)}
 
     def take_up(self, params: Sequence[torch.nn.Parameter], groups: Sequence[Sequence[int]]) -> None:
         """Switch to a plan with another order of tensors, which the driver has already taken up.
@@ -214,6 +220,17 @@ class Gradients:
         """Make every gradient an ordinary tensor, which the session will not touch."""
         for tensor in self.that_stand_for_sums(range(len(self._params))):
             self.give(tensor)
+
+    @contextlib.contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Let there be no gradients meanwhile; afterwards they are the script's own again."""
+        self.give_all()
+        own = [(param, param.grad) for param in self._params]
+        for param, _ in own:
+            param.grad = None
+        yield
+        for param, gradient in own:
+            param.grad = gradient
 
     def _give_away(self, wrapper: PendingGradient, memory: torch.Tensor | None = None) -> torch.Tensor:
         """Make `wrapper` stand for memory of the script's own, and return that memory.

@@ -45,6 +45,13 @@ class IdleSession:
         """Nothing is summed anyway."""
         yield
 
+    @contextlib.contextmanager
+    def join(
+        self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
+    ) -> Iterator[None]:
+        """There are no other ranks with more inputs."""
+        yield
+
     def sum_next_backward(self) -> None:
         """Nothing is summed anyway."""
 

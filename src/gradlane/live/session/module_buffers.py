@@ -31,7 +31,7 @@ import torch
 
 from gradlane.errors import UnsupportedError
 from gradlane.live.backends.process_groups import NewGroups, ProcessGroups
-from gradlane.live.torch_versions import broadcast_from_rank_0
+from gradlane.live.torch_versions import broadcast_from
 
 _ALIGN = 16
 _HEADER = 2 * _ALIGN  # bytes of a message before its buffers; what they say is in `_Message.say`
@@ -480,7 +480,7 @@ class BufferSync:
 
     def _start(self, message: _Message, group: int) -> _Message:
         message.ended = False
-        message.work = broadcast_from_rank_0(message.bytes, self._groups[group], async_op=True)
+        message.work = broadcast_from(0, message.bytes, self._groups[group], async_op=True)
         if self._on_cpu:
 
             def end(error: BaseException | None) -> None:

@@ -15,8 +15,9 @@ If the updates of a step cannot be deferred, the session waits for all sums firs
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -48,6 +49,7 @@ from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_
 from gradlane.live.session.job import Job
 from gradlane.live.session.metrics import Meter, Progress, StepMetrics
 from gradlane.live.session.module_buffers import BufferSync
+from gradlane.live.session.uneven import UnevenInputs
 from gradlane.live.session.verification import Unverified
 
 log = logging.getLogger("gradlane")
@@ -122,6 +124,8 @@ class Session(SessionBase):
         self._is_late = False
         # steps in a row whose deferred updates had all run when the next forward pass began
         self._settled_early = 0
+        self._uneven: UnevenInputs | None = None  # inside `join()`
+        self._divides_by_all = True
         # tensors whose updates were still deferred when this backward pass began
         self._stale: frozenset[int] = frozenset()
         on_buffers = (lambda forward, why: None) if buffers is None else buffers.announced
@@ -280,6 +284,14 @@ class Session(SessionBase):
     # -- backward ----------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        if self._uneven is not None:
+            came = self._uneven.come()
+            if not self._divides_by_all:
+                self._gradients.scale_by(1.0 / came)
+        self._begin_iteration()
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    def _begin_iteration(self) -> None:
         self._failures.check()
         self._stale = frozenset(self._deferred)
         self._settle()
@@ -310,7 +322,6 @@ class Session(SessionBase):
         self._driver.begin()
         self._measures = self._planner.measures(self._driver.iteration)
         self._verifier.begin(self._driver.iteration)
-        torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     @property
     def _counting(self) -> bool:
@@ -364,9 +375,7 @@ class Session(SessionBase):
     def _end(self) -> None:
         """Report the gradients that the backward pass, which is over, did not produce."""
         ended = self._now(self._driver.iteration)
-        if self._counting:
-            self._expected = [max(1, fired) for fired in self._fired]
-            self._fires_in_a_pass = {spec.name: n for spec, n in zip(self._plan.tensors, self._expected, strict=True)}
+        self._count_fires()
         absent = []
         if not all(self._launched):
             for tensor, param in enumerate(self._params):
@@ -399,6 +408,21 @@ class Session(SessionBase):
             if self._driver.used_by_anybody(tensor):
                 self._gradients.show_absent(tensor)
         self._fill_in_the_scripts()
+
+    def _count_fires(self) -> None:
+        if self._counting:
+            self._expected = [max(1, fired) for fired in self._fired]
+            self._fires_in_a_pass = {spec.name: n for spec, n in zip(self._plan.tensors, self._expected, strict=True)}
+
+    def _take_part(self) -> None:
+        """Run an iteration without a gradient of this rank's own, in which the others have theirs."""
+        self._begin_iteration()
+        self._count_fires()
+        for tensor, param in enumerate(self._params):
+            self._launch_absent(tensor, param)
+        self._driver.all_are_ready()
+        self._in_backward = False
+        self._settle()
 
     def _launch_absent(self, tensor: int, param: torch.nn.Parameter) -> None:
         """Report a tensor that got no gradient in this pass.
@@ -673,6 +697,49 @@ class Session(SessionBase):
     def print_progress(self, every_s: float) -> None:
         """From now on print a line on stderr every `every_s` seconds, or after each step that is longer."""
         self._meter.on_step = Progress(self.metrics, every_s).step
+
+    @contextlib.contextmanager
+    def join(
+        self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
+    ) -> Iterator[None]:
+        """Let ranks have inputs in different numbers inside, as DDP's `join` (collective).
+
+        Each iteration costs an agreement of all ranks, on how many of them still have inputs. A rank
+        that has come to the end contributes zeros to the others' sums. At the end of the block all
+        parameters and buffers become those of the rank with the most inputs, but no optimizer's state.
+
+        Args:
+            divide_by_initial_world_size: divide each sum by the number of all ranks; if not, by the
+                number of those that still have inputs.
+            enable: False makes the block one that does nothing.
+            throw_on_early_termination: raise an error on all ranks as soon as one has no input left.
+
+        Raises:
+            UnevenInputsError: a rank has no input left, and `throw_on_early_termination` is True.
+            UnsupportedError: buffers are kept equal to rank 0's, or steps are verified.
+            JobError: the job has failed.
+        """
+        if not enable:
+            yield
+            return
+        if self._buffers is not None:
+            raise UnsupportedError(
+                "join(): the model's buffers follow rank 0's, which may be the first without inputs; pass "
+                "broadcast_buffers=False to attach: all ranks then end with the buffers of the rank with the most inputs"
+            )
+        if self._verifier.compares:
+            raise UnsupportedError("join(): verify compares steps of all ranks, and some have fewer; leave verify out")
+        self._uneven = UnevenInputs(self.rank, self.world, self._backend, self._failures.collective, throw_on_early_termination)
+        self._divides_by_all = divide_by_initial_world_size
+        try:
+            yield
+            self._settle()
+            self._accumulated.clear()
+            with self._gradients.set_aside():
+                self._uneven.finish(self._take_part, (*self.model.parameters(), *self.model.buffers()))
+        finally:
+            self._uneven = None
+            self._gradients.scale_by(1.0 / self.world)
 
     def flush(self) -> None:
         """Wait for every sum and run every deferred update, so that all values are as under DDP.

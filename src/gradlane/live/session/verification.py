@@ -31,7 +31,7 @@ from gradlane.errors import VerificationError
 from gradlane.live.backends.process_groups import NewGroups, ProcessGroups
 from gradlane.live.session.deferred_step import DeferredStep
 from gradlane.live.session.job import Job
-from gradlane.live.torch_versions import broadcast_from_rank_0
+from gradlane.live.torch_versions import broadcast_from
 
 _ROUNDING = 1e-5  # error that is allowed beyond two ranks, as part of a sum's largest element
 _NOT_THE_SCRIPT = (str(Path(gradlane.__file__).parent), str(Path(torch.__file__).parent))
@@ -73,6 +73,8 @@ class Unverified:
     In all methods, `owed` tells whether the update of a parameter is deferred.
     """
 
+    compares = False
+    """Whether any iteration is compared."""
     verifies = False
     """Whether this iteration is compared, so that its gradients have to be reported."""
     verified = 0
@@ -149,6 +151,8 @@ class Verifier(Unverified):
         job: the model and optimizers on this rank.
         new_groups: makes process groups over the job's ranks.
     """
+
+    compares = True
 
     def __init__(self, options: VerifyOptions, job: Job, new_groups: NewGroups) -> None:
         self._options = options
@@ -275,7 +279,7 @@ class Verifier(Unverified):
             return
         buffers = list(self._model.buffers())
         references = [buffer.detach().clone() for buffer in buffers]
-        works = [broadcast_from_rank_0(each, self._groups[0], async_op=True) for each in references]
+        works = [broadcast_from(0, each, self._groups[0], async_op=True) for each in references]
         self._wait(works, "the buffers of verification")
         for index, (reference, buffer) in enumerate(zip(references, buffers, strict=True)):
             if not _same_bits(reference, buffer):

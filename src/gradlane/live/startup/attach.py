@@ -33,6 +33,7 @@ from gradlane.live.adapt.tuner import digest, prepare
 from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.carriers import CONNECT_S, Carriers, with_servers
+from gradlane.live.backends.copies import copy_from
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.backends.streams import streams_of
@@ -47,7 +48,7 @@ from gradlane.live.startup import handshake
 from gradlane.live.startup.lifecycle import forget, keep
 from gradlane.live.startup.meeting import ending_together, meet
 from gradlane.live.startup.options import AttachOptions, FolderOptions, launched
-from gradlane.live.startup.validation import Optimizers, copy_from_rank_0, job_of, trains_alone
+from gradlane.live.startup.validation import Optimizers, job_of, trains_alone
 from gradlane.planning import catalog
 from gradlane.planning.plans import make_plan
 from gradlane.planning.ranking import SAFE, policy_of
@@ -203,9 +204,7 @@ def attach_from(
         opened.append(backend)
         if wrapped is None:
             tensors = (*model.parameters(), *model.buffers())
-            await_others(
-                lambda: copy_from_rank_0(tensors, backend.control_group, backend.control_device), "rank 0's parameters"
-            )
+            await_others(lambda: copy_from(0, tensors, backend.control_group, backend.control_device), "rank 0's parameters")
         buffers_are_due = wrapped is None or wrapped.buffers_are_due
         session = _build(job, resolved, start, may_cross, coordination, new_groups, backend, buffers_are_due)
     keep(session)

@@ -5,7 +5,7 @@ parameters to all ranks.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from gradlane.errors import InputError, UnsupportedError
 from gradlane.live.backends.gradient_buffers import dtype_name
 from gradlane.live.session.job import Job
 from gradlane.live.startup.lifecycle import session_of
-from gradlane.live.torch_versions import broadcast_from_rank_0, global_ranks
+from gradlane.live.torch_versions import global_ranks
 
 _WRAPPERS = {  # by the name of a wrapper's class: why it cannot be attached, and what to do
     "DistributedDataParallel": "which sums gradients too: attach to the model before anything wraps it, and do not wrap it",
@@ -151,23 +151,3 @@ def trains_alone() -> bool:
     if os.environ.get("WORLD_SIZE", "1") != "1":
         require_process_group()
     return True
-
-
-def copy_from_rank_0(tensors: Iterable[torch.Tensor], group: Any = None, device: torch.device | None = None) -> None:
-    """Broadcast the `tensors` of the group's rank 0 to all its ranks, as DDP does at construction;
-    one broadcast for each dtype (collective).
-
-    Args:
-        tensors: as many and as large on every rank.
-        group: carries tensors on `device`; None for the default group.
-        device: through which the values go; None for the tensors' own.
-    """
-    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        if tensor.numel() > 0:
-            by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
-    for of_dtype in by_dtype.values():
-        flat = torch.cat([tensor.reshape(-1).to(device=device) for tensor in of_dtype])
-        broadcast_from_rank_0(flat, group)
-        for tensor, values in zip(of_dtype, torch.split(flat, [tensor.numel() for tensor in of_dtype]), strict=True):
-            tensor.copy_(values.view(tensor.shape))

@@ -1,0 +1,31 @@
+"""Copies: one rank's tensors put on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from gradlane.live.torch_versions import broadcast_from
+
+
+def copy_from(rank: int, tensors: Iterable[torch.Tensor], group: Any = None, device: torch.device | None = None) -> None:
+    """Broadcast the `tensors` of one rank to all ranks of its group, as DDP does at construction; one
+    broadcast for each dtype (collective).
+
+    Args:
+        rank: in the group, of the one that has the values.
+        tensors: as many and as large on every rank.
+        group: carries tensors on `device`; None for the default group.
+        device: through which the values go; None for the tensors' own.
+    """
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel() > 0:
+            by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
+    for of_dtype in by_dtype.values():
+        flat = torch.cat([tensor.reshape(-1).to(device=device) for tensor in of_dtype])
+        broadcast_from(rank, flat, group)
+        for tensor, values in zip(of_dtype, torch.split(flat, [tensor.numel() for tensor in of_dtype]), strict=True):
+            tensor.copy_(values.view(tensor.shape))
