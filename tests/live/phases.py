@@ -64,6 +64,11 @@ class Job:
             said += os.read(self._outputs[rank], 4096).decode()
         return own
 
+    def printed(self, rank: int) -> str:
+        """What `rank` has printed that was not read yet."""
+        readable = select.select([self._outputs[rank]], [], [], 0)[0]
+        return os.read(self._outputs[rank], 1 << 16).decode() if readable else ""
+
     def ends_silently(self, rank: int) -> bool:
         """Waits until `rank` prints something or ends: whether it ends first."""
         return select.select([self._outputs[rank], self._watches[rank]], [], [], START_S)[0] == [self._watches[rank]]
