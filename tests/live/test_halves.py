@@ -54,7 +54,7 @@ def test_servers_round_a_sum_once_and_only_float32_is_narrowed(four_ranks, wire_
 def test_verification_knows_what_halves_round(two_ranks, four_ranks, backend, wire_dtype):
     options = {"backend": backend, "wire_dtype": wire_dtype}
     right = {"model": "convolutions", "optimizer": "sgd", "first": 8, "every": 0}
-    for verified, _ in two_ranks.run("tests.live.verified:is_right", **right, **options):
+    for verified, *_ in two_ranks.run("tests.live.verified:is_right", **right, **options):
         assert verified >= 8 * 10
     four_ranks.run("tests.live.halves:sums", verify=True, **options)
 

@@ -13,17 +13,20 @@ from tests.live.ranks import Ranks
 def test_training_that_is_right_passes_and_its_deferred_updates_are_verified(two_ranks, model, optimizer, backend):
     case = {"model": model, "optimizer": optimizer, "backend": backend}
     every_step = two_ranks.run("tests.live.verified:is_right", first=8, every=0, **case)
-    for verified, deferred in every_step:
+    for verified, deferred, _ in every_step:
         assert deferred > 0
         assert verified % 8 == 0
         assert verified >= 8 * 10
     some_steps = two_ranks.run("tests.live.verified:is_right", first=2, every=4, **case)
-    assert [verified for verified, _ in some_steps] == [3 * verified // 8 for verified, _ in every_step]
+    assert [verified for verified, *_ in some_steps] == [3 * verified // 8 for verified, *_ in every_step]
+    (verified, _, lines), (_, _, silent) = some_steps
+    assert lines == [f"gradlane: verified 3 of 8 steps: sums and {verified} updates of parameters were as under DDP"]
+    assert silent == []
 
 
 def test_four_ranks_are_verified_within_rounding(four_ranks):
     case = {"model": "convolutions", "optimizer": "adam", "backend": "all-reduce", "first": 8, "every": 0}
-    for verified, _ in four_ranks.run("tests.live.verified:is_right", **case):
+    for verified, *_ in four_ranks.run("tests.live.verified:is_right", **case):
         assert verified >= 8 * 10
 
 

@@ -12,7 +12,7 @@ from gradlane.errors import JobError
 from gradlane.live.comm.driver import Driver
 from gradlane.live.session.deferred_updates import DeferredUpdates
 from tests.live.cases import train
-from tests.live.loops import GIVEN
+from tests.live.loops import GIVEN, log_lines
 from tests.live.models import MODELS, OPTIMIZERS
 from tests.live.networks import counting_deferred_updates, slow_network
 
@@ -30,16 +30,16 @@ def _attached(rank: int, model: str, optimizer: str, **options: Any) -> tuple[An
 
 def is_right(
     rank: int, world: int, model: str, optimizer: str, backend: str, first: int, every: int, **options: Any
-) -> tuple[int, int]:
-    """How many updates were verified, and how many were deferred."""
+) -> tuple[int, int, list[str]]:
+    """How many updates were verified, how many were deferred, and what is said of it."""
     verify = gradlane.VerifyOptions(first=first, every=every)
-    with slow_network() as network, counting_deferred_updates() as deferred:
+    with slow_network() as network, counting_deferred_updates() as deferred, log_lines() as lines:
         network.delay_s = 0.02  # the sums of verification take time in which others would arrive
         net, opt, session = _attached(rank, model, optimizer, verify=verify, backend=backend, **options)
         with session:
             train(net, net, opt, net.batch, STEPS, rank)
             session.flush()
-            return session._verifier.verified, sum(deferred)
+    return session._verifier.verified, sum(deferred), lines
 
 
 def a_sum_is_damaged(rank: int, world: int) -> str:

@@ -821,6 +821,7 @@ class Session(SessionBase):
                     self._refused_aloud(lambda buffers: buffers.finish(self._failures.wait_until))
                     self._buffers.close()
                 self._verifier.close()
+                self._tell_what_was_verified()
         finally:
             self._detach_hooks()
             self._deferred.forget()
@@ -830,6 +831,11 @@ class Session(SessionBase):
                 self._controller.close()
             self._driver.close()
             self._after_close(self)
+
+    def _tell_what_was_verified(self) -> None:
+        if self._verifier.compares:
+            of = f"{self._verifier.steps} of {self._driver.iteration + 1} steps"
+            self._tell("verified", f"verified {of}: sums and {self._verifier.verified} updates of parameters were as under DDP")
 
     def abort(self, error: BaseException) -> None:
         """Tell the other ranks that this one failed with `error`; they raise `PeerFailed`."""

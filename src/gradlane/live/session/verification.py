@@ -77,8 +77,8 @@ class Unverified:
     """Whether any iteration is compared."""
     verifies = False
     """Whether this iteration is compared, so that its gradients have to be reported."""
-    verified = 0
-    """How many updates of single parameters have been compared."""
+    steps = verified = 0
+    """How many steps, and updates of single parameters, have been compared and were as under DDP."""
 
     def connect(
         self, tell: Callable[[BaseException], None], wait_for: Callable[[ProcessGroups, Sequence[Any], str], None]
@@ -189,6 +189,7 @@ class Verifier(Unverified):
 
     def begin(self, iteration: int) -> None:
         """A backward pass begins; all updates of the iteration before have run."""
+        self.steps += self.verifies
         self._iteration, self.verifies = iteration, self._options.includes(iteration)
         self._parts.clear()
         self._sums.clear()
@@ -309,6 +310,8 @@ class Verifier(Unverified):
         raise error
 
     def close(self) -> None:
+        self.steps += self.verifies
+        self.verifies = False
         self._groups.close()
 
 
