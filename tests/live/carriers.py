@@ -144,4 +144,7 @@ def what_is_left(rank: int, world: int, times: int) -> tuple[int, int, int]:
     for _ in range(times):
         once()
     ours = [thread for thread in threading.enumerate() if thread.name.startswith("gradlane")]
-    return more_sockets_than(before), len(list(Path("/proc/self/task").iterdir())) - threads, len(ours)
+    for thread in ours:  # some have done their work and are about to end
+        thread.join(10)
+    staying = sum(thread.is_alive() for thread in ours)
+    return more_sockets_than(before), len(list(Path("/proc/self/task").iterdir())) - threads, staying

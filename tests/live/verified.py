@@ -9,8 +9,8 @@ import torch
 
 import gradlane
 from gradlane.errors import JobError
-from gradlane.live.comm.driver import Driver
 from gradlane.live.session.deferred_updates import DeferredUpdates
+from gradlane.live.session.verification import Verifier
 from tests.live.cases import train
 from tests.live.loops import GIVEN, log_lines
 from tests.live.models import MODELS, OPTIMIZERS
@@ -43,15 +43,15 @@ def is_right(
 
 
 def a_sum_is_damaged(rank: int, world: int) -> str:
-    """On rank 1 an element of one sum is another than it should be."""
-    really = Driver.wait_for
+    """On rank 1 an element of one sum is another than it should be, in the slot that updates are made from."""
+    really = Verifier.arrived
 
-    def damaged(self: Driver, tensor: int) -> None:
-        really(self, tensor)
-        if self.iteration == 3 and rank == 1 and tensor == 2:
-            self.slots[2].view(-1)[0] += 1
+    def damaged(self: Verifier, param: torch.nn.Parameter, slot: torch.Tensor) -> None:
+        if self._iteration == 3 and rank == 1 and param is self._params[2]:
+            slot.view(-1)[0] += 1
+        really(self, param, slot)
 
-    with patch.object(Driver, "wait_for", damaged):
+    with patch.object(Verifier, "arrived", damaged):
         return _error(rank)
 
 
