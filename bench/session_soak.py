@@ -1,0 +1,73 @@
+"""Sessions that train for long: memory and descriptors of each rank, after a tenth of the iterations and at the end.
+
+python -m bench.session_soak                        20,000 iterations of each arm, two ranks on loopback
+python -m bench.session_soak --iterations 2000
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.live.ranks import Ranks
+
+LIMIT_S = 1800.0
+ARMS = (("bytescheduler", "all-reduce"), ("mercury", "server"), ("auto", None))
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def soak(rank: int, world: int, policy: str, backend: str | None, iterations: int) -> dict[str, Any]:
+    """On each rank: train, and measure before and after nine tenths of it."""
+    import torch
+
+    import gradlane
+    from tests.live.loops import Mlp, momentum
+    from tests.live.tuned import step
+
+    model = Mlp()
+    optimizer = momentum(model)
+    generator = torch.Generator().manual_seed(rank)
+    with gradlane.attach(model, optimizer, policy, backend=backend) as session:
+        for _ in range(iterations // 10):
+            step(model, model.batch, optimizer, generator)
+        session.flush()
+        before, open_before, began = resident_bytes(), descriptors(), time.monotonic()
+        for _ in range(iterations - iterations // 10):
+            step(model, model.batch, optimizer, generator)
+        session.flush()
+        took_s = time.monotonic() - began
+        return {"before": before, "after": resident_bytes(), "open": (open_before, descriptors()), "seconds": took_s}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--iterations", type=int, default=20_000)
+    iterations = parser.parse_args().iterations
+    ranks = Ranks(2)
+    for policy, backend in ARMS:
+        arm = {"policy": policy, "backend": backend, "iterations": iterations}
+        for rank, answer in enumerate(ranks.answers("bench.session_soak:soak", LIMIT_S, lambda _: None, **arm)):
+            assert answer is not None, f"no answer of rank {rank} within {LIMIT_S:.0f} s"
+            ok, each = answer
+            assert ok, each
+            slope = (each["after"] - each["before"]) / (iterations - iterations // 10)
+            print(
+                f"{policy} over {backend or 'both'}, rank {rank}: resident {each['before'] / 1e6:.1f} -> {each['after'] / 1e6:.1f} "
+                f"MB, {slope:.1f} bytes an iteration; descriptors {each['open'][0]} -> {each['open'][1]}; {each['seconds']:.0f} s",
+                flush=True,
+            )
+    ranks.close()
+
+
+if __name__ == "__main__":
+    main()
