@@ -61,9 +61,10 @@ def main() -> None:
             ok, each = answer
             assert ok, each
             slope = (each["after"] - each["before"]) / (iterations - iterations // 10)
+            (first, last), (fewer, more) = (each["before"] / 1e6, each["after"] / 1e6), each["open"]
             print(
-                f"{policy} over {backend or 'both'}, rank {rank}: resident {each['before'] / 1e6:.1f} -> {each['after'] / 1e6:.1f} "
-                f"MB, {slope:.1f} bytes an iteration; descriptors {each['open'][0]} -> {each['open'][1]}; {each['seconds']:.0f} s",
+                f"{policy} over {backend or 'both'}, rank {rank}: resident {first:.1f} -> {last:.1f} MB, {slope:.1f} bytes an "
+                f"iteration; descriptors {fewer} -> {more}; {each['seconds']:.0f} s",
                 flush=True,
             )
     ranks.close()
