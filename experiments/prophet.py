@@ -201,25 +201,32 @@ def _samples_a_second(system: System, profile: Profile, batch: int, where: Clust
 
 
 REMARKS = """
-The testbed has one server on an instance of its own and three workers (§2.2), or up to seven
-(§5.1). The limit of a row is that of the workers' links; the server's instance has 10 Gbit/s. Under
-every policy gradients become ready twelve at a time, as in the paper's Fig. 4. BytePS's defaults
-are taken as partitions of 4 MB and a credit of four partitions. In §5.3 and Fig. 12 rates that the
-paper does not state are taken as 10 Gbit/s.
+The testbed has one server on an instance of its own and three workers (§2.2). Each instance, the
+server's too, has the rate of a row: §5.1 varies the bandwidth of instances. Under every policy
+gradients become ready twelve at a time, as in the paper's Fig. 4. Three more things are as the paper
+has them:
 
-Where the network is fast, all policies are level, as published. At lower rates the testbed is far
-below what its schedules allow. The rows "tried" put in what could have slowed it down. The number
-of workers, and servers on every host, do not explain it. Pulls that wait for the last push, and a
-barrier on top, leave ByteScheduler and P3 at 41 samples/s at 1 Gbit/s, where 26 and 25 are published.
-Halving the links does the most: an instance has two devices, and the paper's rates are per worker.
-If each device is a worker and has half of the link, Prophet's own rows for a batch of 64 come within
-10 % (Table 2 at 1 and 3 Gbit/s, ResNet-18, ResNet-50), and so does the default's 15 samples/s with
-unlike links, though ByteScheduler and Prophet are then 28 and 38 % too slow there. Prophet's rows of
-smaller batches stay 16 to 56 % too fast.
+- Prophet plans for the bandwidth of a worker's own link (§3.1), though three workers share the
+  server's. A gradient is pulled when it has been pushed itself (Eq. 4), not when its block has.
+- "ByteScheduler" is BytePS with its defaults (§5.1). These cut tensors into partitions of 4 MB, and
+  their credit limits only the sums within an instance: BytePS's `scheduled_queue.cc` lets 32 GB of
+  pushes go at once.
+- P3 has slices of 4 MB (§5.1), one at a time.
 
-With half of the link ByteScheduler and P3 are still 37 to 62 % too fast for a batch of 64.
-So the published order is not reproduced, and its cause is not found. The simulated Prophet is
-behind both because it holds what fits no block until the backward pass has ended, and pulls its
-blocks whole: without the one it gains 11 samples/s at 1 Gbit/s, without the other 5 more. Several
-devices on one link, each sending for itself, is a row to come.
+In Fig. 12 and for unlike links the paper does not state the other rates; they are taken as 10
+Gbit/s.
+
+The rows "tried" take these out. With the server at 10 Gbit/s all three systems are far too fast at
+low rates. Prophet that plans for a third of the server's link, or pulls a block whole, falls behind
+the others, against the published order. A credit of four partitions makes ByteScheduler too fast at
+2 and 3 Gbit/s.
+
+P3 is ahead of ByteScheduler at 1 and 2 Gbit/s, where the paper has it 3 and 4 % behind; these are
+the two orders that are wrong. The testbed's P3 is as fast as one whose forward pass waits for all
+sums: with this barrier its row is within 12 % at 1, 2 and 3 Gbit/s and level with ByteScheduler. The
+paper does not say that its P3 waits so.
+
+What is left is too fast by a fifth or more: ByteScheduler from 3 to 4.5 Gbit/s, all systems with
+batches of 16, and unlike links, where the default reaches half of what its schedule allows. No cause
+is found.
 """
