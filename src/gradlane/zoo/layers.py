@@ -96,7 +96,9 @@ class Net:
         if bias:
             tensors["bias"] = (out,)
         has_winograd = (high, wide, stride, groups) == (3, 3, 1, 1) and min(self.channels, out) >= WINOGRAD_CHANNELS
-        self._add(name, tensors, 2 * math.prod(weight) * rows * columns, (out, rows, columns), WINOGRAD if has_winograd else 1.0)
+        self._add(
+            name, tensors, 2 * math.prod(weight) * rows * columns, (out, rows, columns), WINOGRAD if has_winograd else 1.0
+        )
 
     def norm(self, name: str, relu: bool = True) -> None:
         """Batch normalisation, followed by a ReLU unless `relu` is False."""
