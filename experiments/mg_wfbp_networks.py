@@ -52,7 +52,10 @@ def over_its_links(cluster: str) -> Network:
 
 
 def startups_on_device(network: Network) -> Network:
-    """The same where the startup of a message is time of the thread that computes, and so never hidden."""
+    """The same where the startup of a message is time of the thread that computes, so that none hides another.
+
+    A message's own bytes do not wait for it, which makes an iteration too fast by one startup at most.
+    """
     (segment,) = network.segments
     return msgspec.structs.replace(
         network, segments=(msgspec.structs.replace(segment, startup_ns=0),), start_ns=segment.startup_ns

@@ -99,7 +99,7 @@ def test_a_startup_on_the_device_costs_as_much_and_is_not_hidden():
     assert changed.cost_ns(10**6) + changed.start_ns == network.cost_ns(10**6)
     hidden, added = (mg_wfbp_testbed._seconds(profile, network, each) for each in (network, changed))
     assert added[0] - profile.compute_ns / 1e9 == pytest.approx(604 * 236e-6, rel=0.01)  # WFBP: one for each tensor
-    assert added[1] == pytest.approx(hidden[1], rel=1e-6)  # SyncEASGD has one message, after all computing
+    assert 0 <= hidden[1] - added[1] < 237e-6  # SyncEASGD's one message starts when all is computed
 
 
 def test_the_authors_recording_and_network_give_their_groups():
