@@ -50,6 +50,8 @@ def test_differences_are_relative_or_in_points():
     assert difference(Row("f", "w", 40.0, 44.4, "%")) == "+4.4 points"
     assert (difference(Row("f", "w", "yes", "yes")), difference(Row("f", "w", "yes", "no"))) == ("same", "other")
     assert difference(Row("f", "w", None, 3.0)) == ""
+    in_range = [difference(Row("f", "w", "28 to 51 %", ours)) for ours in ("38 %", "28 51.0 %", "52 %", "30 60 %", "-74 %")]
+    assert in_range == ["same", "same", "other", "other", "other"]
     together = Row("f", "w", (2.0, 1200.0), (3.0, 1200.0), "x")
     assert difference(together) == "+50% +0%"
     assert "| 2 1200 x | 3 1200 x |" in page([("T", "remarks", [together])])
