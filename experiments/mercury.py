@@ -243,6 +243,6 @@ down has not been found.
 The gain over a tuned ByteScheduler is nearly zero here, since the 0.3 ms of a message are spent
 while other messages are on the wire. With a credit of one partition, so that nothing is on the wire
 meanwhile, it is 12 %. The paper measures that a tuned ByteScheduler takes 73 % of the link's rate
-(Fig. 5(b)). With links of 73 % of the rate, under the same partition and credit, the gain is 37 %,
+(Fig. 5(b)). With links of 73 % of the rate, under the same partition and credit, the gain is 36 %,
 where 40 % are published.
 """

@@ -218,8 +218,8 @@ Gbit/s.
 
 The rows "tried" take these out. With the server at 10 Gbit/s all three systems are far too fast at
 low rates. Prophet that plans for a third of the server's link, or pulls a block whole, falls behind
-the others, against the published order. A credit of four partitions makes ByteScheduler too fast at
-2 and 3 Gbit/s.
+P3, against the published order. A credit of four partitions makes ByteScheduler too fast at 2 and 3
+Gbit/s.
 
 P3 is ahead of ByteScheduler at 1 and 2 Gbit/s, where the paper has it 3 and 4 % behind; these are
 the two orders that are wrong. The testbed's P3 is as fast as one whose forward pass waits for all
