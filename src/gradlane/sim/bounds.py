@@ -126,9 +126,11 @@ def _line(startup_ns: int, bytes_per_second: int | None) -> Callable[[int], int]
 
 
 def _all_reduce_cost(network: Network) -> Callable[[int], int]:
-    """c(S) of `lower_bound_ns`. Whatever piece has a message, has x > 0 of the S bytes, and they cost
-    its startup and x at its rate, and no less than any other bytes do; so x is as much as one message
-    of the piece takes, unless other bytes cost less than it has a rate for.
+    """c(S) of `lower_bound_ns`.
+
+    Some piece has a message, with x > 0 of the S bytes in it. These take its startup and x at its
+    rate, and all other bytes the least time per byte or more. The sum is least where x is what one
+    message of the piece takes, or next to nothing where the piece's own bytes take longer than that.
     """
     alone_ns = max(network.min_message_ns, min(piece.startup_ns for piece in network.segments))
     byte_ns = _least_byte_ns(network)

@@ -91,7 +91,11 @@ def forward_seconds(module: Module, batch: int, device: DeviceSpec) -> float:
 
 
 def update_seconds(module: Module, device: DeviceSpec) -> float:
-    """The time of one module's update by SGD with momentum: its bytes, and a launch for each tensor."""
+    """The time of one module's update by SGD with momentum: its bytes, and a launch for each tensor.
+
+    Not calibrated: for ResNet-50 on a V100 it is what a recording of PyTorch's own has
+    (`tests/unit/test_zoo_recordings.py`).
+    """
     moved = UPDATE_PASSES * ELEMENT_BYTES * module.parameters
     return moved / device.bytes_per_second + len(module.tensors) * LAUNCH_NS / 1e9
 
