@@ -209,8 +209,8 @@ has them:
 - Prophet plans for the bandwidth of a worker's own link (§3.1), though three workers share the
   server's. A gradient is pulled when it has been pushed itself (Eq. 4), not when its block has.
 - "ByteScheduler" is BytePS with its defaults (§5.1). These cut tensors into partitions of 4 MB, and
-  their credit limits only the sums within an instance: BytePS's `scheduled_queue.cc` lets 32 GB of
-  pushes go at once.
+  their credit limits only the sums within an instance: by BytePS's source, 32 GB of pushes may go at
+  once.
 - P3 has slices of 4 MB (§5.1), one at a time.
 
 In Fig. 12 and for unlike links the paper does not state the other rates; they are taken as 10
