@@ -1,4 +1,4 @@
-"""What all of these simulations assume: one set for all papers, chosen before any figure was looked at.
+"""What all of these simulations assume: one set for all papers; 1 to 4 were chosen before any figure was looked at.
 
 1. Models come from gradlane's zoo, on the device and with the batch size that a paper states.
    Tensors are exact. Times are counted, and calibrated to a total where a paper states one
@@ -7,14 +7,16 @@
 2. An all-reduce costs what MG-WFBP fitted on its first cluster of 16 GPUs: a startup of a = 0.972
    ms, and b = 1.97 ns per byte. These are taken as those of a ring. The startup and the time per
    byte between two nodes follow from them, and so do the costs for other numbers of workers and for
-   other algorithms (its Table 2). Its Fig. 10 is also shown with the constants of the authors'
-   published script.
+   other algorithms (its Table 2). Its Figs. 6, 7 and 10 count with the constants of the authors'
+   published script for the same cluster, and are also shown with these.
 3. A sender spends 0.3 ms on each message to parameter servers before the message's bytes go
    (ByteScheduler §4.1). Summing takes no time. Links carry their nominal rate in both directions at
    once, without loss. Unless a paper says otherwise, there are as many servers as workers, they run
    on hosts of their own, and bytes are distributed over them evenly.
 4. A framework's default is `wfbp`. ByteScheduler has the best partition and credit of a grid that
-   is tried in the simulator. BytePS is not simulated.
+   is tried in the simulator. BytePS is not simulated as a system of its own.
+5. Where a paper says otherwise of its own testbed, its rows have that, and its remarks say what.
+   Some of this was put in after a first comparison; rows that begin with "tried" take it out.
 """
 
 from __future__ import annotations

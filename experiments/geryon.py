@@ -235,14 +235,12 @@ variables to servers in turn, as TensorFlow does, so that one server has the lar
 with the best of five thresholds, as its search finds it (§III-C).
 
 The rows "tried" change one thing. Where a server returns each sum at once, as gradlane's policies
-do, slices reach 84 to 100 % instead of 73 to 88 %. The same happens where pulls keep
+do, slices reach 85 to 100 % instead of 75 to 93 %. The same happens where pulls keep
 the late start but come in forward order. So the published 76 to 90 % of slices is what a late pull
-in random order costs, and that is what Geryon's classes recover. This is
-about slices: "vanilla" of AlexNet at 10 Gbit/s is 11 points off, and why has not been found.
+in random order costs, and that is what Geryon's classes recover.
 
-At 40 Gbit/s all values but AlexNet's "vanilla" are 2 to 13 points above the published ones, for
-slices as for Geryon. Why has not been found. In Table IV a server
-returns its slices for TicTac in the order of their use. The simulator charges nothing for keeping
-that order. With the 450 ms that the paper measures for TicTac's threads at 256K, its row is within
-8 %.
+At 40 Gbit/s all values are 2 to 13 points above the published ones, for "vanilla" and slices as for
+Geryon. Why has not been found. In Table IV a server returns its slices for TicTac in the order of
+their use. The simulator charges nothing for keeping that order. With the 450 ms that the paper
+measures for TicTac's threads at 256K, its row is within 8 %.
 """

@@ -112,7 +112,7 @@ def _mg_wfbp(rows: list[Row]) -> Iterator[Picture]:
     for figure in ("Fig. 6", "Fig. 7"):
         found = [row for row in rows if row.figure == figure and row.counts]
         model = found[0].what.partition(",")[0]
-        title = f"MG-WFBP {figure}, {model}, a and b of Fig. 4(a)"
+        title = f"MG-WFBP {figure}, {model}, the script's a and b"
         yield _swept(f"mg-wfbp-{_slug(figure)}", title, "workers", "images a second", found, r"(\d+) workers")
     for cluster in ("10GbE", "56GbIB"):
         found = [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
 from typing import NamedTuple
 
+_NUMBER = r"(-?\d+(?:\.\d+)?)"
 Values = float | tuple[float, ...] | str | None
 
 
@@ -36,7 +38,7 @@ def difference(row: Row) -> str:
         return ""
     found = pairs(row)
     if not found:
-        return "same" if row.published == row.ours else "other"
+        return "same" if _same(row) else "other"
     if row.unit == "%":
         return " ".join(f"{ours - published:+.1f}" for published, ours in found) + " points"
     return " ".join(f"{ours / published - 1:+.0%}" for published, ours in found)
@@ -78,9 +80,10 @@ def count(rows: list[Row]) -> Count:
     """Values that have a published one beside them.
 
     A value in percent is within 5 if it is within 5 points, any other within 5 %. Words are within
-    if they are the same. A value is wrong in sign if it is a loss where a gain is published or the
-    other way round, and two values of a row are wrong in order if either is ahead of the other by
-    more than 2 % here and behind it by as much in the paper.
+    if they are the same, or if the published ones are a range ("28 to 51 %") that has all of ours.
+    A value is wrong in sign if it is a loss where a gain is published or the other way round, and
+    two values of a row are wrong in order if either is ahead of the other by more than 2 % here and
+    behind it by as much in the paper.
     """
     compared = within_5 = within_15 = wrong = 0
     for row in rows:
@@ -89,7 +92,7 @@ def count(rows: list[Row]) -> Count:
         found = pairs(row)
         off = [abs(ours - published) if row.unit == "%" else 100 * abs(ours / published - 1) for published, ours in found]
         if not found:
-            off = [0.0 if row.published == row.ours else float("inf")]
+            off = [0.0 if _same(row) else float("inf")]
         compared += len(off)
         within_5 += sum(each <= 5 for each in off)
         within_15 += sum(each <= 15 for each in off)
@@ -98,6 +101,15 @@ def count(rows: list[Row]) -> Count:
             wrong += sum((published - neutral) * (ours - neutral) < 0 for published, ours in found)
         wrong += sum(_orders_differ(first, second) for first, second in combinations(found, 2))
     return Count(compared, within_5, within_15, wrong)
+
+
+def _same(row: Row) -> bool:
+    """Of a row in words."""
+    span = re.fullmatch(rf"{_NUMBER} to {_NUMBER} %", str(row.published))
+    ours = re.fullmatch(rf"{_NUMBER}( {_NUMBER})* %", str(row.ours))
+    if not (span and ours):
+        return row.published == row.ours
+    return all(float(span[1]) <= float(each) <= float(span[2]) for each in str(row.ours).split()[:-1])
 
 
 def _orders_differ(first: tuple[float, float], second: tuple[float, float]) -> bool:

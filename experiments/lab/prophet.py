@@ -146,8 +146,8 @@ REMARKS = """
 Two workers have a server in each one's process. The paper has one server on an instance of its own,
 and three workers or up to seven. Gradients become ready twelve at a time, as in
 the paper's Fig. 4. Bytes are scaled by 0.1, and by 0.05 at 10 Gbit/s. ByteScheduler stands for
-BytePS with its defaults, taken as partitions of 4 MB and a credit of four partitions, as in the
-simulated Table 2. The framework's default is `wfbp`. The paper does not state the rate of Figs. 8,
+BytePS with partitions of 4 MB and a credit of four partitions; what BytePS's own defaults are is
+said at the simulated Table 2. The framework's default is `wfbp`. The paper does not state the rate of Figs. 8,
 9 and 11; here it is 3 Gbit/s. Fig. 10 is left out: a step has the same bytes under every policy, so
 its ratio would be that of speeds. In Fig. 11 a gradient waits from when it is ready until its first
 part is handed over, and is on its way until the last part of its sum is back.

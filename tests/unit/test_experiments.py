@@ -6,7 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import bytescheduler, geryon, mercury_model, mg_wfbp, not_compared, pictures, prophet, searches
+from experiments import (
+    bytescheduler,
+    geryon,
+    mercury_model,
+    mg_wfbp,
+    mg_wfbp_testbed,
+    not_compared,
+    pictures,
+    prophet,
+    searches,
+)
 from experiments.assumptions import GBIT, k80_cluster, scaled, speed
 from experiments.lab import operating
 from experiments.lab import page as lab_page
@@ -14,7 +24,7 @@ from experiments.lab import results as lab_results
 from experiments.lab.first_come import FirstCome
 from experiments.lab.operating import Cell, Point, arm
 from experiments.lab.results import Measured
-from experiments.mg_wfbp_networks import script_cluster
+from experiments.mg_wfbp_networks import fitted, over_its_links, script_cluster, startups_on_device
 from experiments.mg_wfbp_testbed import half_precision
 from experiments.table import Count, Row, count, difference, page, summary
 from gradlane import lab, trace, zoo
@@ -40,6 +50,8 @@ def test_differences_are_relative_or_in_points():
     assert difference(Row("f", "w", 40.0, 44.4, "%")) == "+4.4 points"
     assert (difference(Row("f", "w", "yes", "yes")), difference(Row("f", "w", "yes", "no"))) == ("same", "other")
     assert difference(Row("f", "w", None, 3.0)) == ""
+    in_range = [difference(Row("f", "w", "28 to 51 %", ours)) for ours in ("38 %", "28 51.0 %", "52 %", "30 60 %", "-74 %")]
+    assert in_range == ["same", "same", "other", "other", "other"]
     together = Row("f", "w", (2.0, 1200.0), (3.0, 1200.0), "x")
     assert difference(together) == "+50% +0%"
     assert "| 2 1200 x | 3 1200 x |" in page([("T", "remarks", [together])])
@@ -75,6 +87,21 @@ def test_the_scripts_cluster_of_16_costs_what_the_script_says():
     assert 1e9 / segment.bytes_per_second == pytest.approx(15 / 16 * (2 * 0.9934 + 2.5), rel=1e-4)
     (trees,) = script_cluster("double-binary-trees", 16).segments
     assert trees.startup_ns == 2 * 4 * 45_250
+
+
+def test_no_byte_of_a_ring_is_faster_than_its_links():
+    assert 1e9 / over_its_links("10GbE").bytes_per_second == pytest.approx(2 * 15 / 16 * 0.8, rel=1e-6)  # 0.8 ns a byte
+    assert over_its_links("56GbIB") == fitted("56GbIB")  # 0.41 ns, where its links allow 0.27
+
+
+def test_a_startup_on_the_device_costs_as_much_and_is_not_hidden():
+    network, profile = fitted("56GbIB"), zoo.profile("densenet201")
+    changed = startups_on_device(network)
+    assert changed.start_ns == network.startup_ns
+    assert changed.cost_ns(10**6) + changed.start_ns == network.cost_ns(10**6)
+    hidden, added = (mg_wfbp_testbed._seconds(profile, network, each) for each in (network, changed))
+    assert added[0] - profile.compute_ns / 1e9 == pytest.approx(604 * 236e-6, rel=0.01)  # WFBP: one for each tensor
+    assert 0 <= hidden[1] - added[1] < 237e-6  # SyncEASGD's one message starts when all is computed
 
 
 def test_the_authors_recording_and_network_give_their_groups():
@@ -132,6 +159,20 @@ def test_caltech101_has_101_classes():
 
 def test_the_least_rate_is_the_first_from_above_that_is_not_enough():
     assert mercury_model.least_rate(lambda rate: rate / 10**8, 0.5) == pytest.approx(5 * 10**7, rel=0.011)
+
+
+def test_an_instance_of_prophets_testbed_limits_its_server_too():
+    where = prophet.instances([GBIT, 2 * GBIT])
+    assert [host.up.bytes_per_second for host in where.hosts] == [2 * GBIT, GBIT, 2 * GBIT]
+    assert prophet.instances([GBIT], server_rate=10 * GBIT).hosts[0].down == Link(10 * GBIT)
+
+
+def test_prophet_plans_for_a_workers_link_and_sends_bytepss_pushes_at_once():
+    profile, where = prophet._model("resnet50", 64), prophet.instances([GBIT] * prophet.WORKERS)
+    of_link, of_share = (len(system.plan(profile, where).messages) for system in (prophet.PROPHET, prophet.OF_SHARE))
+    assert of_link < of_share  # three times the bytes fit before the next gradients are ready
+    assert prophet.PROPHET.plan(profile, where).wire == "packet-fifo"
+    assert prophet.BYTEPS.plan(profile, where).lanes[0].window_bytes > profile.size_bytes
 
 
 def test_prophets_policies_are_level_at_ten_gigabits_with_one_server_on_a_host_of_its_own():

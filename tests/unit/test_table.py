@@ -68,7 +68,7 @@ def test_no_cell_is_cut_and_nothing_is_coloured(command, columns):
     assert "…" not in text
     assert "\x1b" not in text
     if columns is None and command == "zoo vgg16":
-        assert text.splitlines()[0].endswith("update 5.72 ms")
+        assert text.splitlines()[0].endswith("update 5.97 ms")
 
 
 def test_without_ddp_there_is_no_ratio():

@@ -10,7 +10,8 @@ from gradlane import zoo
 from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
-from gradlane.zoo.devices import TOTALS
+from gradlane.zoo.devices import DEVICES, LAUNCH_NS, TOTALS, forward_seconds, update_seconds
+from gradlane.zoo.layers import WINOGRAD, Net
 from tests.commands import invoke
 
 # tensors and parameters of the reference definitions: torchvision, timm, transformers, Caffe
@@ -92,6 +93,24 @@ def test_a_description_says_what_the_default_profile_is():
 def test_what_was_not_measured_says_so():
     assert "not measured: k40's mean factor" in zoo.profile("alexnet").source
     assert "not measured: the mean factor of all devices" in zoo.profile("gpt2").source
+
+
+def test_wide_3_by_3_convolutions_take_the_time_of_fewer_operations_than_are_counted():
+    by_kernel = []
+    for kernel in (3, 5):
+        net = Net(256, 28, 28)
+        net.conv("conv", 256, kernel, pad=kernel // 2)
+        (module,) = net.modules
+        by_kernel.append((module.operations, forward_seconds(module, 32, DEVICES["v100"]) - LAUNCH_NS / 1e9))
+    (small, small_s), (large, large_s) = by_kernel
+    assert small * 25 == large * 9
+    assert large_s / small_s == pytest.approx(25 / 9 * WINOGRAD, rel=1e-6)
+
+
+def test_an_update_costs_a_launch_for_each_tensor_and_its_bytes():
+    net = Net(1)
+    net.linear("linear", 1)
+    assert update_seconds(net.modules[0], DEVICES["v100"]) == pytest.approx(2 * LAUNCH_NS / 1e9, rel=1e-3)
 
 
 def test_a_larger_batch_takes_more_time_and_less_for_each_sample():

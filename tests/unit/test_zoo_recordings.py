@@ -1,7 +1,7 @@
 """The zoo beside what others recorded: which tensors there are, and how the backward pass is spread over them.
 
 The bounds are what was found, rounded up: they say how far counted operations are from a clock, not how far they may
-be. Shallow convolutions take longer than counted and deep 3 x 3 ones less, most of all in VGG-16.
+be. Shallow convolutions take longer than counted.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def largest_gap(ours: list[float], recorded: list[float]) -> float:
 @pytest.mark.parametrize(
     ("name", "file", "batch", "bound"),
     [
-        ("vgg16", "vgg16", 128, 0.28),
-        ("alexnet", "alexnet", 256, 0.16),
-        ("resnet18", "resnet18", 256, 0.16),
-        ("resnet50", "resnet50", 128, 0.08),
+        ("vgg16", "vgg16", 128, 0.14),
+        ("alexnet", "alexnet", 256, 0.18),
+        ("resnet18", "resnet18", 256, 0.04),
+        ("resnet50", "resnet50", 128, 0.03),
         ("inception-v3", "inception_v3", 128, 0.04),
     ],
 )
@@ -46,6 +46,8 @@ def test_modules_and_their_readiness_beside_pipedreams_recordings(name, file, ba
     sizes, shares = ready(recorded)
     assert our_sizes == sizes
     assert largest_gap(our_shares, shares) < bound
+    # nearest to a V100's: a zoo's profile of one is off by no more than a fifth
+    assert zoo.profile(name, device="v100", batch=batch).compute_ns == pytest.approx(recorded.compute_ns, rel=0.2)
 
 
 def test_googlenet_beside_the_recording_of_mg_wfbps_authors():
@@ -54,7 +56,7 @@ def test_googlenet_beside_the_recording_of_mg_wfbps_authors():
     sizes, shares = ready(recorded)
     # theirs are padded: the difference is less than 128 bytes a tensor, two tensors a layer
     assert all(0 <= theirs - mine < 256 for mine, theirs in zip(our_sizes, sizes, strict=True))
-    assert largest_gap(our_shares, shares) < 0.16
+    assert largest_gap(our_shares, shares) < 0.21
 
 
 @pytest.mark.slow
@@ -63,6 +65,8 @@ def test_resnet50_beside_a_trace_of_a_v100_that_no_total_was_taken_from():
     ours = zoo.profile("resnet50", device="v100", batch=32)
     assert [tensor.spec.size_bytes for tensor in ours.tensors] == [tensor.spec.size_bytes for tensor in recorded.tensors]
     shares = [[tensor.ready_ns / profile.backward_ns for tensor in profile.tensors] for profile in (ours, recorded)]
-    assert largest_gap(*shares) < 0.05
+    assert largest_gap(*shares) < 0.02
     took = [profile.forward_ns + profile.backward_ns for profile in (ours, recorded)]
-    assert took[0] == pytest.approx(took[1], rel=0.05)
+    assert took[0] == pytest.approx(took[1], rel=0.1)
+    updates = [sum(layer.update_ns for layer in profile.layers) for profile in (ours, recorded)]
+    assert updates[0] == pytest.approx(updates[1], rel=0.02)

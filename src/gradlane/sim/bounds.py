@@ -7,6 +7,8 @@ and bandwidth.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import deque
 from collections.abc import Callable
 from fractions import Fraction
@@ -63,10 +65,11 @@ def lower_bound_ns(profile: Profile, where: Network | Cluster) -> int:
     (updates and layers from k on) over all R and k, nor sooner than backward and forward take
     alone.
 
-    For all-reduce c(S) is the least startup and S at the highest rate, or S at the least time per
-    byte that any message has with its startup spread over the largest size its piece allows,
-    whichever is more; no startup where messages overlap, since it may pass behind other messages'
-    bytes, but never less than one whole startup. That S bytes are ready at different times, and a
+    For all-reduce c(S) is that of the cheapest piece of the network to carry S bytes in: one startup,
+    the largest size that the piece allows at its rate, and what is left at the least time per byte
+    that any message has with its startup spread over the largest size of its piece. No startup where
+    messages overlap, since it may pass behind other messages' bytes, but never less than one whole
+    startup. That S bytes are ready at different times, and a
     message takes only what is, tells more: `_all_arrive_ns` in place of R + c(S), for some of the
     layers k. On a cluster of workers that are alike it is the startup and S at the rate of
     `as_network`, each link at its fastest. Where they are not, each worker's bytes pass its own
@@ -123,19 +126,81 @@ def _line(startup_ns: int, bytes_per_second: int | None) -> Callable[[int], int]
 
 
 def _all_reduce_cost(network: Network) -> Callable[[int], int]:
+    """c(S) of `lower_bound_ns`.
+
+    Some piece has a message, with x > 0 of the S bytes in it. These take its startup and x at its
+    rate, and all other bytes the least time per byte or more. The sum is least where x is what one
+    message of the piece takes, or next to nothing where the piece's own bytes take longer than that.
+    """
     alone_ns = max(network.min_message_ns, min(piece.startup_ns for piece in network.segments))
-    startup_ns = min(network.occupied_ns(piece) for piece in network.segments)
-    fastest = max(piece.bytes_per_second for piece in network.segments)
-    byte_ns = min(
+    byte_ns = _least_byte_ns(network)
+    pieces = [
+        (network.occupied_ns(piece), piece.bytes_per_second, piece.up_to_bytes)
+        if Fraction(NS_PER_SECOND, piece.bytes_per_second) <= byte_ns
+        else (network.occupied_ns(piece), piece.bytes_per_second, 0)
+        for piece in network.segments
+    ]
+
+    def cost_ns(size_bytes: int) -> int:
+        cheapest = -1
+        for startup_ns, bytes_per_second, up_to_bytes in pieces:
+            inside = size_bytes if size_bytes < up_to_bytes else up_to_bytes
+            cost = startup_ns - -inside * NS_PER_SECOND // bytes_per_second
+            if inside < size_bytes:
+                cost += (size_bytes - inside) * byte_ns.numerator // byte_ns.denominator
+            if cheapest < 0 or cost < cheapest:
+                cheapest = cost
+        return max(alone_ns, cheapest)
+
+    return cost_ns
+
+
+def _least_byte_ns(network: Network) -> Fraction:
+    """No message takes less time than this for each of its bytes."""
+    return min(
         Fraction(NS_PER_SECOND, piece.bytes_per_second) + Fraction(network.occupied_ns(piece), piece.up_to_bytes)
         for piece in network.segments
     )
 
-    def cost_ns(size_bytes: int) -> int:
-        once = startup_ns - -size_bytes * NS_PER_SECOND // fastest
-        return max(alone_ns, once, -(-size_bytes * byte_ns.numerator // byte_ns.denominator))
 
-    return cost_ns
+def _lines_below(network: Network, most_bytes: int) -> set[tuple[int, int]]:
+    """Startups in ns with rates in bytes per second: no message of up to `most_bytes` costs less than
+    any of them says. They are the edges of the costs' convex hull from below, the least time per
+    byte, and the least startup with the highest rate.
+    """
+    pieces = [(network.occupied_ns(piece), piece.bytes_per_second, piece.up_to_bytes) for piece in network.segments]
+    lines = {(min(startup_ns for startup_ns, _, _ in pieces), max(rate for _, rate, _ in pieces))}
+    if len(pieces) == 1:
+        return lines
+    lines.add((0, _rate(_least_byte_ns(network))))
+    hull: list[tuple[int, Fraction]] = []  # corners, (size_bytes, cost_ns)
+    least_bytes = 0
+    for startup_ns, bytes_per_second, up_to_bytes in pieces:
+        for size_bytes in (least_bytes, min(up_to_bytes, most_bytes)):
+            corner = (size_bytes, startup_ns + Fraction(size_bytes * NS_PER_SECOND, bytes_per_second))
+            if hull and hull[-1][0] == size_bytes:
+                corner = min(corner, hull.pop())
+            while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], corner):
+                hull.pop()
+            hull.append(corner)
+        if up_to_bytes >= most_bytes:
+            break
+        least_bytes = up_to_bytes
+    for before, corner in itertools.pairwise(hull):
+        slope = _slope(before, corner)
+        startup = corner[1] - slope * corner[0]
+        if slope > 0 and startup >= 0:
+            lines.add((math.floor(startup), _rate(slope)))
+    return lines
+
+
+def _slope(before: tuple[int, Fraction], after: tuple[int, Fraction]) -> Fraction:
+    return (after[1] - before[1]) / (after[0] - before[0])
+
+
+def _rate(byte_ns: Fraction) -> int:
+    """In bytes per second, rounded up."""
+    return math.ceil(NS_PER_SECOND / byte_ns)
 
 
 def _bound_by_merges(profile: Profile, network: Network) -> int:
@@ -143,13 +208,13 @@ def _bound_by_merges(profile: Profile, network: Network) -> int:
     have arrived, and the time of the layers from k on.
     """
     between = network.between
-    startup_ns = min(between.occupied_ns(piece) for piece in between.segments)
     # of a stage: when it is reached at the earliest, and what each message takes of it alone
-    stages = [(0, startup_ns, max(piece.bytes_per_second for piece in between.segments))]
+    stages = [(0, *line) for line in _lines_below(between, profile.size_bytes)]
     if network.bus is not UNSET:
         before, stage = network.bus.reduce_scatter.startup_ns, network.bus.all_gather
         least_ns = min(piece.startup_ns for piece in between.segments)
-        stages = [(before, *stages[0][1:]), (before + least_ns, stage.startup_ns, stage.bytes_per_second)]
+        stages = [(before, *line[1:]) for line in stages]
+        stages.append((before + least_ns, stage.startup_ns, stage.bytes_per_second))
     count = len(profile.layers)
     every = -(-count // MERGED_LAYERS_AT_MOST)
     rest = [0] * (count + 1)

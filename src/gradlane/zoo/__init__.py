@@ -27,11 +27,11 @@ from gradlane.zoo.devices import (
     forward_seconds,
     geometric_mean,
     total_seconds,
+    update_seconds,
 )
 from gradlane.zoo.layers import Module, Net
 
 MAX_BATCH = 1_000_000
-UPDATE_PASSES = 5  # momentum SGD reads gradient, momentum and parameter and writes the last two
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,8 @@ def profile(name: str, *, device: str | None = None, batch: int | None = None) -
     """One iteration of a network.
 
     Gradients become ready in reverse order of definition, a module's all at once when its backward
-    pass ends. Updates are those of SGD with momentum, at the device's memory bandwidth.
+    pass ends. Updates are those of SGD with momentum, at the device's memory bandwidth, and a kernel
+    for each tensor.
 
     Args:
         name: a model, see `names`.
@@ -156,7 +157,7 @@ def profile(name: str, *, device: str | None = None, batch: int | None = None) -
         Layer(
             module.name,
             round(factor * forward_seconds(module, batch, hardware) * 1e9),
-            round(UPDATE_PASSES * ELEMENT_BYTES * module.parameters / hardware.bytes_per_second * 1e9),
+            round(update_seconds(module, hardware) * 1e9),
         )
         for module in modules
     )

@@ -1,9 +1,10 @@
 """Devices: how long a module takes, from its operations, its bytes and the device's data sheet.
 
-    time = factor * (max(operations / peak, bytes / bandwidth) + kernels * launch)
+    time = factor * sum over kernels of max(operations / peak, bytes / bandwidth) + launch
 
-Operations and bytes bound any kernel (the roofline model); small kernels cost their launch. No
-device reaches its data sheet: `factor` is the ratio between a measured total and the model's. For a
+Operations and bytes bound any kernel (the roofline model); small kernels cost their launch. The
+operations are those that are carried out, which Winograd's algorithm makes fewer than those
+counted. No device reaches its data sheet: `factor` is the ratio between a measured total and the model's. For a
 network without a measured total on a device, it is the geometric mean of the factors known for that
 device or, without any, for all devices.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from gradlane.zoo.layers import Module
 
 ELEMENT_BYTES = 4
+UPDATE_PASSES = 5  # momentum SGD reads gradient, momentum and parameter and writes the last two
 LAUNCH_NS = 8_000  # a CUDA kernel's launch and gap, a few microseconds on every device here
 
 
@@ -78,9 +80,24 @@ TOTALS: dict[tuple[str, str], Total] = {
 
 def forward_seconds(module: Module, batch: int, device: DeviceSpec) -> float:
     """The data sheet's time of one module's forward pass, uncalibrated."""
-    moved = (module.moved_elements * batch + module.parameters) * ELEMENT_BYTES
-    bound = max(module.operations * batch / device.operations_per_second, moved / device.bytes_per_second)
-    return bound + module.kernels * LAUNCH_NS / 1e9
+    parameters_moved = module.parameters  # by the first kernel
+    seconds = 0.0
+    for kernel in module.kernels:
+        moved = (kernel.moved_elements * batch + parameters_moved) * ELEMENT_BYTES
+        carried_out = kernel.operations * batch / kernel.reduction
+        seconds += max(carried_out / device.operations_per_second, moved / device.bytes_per_second) + LAUNCH_NS / 1e9
+        parameters_moved = 0
+    return seconds
+
+
+def update_seconds(module: Module, device: DeviceSpec) -> float:
+    """The time of one module's update by SGD with momentum: its bytes, and a launch for each tensor.
+
+    Not calibrated: for ResNet-50 on a V100 it is what a recording of PyTorch's own has
+    (`tests/unit/test_zoo_recordings.py`).
+    """
+    moved = UPDATE_PASSES * ELEMENT_BYTES * module.parameters
+    return moved / device.bytes_per_second + len(module.tensors) * LAUNCH_NS / 1e9
 
 
 def backward_seconds(module: Module, batch: int, device: DeviceSpec, is_first: bool) -> float:
