@@ -53,7 +53,7 @@ class Call(NamedTuple):
 
 
 PHASES: dict[str, Call] = {
-    "meeting": Call(ControlChannel, "_met_rank", after=True),
+    "meeting": Call(ControlChannel, "_keep", after=True),
     "handshake": Call(handshake, "settle"),
     "groups": Call(NewGroups, "make"),
     "servers": Call(Node, "join"),
