@@ -149,6 +149,42 @@ def test_a_rank_that_never_comes_is_named_to_those_that_have_come():
         early.close()
 
 
+def test_a_rank_that_was_silent_hears_that_it_was():
+    heard: SimpleQueue[JobError] = SimpleQueue()
+    peers = channels(dist.HashStore(), 2)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(peers, rank=0)
+        other = peers(rank=1, on_failure=heard.put)
+        first.result(AT_ONCE_S)
+        other._heartbeat.remove(other._protocol.connection_of(0).socket.fileno())  # as if it were stopped
+        silent = heard.get(timeout=AT_ONCE_S)
+        other.close()
+        first.result().close()
+    assert isinstance(silent, PeerStalled)
+    assert silent.rank == 1
+
+
+def test_a_rank_on_its_way_when_attach_fails_on_rank_0_hears_why():
+    heard: SimpleQueue[JobError] = SimpleQueue()
+    store = dist.HashStore()
+    peers = partial(channels(store, 3), stall_timeout_s=AT_ONCE_S)
+    with ThreadPoolExecutor(1) as pool:
+        failed = threading.Event()
+        first = pool.submit(peers, rank=0, on_failure=lambda error: failed.set())
+        early, on_its_way = peers(rank=1), RollCall(store, 2, 3)
+        assert on_its_way.wait_to_be_called(AT_ONCE_S)
+        end(early, 0)
+        assert failed.wait(AT_ONCE_S)
+        late = ControlChannel(
+            on_its_way, range(3), 30.0, AT_ONCE_S, on_failure=heard.put, on_choice=nothing, on_left=nothing, on_decision=nothing
+        )
+        assert str(heard.get(timeout=AT_ONCE_S)).startswith("rank 1 is gone")
+        with pytest.raises(PeerDied, match="rank 1 is gone"):
+            first.result(AT_ONCE_S)
+        for channel in (early, late):
+            channel.close()
+
+
 def test_another_version_of_the_control_channel_is_refused_by_name():
     with ThreadPoolExecutor(1) as pool:
         older = called(pool, dist.HashStore(), f"{VERSION + 1} 127.0.0.1 1")

@@ -28,6 +28,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from gradlane.errors import CommunicationError, JobError, MismatchError
 from gradlane.live.backends.addresses import own_address
@@ -41,6 +42,10 @@ log = logging.getLogger("gradlane")
 
 _LOOKS_S = (0.005, 0.01, 0.02, 0.04, 0.1)  # between two looks for ranks that have not come, and on
 _END_S = 2.5  # how long `close` waits for a callback that runs
+
+
+def _looks() -> Iterator[float]:
+    return itertools.chain(_LOOKS_S, itertools.repeat(_LOOKS_S[-1]))
 
 
 class _Connection:
@@ -103,7 +108,8 @@ class ControlChannel:
         on_buffers: Callable[[int, int], None] = lambda forward, why: None,
         on_not_finite: Callable[[int, int, str], None] = lambda iteration, rank, name: None,
     ) -> None:
-        self._rank, self._ranks, self._timeout_s = roll.rank, ranks, timeout_s
+        self._rank, self._ranks = roll.rank, ranks
+        self._timeout_s, self._stall_timeout_s = timeout_s, stall_timeout_s
         self._callbacks: dict[Subject, Callable[..., None]] = {
             "failure": on_failure,
             "choice": on_choice,
@@ -149,13 +155,17 @@ class ControlChannel:
         deadline = time.monotonic() + self._timeout_s
 
         def is_over() -> bool:
-            roll.call(protocol.missing, protocol.token_for)
+            if protocol.failure is None:
+                roll.call(protocol.missing, protocol.token_for)
             return not protocol.missing or protocol.failure is not None or time.monotonic() > deadline
 
-        self._attend(is_over, looks_s=itertools.chain(_LOOKS_S, itertools.repeat(_LOOKS_S[-1])))
+        self._attend(is_over, _looks())
         if protocol.missing and protocol.failure is None:
             self._do(lambda: protocol.give_up_waiting(address))
         if protocol.failure is not None:
+            # who has been called and is on its way would take the end of this process for the cause
+            until = time.monotonic() + self._stall_timeout_s
+            self._attend(lambda: not protocol.on_their_way or time.monotonic() > until, _looks())
             raise protocol.failure
 
     def _connect(self, roll: RollCall) -> None:
@@ -224,7 +234,7 @@ class ControlChannel:
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this rank fails, and why.
 
-        Nothing is sent if it fails because another rank is gone: rank 0 tells that.
+        Nothing is sent if it fails because of what rank 0 has told it, or tells all others.
         """
         self._do(lambda: self._protocol.fail(error))
 
@@ -294,7 +304,10 @@ class ControlChannel:
             looks_s: seconds from each question to the next, at most.
         """
         while not is_over():
-            self._do(lambda: self._protocol.time_is(time.monotonic()))
+            now = time.monotonic()
+            if now >= self._protocol.look_at:
+                self._poll(0.0)  # what has come by now is heard before anybody is called silent
+            self._do(partial(self._protocol.time_is, now))
             left_s = max(0.0, self._protocol.look_at - time.monotonic())
             self._poll(left_s if looks_s is None else min(left_s, next(looks_s)))
 

@@ -12,14 +12,12 @@ follow from it, in order. The live channel (`control_channel.py`) carries them o
 
 from __future__ import annotations
 
-import math
 import secrets
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Generic
 
-from gradlane.errors import JobError, NotFiniteError, PeerError
+from gradlane.errors import JobError, NotFiniteError, PeerDied, PeerError
 from gradlane.live.comm.control_actions import Action, Connection, Drop, Keep, Send, Subject, Tell, Warn
 from gradlane.live.comm.control_frames import (
     BEAT,
@@ -33,21 +31,11 @@ from gradlane.live.comm.control_frames import (
     read_failure,
     read_not_finite,
 )  # fmt: skip
+from gradlane.live.comm.control_link import Link
 from gradlane.live.comm.stragglers import Stragglers
 
 BEAT_S = 0.5
 MAX_STRANGERS = 64  # connections that have not sent their token yet
-
-
-@dataclass
-class _Link:
-    """What is known of one connection."""
-
-    rank: int | None = None  # once it has sent its token
-    # whoever has never been heard is not silent: rank 0 may not have come to it yet
-    heard: float = math.inf
-    said_bye: bool = False
-    was_slow: bool = False  # its interpreter did not run for long, and one line has said so
 
 
 class ControlProtocol(Generic[Connection]):
@@ -71,8 +59,9 @@ class ControlProtocol(Generic[Connection]):
         self._rank, self._ranks, self._world = rank, ranks, len(ranks)
         self._timeout_s, self._stall_timeout_s = timeout_s, stall_timeout_s
         self.failure: JobError | None = None
+        self._first: bytes | None = None  # that failure, as frames tell it
         self.look_at = now
-        self._links: dict[Connection, _Link] = {}
+        self._links: dict[Connection, Link] = {}
         self._by_rank: dict[int, Connection] = {}
         self._met: set[int] = set()  # rank 0: ranks that have connected, even if they left again
         self._tokens: dict[int, bytes] = {}  # rank 0: by rank, of those that have been called
@@ -93,6 +82,11 @@ class ControlProtocol(Generic[Connection]):
         """Ranks that rank 0 has not met yet (rank 0 only)."""
         return set(range(1, self._world)) - self._met
 
+    @property
+    def on_their_way(self) -> set[int]:
+        """Ranks that have a token and have not come with it yet (rank 0 only)."""
+        return self._tokens.keys() - self._met
+
     def token_for(self, rank: int) -> str:
         """A new token, with which `rank` is to begin its connection (rank 0 only)."""
         token = secrets.token_hex(16)
@@ -104,7 +98,7 @@ class ControlProtocol(Generic[Connection]):
         strangers = self._strangers()
         if len(strangers) >= MAX_STRANGERS:  # so many never sent a token: make room
             self._drop(strangers[0])
-        self._links[connection] = _Link()
+        self._links[connection] = Link()
         return self._taken()
 
     def drop_strangers(self) -> list[Action[Connection]]:
@@ -115,7 +109,7 @@ class ControlProtocol(Generic[Connection]):
 
     def connected(self, connection: Connection) -> list[Action[Connection]]:
         """This rank has connected to rank 0, and sent its token (other ranks only)."""
-        self._links[connection] = _Link()
+        self._links[connection] = Link()
         self._meet(0, connection)
         return self._taken()
 
@@ -158,6 +152,8 @@ class ControlProtocol(Generic[Connection]):
             raise ValueError("a stranger")
         self._met.add(rank)
         self._meet(rank, connection)
+        if self._first is not None:  # it was on its way when the job failed
+            self._send(rank, Frame.FAIL, self._first)
 
     # -- what the session says ---------------------------------------------------------------------
 
@@ -198,23 +194,31 @@ class ControlProtocol(Generic[Connection]):
     def fail(self, error: BaseException) -> list[Action[Connection]]:
         """This rank fails with `error`.
 
-        Nothing is sent if it fails because another rank is gone: rank 0 tells that.
+        Nothing is sent if it fails because of what rank 0 has told it, or tells all others.
         """
         self._fail_with(error)
         return self._taken()
 
     def _fail_with(self, error: BaseException) -> None:
-        if not self._closed and not isinstance(error, PeerError):
+        culprit: int | None = self._ranks[self._rank]
+        if isinstance(error, PeerError):
+            # the others must hear what this rank has found out by itself before they see its end
+            if self.failure is not None or not isinstance(error, PeerDied):
+                return
+            culprit = error.rank  # None for a server, of which its other clients hear from one another
+        elif isinstance(error, NotFiniteError):
+            culprit = error.rank
+        if culprit in self._ranks and not self._closed:
             text = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
-            culprit = self._ranks.index(error.rank) if isinstance(error, NotFiniteError) else self._rank
-            self._send_failure(Cause.of(error), culprit, text)
+            self._send_failure(Cause.of(error), self._ranks.index(culprit), text)
 
     def callback_failed(self, error: Exception) -> list[Action[Connection]]:
         """What was told here raised `error`: nobody but this rank can make it the job's failure."""
-        failure = Cause.RAISED.error(self._ranks[self._rank], f"{type(error).__name__}: {error}")
+        text = f"{type(error).__name__}: {error}"
+        failure = Cause.RAISED.error(self._ranks[self._rank], text)
         failure.__cause__ = error
         self._fail_with(error)
-        self._fail_here(failure)
+        self._fail_here(failure, failure_payload(Cause.RAISED, self._rank, text))
         return self._taken()
 
     def close(self) -> list[Action[Connection]]:
@@ -231,7 +235,7 @@ class ControlProtocol(Generic[Connection]):
         link = self._links.get(connection)
         if link is None:
             return []
-        link.heard = now
+        link.hear(now)
         try:
             for frame, rank, payload in frames:
                 if link.rank is None:
@@ -252,7 +256,7 @@ class ControlProtocol(Generic[Connection]):
         if link is not None and link.rank is not None and not link.said_bye and not self._closed:
             self._find(Cause.DIED, link.rank, "its process ended, or its host closed the connection")
 
-    def _handle(self, connection: Connection, link: _Link, frame: Frame, rank: int, payload: bytes) -> None:
+    def _handle(self, connection: Connection, link: Link, frame: Frame, rank: int, payload: bytes) -> None:
         assert link.rank is not None
         if rank >= self._world:
             raise ValueError("a rank that this job does not have")
@@ -265,7 +269,7 @@ class ControlProtocol(Generic[Connection]):
                 raise ValueError("a rank that this job does not have")
             if self._rank == 0:
                 self._send_failure(cause, culprit, text, skip=link.rank)
-            self._fail_here(cause.error(self._ranks[culprit], text))
+            self._fail_here(cause.error(self._ranks[culprit], text), payload)
         elif frame is Frame.BYE:
             if self._rank == 0:  # the other ranks have no connection to the one that leaves
                 rank = link.rank
@@ -296,10 +300,10 @@ class ControlProtocol(Generic[Connection]):
     def time_is(self, now: float) -> list[Action[Connection]]:
         """Look for ranks that say nothing, if it is time to. What has come was told before."""
         if now >= self.look_at:
-            # if this process itself was stopped for long, it must listen before it judges others
-            if now - self.look_at > BEAT_S:
+            late_s = now - self.look_at
+            if late_s > BEAT_S:  # this process itself was stopped, or its interpreter was: others may have been, too
                 for link in self._links.values():
-                    link.heard = max(link.heard, now)
+                    link.spare(now, late_s)
             self.look_at = now + BEAT_S
             self._look_for_silence(now)
         return self._taken()
@@ -308,16 +312,16 @@ class ControlProtocol(Generic[Connection]):
         for rank, connection in list(self._by_rank.items()):
             link = self._links[connection]
             if now - link.heard > self._stall_timeout_s and not link.said_bye:
-                self._drop(connection)
                 text = (
                     f"said nothing for {now - link.heard:.1f} s and its connection is open: stopped or cut off; if it "
                     f"comes back by itself, raise stall_timeout= ({self._stall_timeout_s:g} s)"
                 )
-                self._find(Cause.STALLED, rank, text)
+                self._find(Cause.STALLED, rank, text)  # which is sent to it, too: it may come back
+                self._drop(connection)
 
     # -- what follows ------------------------------------------------------------------------------
 
-    def _look_for_slowness(self, link: _Link, rank: int, not_run_s: float) -> None:
+    def _look_for_slowness(self, link: Link, rank: int, not_run_s: float) -> None:
         # one rank says it, once: rank 0, or rank 1 about rank 0
         if not_run_s > self._stall_timeout_s and not link.was_slow and self._rank <= 1:
             link.was_slow = True
@@ -353,10 +357,11 @@ class ControlProtocol(Generic[Connection]):
     def _find(self, cause: Cause, culprit: int, text: str) -> None:
         """A failure was found here: tell the other ranks, then the session."""
         self._send_failure(cause, culprit, text)
-        self._fail_here(cause.error(self._ranks[culprit], text))
+        self._fail_here(cause.error(self._ranks[culprit], text), failure_payload(cause, culprit, text))
 
-    def _fail_here(self, error: JobError) -> None:
-        self.failure = self.failure or error
+    def _fail_here(self, error: JobError, payload: bytes) -> None:
+        if self.failure is None:
+            self.failure, self._first = error, payload
         self._tell("failure", error)
 
     def _send_failure(self, cause: Cause, culprit: int, text: str, skip: int | None = None) -> None:
@@ -375,7 +380,7 @@ class ControlProtocol(Generic[Connection]):
     def _tell(self, about: Subject, *what: Any) -> None:
         self._actions.append(Tell(about, what))
 
-    def _drop(self, connection: Connection) -> _Link | None:
+    def _drop(self, connection: Connection) -> Link | None:
         link = self._links.pop(connection, None)
         if link is not None:
             if link.rank is not None:
