@@ -1,8 +1,8 @@
 """Runs seeds of the simulated control channel, and says which of them break a promise.
 
-python -m tests.faults --seeds 100000              that many, from 0
-python -m tests.faults --from 4711 --seeds 1 --trace    one, and what happens in it
-python -m tests.faults --mutant PassesNothingOn    with a defect: how many seeds until it is found?
+    python -m tests.faults --seeds 100000                   that many, from 0
+    python -m tests.faults --from 4711 --seeds 1 --trace    one, and what happens in it
+    python -m tests.faults --mutant PassesNothingOn         with a defect: how many seeds until it is found?
 
 A seed that fails prints what happened and what is wrong, and does the same again each time.
 """
@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--from", type=int, default=0, dest="first", metavar="SEED", help="the first (0)")
     parser.add_argument("--trace", action="store_true", help="print what happens in every seed")
     parser.add_argument("--most", type=int, default=1, metavar="NUMBER", help="end when so many have failed (1)")
-    parser.add_argument("--mutant", choices=MUTANTS, help="run ranks with this defect")
+    parser.add_argument("--mutant", choices=MUTANTS, metavar="NAME", help=f"run ranks with a defect: {', '.join(MUTANTS)}")
     options = parser.parse_args()
     ways: Ways = MUTANTS[options.mutant] if options.mutant else TODAY
     began = told = time.monotonic()

@@ -204,11 +204,14 @@ class SimulatedChannel:
             return
         for action in actions:
             if isinstance(action, Send):
+                if action.frame in (Frame.FAIL, Frame.BYE):
+                    self.process.world.say(self.process, "sends {} to {}", action.frame.name, action.connection.peer.owner)
                 action.connection.send((action.frame, action.rank, action.payload))
             elif isinstance(action, Keep):
                 self._kept.append(action.connection)
                 self._send_beat(action.connection)
             elif isinstance(action, Drop):
+                self.process.world.say(self.process, "closes its connection with {}", action.connection.peer.owner)
                 self._drop(action.connection)
         for action in actions:
             if isinstance(action, Tell):

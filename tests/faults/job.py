@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradlane.live.comm.control_protocol import BEAT_S, ControlProtocol
+from gradlane.live.comm.verdict import Verdict
 from tests.faults.channel import Lags, SimulatedChannel
 from tests.faults.rank import ByTheHarm, Rank, Sum
 from tests.faults.world import Network, World
@@ -58,10 +59,12 @@ class Ways:
     Args:
         protocol: the machine.
         channel: what drives it.
+        verdict: what decides which failure stands.
     """
 
     protocol: type[ControlProtocol[Any]] = ControlProtocol
     channel: type[SimulatedChannel] = SimulatedChannel
+    verdict: type[Verdict] = Verdict
 
 
 TODAY = Ways()
@@ -136,7 +139,7 @@ class Job:
         return harms
 
     def _rank(self, number: int, ways: Ways) -> Rank:
-        rank = Rank(self, number)
+        rank = Rank(self, number, ways.verdict)
 
         def make_channel(**callbacks: Any) -> SimulatedChannel:
             rank.channel = ways.channel(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gradlane.errors import PeerError
+from gradlane.errors import JobError, PeerError
 from gradlane.live.comm.control_actions import Action, Drop, Keep
 from gradlane.live.comm.control_frames import Cause, Frame
 from gradlane.live.comm.control_protocol import ControlProtocol
+from gradlane.live.comm.verdict import Verdict
 from tests.faults.channel import SimulatedChannel
 from tests.faults.job import Ways
 
@@ -138,8 +139,30 @@ class ForgetsToDrop(Protocol):
         self._actions = [action for action in self._actions if not isinstance(action, Drop)]
 
 
+class LastFailureStands(Verdict):
+    """What follows from a failure takes its place."""
+
+    def fail(self, error: JobError) -> None:
+        self.failure = error
+
+
+class WaitsForNoVerdict(Verdict):
+    """A collective that fails is the failure at once, before the control channel can name anybody."""
+
+    def suspect(self, error: BaseException, now: float) -> None:
+        super().suspect(error, now)
+        self._explained_by = now
+
+
+def _with(defect: type) -> Ways:
+    for base, name in ((SimulatedChannel, "channel"), (Verdict, "verdict")):
+        if issubclass(defect, base):
+            return Ways(**{name: defect})
+    return Ways(protocol=defect)
+
+
 MUTANTS = {
-    each.__name__: Ways(channel=each) if issubclass(each, SimulatedChannel) else Ways(protocol=each)
+    each.__name__: _with(each)
     for each in (
         QuietWhileItListens,
         SilentOneIsNotTold,
@@ -154,5 +177,7 @@ MUTANTS = {
         TakesAnOlderDecision,
         ReadsOneDecisionOnly,
         ForgetsToDrop,
+        LastFailureStands,
+        WaitsForNoVerdict,
     )
 }

@@ -14,6 +14,7 @@ from typing import Any
 
 from gradlane.errors import CommunicationError, JobError, MismatchError, NotFiniteError
 from gradlane.live.adapt.decisions import ControlDecision, ControlDecisions
+from gradlane.live.comm.control_protocol import LAST_WORDS_S
 from gradlane.live.comm.coordination import Coordination
 from gradlane.live.comm.verdict import Verdict
 from tests.faults.channel import SimulatedChannel
@@ -50,9 +51,9 @@ class _Blocked(Exception):
 class Failures:
     """What `comm/failures.py` does with a `Verdict`, for a script that is no thread."""
 
-    def __init__(self, rank: Rank, timeout_s: float) -> None:
+    def __init__(self, rank: Rank, timeout_s: float, verdict: type[Verdict]) -> None:
         self._rank, self._timeout_s = rank, timeout_s
-        self.verdict = Verdict(timeout_s, self)
+        self.verdict = verdict(timeout_s, self)
         self.lock = threading.RLock()
         self.failed_at: float | None = None
 
@@ -103,6 +104,7 @@ class Rank:
     Args:
         job: that it belongs to; see `job.Job`.
         rank: its number.
+        verdict: what decides which failure stands.
 
     Attributes:
         iteration: the last that it began; -1 before the first.
@@ -115,10 +117,10 @@ class Rank:
         ended_at: when the script ended.
     """
 
-    def __init__(self, job: Any, rank: int) -> None:
+    def __init__(self, job: Any, rank: int, verdict: type[Verdict]) -> None:
         self.job, self.rank = job, rank
         self.process = Process(job.world, f"rank {rank}")
-        self.failures = Failures(self, job.timeout_s)
+        self.failures = Failures(self, job.timeout_s, verdict)
         self.iteration, self.plan, self.state = -1, 0, "absent"
         self.error: BaseException | None = None
         self.ended_at: float | None = None
@@ -194,8 +196,8 @@ class Rank:
             wait = Wait(lambda: not protocol.missing or protocol.failure is not None, "the others", FOR_EVER, hears=False)
             yield wait
             if protocol.failure is not None:
-                until = self.now + self.job.stall_timeout_s
-                self.process.after(self.job.stall_timeout_s, self.look)
+                until = self.now + LAST_WORDS_S
+                self.process.after(LAST_WORDS_S, self.look)
                 yield Wait(lambda: not protocol.on_their_way or self.now >= until, "who is coming", FOR_EVER, hears=False)
                 raise protocol.failure
             channel.on_turn = lambda: None

@@ -167,7 +167,7 @@ def test_a_rank_that_was_silent_hears_that_it_was():
 def test_a_rank_on_its_way_when_attach_fails_on_rank_0_hears_why():
     heard: SimpleQueue[JobError] = SimpleQueue()
     store = dist.HashStore()
-    peers = partial(channels(store, 3), stall_timeout_s=AT_ONCE_S)
+    peers = channels(store, 3)
     with ThreadPoolExecutor(1) as pool:
         failed = threading.Event()
         first = pool.submit(peers, rank=0, on_failure=lambda error: failed.set())
@@ -176,7 +176,14 @@ def test_a_rank_on_its_way_when_attach_fails_on_rank_0_hears_why():
         end(early, 0)
         assert failed.wait(AT_ONCE_S)
         late = ControlChannel(
-            on_its_way, range(3), 30.0, AT_ONCE_S, on_failure=heard.put, on_choice=nothing, on_left=nothing, on_decision=nothing
+            on_its_way,
+            range(3),
+            30.0,
+            STALL_TIMEOUT_S,
+            on_failure=heard.put,
+            on_choice=nothing,
+            on_left=nothing,
+            on_decision=nothing,
         )
         assert str(heard.get(timeout=AT_ONCE_S)).startswith("rank 1 is gone")
         with pytest.raises(PeerDied, match="rank 1 is gone"):

@@ -34,7 +34,7 @@ from gradlane.errors import CommunicationError, JobError, MismatchError
 from gradlane.live.backends.addresses import own_address
 from gradlane.live.comm.control_actions import Action, Drop, Keep, Send, Subject, Tell, Warn
 from gradlane.live.comm.control_frames import BEAT, VERSION, Frame, Reader, header
-from gradlane.live.comm.control_protocol import BEAT_S, MAX_STRANGERS, ControlProtocol
+from gradlane.live.comm.control_protocol import BEAT_S, LAST_WORDS_S, MAX_STRANGERS, ControlProtocol
 from gradlane.live.comm.roll_call import RollCall
 from gradlane.transport import Heartbeat
 
@@ -108,8 +108,7 @@ class ControlChannel:
         on_buffers: Callable[[int, int], None] = lambda forward, why: None,
         on_not_finite: Callable[[int, int, str], None] = lambda iteration, rank, name: None,
     ) -> None:
-        self._rank, self._ranks = roll.rank, ranks
-        self._timeout_s, self._stall_timeout_s = timeout_s, stall_timeout_s
+        self._rank, self._ranks, self._timeout_s = roll.rank, ranks, timeout_s
         self._callbacks: dict[Subject, Callable[..., None]] = {
             "failure": on_failure,
             "choice": on_choice,
@@ -164,7 +163,7 @@ class ControlChannel:
             self._do(lambda: protocol.give_up_waiting(address))
         if protocol.failure is not None:
             # who has been called and is on its way would take the end of this process for the cause
-            until = time.monotonic() + self._stall_timeout_s
+            until = time.monotonic() + LAST_WORDS_S
             self._attend(lambda: not protocol.on_their_way or time.monotonic() > until, _looks())
             raise protocol.failure
 
@@ -254,11 +253,9 @@ class ControlChannel:
     # -- facts and actions -------------------------------------------------------------------------
 
     def _do(self, fact: Callable[[], list[Action[_Connection]]]) -> None:
-        """Tell the protocol a fact, and do what follows from it."""
-        if self._closing:
-            return
+        """Tell the protocol a fact, and do what follows from it; nothing once this channel closes."""
         with self._lock:
-            told = [action for action in fact() if not self._sent(action)]
+            told = [] if self._closing else [action for action in fact() if not self._sent(action)]
         for action in told:
             if isinstance(action, Tell):
                 self._callbacks[action.about](*action.what)

@@ -35,6 +35,7 @@ from gradlane.live.comm.control_link import Link
 from gradlane.live.comm.stragglers import Stragglers
 
 BEAT_S = 0.5
+LAST_WORDS_S = 5.0  # how long rank 0, which fails while it waits, waits for ranks that it has called, to tell them why
 MAX_STRANGERS = 64  # connections that have not sent their token yet
 
 
