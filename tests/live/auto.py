@@ -19,7 +19,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.records.search_log import SearchLog
 from gradlane.errors import JobError
 from gradlane.live.adapt.auto import Auto
-from gradlane.live.adapt.controller import ControlDecision, ControlDecisions
+from gradlane.live.adapt.decisions import ControlDecision, ControlDecisions
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.backends.base import Backend
 from gradlane.live.comm.driver import Driver

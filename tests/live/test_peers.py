@@ -52,6 +52,11 @@ def called(pool: ThreadPoolExecutor, store: Any, peers: str, on_failure: Any = n
     return other
 
 
+def end(channel: ControlChannel, rank: int) -> None:
+    """End the connection with `rank`, as the kernel does when the process ends."""
+    channel._drop(channel._protocol.connection_of(rank))
+
+
 def test_a_rank_that_leaves_before_the_last_one_comes_has_come():
     left: list[int] = []
     peers = channels(dist.HashStore(), 3)
@@ -64,12 +69,13 @@ def test_a_rank_that_leaves_before_the_last_one_comes_has_come():
     assert left[0] == 1
 
 
-def test_an_exception_in_a_callback_fails_the_job_on_all_ranks():
+@pytest.mark.parametrize("kind", [LookupError, ValueError, OSError])  # the last two are also what a broken connection raises
+def test_an_exception_in_a_callback_fails_the_job_on_all_ranks(kind):
     heard: SimpleQueue[tuple[int, JobError]] = SimpleQueue()
     peers = channels(dist.HashStore(), 2)
 
     def decided(iteration: int, what: int) -> None:
-        raise LookupError("by the test")
+        raise kind("by the test")
 
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(peers, rank=0, on_failure=lambda error: heard.put((0, error)))
@@ -78,8 +84,8 @@ def test_an_exception_in_a_callback_fails_the_job_on_all_ranks():
         failures = dict(heard.get(timeout=AT_ONCE_S) for _ in range(2))
         other.close()
         first.result().close()
-    assert {str(error) for error in failures.values()} == {"rank 1 failed: LookupError: by the test"}
-    assert isinstance(failures[1].__cause__, LookupError)
+    assert {str(error) for error in failures.values()} == {f"rank 1 failed: {kind.__name__}: by the test"}
+    assert isinstance(failures[1].__cause__, kind)
 
 
 def test_a_forked_child_does_not_hide_the_end_of_its_parent():
@@ -96,7 +102,7 @@ def test_a_forked_child_does_not_hide_the_end_of_its_parent():
             os.read(waits, 1)
             other.close()
             os._exit(0)
-        other._drop(other._connections[0])  # as the kernel does when the process ends
+        end(other, 0)
         assert isinstance(failures.get(timeout=AT_ONCE_S), PeerDied)
         os.close(ends)
         assert os.waitpid(child, 0)[1] == 0
@@ -112,7 +118,7 @@ def test_a_rank_that_has_lost_rank_0_may_still_report_what_it_has_issued():
         first = pool.submit(peers, rank=0)
         other = peers(rank=1, on_failure=lambda error: lost.set())
         rank_0 = first.result(AT_ONCE_S)
-        rank_0._drop(rank_0._connections[1])  # as the kernel does when rank 0 ends
+        end(rank_0, 1)
         assert lost.wait(AT_ONCE_S)
         other.issued(3, 17)
         other.close()
@@ -125,7 +131,7 @@ def test_a_rank_that_dies_while_others_are_awaited_is_named_at_once():
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(peers, rank=0)
         early = peers(rank=1)
-        early._drop(early._connections[0])
+        end(early, 0)
         with pytest.raises(PeerDied, match="rank 1 is gone"):
             first.result(AT_ONCE_S)
         early.close()
@@ -141,6 +147,49 @@ def test_a_rank_that_never_comes_is_named_to_those_that_have_come():
             first.result(2 * AT_ONCE_S)
         assert "missing: [2]" in str(heard.get(timeout=AT_ONCE_S))
         early.close()
+
+
+def test_a_rank_that_was_silent_hears_that_it_was():
+    heard: SimpleQueue[JobError] = SimpleQueue()
+    peers = channels(dist.HashStore(), 2)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(peers, rank=0)
+        other = peers(rank=1, on_failure=heard.put)
+        first.result(AT_ONCE_S)
+        other._heartbeat.remove(other._protocol.connection_of(0).socket.fileno())  # as if it were stopped
+        silent = heard.get(timeout=AT_ONCE_S)
+        other.close()
+        first.result().close()
+    assert isinstance(silent, PeerStalled)
+    assert silent.rank == 1
+
+
+def test_a_rank_on_its_way_when_attach_fails_on_rank_0_hears_why():
+    heard: SimpleQueue[JobError] = SimpleQueue()
+    store = dist.HashStore()
+    peers = channels(store, 3)
+    with ThreadPoolExecutor(1) as pool:
+        failed = threading.Event()
+        first = pool.submit(peers, rank=0, on_failure=lambda error: failed.set())
+        early, on_its_way = peers(rank=1), RollCall(store, 2, 3)
+        assert on_its_way.wait_to_be_called(AT_ONCE_S)
+        end(early, 0)
+        assert failed.wait(AT_ONCE_S)
+        late = ControlChannel(
+            on_its_way,
+            range(3),
+            30.0,
+            STALL_TIMEOUT_S,
+            on_failure=heard.put,
+            on_choice=nothing,
+            on_left=nothing,
+            on_decision=nothing,
+        )
+        assert str(heard.get(timeout=AT_ONCE_S)).startswith("rank 1 is gone")
+        with pytest.raises(PeerDied, match="rank 1 is gone"):
+            first.result(AT_ONCE_S)
+        for channel in (early, late):
+            channel.close()
 
 
 def test_another_version_of_the_control_channel_is_refused_by_name():
@@ -230,7 +279,7 @@ def test_no_token_that_still_opens_a_door_can_be_read_in_the_store():
         assert not {value for value in readable() if len(value) == TOKEN_DIGITS}
         late = peers(rank=1)
         rank_0 = first.result(AT_ONCE_S)
-        assert len(set(rank_0._tokens.values())) == 2
-        assert not readable() & set(rank_0._tokens.values())
+        assert len(set(rank_0._protocol._tokens.values())) == 2
+        assert not readable() & set(rank_0._protocol._tokens.values())
         for channel in (early, late, rank_0):
             channel.close()

@@ -6,7 +6,7 @@ import itertools
 
 from gradlane import policies
 from gradlane.core.plan import Plan
-from gradlane.live.adapt.controller import ControlDecision, ControlDecisions
+from gradlane.live.adapt.decisions import ControlDecision, ControlDecisions
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.backends.base import Backend
 from gradlane.live.comm.driver import Driver

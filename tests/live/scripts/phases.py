@@ -28,7 +28,7 @@ from gradlane.core.plan import Lane, Message, Plan
 from gradlane.core.policy import whole
 from gradlane.core.profile import Profile
 from gradlane.errors import JobError
-from gradlane.live.adapt.controller import ControlDecision, ControlDecisions
+from gradlane.live.adapt.decisions import ControlDecision, ControlDecisions
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.backends import probe
 from gradlane.live.backends.base import Backend
@@ -53,7 +53,7 @@ class Call(NamedTuple):
 
 
 PHASES: dict[str, Call] = {
-    "meeting": Call(ControlChannel, "_met_rank", after=True),
+    "meeting": Call(ControlChannel, "_keep", after=True),
     "handshake": Call(handshake, "settle"),
     "groups": Call(NewGroups, "make"),
     "servers": Call(Node, "join"),

@@ -26,7 +26,7 @@ from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.records.search_log import ANY, Choice, SearchLog, SearchRound, Switch
-from gradlane.live.adapt.controller import ControlDecision, ControlDecisions, quiet_iterations
+from gradlane.live.adapt.decisions import ControlDecision, ControlDecisions, quiet_iterations
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.adapt.ranking_process import RankingProcess
 from gradlane.live.adapt.watch import Watch

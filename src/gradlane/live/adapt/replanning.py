@@ -12,7 +12,7 @@ import logging
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.stepwise import describe
-from gradlane.live.adapt.controller import ControlDecision, ControlDecisions, quiet_iterations
+from gradlane.live.adapt.decisions import ControlDecision, ControlDecisions, quiet_iterations
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.adapt.watch import Watch
 from gradlane.live.backends.base import Backend

@@ -21,7 +21,7 @@ from gradlane.core.policy import Policy
 from gradlane.core.profile import TensorSpec
 from gradlane.core.records.tuned import Tuned
 from gradlane.errors import InputError
-from gradlane.live.adapt.controller import ControlDecision
+from gradlane.live.adapt.decisions import ControlDecision
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.backends.base import Backend
 from gradlane.live.comm.driver import Driver

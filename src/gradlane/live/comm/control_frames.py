@@ -13,7 +13,7 @@ from gradlane.errors import JobError, MismatchError, NotFiniteError, OrderError,
 from gradlane.live.comm.stragglers import WINDOW
 
 MAX_PAYLOAD = 16 * 1024  # bytes
-VERSION = 4
+VERSION = 5
 HEADER = struct.Struct("<4sBBHII")  # magic, type, version, reserved, rank, payload bytes
 _MAGIC = b"GLP1"
 
@@ -48,6 +48,7 @@ class Cause(IntEnum):
     OTHER = 5
     MISMATCH = 6
     NOT_FINITE = 7
+    LEFT = 8
 
     @staticmethod
     def of(error: BaseException) -> Cause:
@@ -62,6 +63,8 @@ class Cause(IntEnum):
         match self:
             case Cause.DIED:
                 return PeerDied(f"rank {rank} is gone: {text}", rank)
+            case Cause.LEFT:
+                return PeerDied(text, rank)  # the text names the rank
             case Cause.STALLED:
                 return PeerStalled(f"rank {rank} is stalled: {text}", rank)
             case Cause.RAISED:
@@ -80,6 +83,7 @@ _CAUSES = (
     (OrderError, Cause.ORDER),
     (MismatchError, Cause.MISMATCH),
     (NotFiniteError, Cause.NOT_FINITE),
+    (PeerDied, Cause.LEFT),
     (JobError, Cause.OTHER),
 )
 

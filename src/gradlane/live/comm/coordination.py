@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from gradlane.errors import JobError, PeerFailed
-from gradlane.live.comm.control_channel import ControlChannel
-from gradlane.live.comm.failures import Failures
+
+if TYPE_CHECKING:  # so that what is decided here can be simulated without torch
+    from gradlane.live.comm.control_channel import ControlChannel
+    from gradlane.live.comm.failures import Failures
 
 _KEPT = 8  # iterations; a rank is a step or two behind rank 0 at most
 

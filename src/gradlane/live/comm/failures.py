@@ -1,8 +1,9 @@
 """Failures: the first failure of a job, which stands, and waits that end with a result or with it.
 
-The training thread blocks only in `wait_until` and in an engine (`wait_in`), which end within the
-timeout. What blocks in torch or in native code runs beside it (`collective`). Everything that
-waits, and every later call, raises the first failure. Any thread may report one.
+Which failure stands is in `verdict.py`; here are its lock and its waits. The training thread blocks
+only in `wait_until` and in an engine (`wait_in`), which end within the timeout. What blocks in torch
+or in native code runs beside it (`collective`). Everything that waits, and every later call, raises
+the first failure. Any thread may report one.
 """
 
 from __future__ import annotations
@@ -12,32 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from gradlane.errors import CommunicationError, JobError, PeerDied, PeerError, PeerFailed
+from gradlane.errors import CommunicationError, JobError, PeerError
 from gradlane.live.backends.calls import Call
 from gradlane.live.backends.process_groups import ProcessGroups
+from gradlane.live.comm.verdict import Verdict, Whereabouts
 from gradlane.transport import NodeEngine
 
 Result = TypeVar("Result")
-
-_VERDICT_S = 1.5  # how long a failed collective waits for the control channel to name the culprit
-_LEFT_S = 5.0  # how long sums may still take after a rank has left in order
-
-
-class Whereabouts(Protocol):
-    """Where this rank is, for error messages."""
-
-    @property
-    def where(self) -> str:
-        """Rank and iteration."""
-        ...
-
-    def describe_state(self) -> str:
-        """What is in flight and what is waited for."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -64,53 +50,56 @@ class Failures:
         device: of the model.
 
     Attributes:
-        failure: the first failure; None while there is none.
         lock: guards all that the threads which bring facts share; `wait_until` waits on it.
         interrupt: ends the wait of an engine in native code, see `wait_in`.
-        whereabouts: gives texts for error messages; the driver's, once there is one.
         waited_ns: for which the training thread has waited so far, in all.
     """
 
     def __init__(self, rank: int, timeout_s: float, device: torch.device) -> None:
-        self.failure: JobError | None = None
         self.lock = threading.RLock()
         self._condition = threading.Condition(self.lock)
         self.interrupt: Callable[[], None] = lambda: None
-        self.whereabouts: Whereabouts = _InAttach(rank)
         self._timeout_s, self._device = timeout_s, device
-        # a failed collective's error, and the time until which it may stay unexplained
-        self._suspicion: tuple[BaseException, float] | None = None
-        # a rank that has left in order, and the time until which sums may still end
-        self._left: tuple[int, float] | None = None
+        self._verdict = Verdict(timeout_s, _InAttach(rank))
         self._awaited: Callable[[], bool] | None = None  # what the training thread waits for
         self.waited_ns = 0
 
     # -- reporting ---------------------------------------------------------------------------------
 
+    @property
+    def failure(self) -> JobError | None:
+        """The first failure; None while there is none."""
+        return self._verdict.failure
+
+    @property
+    def whereabouts(self) -> Whereabouts:
+        """Gives texts for error messages; the driver, once there is one."""
+        return self._verdict.whereabouts
+
+    @whereabouts.setter
+    def whereabouts(self, whereabouts: Whereabouts) -> None:
+        self._verdict.whereabouts = whereabouts
+
     def check(self) -> None:
         """Raise the failure of this job, if there is one."""
-        if self.failure is not None:
-            raise self.failure
+        self._verdict.check()
 
     def fail(self, error: JobError) -> None:
         """Make `error` the failure of this job, unless it has failed before."""
         with self._condition:
-            if self.failure is None:
-                self.failure = error
+            self._verdict.fail(error)
             self._end_waits()
 
     def suspect(self, error: BaseException) -> None:
         """Report a failed collective; the control channel will soon tell which rank is to blame."""
         with self._condition:
-            if self._suspicion is None:
-                self._suspicion = (error, time.monotonic() + _VERDICT_S)
+            self._verdict.suspect(error, time.monotonic())
             self._end_waits()
 
     def left(self, rank: int) -> None:
-        """Report that `rank` left in order: sums in flight get `_LEFT_S` more seconds to end."""
+        """Report that `rank` left in order: sums in flight get some more seconds to end."""
         with self._condition:
-            if self._left is None:
-                self._left = (rank, time.monotonic() + _LEFT_S)
+            self._verdict.left(rank, time.monotonic())
             self._end_waits()
 
     def notify(self, error: BaseException | None = None) -> None:
@@ -185,12 +174,11 @@ class Failures:
 
     def _remaining(self, deadline: float, what: str) -> float:
         """Seconds until the wait for `what` fails, by `deadline` or earlier; raises the failure."""
-        self.check()
-        limits = [limit for _, limit in (self._suspicion or (0, deadline), self._left or (0, deadline))]
-        remaining_s = min(deadline, *limits) - time.monotonic()
-        if remaining_s <= 0:
-            self.fail(self._why_not(what))
-        return remaining_s
+        try:
+            return self._verdict.remaining_s(deadline, what, time.monotonic())
+        except JobError:
+            self._end_waits()
+            raise
 
     def wait_for_works(self, groups: ProcessGroups, works: Sequence[Any], what: str) -> None:
         """Wait until collectives on the host have ended.
@@ -239,35 +227,8 @@ class Failures:
             self.wait_until(lambda: False, what)
             raise
 
-    # -- verdicts ----------------------------------------------------------------------------------
-
     def verdict(self) -> JobError | None:
         """The reason why the last sums, which nobody waited for, failed; None if none is known."""
-        return self.failure or (None if self._suspicion is None else self._why_not("the last sums"))
-
-    def _why_not(self, what: str) -> JobError:
-        where = self.whereabouts.where
-        if self._suspicion is not None and isinstance(self._suspicion[0], PeerError) and self._suspicion[0].rank is None:
-            # an external server is gone; ranks that have left since then left because of that
-            return self._suspicion[0]
-        if self._suspicion is not None and isinstance(self._suspicion[0], PeerFailed):
-            # a node was told why; ranks that have left since then left because of that
-            return self._suspicion[0]
-        # a rank that left in order closed its connections, and torch.distributed reports a failure
-        if self._left is not None and (self._suspicion is not None or time.monotonic() >= self._left[1]):
-            rank = self._left[0]
-            return PeerDied(
-                f"rank {rank} left the job while {where} waited for {what}; do all ranks run the same number of steps?", rank
-            )
-        if self._suspicion is not None:
-            error = self._suspicion[0]
-            if isinstance(error, JobError):
-                return error
-            reason = str(error).strip().partition("\n")[0]
-            failed = CommunicationError(f"{where}: {what} failed in torch.distributed: {reason}")
-            failed.__cause__ = error
-            return failed
-        return CommunicationError(
-            f"{where}: no end of {what} within {self._timeout_s:.0f} s; {self.whereabouts.describe_state()}; every rank still "
-            "answers, so a rank is slow or has not reached this iteration; raise timeout= if that is to be expected"
-        )
+        if self._verdict.suspicion is None:
+            return self.failure
+        return self.failure or self._verdict.why_not("the last sums", time.monotonic())

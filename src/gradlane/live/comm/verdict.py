@@ -1,0 +1,115 @@
+"""Verdict: which error a job ends with, of all that one rank hears, without clock, thread or I/O.
+
+The first failure stands. Two things are no failure yet: a collective that failed, since the control
+channel will soon say which rank is to blame; and a rank that has left in order, since its part of
+the sums in flight may still come.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from gradlane.errors import CommunicationError, JobError, PeerDied, PeerError, PeerFailed
+
+VERDICT_S = 1.5  # how long a failed collective waits for the control channel to name the culprit
+LEFT_S = 5.0  # how long sums may still take after a rank has left in order
+
+
+class Whereabouts(Protocol):
+    """Where this rank is, for error messages."""
+
+    @property
+    def where(self) -> str:
+        """Rank and iteration."""
+        ...
+
+    def describe_state(self) -> str:
+        """What is in flight and what is waited for."""
+        ...
+
+
+class Verdict:
+    """What one rank holds to be the failure of its job. Not thread-safe.
+
+    Args:
+        timeout_s: seconds after which a wait is an error, for its text.
+        whereabouts: gives texts for error messages; may be exchanged.
+
+    Attributes:
+        failure: the first failure; None while there is none.
+        suspicion: a failed collective's error, while there is one.
+    """
+
+    def __init__(self, timeout_s: float, whereabouts: Whereabouts) -> None:
+        self.whereabouts = whereabouts
+        self.failure: JobError | None = None
+        self.suspicion: BaseException | None = None
+        self._timeout_s = timeout_s
+        self._explained_by = self._ended_by = math.inf
+        self._left: int | None = None  # a rank that has left in order
+
+    def fail(self, error: JobError) -> None:
+        """Make `error` the failure of this job, unless it has failed before."""
+        if self.failure is None:
+            self.failure = error
+
+    def suspect(self, error: BaseException, now: float) -> None:
+        """A collective has failed; the control channel has `VERDICT_S` to tell which rank is to blame."""
+        if self.suspicion is None:
+            self.suspicion, self._explained_by = error, now + VERDICT_S
+
+    def left(self, rank: int, now: float) -> None:
+        """`rank` left in order: sums in flight get `LEFT_S` more seconds to end."""
+        if self._left is None:
+            self._left, self._ended_by = rank, now + LEFT_S
+
+    def remaining_s(self, deadline: float, what: str, now: float) -> float:
+        """Seconds for which a wait may go on; without any left, the job has failed.
+
+        Args:
+            deadline: of the wait.
+            what: names in error messages what is waited for.
+            now: the time.
+
+        Raises:
+            JobError: the failure, now or before.
+        """
+        self.check()
+        remaining_s = min(deadline, self._explained_by, self._ended_by) - now
+        if remaining_s <= 0:
+            self.fail(self.why_not(what, now))
+            self.check()
+        return remaining_s
+
+    def check(self) -> None:
+        """Raise the failure of this job, if there is one."""
+        if self.failure is not None:
+            raise self.failure
+
+    def why_not(self, what: str, now: float) -> JobError:
+        """Why `what` has not ended."""
+        where, suspicion = self.whereabouts.where, self.suspicion
+        if isinstance(suspicion, PeerError) and suspicion.rank is None:
+            # an external server is gone; ranks that have left since then left because of that
+            return suspicion
+        if isinstance(suspicion, PeerFailed):
+            # a node was told why; ranks that have left since then left because of that
+            return suspicion
+        # a rank that left in order closed its connections, and torch.distributed reports a failure
+        if self._left is not None and (suspicion is not None or now >= self._ended_by):
+            return PeerDied(
+                f"rank {self._left} left the job while {where} waited for {what}; do all ranks run the same number of steps?",
+                self._left,
+            )
+        if isinstance(suspicion, JobError):
+            return suspicion
+        if suspicion is not None:
+            reason = str(suspicion).strip().partition("\n")[0]
+            failed = CommunicationError(f"{where}: {what} failed in torch.distributed: {reason}")
+            failed.__cause__ = suspicion
+            return failed
+        return CommunicationError(
+            f"{where}: no end of {what} within {self._timeout_s:.0f} s; {self.whereabouts.describe_state()}; every rank still "
+            "answers, so a rank is slow or has not reached this iteration; raise timeout= if that is to be expected"
+        )
