@@ -1,4 +1,4 @@
-"""Ranks of one host meet, and their nodes sum through memory that they share (native/host/meeting.h, native/node/node_shared.cc)."""
+"""Ranks of one host meet (native/host/meeting.h), and their nodes sum through memory that they share (node/node_shared.cc)."""
 
 from __future__ import annotations
 

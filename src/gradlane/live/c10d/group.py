@@ -400,7 +400,8 @@ class Group(Names, _Base):  # type: ignore[misc]
             for each, (source, into, size, dtype, op, sender, receiver, at, of_bytes) in enumerate(parts.starts, first):
                 node.start(
                     each, source, into, size, dtype,
-                    op=op, sender=sender, receiver=receiver, at=at, urgent_first=True, priority=queue_priority, of_bytes=of_bytes,
+                    op=op, sender=sender, receiver=receiver, at=at, urgent_first=True, priority=queue_priority,
+                    of_bytes=of_bytes,
                 )  # fmt: skip
             ids = range(first, self._next_id)
             self._under_way.append((ids, parts.held))
