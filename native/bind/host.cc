@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
 
 #include <vector>
 
@@ -27,11 +28,13 @@ std::vector<uint8_t> AsSecret(nb::bytes secret) {
 void BindHost(nb::module_& module, nb::class_<Node>& node) {
     module.attr("MAX_HOST_RANKS") = kMaxHostRanks;
     nb::class_<Meeting>(module, "Meeting")
-        .def_static("lead", [](uint32_t ranks, nb::bytes secret) {
-            return Meeting::Lead(ranks, SharedSums::BytesFor(ranks), AsSecret(secret));
+        .def_static("lead", [](std::vector<uint32_t> numbers, nb::bytes secret) {
+            const size_t bytes = SharedSums::BytesFor(static_cast<uint32_t>(numbers.size()));
+            return Meeting::Lead(std::move(numbers), bytes, AsSecret(secret));
         })
-        .def_static("join", [](const std::string& name, uint32_t rank, uint32_t ranks, nb::bytes secret) {
-            return Meeting::Join(name, rank, ranks, SharedSums::BytesFor(ranks), AsSecret(secret));
+        .def_static("join", [](const std::string& name, uint32_t rank, std::vector<uint32_t> numbers, nb::bytes secret) {
+            const size_t bytes = SharedSums::BytesFor(static_cast<uint32_t>(numbers.size()));
+            return Meeting::Join(name, rank, std::move(numbers), bytes, AsSecret(secret));
         })
         .def("name", &Meeting::name)
         .def("wait", [](Meeting& meeting, int64_t timeout_ms) {
@@ -44,7 +47,7 @@ void BindHost(nb::module_& module, nb::class_<Node>& node) {
         .def("fault", [](const Meeting& meeting) {
             return std::make_tuple(static_cast<int>(meeting.fault()), meeting.blamed(), meeting.why());
         });
-    node.def("share", [](Node& self, Meeting& meeting) { self.Share(meeting.Take()); });
+    node.def("share", [](Node& self, Meeting& meeting, const std::vector<uint32_t>& host_of) { self.Share(meeting.Take(), host_of); });
 }
 
 }  // namespace gradlane

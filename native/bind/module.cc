@@ -178,12 +178,13 @@ NB_MODULE(_native, module) {
            nb::arg("dampening") = 0, nb::arg("beta1") = 0, nb::arg("beta2") = 0, nb::arg("epsilon") = 0, nb::arg("nesterov") = false,
            nb::arg("maximize") = false)
         .def("start", [](Node& node, uint32_t tensor, uintptr_t from, uintptr_t into, uint64_t bytes, uint8_t dtype, uint8_t op,
-                         int32_t sender, int32_t receiver, int32_t at, bool urgent_first, uint32_t priority, bool notify) {
-            const Spec spec = MakeSpec(bytes, dtype, op, sender, receiver, at, false, urgent_first, priority, 0, true);
+                         int32_t sender, int32_t receiver, int32_t at, bool urgent_first, uint32_t priority, bool notify, uint64_t of_bytes) {
+            Spec spec = MakeSpec(bytes, dtype, op, sender, receiver, at, false, urgent_first, priority, 0, true);
+            spec.of_bytes = of_bytes;
             node.Start(tensor, spec, At<const void>(from), At<void>(into), notify);
         }, nb::arg("tensor"), nb::arg("from_address"), nb::arg("into_address"), nb::arg("size_bytes"), nb::arg("dtype"),
            nb::arg("op") = 0, nb::arg("sender") = kAll, nb::arg("receiver") = kAll, nb::arg("at") = kDealt,
-           nb::arg("urgent_first") = false, nb::arg("priority") = 0, nb::arg("notify") = false)
+           nb::arg("urgent_first") = false, nb::arg("priority") = 0, nb::arg("notify") = false, nb::arg("of_bytes") = 0)
         .def("forget_below", &Node::ForgetBelow)
         .def("wait", [](Node& node, uint32_t tensor, int64_t timeout_ms) {
             return WaitInTurns(timeout_ms, [&](int64_t turn_ms) {

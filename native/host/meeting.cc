@@ -58,7 +58,7 @@ socklen_t AbstractAddress(const std::string& name, sockaddr_un* address) {
     return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
 }
 
-std::string Failed(const char* call) { return std::string(call) + ": " + std::strerror(errno); }
+std::string Failed(const std::string& call) { return call + ": " + std::strerror(errno); }
 
 }  // namespace
 
@@ -126,56 +126,58 @@ struct Meeting::Message {
 
 // -- life -------------------------------------------------------------------------------------------------
 
-Meeting::Meeting(uint32_t rank, uint32_t ranks, size_t bytes, std::vector<uint8_t> secret)
+Meeting::Meeting(uint32_t rank, std::vector<uint32_t> numbers, size_t bytes, std::vector<uint8_t> secret)
     : secret_(std::move(secret)), bytes_(bytes) {
     room_.rank = rank;
-    room_.ranks = ranks;
+    room_.ranks = static_cast<uint32_t>(numbers.size());
+    room_.numbers = std::move(numbers);
 }
 
 Meeting::~Meeting() = default;
 
-std::unique_ptr<Meeting> Meeting::Lead(uint32_t ranks, size_t bytes, std::vector<uint8_t> secret) {
-    std::unique_ptr<Meeting> meeting(new Meeting(0, ranks, bytes, std::move(secret)));
+std::unique_ptr<Meeting> Meeting::Lead(std::vector<uint32_t> numbers, size_t bytes, std::vector<uint8_t> secret) {
+    std::unique_ptr<Meeting> meeting(new Meeting(0, std::move(numbers), bytes, std::move(secret)));
     meeting->Begin();
     return meeting;
 }
 
-std::unique_ptr<Meeting> Meeting::Join(const std::string& name, uint32_t rank, uint32_t ranks, size_t bytes, std::vector<uint8_t> secret) {
-    std::unique_ptr<Meeting> meeting(new Meeting(rank, ranks, bytes, std::move(secret)));
+std::unique_ptr<Meeting> Meeting::Join(const std::string& name, uint32_t rank, std::vector<uint32_t> numbers, size_t bytes,
+                                       std::vector<uint8_t> secret) {
+    std::unique_ptr<Meeting> meeting(new Meeting(rank, std::move(numbers), bytes, std::move(secret)));
     meeting->name_ = name;
     meeting->Begin();
     return meeting;
 }
 
 void Meeting::Begin() {
-    const auto rank = static_cast<int32_t>(room_.rank);
-    const std::string name = "rank " + std::to_string(rank) + ": ";
     if (room_.ranks < 2 || room_.ranks > kMaxHostRanks || room_.rank >= room_.ranks) {
-        return Fail(Fault::kLimit, name + "one of " + std::to_string(room_.ranks) + " ranks of one host, expected one of 2 to " +
-                                       std::to_string(kMaxHostRanks), rank);
+        return Fail(Fault::kLimit, "number " + std::to_string(room_.rank) + " of " + std::to_string(room_.ranks) +
+                                       " ranks of one host, expected one of 2 to " + std::to_string(kMaxHostRanks), -1);
     }
+    const int32_t number = NumberOf(room_.rank);
+    const std::string name = Name() + ": ";
     room_.wakes.resize(room_.ranks);
     room_.wakes[room_.rank] = Fd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
     Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!room_.wakes[room_.rank] || !socket) return Fail(Fault::kLimit, name + Failed("a descriptor"), rank);
+    if (!room_.wakes[room_.rank] || !socket) return Fail(Fault::kLimit, name + Failed("a descriptor"), number);
     sockaddr_un address;
     if (room_.rank != 0) {
         const socklen_t length = AbstractAddress(name_, &address);
         if (connect(socket.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
-            return Fail(Fault::kEnded, name + Failed("the Unix socket of rank 0"), 0);
+            return Fail(Fault::kEnded, name + Failed("the Unix socket of " + NameOf(0)), NumberOf(0));
         }
-        if (!IsSameUser(socket)) return Fail(Fault::kRefused, "rank 0 on this host belongs to another user than rank " + std::to_string(rank), 0);
+        if (!IsSameUser(socket)) return Fail(Fault::kRefused, NameOf(0) + " on this host belongs to another user than " + Name(), NumberOf(0));
         socket_ = std::move(socket);
         return;
     }
     std::string why;
     room_.segment = Segment::Create(bytes_, &why);
-    if (!room_.segment) return Fail(Fault::kLimit, name + why, 0);
+    if (!room_.segment) return Fail(Fault::kLimit, name + why, number);
     name_ = "gradlane-";
     for (const uint8_t byte : FreshNonce()) name_ += "0123456789abcdef"[byte & 15];
     const socklen_t length = AbstractAddress(name_, &address);
     if (bind(socket.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(socket.get(), static_cast<int>(kMaxHostRanks)) != 0) {
-        return Fail(Fault::kLimit, name + Failed("a Unix socket"), 0);
+        return Fail(Fault::kLimit, name + Failed("a Unix socket"), number);
     }
     listener_ = std::move(socket);
 }
@@ -203,12 +205,12 @@ Meeting::State Meeting::Wait(int64_t timeout_ms) {
 }
 
 std::string Meeting::missing() const {
-    if (!listener_) return "0";
+    if (!listener_) return std::to_string(NumberOf(0));
     std::string missing;
     for (uint32_t rank = 1; rank < room_.ranks; ++rank) {
         const auto is_ready = [&](const auto& caller) { return caller->rank == static_cast<int32_t>(rank) && caller->ready; };
         if (std::any_of(callers_.begin(), callers_.end(), is_ready)) continue;
-        missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+        missing += (missing.empty() ? "" : ", ") + std::to_string(NumberOf(rank));
     }
     return missing;
 }
@@ -252,9 +254,10 @@ void Meeting::OnCaller(Caller& caller) {
         caller.socket = Fd();
         return;
     }
-    const std::string name = "rank " + std::to_string(rank);
-    if (got > 0 && message.bytes[0] == kSorry) return FailAll(Fault::kLimit, name + ": " + message.Text(1), rank);
-    FailAll(Fault::kEnded, name + " ended while the ranks of this host met", rank);
+    const std::string name = NameOf(static_cast<uint32_t>(rank));
+    const int32_t number = NumberOf(static_cast<uint32_t>(rank));
+    if (got > 0 && message.bytes[0] == kSorry) return FailAll(Fault::kLimit, name + ": " + message.Text(1), number);
+    FailAll(Fault::kEnded, name + " ended while the ranks of this host met", number);
 }
 
 void Meeting::OnProof(Caller& caller, Message& message) {
@@ -266,7 +269,7 @@ void Meeting::OnProof(Caller& caller, Message& message) {
         nonce = message.Get<Nonce>(5);
         proof = message.Get<Digest>(5 + nonce.size());
         known = rank > 0 && rank < room_.ranks && !room_.wakes[rank] &&
-                EqualConstantTime(proof, ProofOf(secret_, "caller", caller.nonce, nonce, rank));
+                EqualConstantTime(proof, ProofOf(secret_, "caller", caller.nonce, nonce, room_.numbers[rank]));
         if (known) {
             caller.rank = static_cast<int32_t>(rank);
             caller.theirs = nonce;
@@ -285,11 +288,11 @@ void Meeting::HandOver() {
         if (caller->rank < 0) continue;
         Message message(kSegment);
         const uint64_t bytes = room_.segment.bytes();
-        const Digest proof = ProofOf(secret_, "rank0", caller->nonce, caller->theirs, static_cast<uint32_t>(caller->rank));
+        const Digest proof = ProofOf(secret_, "rank0", caller->nonce, caller->theirs, room_.numbers[static_cast<size_t>(caller->rank)]);
         message.Add(&bytes, sizeof bytes);
         message.Add(proof.data(), proof.size());
         if (!message.Send(caller->socket, passed)) {
-            return FailAll(Fault::kLimit, "rank 0: " + Failed("handing over the memory of this host"), 0);
+            return FailAll(Fault::kLimit, Name() + ": " + Failed("handing over the memory of this host"), NumberOf(0));
         }
     }
 }
@@ -318,13 +321,13 @@ void Meeting::OnRank0() {
     if (type == kChallenge && message.bytes.size() == 1 + theirs_.size()) {
         theirs_ = message.Get<Nonce>(1);
         mine_ = FreshNonce();
-        const Digest proof = ProofOf(secret_, "caller", theirs_, mine_, room_.rank);
+        const Digest proof = ProofOf(secret_, "caller", theirs_, mine_, room_.numbers[room_.rank]);
         Message answer(kProof);
         answer.Add(&room_.rank, sizeof room_.rank);
         answer.Add(mine_.data(), mine_.size());
         answer.Add(proof.data(), proof.size());
         const int wake = room_.wakes[room_.rank].get();
-        if (!answer.Send(socket_, {&wake, 1})) Fail(Fault::kEnded, Failed("answering rank 0 on this host"), 0);
+        if (!answer.Send(socket_, {&wake, 1})) Fail(Fault::kEnded, Failed("answering " + NameOf(0)), NumberOf(0));
     } else if (type == kSegment && !has_segment) {
         OnSegment(message);
     } else if (type == kGo && has_segment) {
@@ -332,15 +335,15 @@ void Meeting::OnRank0() {
     } else if (type == kSorry && message.bytes.size() > 2 + sizeof(int32_t) && message.bytes[1] <= static_cast<uint8_t>(Fault::kRefused)) {
         Fail(static_cast<Fault>(message.bytes[1]), message.Text(2 + sizeof(int32_t)), message.Get<int32_t>(2));
     } else {
-        Fail(Fault::kEnded, "rank 0 ended while the ranks of this host met, or refused this one", 0);
+        Fail(Fault::kEnded, NameOf(0) + " ended while the ranks of this host met, or refused this one", NumberOf(0));
     }
 }
 
 void Meeting::OnSegment(Message& message) {
-    const Digest expected = ProofOf(secret_, "rank0", theirs_, mine_, room_.rank);
+    const Digest expected = ProofOf(secret_, "rank0", theirs_, mine_, room_.numbers[room_.rank]);
     if (message.bytes.size() != 1 + sizeof(uint64_t) + expected.size() || message.fds.size() != 1 + room_.ranks ||
         !EqualConstantTime(message.Get<Digest>(1 + sizeof(uint64_t)), expected)) {
-        return Fail(Fault::kRefused, "whoever has rank 0's socket on this host does not know the job's secret", 0);
+        return Fail(Fault::kRefused, "whoever has the socket of " + NameOf(0) + " does not know the job's secret", NumberOf(0));
     }
     std::string why = "got " + std::to_string(message.Get<uint64_t>(1)) + " bytes of shared memory, expected " + std::to_string(bytes_);
     if (message.Get<uint64_t>(1) == bytes_) room_.segment = Segment::Map(std::move(message.fds[0]), bytes_, &why);
@@ -348,12 +351,12 @@ void Meeting::OnSegment(Message& message) {
         Message sorry(kSorry);
         sorry.Add(why.data(), std::min(why.size(), kMaxText));
         sorry.Send(socket_);
-        return Fail(Fault::kLimit, "rank " + std::to_string(room_.rank) + ": " + why, static_cast<int32_t>(room_.rank));
+        return Fail(Fault::kLimit, Name() + ": " + why, NumberOf(room_.rank));
     }
     for (uint32_t rank = 0; rank < room_.ranks; ++rank) {
         if (rank != room_.rank) room_.wakes[rank] = std::move(message.fds[1 + rank]);
     }
-    if (!Message(kReady).Send(socket_)) Fail(Fault::kEnded, Failed("answering rank 0 on this host"), 0);
+    if (!Message(kReady).Send(socket_)) Fail(Fault::kEnded, Failed("answering " + NameOf(0)), NumberOf(0));
 }
 
 }  // namespace gradlane

@@ -32,9 +32,10 @@ namespace gradlane {
 // has raised that.
 inline constexpr uint32_t kMaxHostRanks = 32;
 
-// What the ranks of a host share.
+// What the ranks of a host share. They have numbers of their own, from 0: `rank` of `ranks`.
 struct HostRoom {
     uint32_t rank = 0, ranks = 0;
+    std::vector<uint32_t> numbers;  // by rank: its number in the whole job, which errors have
     Segment segment;
     std::vector<Fd> wakes;  // by rank: an eventfd that wakes it
 };
@@ -47,10 +48,10 @@ class Meeting {
     enum class Fault : uint8_t { kNone = 0, kLimit = 1, kEnded = 2, kRefused = 3 };
     using Nonce = std::array<uint8_t, 32>;
 
-    // Of rank 0. Never null; what cannot begin has failed.
-    static std::unique_ptr<Meeting> Lead(uint32_t ranks, size_t bytes, std::vector<uint8_t> secret);
+    // Of rank 0. numbers: as in HostRoom. Never null; what cannot begin has failed.
+    static std::unique_ptr<Meeting> Lead(std::vector<uint32_t> numbers, size_t bytes, std::vector<uint8_t> secret);
     // Of another rank. name: what rank 0's Meeting has. Never null, either.
-    static std::unique_ptr<Meeting> Join(const std::string& name, uint32_t rank, uint32_t ranks, size_t bytes,
+    static std::unique_ptr<Meeting> Join(const std::string& name, uint32_t rank, std::vector<uint32_t> numbers, size_t bytes,
                                          std::vector<uint8_t> secret);
     ~Meeting();
 
@@ -58,11 +59,11 @@ class Meeting {
     const std::string& name() const { return name_; }
     // Goes on for at most timeout_ms.
     State Wait(int64_t timeout_ms);
-    // Once kFailed: the kind, the reason, and the rank that it is about.
+    // Once kFailed: the kind, the reason, and the number of the rank that it is about.
     Fault fault() const { return fault_; }
     const std::string& why() const { return why_; }
     int32_t blamed() const { return blamed_; }
-    // While kGoingOn: the ranks that rank 0 still waits for, as "1, 3".
+    // While kGoingOn: the numbers of the ranks that rank 0 still waits for, as "1, 3".
     std::string missing() const;
     // Once kMet, and only once.
     HostRoom Take() { return std::move(room_); }
@@ -76,7 +77,10 @@ class Meeting {
     };
     struct Message;
 
-    Meeting(uint32_t rank, uint32_t ranks, size_t bytes, std::vector<uint8_t> secret);
+    Meeting(uint32_t rank, std::vector<uint32_t> numbers, size_t bytes, std::vector<uint8_t> secret);
+    int32_t NumberOf(uint32_t rank) const { return static_cast<int32_t>(room_.numbers[rank]); }
+    std::string NameOf(uint32_t rank) const { return "rank " + std::to_string(room_.numbers[rank]); }
+    std::string Name() const { return NameOf(room_.rank); }
     void Begin();
     void Fail(Fault fault, std::string why, int32_t blamed);
     void FailAll(Fault fault, const std::string& why, int32_t blamed);

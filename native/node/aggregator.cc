@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 namespace gradlane {
@@ -19,7 +20,10 @@ Aggregator::Aggregator(uint32_t server, uint32_t world, int32_t local, Order ord
       words_((world + 63) / 64),
       packets_(packet_bytes, kKeptBytes / packet_bytes),
       wide_(packet_bytes * 2, kKeptBytes / packet_bytes / 2),
-      updates_(server, world, local, order, &packets_, outbox) {}
+      updates_(server, world, local, order, &packets_, outbox) {
+    everybody_.resize(world);
+    std::iota(everybody_.begin(), everybody_.end(), 0u);
+}
 
 void Aggregator::Define(uint32_t tensor, const Spec& spec, std::shared_ptr<const Layout> layout) {
     if (spec.update != RuleKind::kNone) return updates_.Define(tensor, spec, std::move(layout));
@@ -27,13 +31,15 @@ void Aggregator::Define(uint32_t tensor, const Spec& spec, std::shared_ptr<const
     sum.spec = spec;
     sum.layout = std::move(layout);
     const bool everybody = spec.from == kAll;
+    sum.workers = &WorkersOf(spec);
+    const auto workers = static_cast<uint32_t>(sum.workers->size());
     sum.local = local_ >= 0 && (everybody || spec.from == local_);
-    sum.remote = (everybody ? world_ : 1) - (sum.local ? 1 : 0);
+    sum.remote = (everybody ? workers : 1) - (sum.local ? 1 : 0);
     // whoever alone contributes has the data already
     sum.delivers = local_ >= 0 && (spec.to == kAll ? spec.from != local_ : spec.to == local_);
-    const uint32_t receivers = spec.to == kAll ? world_ - (everybody ? 0 : 1) : 1;
+    const uint32_t receivers = spec.to == kAll ? workers - (everybody ? 0 : 1) : 1;
     sum.returns = receivers > (sum.delivers ? 1u : 0u);
-    sum.wide = IsHalf(spec.dtype) && everybody && world_ > 2;
+    sum.wide = IsHalf(spec.dtype) && everybody && workers > 2;
     const size_t places = Pieces(sum).size();
     sum.slots.resize(places);
     sum.unsummed = static_cast<uint32_t>(places);
@@ -51,7 +57,8 @@ uint64_t Aggregator::NeededBytes(const Spec& spec, const Layout& layout) const {
     if (spec.update != RuleKind::kNone) return updates_.NeededBytes(spec, layout);
     const bool everybody = spec.from == kAll;
     // contributions one by one or their sum, and a sum that has not left; a sum in f32 takes two
-    const uint64_t parts = order_ == Order::kRank && everybody ? world_ : IsHalf(spec.dtype) && everybody && world_ > 2 ? 2 : 1;
+    const uint64_t workers = WorkersOf(spec).size();
+    const uint64_t parts = order_ == Order::kRank && everybody ? workers : IsHalf(spec.dtype) && everybody && workers > 2 ? 2 : 1;
     return layout.by_server[server_].size() * (parts + 1) * packets_.capacity();
 }
 
@@ -62,6 +69,10 @@ int64_t Aggregator::Admit(const Header& header, uint32_t sender, const char** wh
     if (sum.spec.from != kAll && static_cast<uint32_t>(sum.spec.from) != sender) {
         *why = "a contribution from a worker that has none to make";
         return -1;
+    }
+    if (sum.spec.rail && std::find(sum.workers->begin(), sum.workers->end(), sender) == sum.workers->end()) {
+        *why = kAnotherMeaning;
+        return kDisagrees;
     }
     const int64_t place = sum.layout->Find(server_, header.offset, header.length);
     if (sum.spec.once && (place < 0 || header.iteration != sum.slots[place].iteration)) {
@@ -180,17 +191,18 @@ BufferRef Aggregator::AddInRankOrder(Sum& sum, uint32_t place) {
     const DType dtype = sum.spec.dtype;
     const size_t n = piece.length / ElementBytes(dtype);
     BufferRef result = sum.wide ? wide_.Take() : packets_.Take();
-    for (uint32_t rank = 0; rank < world_; ++rank) {
+    for (const uint32_t rank : *sum.workers) {
         BufferRef& held = sum.in_order[place * world_ + rank];
+        const bool is_first = rank == sum.workers->front();
         const uint8_t* part = static_cast<int32_t>(rank) == local_ ? sum.from + piece.offset : held.data();
         if (sum.wide) {
             auto* wide = reinterpret_cast<float*>(result.data());
-            if (rank == 0) {
+            if (is_first) {
                 Widen(dtype, wide, part, n);
             } else {
                 WidenReduce(dtype, sum.spec.op, wide, part, n);
             }
-        } else if (rank == 0) {
+        } else if (is_first) {
             std::memcpy(result.data(), part, piece.length);
         } else {
             Reduce(dtype, sum.spec.op, result.data(), part, n);

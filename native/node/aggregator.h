@@ -38,6 +38,9 @@ class Aggregator {
     // local: the rank of the worker in this process, or -1.
     Aggregator(uint32_t server, uint32_t world, int32_t local, Order order, uint32_t packet_bytes, Outbox* outbox);
 
+    // Who contributes to tensors with Spec::rail, this server's own rank among them.
+    void SetRail(std::vector<uint32_t> rail) { rail_ = std::move(rail); }
+
     void Define(uint32_t tensor, const Spec& spec, std::shared_ptr<const Layout> layout);
     void Forget(uint32_t tensor) {
         if (sums_.erase(tensor) == 0) updates_.Forget(tensor);
@@ -96,6 +99,7 @@ class Aggregator {
     struct Sum {
         Spec spec;
         std::shared_ptr<const Layout> layout;
+        const std::vector<uint32_t>* workers = nullptr;  // all that take part
         uint32_t remote = 0;     // contributions that come over the wire
         bool local = false;      // one comes from this process
         bool returns = false;    // a worker in another process gets the result
@@ -116,6 +120,7 @@ class Aggregator {
         uint32_t tensor, iteration, next;
     };
 
+    const std::vector<uint32_t>& WorkersOf(const Spec& spec) const { return spec.rail ? rail_ : everybody_; }
     const std::vector<Piece>& Pieces(const Sum& sum) const { return sum.layout->by_server[server_]; }
     bool IsComplete(const Sum& sum, const Slot& slot) const;
     void Add(Sum& sum, uint32_t place, BufferRef payload);
@@ -128,6 +133,7 @@ class Aggregator {
     const Order order_;
     Outbox* const outbox_;
     const size_t words_;  // of 64 senders each
+    std::vector<uint32_t> everybody_, rail_;
     BufferPool packets_, wide_;
     std::unordered_map<uint32_t, Sum> sums_;
     std::map<uint32_t, std::deque<LocalRun>> work_;  // by QueuePriority, then in order of hand-over

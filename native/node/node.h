@@ -43,6 +43,7 @@
 #include "node/connection.h"
 #include "node/engine.h"
 #include "node/greeting.h"
+#include "node/hosts.h"
 #include "node/messages.h"
 #include "node/shared_sums.h"
 
@@ -105,9 +106,12 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     // is missing in `missing`, or after a failure.
     bool Join(int64_t timeout_ms, std::string* missing);
 
-    // From now on, what SharedSums takes of the tensors that are started goes through the memory of this host. All
-    // workers of the job are the ranks of `room`, and call this after Join and before they start a tensor.
-    void Share(HostRoom room);
+    // From now on, what SharedSums takes of the tensors that are started goes through the memory of this host, and
+    // between hosts only once for each of them (node_shared.cc). All workers of the job call this after Join and before
+    // they start a tensor.
+    //   room: the workers of this host.
+    //   host_of: by rank, the number of its host. Every host has equally many.
+    void Share(HostRoom room, const std::vector<uint32_t>& host_of);
 
     // Registers a tensor. Ids grow by one from 0.
     //   from, into: the worker's memory that is sent and that the sum goes to, `spec.bytes` each.
@@ -191,6 +195,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     // What the I/O thread writes to one connection before it turns to the next.
     static constexpr size_t kWriteBudget = 1 << 20;
 
+    static constexpr uint32_t kSmallestCut = 4 << 10;   // a tensor smaller than this is not cut: a packet has its price
     static constexpr size_t kReserveBytes = 256 << 10;  // an ABORT for each connection of a large job
     static constexpr int64_t kLingerNs = 300'000;     // how long a gradient that is ready may wait for others to go with it
 
@@ -203,7 +208,11 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
         const uint8_t* from = nullptr;
         uint8_t* into = nullptr;
         bool contributes = false, receives = false;
-        bool shared = false, under_way = false, notify = false, notify_sent = false, held = false;
+        bool shared = false;           // it goes through the memory of this host
+        uint32_t ways = 0;             // of these, that it has yet to go
+        bool awaited = false;          // one of them waits for what the rail exchanges
+        std::unique_ptr<uint8_t[]> scratch;  // this host's sum, where the worker here does not get the result
+        bool under_way = false, notify = false, notify_sent = false, held = false;
         uint32_t iteration = 0;  // of the push under way
         uint32_t pushes = 0;
         uint32_t unsent = 0, unreceived = 0;  // packets
@@ -326,7 +335,12 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     bool RunEngine();
     void QueueResult(uint32_t rank, uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout,
                      uint32_t place, uint32_t iteration, BufferRef result);
+    struct Route;
+    int32_t OwnerOf(uint32_t tensor, const Spec& spec) const;
+    Route RouteOf(const DefineCommand& define) const;
+    std::shared_ptr<const Layout> CutForRail(uint32_t tensor, const Spec& spec) const;
     void StartShared(const StartCommand& command);
+    void Contribute(uint32_t tensor, Tensor& state, uint16_t flags);
     bool RunShared(uint64_t bytes);
     bool RestShared();
     std::shared_ptr<const Layout> Cut(uint32_t tensor, const Spec& spec);
@@ -404,6 +418,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     BufferPool early_buffers_;
     std::unordered_map<uint32_t, std::vector<Early>> early_;
     std::unique_ptr<SharedSums> shared_;  // null: all goes over the connections
+    std::unique_ptr<Hosts> hosts_;        // where there is shared_
     std::unique_ptr<Aggregator> aggregator_;  // before the connections, which hold buffers of its pools
     std::unique_ptr<Messages> messages_;      // where this process has a worker and the server of the same number
     std::list<std::unique_ptr<Connection>> connections_;

@@ -1,16 +1,47 @@
 // What Node does with the memory that it shares with the other ranks of its host. All of it under the lock.
+//
+// Where the job has several hosts of G ranks each, a tensor goes through that memory before and after it crosses the
+// network, and crosses it once for each host instead of once for each rank:
+//
+//                  through the memory          between the ranks of a rail        through the memory
+//     all -> all   each adds up its share      the sum of that share              all get all shares
+//     all -> r     the rank of r's place adds  r's rail: the sum, to r
+//     r -> all                                 r's rail: what r has               all get it from that rank
+//
+// A rail has the ranks of one place on all hosts. Between them the tensor is an ordinary one with Spec::rail; the other
+// rails see no packet of it. A small tensor for all is one rank's to exchange: G small packets cost more than one.
 
 #include "node/node.h"
 
 namespace gradlane {
 
-void Node::Share(HostRoom room) {
+namespace {
+
+// Up to here one rank of a host exchanges a tensor for all of them.
+constexpr uint64_t kOneOwner = 16 << 10;
+
+}  // namespace
+
+// How a tensor goes.
+struct Node::Route {
+    std::vector<SharedSums::Way> ways;
+    bool adds_first = false;        // the first way comes before the rail's exchange
+    const uint8_t* from = nullptr;  // what this rank gives to its rail
+    uint8_t* into = nullptr;        // where the rail's result goes
+    std::unique_ptr<uint8_t[]> scratch;
+};
+
+void Node::Share(HostRoom room, const std::vector<uint32_t>& host_of) {
     std::lock_guard guard(mutex_);
     if (failed_ || broken_) return;
-    if (room.ranks != options_.membership.world || static_cast<int32_t>(room.rank) != options_.rank || next_tensor_ != 0) {
+    auto hosts = std::make_unique<Hosts>(host_of, static_cast<uint32_t>(options_.rank));
+    if (host_of.size() != options_.membership.world || options_.rank < 0 || options_.rank != options_.server || !hosts->AreEven() ||
+        room.numbers != hosts->HostOf(static_cast<uint32_t>(options_.rank)) || room.rank != hosts->place || next_tensor_ != 0) {
         Fail({Code::kProtocol, options_.rank, -1, "the memory of a host was to be shared by other ranks than the job has, or too late"});
         return;
     }
+    hosts_ = std::move(hosts);
+    aggregator_->SetRail(hosts_->rail);
     shared_ = std::make_unique<SharedSums>(std::move(room));
     epoll_event event{};
     event.events = EPOLLIN;
@@ -21,6 +52,76 @@ void Node::Share(HostRoom room) {
 bool Node::IsShared(uint32_t tensor) const {
     const auto found = tensors_.find(tensor);
     return found != tensors_.end() && found->second.shared;
+}
+
+// The place of the ranks that own all of a tensor which crosses hosts; kDealt: each owns a share.
+int32_t Node::OwnerOf(uint32_t tensor, const Spec& spec) const {
+    if (spec.from == kAll && spec.to == kAll && spec.at == kDealt) {
+        return spec.bytes > kOneOwner ? kDealt : static_cast<int32_t>(tensor % hosts_->places());
+    }
+    const int32_t rank = spec.from != kAll ? spec.from : spec.to != kAll ? spec.to : spec.at;
+    return static_cast<int32_t>(hosts_->PlaceOf(static_cast<uint32_t>(rank)));
+}
+
+Node::Route Node::RouteOf(const DefineCommand& define) const {
+    const auto& [tensor, spec, from, into] = define;
+    const int32_t owner = OwnerOf(tensor, spec);
+    const bool exchanges = owner == kDealt || owner == static_cast<int32_t>(hosts_->place);
+    Route route;
+    route.adds_first = spec.from == kAll;
+    if (spec.from == kAll && spec.to == kAll) {
+        const int32_t owners = owner == kDealt ? kOwn : owner;
+        route.from = route.into = into;
+        route.ways.push_back({{kAll, owners, owner}, from, into});
+        route.ways.push_back({{owners, kAll, kDealt}, into, into, true});
+    } else if (spec.from == kAll) {
+        route.into = spec.to == options_.rank ? into : nullptr;
+        if (exchanges && route.into == nullptr) route.scratch.reset(new uint8_t[spec.bytes]);
+        uint8_t* sum = route.into != nullptr ? route.into : route.scratch.get();
+        route.from = sum;
+        route.ways.push_back({{kAll, owner, owner}, from, sum});
+    } else {
+        route.from = from;
+        route.into = into;
+        route.ways.push_back({{owner, kAll, kDealt}, spec.from == options_.rank ? from : into, into, true});
+    }
+    return route;
+}
+
+// What this rank's rail exchanges of a tensor, cut over the rail's servers; nothing, where another rail exchanges it.
+std::shared_ptr<const Layout> Node::CutForRail(uint32_t tensor, const Spec& spec) const {
+    const std::vector<uint32_t>& rail = hosts_->rail;
+    const auto hosts = static_cast<uint32_t>(rail.size());
+    const int32_t owner = OwnerOf(tensor, spec);
+    Range part{0, spec.bytes};
+    if (owner == kDealt) {
+        part = SharedSums::ShareOf(spec.bytes, hosts_->places(), hosts_->place);
+    } else if (owner != static_cast<int32_t>(hosts_->place)) {
+        part.end = 0;
+    }
+    const uint64_t bytes = part.end - part.begin;
+    int32_t at = kDealt;  // its host
+    if (spec.at != kDealt) {
+        at = static_cast<int32_t>(std::find(rail.begin(), rail.end(), static_cast<uint32_t>(spec.at)) - rail.begin());
+    } else if (bytes <= kSmallestCut) {
+        at = static_cast<int32_t>(tensor % hosts);
+    }
+    // as many packets for each server, so that no host's card carries more than another's
+    const uint64_t each = (bytes / hosts + options_.packet_bytes - 1) / options_.packet_bytes, packets = std::max<uint64_t>(1, each) * hosts;
+    const auto packet = at == kDealt ? static_cast<uint32_t>(((bytes + packets - 1) / packets + 63) / 64 * 64) : options_.packet_bytes;
+    const auto cut = Dealer(hosts).Cut(bytes, std::min(packet, options_.packet_bytes), at);
+    auto layout = std::make_shared<Layout>();
+    layout->by_server.resize(options_.membership.servers);
+    for (uint32_t host = 0; host < hosts; ++host) {
+        for (const Piece& piece : cut->by_server[host]) {
+            layout->by_server[rail[host]].push_back({part.begin + piece.offset, piece.length});
+        }
+    }
+    for (const auto& pieces : layout->by_server) {
+        layout->first.push_back(layout->packets);
+        layout->packets += static_cast<uint32_t>(pieces.size());
+    }
+    return layout;
 }
 
 void Node::StartShared(const StartCommand& command) {
@@ -34,35 +135,60 @@ void Node::StartShared(const StartCommand& command) {
         Fail({Code::kProtocol, options_.rank, -1, name + ": " + why});
         return;
     }
-    if (left_ns_ != 0) {
+    const bool crosses = hosts_->ranks.size() > 1;
+    const auto has_left = [this](uint32_t rank) { return left_[rank]; };
+    const auto& neighbours = hosts_->HostOf(static_cast<uint32_t>(options_.rank));
+    // a rank of another host may have done all its part in what is not of all for all
+    if (left_ns_ != 0 && (!crosses || (spec.from == kAll && spec.to == kAll) || std::any_of(neighbours.begin(), neighbours.end(), has_left))) {
         Fail({Code::kLeft, left_rank_, left_server_, left_name_ + " has left the job, and " + name + " was handed over"});
         return;
     }
-    if (const auto early = early_.find(tensor); early != early_.end() && !early->second.empty()) {
-        const auto rank = static_cast<int32_t>(early->second.front().peer);
-        Fail({Code::kMismatch, rank, -1, "rank " + std::to_string(rank) + " has sent packets of " + name +
-                                             ", which is summed in this host's memory here"});
+    if (!crosses) {
+        if (const auto early = early_.find(tensor); early != early_.end() && !early->second.empty()) {
+            const auto rank = static_cast<int32_t>(early->second.front().peer);
+            Fail({Code::kMismatch, rank, -1, "rank " + std::to_string(rank) + " has sent packets of " + name +
+                                                 ", which is summed in this host's memory here"});
+            return;
+        }
+        ++next_tensor_;
+        Tensor state;
+        state.spec = spec;
+        state.layout = std::make_shared<Layout>();
+        state.shared = state.under_way = true;
+        state.notify = command.push.notify;
+        state.ways = spec.bytes == 0 ? 0 : 1;
+        shared_->Start(tensor, spec, {{{spec.from, spec.to, spec.at}, from, into}});
+        Settle(tensor, tensors_.insert_or_assign(tensor, std::move(state)).first->second);
         return;
     }
-    ++next_tensor_;
-    Tensor state;
-    state.spec = spec;
-    state.shared = state.under_way = true;
+    Route route = RouteOf(command.define);
+    DefineCommand exchange{tensor, spec, route.from, route.into};
+    exchange.spec.rail = true;
+    if (!Register(exchange, -1)) return;
+    Tensor& state = tensors_.at(tensor);
+    state.shared = true;
     state.notify = command.push.notify;
-    state.unreceived = spec.bytes == 0 ? 0 : 1;
-    shared_->Start(tensor, spec, from, into);
-    Settle(tensor, tensors_.insert_or_assign(tensor, std::move(state)).first->second);
+    state.ways = spec.bytes == 0 ? 0 : static_cast<uint32_t>(route.ways.size());
+    state.awaited = state.ways != 0 && route.ways.back().awaits;
+    state.scratch = std::move(route.scratch);
+    shared_->Start(tensor, spec, std::move(route.ways));
+    if (!route.adds_first || state.ways == 0) Contribute(tensor, state, 0);
 }
 
 // Returns whether there is more to do at once.
 bool Node::RunShared(uint64_t bytes) {
     if (!shared_ || failed_) return false;
-    std::vector<uint32_t> ended;
+    std::vector<SharedSums::End> ended;
     const bool more = shared_->Progress(bytes, &ended);
-    for (const uint32_t tensor : ended) {
+    for (const auto& [tensor, left] : ended) {
+        if (failed_) break;
         Tensor& state = tensors_.at(tensor);
-        state.unreceived = 0;
-        Settle(tensor, state);
+        state.ways = left;
+        if (state.under_way) {
+            Settle(tensor, state);
+        } else {
+            Contribute(tensor, state, 0);  // this host's sum is there
+        }
     }
     if (const auto& difference = shared_->difference()) {
         Fail({Code::kMismatch, static_cast<int32_t>(difference->rank), -1, difference->text});

@@ -6,12 +6,6 @@
 
 namespace gradlane {
 
-namespace {
-
-constexpr uint32_t kSmallestCut = 4 << 10;  // a tensor smaller than this is not cut: a packet has its price
-
-}  // namespace
-
 // -- commands ---------------------------------------------------------------------------------------------
 
 void Node::RunCommands(bool inline_call) {
@@ -118,6 +112,7 @@ bool Node::RunEngine() {
 // -- tensors ----------------------------------------------------------------------------------------------
 
 std::shared_ptr<const Layout> Node::Cut(uint32_t tensor, const Spec& spec) {
+    if (spec.rail) return CutForRail(tensor, spec);
     const uint32_t servers = options_.membership.servers;
     if (!options_.deal_evenly) return dealer_.Cut(spec.bytes, options_.packet_bytes, spec.at);
     Dealer alone(servers);
@@ -252,10 +247,15 @@ void Node::Do(const PushCommand& command) {
         Fail({Code::kProtocol, options_.rank, -1, "tensor " + std::to_string(tensor) + " was to be held, and no server here sums it for all"});
         return;
     }
-    state.under_way = true;
     state.held = held;
     state.notify = notify;
     state.notify_sent = notify_sent;
+    Contribute(tensor, state, flags);
+}
+
+// Sends the worker's part of the next iteration, and expects the result.
+void Node::Contribute(uint32_t tensor, Tensor& state, uint16_t flags) {
+    state.under_way = true;
     state.iteration = state.spec.once ? OnlyIteration(state.spec) : state.pushes++;
     std::fill(state.received.begin(), state.received.end(), 0);
     state.unsent = 0;
@@ -286,7 +286,7 @@ void Node::Do(const PushCommand& command) {
         Queue(*connection, QueuePriority(state.spec), std::move(run));
     }
     // no sum is whole without this worker's part, so that a server is held by keeping that back
-    if (aggregator_ && !held && aggregator_->Has(tensor)) {
+    if (aggregator_ && !state.held && aggregator_->Has(tensor)) {
         aggregator_->ArriveLocally(tensor, state.iteration, state.from, state.into, flags);
     }
     Settle(tensor, state);
@@ -310,7 +310,11 @@ void Node::Do(const ReleaseCommand& command) {
 
 void Node::Settle(uint32_t tensor, Tensor& state) {
     const bool is_sent = state.notify_sent && state.unsent == 0;
-    const bool is_done = state.under_way && !state.held && state.unsent == 0 && state.unreceived == 0;
+    const bool is_done = state.under_way && !state.held && state.unsent == 0 && state.unreceived == 0 && state.ways == 0;
+    if (state.awaited && state.under_way && state.unreceived == 0) {
+        state.awaited = false;
+        shared_->Ready(tensor);
+    }
     if (is_sent) state.notify_sent = false;
     if (is_done) {
         state.under_way = false;
@@ -348,6 +352,7 @@ void Node::Return(uint32_t tensor, const Spec& spec, const std::shared_ptr<const
                   uint32_t iteration, BufferRef sum) {
     for (uint32_t rank = 0; rank < to_worker_.size(); ++rank) {
         const auto signed_rank = static_cast<int32_t>(rank);
+        if (spec.rail && std::find(hosts_->rail.begin(), hosts_->rail.end(), rank) == hosts_->rail.end()) continue;
         if (signed_rank == options_.rank || (spec.to != kAll ? spec.to != signed_rank : spec.from == signed_rank)) continue;
         QueueResult(rank, tensor, spec, layout, place, iteration, sum);
     }

@@ -43,7 +43,8 @@ Spec AsSpec(const Definition& define) {
 uint32_t OnlyIteration(const Spec& spec) {
     uint8_t bytes[Definition::kBytes];
     EncodeDefinition(AsDefinition(spec), bytes);
-    return Crc32c(bytes, sizeof bytes);
+    const uint32_t digest = Crc32c(bytes, sizeof bytes);
+    return spec.of_bytes == 0 ? digest : Crc32c(reinterpret_cast<const uint8_t*>(&spec.of_bytes), sizeof spec.of_bytes, digest);
 }
 
 const char* WhyNot(const Spec& spec) {

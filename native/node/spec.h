@@ -32,6 +32,10 @@ struct Spec {
     // Of an update: the number of iterations that a worker may be ahead, or kUnbounded.
     uint32_t staleness = 0;
     uint32_t group = 0;                 // of an update: the group whose rule governs it
+    uint64_t of_bytes = 0;  // of the tensor that this is a piece of, if it is one: all pieces say so (OnlyIteration)
+    // Every worker means the ranks of this worker's rail (node/hosts.h). No part of what crosses the wire: all ranks
+    // find it alike.
+    bool rail = false;
     bool operator==(const Spec&) const = default;
 };
 

@@ -3,18 +3,27 @@
 #pragma once
 
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "node/shared_sums.h"
 
 namespace gradlane {
 
-inline std::vector<HostRoom> RoomsOf(uint32_t world) {
+inline std::vector<uint32_t> NumbersUpTo(uint32_t ranks) {
+    std::vector<uint32_t> numbers(ranks);
+    std::iota(numbers.begin(), numbers.end(), 0u);
+    return numbers;
+}
+
+// numbers: as in HostRoom.
+inline std::vector<HostRoom> RoomsOf(const std::vector<uint32_t>& numbers) {
     const std::vector<uint8_t> secret(32, 7);
+    const auto world = static_cast<uint32_t>(numbers.size());
     const size_t bytes = SharedSums::BytesFor(world);
     std::vector<std::unique_ptr<Meeting>> meetings;
-    meetings.push_back(Meeting::Lead(world, bytes, secret));
-    for (uint32_t rank = 1; rank < world; ++rank) meetings.push_back(Meeting::Join(meetings[0]->name(), rank, world, bytes, secret));
+    meetings.push_back(Meeting::Lead(numbers, bytes, secret));
+    for (uint32_t rank = 1; rank < world; ++rank) meetings.push_back(Meeting::Join(meetings[0]->name(), rank, numbers, bytes, secret));
     for (size_t met = 0; met != world;) {
         met = 0;
         for (const auto& meeting : meetings) met += meeting->Wait(1) == Meeting::State::kMet;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "testing/check.h"
+#include "testing/rooms.h"
 
 using namespace gradlane;
 
@@ -33,11 +34,11 @@ bool Advance(const std::vector<Meeting*>& all, Meeting::State wanted) {
     return false;
 }
 
-std::unique_ptr<Meeting> Lead(uint32_t ranks) { return Meeting::Lead(ranks, kBytes, kSecret); }
+std::unique_ptr<Meeting> Lead(uint32_t ranks) { return Meeting::Lead(NumbersUpTo(ranks), kBytes, kSecret); }
 
 std::unique_ptr<Meeting> Join(const Meeting& first, uint32_t rank, uint32_t ranks, std::vector<uint8_t> secret = kSecret,
                               size_t bytes = kBytes) {
-    return Meeting::Join(first.name(), rank, ranks, bytes, std::move(secret));
+    return Meeting::Join(first.name(), rank, NumbersUpTo(ranks), bytes, std::move(secret));
 }
 
 // A caller that speaks for itself.
@@ -180,12 +181,28 @@ TEST(WhatCannotBeginHasFailed) {
     const auto many = Lead(kMaxHostRanks + 1);
     CHECK_EQ(static_cast<int>(many->Wait(0)), static_cast<int>(Meeting::State::kFailed));
     CHECK(many->why().find("33 ranks") != std::string::npos);
-    const auto greedy = Meeting::Lead(2, size_t{1} << 60, kSecret);
+    const auto greedy = Meeting::Lead({4, 6}, size_t{1} << 60, kSecret);
     CHECK_EQ(static_cast<int>(greedy->fault()), static_cast<int>(Meeting::Fault::kLimit));
     CHECK(greedy->why().find("bytes of shared memory") != std::string::npos);
-    const auto late = Meeting::Join("gradlane-nobody", 1, 2, kBytes, kSecret);
+    CHECK_EQ(greedy->blamed(), 4);
+    const auto late = Meeting::Join("gradlane-nobody", 1, {0, 1}, kBytes, kSecret);
     CHECK_EQ(static_cast<int>(late->fault()), static_cast<int>(Meeting::Fault::kEnded));
     CHECK_EQ(late->blamed(), 0);
+}
+
+TEST(ErrorsHaveTheNumbersOfTheJob) {
+    const auto first = Meeting::Lead({4, 6}, kBytes, kSecret);
+    CHECK_EQ(first->missing(), "6");
+    const auto second = Meeting::Join(first->name(), 1, {4, 6}, 2 * kBytes, kSecret);
+    REQUIRE(Advance({first.get(), second.get()}, Meeting::State::kFailed));
+    CHECK_EQ(first->blamed(), 6);
+    CHECK(second->why().find("rank 6: got") != std::string::npos);
+    // a rank of another host that knows the secret is not one of these
+    const auto third = Meeting::Lead({4, 6}, kBytes, kSecret);
+    const auto stray = Meeting::Join(third->name(), 1, {5, 7}, kBytes, kSecret);
+    for (int turn = 0; turn < 100 && stray->Wait(1) == Meeting::State::kGoingOn; ++turn) third->Wait(1);
+    CHECK_EQ(static_cast<int>(stray->fault()), static_cast<int>(Meeting::Fault::kEnded));
+    CHECK_EQ(third->missing(), "6");
 }
 
 int main(int argc, char** argv) { return gradlane::testing::RunTests(argc, argv); }

@@ -18,7 +18,8 @@ constexpr int64_t kPatience = 20'000;  // ms
 struct Host {
     std::vector<std::unique_ptr<Node>> nodes;
 
-    explicit Host(uint32_t world) {
+    // dead_ms: after which a rank that has left is missed; sanitizers make ranks silent for a second
+    explicit Host(uint32_t world, uint32_t hosts = 1, uint32_t dead_ms = 20'000) {
         Failure why;
         for (uint32_t rank = 0; rank < world; ++rank) {
             NodeOptions options;
@@ -28,7 +29,7 @@ struct Host {
             options.deal_evenly = true;
             options.linger_ms = 500;
             options.ping_ms = 100;
-            options.dead_ms = 1000;  // after which a rank that has left is missed
+            options.dead_ms = dead_ms;
             nodes.push_back(Node::Start(options, &why));
             REQUIRE(nodes.back() != nullptr);
         }
@@ -39,8 +40,15 @@ struct Host {
         }
         std::string missing;
         for (const auto& node : nodes) REQUIRE(node->Join(kPatience, &missing));
-        auto rooms = RoomsOf(world);
-        for (uint32_t rank = 0; rank < world; ++rank) nodes[rank]->Share(std::move(rooms[rank]));
+        const uint32_t places = world / hosts;
+        std::vector<uint32_t> host_of;
+        for (uint32_t rank = 0; rank < world; ++rank) host_of.push_back(rank / places);
+        for (uint32_t host = 0; host < hosts; ++host) {
+            std::vector<uint32_t> numbers;
+            for (uint32_t place = 0; place < places; ++place) numbers.push_back(host * places + place);
+            auto rooms = RoomsOf(numbers);
+            for (uint32_t place = 0; place < places; ++place) nodes[numbers[place]]->Share(std::move(rooms[place]), host_of);
+        }
     }
     ~Host() {
         std::vector<std::thread> closing;
@@ -114,7 +122,7 @@ TEST(ASumOfOneRankThatIsAPacketOfAnotherIsAMismatchForAll) {
 
 TEST(WhoeverLeavesOrFailsEndsTheWaitsOfTheOthers) {
     for (const bool fails : {false, true}) {
-        Host host(3);
+        Host host(3, 1, 1000);
         std::vector<float> a(1'000'000, 1.0f), b = a;
         host.nodes[0]->Start(0, Floats(a.size()), a.data(), a.data(), false);
         host.nodes[1]->Start(0, Floats(b.size()), b.data(), b.data(), false);
@@ -124,6 +132,146 @@ TEST(WhoeverLeavesOrFailsEndsTheWaitsOfTheOthers) {
         CHECK(!host.nodes[1]->Wait(0, kPatience));
         CHECK(host.nodes[0]->failure().code == (fails ? Code::kAborted : Code::kLeft));
         CHECK_EQ(host.nodes[1]->failure().rank >= 0 ? host.nodes[1]->failure().rank : host.nodes[1]->failure().server, 2);
+    }
+}
+
+namespace {
+
+struct Shape {
+    uint32_t hosts, places;
+};
+constexpr Shape kShapes[] = {{2, 2}, {3, 2}, {2, 3}};
+
+// On all ranks, each on a thread of its own: what `body(node, rank, tensor)` starts and waits for.
+template <typename Body>
+void OnAll(Host& host, Body body) {
+    std::vector<std::thread> threads;
+    for (uint32_t rank = 0; rank < host.nodes.size(); ++rank) threads.emplace_back([&, rank] { body(*host.nodes[rank], rank); });
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& node : host.nodes) CHECK(node->failure().code == Code::kNone);
+}
+
+std::vector<float> Floats(size_t n, uint32_t rank, uint32_t tensor) {
+    std::vector<float> floats(n);
+    for (size_t i = 0; i < n; ++i) floats[i] = static_cast<float>((i + tensor) % 100 + 1000 * rank);
+    return floats;
+}
+
+std::vector<float> SumOf(size_t n, uint32_t world, uint32_t tensor) {
+    std::vector<float> sum(n);
+    for (uint32_t rank = 0; rank < world; ++rank) {
+        const std::vector<float> part = Floats(n, rank, tensor);
+        for (size_t i = 0; i < n; ++i) sum[i] += part[i];  // whole numbers: in any order
+    }
+    return sum;
+}
+
+}  // namespace
+
+TEST(HostsSumOverTheirRailsWhatTheirRanksHaveSummed) {
+    for (const Shape& shape : kShapes) {
+        const uint32_t world = shape.hosts * shape.places;
+        Host host(world, shape.hosts);
+        const std::vector<size_t> sizes = {1, 0, 77, 5000, 100'003, 3, 600'001};
+        OnAll(host, [&](Node& node, uint32_t rank) {
+            std::vector<std::vector<float>> data;
+            for (uint32_t tensor = 0; tensor < sizes.size(); ++tensor) {
+                data.push_back(Floats(sizes[tensor], rank, tensor));
+                Spec spec = Floats(sizes[tensor]);
+                spec.urgent_first = true;
+                spec.priority = 10 - tensor;
+                node.Start(tensor, spec, data.back().data(), data.back().data(), true);
+            }
+            for (uint32_t tensor = 0; tensor < sizes.size(); ++tensor) {
+                if (!CHECK(node.Wait(tensor, kPatience))) return;
+                CHECK(data[tensor] == SumOf(sizes[tensor], world, tensor));
+            }
+        });
+    }
+}
+
+TEST(AHostSendsWhatItWouldSendAsOneRank) {
+    constexpr size_t kFloats = 1'000'000;
+    for (const Shape& shape : kShapes) {
+        Host host(shape.hosts * shape.places, shape.hosts);
+        const auto sent = [&] {
+            std::vector<uint64_t> bytes(shape.hosts);
+            for (uint32_t rank = 0; rank < host.nodes.size(); ++rank) bytes[rank / shape.places] += host.nodes[rank]->stats().sent_bytes;
+            return bytes;
+        };
+        const std::vector<uint64_t> before = sent();
+        OnAll(host, [&](Node& node, uint32_t rank) {
+            std::vector<float> data(kFloats, static_cast<float>(rank));
+            node.Start(0, Floats(kFloats), data.data(), data.data(), true);
+            CHECK(node.Wait(0, kPatience));
+        });
+        const std::vector<uint64_t> after = sent();
+        const double least = 2.0 * (shape.hosts - 1) / shape.hosts * kFloats * sizeof(float);
+        for (uint32_t each = 0; each < shape.hosts; ++each) {
+            const auto bytes = static_cast<double>(after[each] - before[each]);
+            CHECK(bytes >= least * 0.999 && bytes < least * 1.01);
+        }
+    }
+}
+
+TEST(OneSenderOrOneReceiverAcrossHosts) {
+    for (const Shape& shape : kShapes) {
+        const uint32_t world = shape.hosts * shape.places;
+        Host host(world, shape.hosts);
+        const std::vector<size_t> sizes = {1, 0, 3001, 200'003};
+        OnAll(host, [&](Node& node, uint32_t rank) {
+            uint32_t tensor = 0;
+            for (const size_t n : sizes) {
+                for (uint32_t one = 0; one < world; ++one) {
+                    for (const bool sends : {false, true}) {
+                        for (const bool dealt : {false, true}) {
+                            const auto number = static_cast<int32_t>(one);
+                            Spec spec = Floats(n);
+                            (sends ? spec.from : spec.to) = number;
+                            if (!dealt) spec.at = number;
+                            const bool is_one = one == rank;
+                            std::vector<float> given = Floats(n, rank, tensor), got(n, -1.0f);
+                            // a receiver may sum in place, and others may name memory that they get nothing in
+                            const bool in_place = !sends && dealt;
+                            float* into = in_place ? given.data() : sends != is_one ? got.data() : nullptr;
+                            node.Start(tensor, spec, !sends || is_one ? given.data() : nullptr, into, false);
+                            if (!CHECK(node.Wait(tensor, kPatience))) return;
+                            if (sends && !is_one) CHECK(got == Floats(n, one, tensor));
+                            if (!sends && is_one) CHECK((in_place ? given : got) == SumOf(n, world, tensor));
+                            if (!sends && !is_one) CHECK(given == Floats(n, rank, tensor));
+                            ++tensor;
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
+
+TEST(HostsThatMeanDifferentThingsSumNothing) {
+    Host host(4, 2);
+    std::vector<std::vector<float>> data(4, std::vector<float>(100'000, 1.0f));
+    for (uint32_t rank = 0; rank < 4; ++rank) {
+        // alike on each host
+        host.nodes[rank]->Start(0, Floats(rank < 2 ? 100'000 : 99'999), data[rank].data(), data[rank].data(), false);
+    }
+    for (const auto& node : host.nodes) {
+        CHECK(!node->Wait(0, kPatience));
+        while (node->failure().code == Code::kNone) std::this_thread::yield();
+        CHECK(node->failure().code == Code::kMismatch);
+    }
+}
+
+TEST(ARankOfAnotherHostThatFailsEndsTheWaits) {
+    Host host(4, 2);
+    std::vector<std::vector<float>> data(4, std::vector<float>(1'000'000, 1.0f));
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+        host.nodes[rank]->Start(0, Floats(1'000'000), data[rank].data(), data[rank].data(), false);
+    }
+    host.nodes[3]->Abort("no more");
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+        CHECK(!host.nodes[rank]->Wait(0, kPatience));
+        CHECK(host.nodes[rank]->failure().code == Code::kAborted);
     }
 }
 

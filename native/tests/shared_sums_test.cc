@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -17,18 +18,31 @@ using namespace gradlane;
 namespace {
 
 using Bytes = std::vector<uint8_t>;
+using Ends = std::vector<SharedSums::End>;
+
+std::vector<uint32_t> TensorsOf(const Ends& ends) {
+    std::vector<uint32_t> tensors;
+    for (const SharedSums::End& end : ends) tensors.push_back(end.tensor);
+    return tensors;
+}
 
 // The ranks of a host in this process, each with its own mapping of the segment.
 struct Host {
     std::vector<std::unique_ptr<SharedSums>> ranks;
 
     explicit Host(uint32_t world) {
-        for (HostRoom& room : RoomsOf(world)) ranks.push_back(std::make_unique<SharedSums>(std::move(room)));
+        for (HostRoom& room : RoomsOf(NumbersUpTo(world))) ranks.push_back(std::make_unique<SharedSums>(std::move(room)));
     }
 
     // In a random order, a little at a time, until all tensors have ended on all ranks; returns the ends by rank.
     std::vector<std::vector<uint32_t>> Run(std::mt19937& random) {
-        std::vector<std::vector<uint32_t>> ended(ranks.size());
+        std::vector<std::vector<uint32_t>> tensors;
+        for (const Ends& ended : RunWays(random)) tensors.push_back(TensorsOf(ended));
+        return tensors;
+    }
+
+    std::vector<Ends> RunWays(std::mt19937& random) {
+        std::vector<Ends> ended(ranks.size());
         for (int idle = 0; idle < 1000;) {
             const size_t rank = random() % ranks.size();
             const size_t before = ended[rank].size();
@@ -75,6 +89,11 @@ Bytes InRankOrder(const Spec& spec, const std::vector<Bytes>& parts) {
     return sum;
 }
 
+// One way, as a tensor of one host goes.
+void Start(SharedSums& sums, uint32_t tensor, const Spec& spec, const uint8_t* from, uint8_t* into) {
+    sums.Start(tensor, spec, {{{spec.from, spec.to, spec.at}, from, into}});
+}
+
 Spec Of(DType dtype, Op op, size_t n) {
     Spec spec;
     spec.bytes = n * ElementBytes(dtype);
@@ -106,7 +125,7 @@ TEST(EveryTypeAndOperationGivesTheBitsOfRankOrder) {
                 const bool in_place = random() % 2 == 0;
                 if (in_place) results = parts;
                 for (uint32_t rank = 0; rank < world; ++rank) {
-                    host.ranks[rank]->Start(tensor, spec, (in_place ? results : parts)[rank].data(), results[rank].data());
+                    Start(*host.ranks[rank], tensor, spec, (in_place ? results : parts)[rank].data(), results[rank].data());
                 }
                 for (const auto& ended : host.Run(random)) CHECK_EQ(ended, std::vector<uint32_t>{tensor});
                 for (uint32_t rank = 0; rank < world; ++rank) CHECK(results[rank] == expected);
@@ -134,7 +153,7 @@ TEST(OneSenderOrOneReceiver) {
                     const Bytes expected = sends ? parts[static_cast<size_t>(one)] : InRankOrder(spec, parts);
                     for (uint32_t rank = 0; rank < world; ++rank) {
                         const bool is_one = static_cast<int32_t>(rank) == one;
-                        host.ranks[rank]->Start(tensor, spec, !sends || is_one ? parts[rank].data() : nullptr,
+                        Start(*host.ranks[rank], tensor, spec, !sends || is_one ? parts[rank].data() : nullptr,
                                                 sends != is_one ? results[rank].data() : nullptr);
                     }
                     host.Run(random);
@@ -161,7 +180,7 @@ TEST(TheMostUrgentOfWhatAllHaveHandedOverGoesFirst) {
             spec.urgent_first = true;
             spec.priority = std::vector<uint32_t>{5, 5, 1, 3}[tensor];
             auto* memory = reinterpret_cast<uint8_t*>(data[rank * 4 + tensor].data());
-            host.ranks[rank]->Start(tensor, spec, memory, memory);
+            Start(*host.ranks[rank], tensor, spec, memory, memory);
         }
     }
     for (const auto& ended : host.Run(random)) CHECK_EQ(ended, (std::vector<uint32_t>{2, 3, 0, 1}));
@@ -178,7 +197,7 @@ TEST(ARankAheadOfTheOthersWaitsForNoCallThatTheyDoNotHave) {
         spec.urgent_first = true;
         spec.priority = 1000 - tensor;
         auto* memory = reinterpret_cast<uint8_t*>(data[rank * 1000 + tensor].data());
-        host.ranks[rank]->Start(tensor, spec, memory, memory);
+        Start(*host.ranks[rank], tensor, spec, memory, memory);
     };
     for (uint32_t tensor = 0; tensor < 1000; ++tensor) {
         start(0, tensor);
@@ -187,12 +206,11 @@ TEST(ARankAheadOfTheOthersWaitsForNoCallThatTheyDoNotHave) {
     for (uint32_t tensor = 0; tensor < 1000; ++tensor) {
         if (tensor >= 300) start(1, tensor);
         start(2, tensor);
-        std::vector<uint32_t> ended;
-        std::vector<uint32_t> others;
+        Ends ended, others;
         for (int turn = 0; turn < 6; ++turn) {
             for (uint32_t rank = 0; rank < 3; ++rank) host.ranks[rank]->Progress(1 << 20, rank == 2 ? &ended : &others);
         }
-        if (tensor % 7 != 0 && !CHECK_EQ(ended, std::vector<uint32_t>{tensor})) return;
+        if (tensor % 7 != 0 && !CHECK_EQ(TensorsOf(ended), std::vector<uint32_t>{tensor})) return;
     }
     for (const auto& rank : host.ranks) CHECK(!rank->IsUnderWay());
     CHECK_EQ(data[1].front(), 3.0f);
@@ -203,8 +221,8 @@ TEST(RanksThatMeanDifferentThingsSumNothing) {
         Host host(2);
         std::mt19937 random(5);
         Bytes mine(4096, 1), theirs(4096, 1);
-        host.ranks[0]->Start(0, a, mine.data(), mine.data());
-        host.ranks[1]->Start(tensor, b, theirs.data(), theirs.data());
+        Start(*host.ranks[0], 0, a, mine.data(), mine.data());
+        Start(*host.ranks[1], tensor, b, theirs.data(), theirs.data());
         for (const auto& ended : host.Run(random)) CHECK(ended.empty());
         REQUIRE(host.ranks[0]->difference().has_value());
         CHECK_EQ(host.ranks[0]->difference()->rank, 1);
@@ -219,17 +237,86 @@ TEST(RanksThatMeanDifferentThingsSumNothing) {
     differ(spec, spec, 1, "handed over tensor 1 where rank 0 has tensor 0");
 }
 
+// Each rank adds to what it owns between the two ways, as the ranks of other hosts do.
+TEST(AWayThatAwaitsOthersBeginsWhenAllRanksAreReady) {
+    std::mt19937 random(6);
+    for (const uint32_t world : {2u, 3u}) {
+        for (const size_t n : {1u, 1000u, 300'007u}) {
+            for (const bool one_owner : {false, true}) {
+                Host host(world);
+                Spec spec = Of(DType::kF32, Op::kSum, n);
+                std::vector<std::vector<float>> data(world, std::vector<float>(n, 1.0f)), other = data;
+                const auto at = [](std::vector<float>& floats) { return reinterpret_cast<uint8_t*>(floats.data()); };
+                const int32_t owner = one_owner ? static_cast<int32_t>(world) - 1 : kDealt, own = one_owner ? owner : kOwn;
+                for (uint32_t rank = 0; rank < world; ++rank) {
+                    uint8_t* memory = at(data[rank]);
+                    host.ranks[rank]->Start(0, spec, {{{kAll, own, owner}, memory, memory}, {{own, kAll}, memory, memory, true}});
+                    Start(*host.ranks[rank], 1, spec, at(other[rank]), at(other[rank]));
+                }
+                // what comes later does not wait for it
+                for (const Ends& ended : host.RunWays(random)) CHECK_EQ(ended, (Ends{{0, 1}, {1, 0}}));
+                for (uint32_t rank = 0; rank < world; ++rank) {
+                    const Range share = one_owner ? Range{0, static_cast<int32_t>(rank) == owner ? spec.bytes : 0}
+                                                  : SharedSums::ShareOf(spec.bytes, world, rank);
+                    for (uint64_t i = share.begin / 4; i < share.end / 4; ++i) {
+                        if (!CHECK_EQ(data[rank][i], static_cast<float>(world))) return;
+                        data[rank][i] += 100.0f;
+                    }
+                    for (const Ends& ended : host.RunWays(random)) CHECK(ended.empty());
+                    host.ranks[rank]->Ready(0);
+                }
+                for (const Ends& ended : host.RunWays(random)) CHECK_EQ(ended, (Ends{{0, 0}}));
+                const std::vector<float> expected(n, static_cast<float>(world) + 100.0f);
+                for (const auto& each : data) CHECK(each == expected);
+                for (const auto& rank : host.ranks) CHECK(!rank->IsUnderWay());
+            }
+        }
+    }
+}
+
+// What one rank alone gives, once it has it: it is the first way, and may be ready before it is handed over.
+TEST(CallsBecomeReadyInAnyOrderOnEachRank) {
+    constexpr uint32_t kWorld = 3, kTensors = 400;
+    Host host(kWorld);
+    std::mt19937 random(7);
+    std::vector<std::vector<uint8_t>> data(kWorld * kTensors, std::vector<uint8_t>(100));
+    std::vector<std::vector<uint32_t>> unready(kWorld);
+    for (uint32_t rank = 0; rank < kWorld; ++rank) {
+        for (uint32_t tensor = 0; tensor < kTensors; ++tensor) {
+            auto& own = data[rank * kTensors + tensor];
+            if (rank == 1) own.assign(100, static_cast<uint8_t>(tensor));
+            Spec spec = Of(DType::kU8, Op::kSum, 100);
+            spec.from = 1;
+            host.ranks[rank]->Start(tensor, spec, {{{1, kAll}, own.data(), own.data(), true}});
+            unready[rank].push_back(tensor);
+        }
+        std::shuffle(unready[rank].begin(), unready[rank].end(), random);
+    }
+    size_t ended = 0;
+    while (!unready[0].empty() || !unready[1].empty() || !unready[2].empty()) {
+        auto& some = unready[random() % kWorld];
+        const auto rank = static_cast<size_t>(&some - unready.data());
+        for (size_t i = 0; i < 20 && !some.empty(); ++i) {
+            host.ranks[rank]->Ready(some.back());
+            some.pop_back();
+        }
+        for (const Ends& each : host.RunWays(random)) ended += each.size();
+    }
+    CHECK_EQ(ended, size_t{kWorld} * kTensors);
+    for (uint32_t i = 0; i < kWorld * kTensors; ++i) CHECK_EQ(data[i][99], static_cast<uint8_t>(i % kTensors));
+}
+
 TEST(WhoRestsIsWokenAndWhoHasSomethingToDoDoesNotRest) {
     Host host(2);
-    std::vector<uint32_t> ended;
+    Ends ended;
     std::vector<float> a(4, 1.0f), b(4, 2.0f);
     SharedSums &first = *host.ranks[0], &second = *host.ranks[1];
     CHECK(first.Rest());
-    first.Start(0, Of(DType::kF32, Op::kSum, 4), reinterpret_cast<uint8_t*>(a.data()), reinterpret_cast<uint8_t*>(a.data()));
+    Start(first, 0, Of(DType::kF32, Op::kSum, 4), reinterpret_cast<uint8_t*>(a.data()), reinterpret_cast<uint8_t*>(a.data()));
     CHECK(!first.Progress(1 << 20, &ended));
     CHECK(first.Rest());
     CHECK(!IsReadable(first.wake_fd()));
-    second.Start(0, Of(DType::kF32, Op::kSum, 4), reinterpret_cast<uint8_t*>(b.data()), reinterpret_cast<uint8_t*>(b.data()));
+    Start(second, 0, Of(DType::kF32, Op::kSum, 4), reinterpret_cast<uint8_t*>(b.data()), reinterpret_cast<uint8_t*>(b.data()));
     CHECK(!second.Rest());
     CHECK(!second.Progress(1 << 20, &ended));
     CHECK(IsReadable(first.wake_fd()));
@@ -251,13 +338,13 @@ TEST(ThreadsSumAsFastAsTheyLike) {
         threads.emplace_back([&, rank] {
             SharedSums& sums = *host.ranks[rank];
             std::mt19937 random(rank);
-            std::vector<uint32_t> ended;
+            Ends ended;
             for (uint32_t tensor = 0; tensor < kTensors || ended.size() < kTensors;) {
                 if (tensor < kTensors) {
                     std::vector<float>& own = data[rank * kTensors + tensor];
                     own.assign(1 + tensor * 777 % 150'000, static_cast<float>(rank + 1));
                     auto* memory = reinterpret_cast<uint8_t*>(own.data());
-                    sums.Start(tensor, Of(DType::kF32, Op::kSum, own.size()), memory, memory);
+                    Start(sums, tensor, Of(DType::kF32, Op::kSum, own.size()), memory, memory);
                     ++tensor;
                 }
                 while (sums.Progress(300'000, &ended)) {}

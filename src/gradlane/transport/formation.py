@@ -32,8 +32,8 @@ def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local
 
     Args:
         store: the job's store, under a prefix for this formation.
-        options: whether this process is a worker, a server or both; its secret, job, address and
-            `is_local` are filled in. With `tell_tables` the servers are members of their own; otherwise server i
+        options: whether this process is a worker, a server or both; its secret, job, address,
+            `is_local` and `hosts` are filled in. With `tell_tables` the servers are members of their own; otherwise server i
             runs in worker i's process.
         address: of this host, as others reach it.
         timeout_s: how long to wait for all members.
@@ -65,8 +65,9 @@ def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local
             ) from None
 
     first = workers[0]
-    store.set(f"host/{me}", _host())
-    is_local = len({read("host", member) for member in members}) == 1
+    store.set(f"host/{me}", host_name())
+    names = [read("host", member) for member in members]
+    is_local = len(set(names)) == 1
     if me == first:
         store.set(f"secret/{first}", secrets.token_hex(32))
     secret = bytes.fromhex(read("secret", first))
@@ -76,6 +77,7 @@ def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local
             job=int.from_bytes(hashlib.sha256(secret).digest()[:7], "little"),
             secret=secret,
             is_local=is_local,
+            hosts=tuple(map(names.index, names[: options.world])),
             address="127.0.0.1" if is_local else address,
             checksum=options.checksum and not is_local,
             congestion=options.congestion or (_LOCAL_CONGESTION if is_local else ""),
@@ -100,7 +102,7 @@ def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local
     return node
 
 
-def _host() -> str:
+def host_name() -> str:
     """A string that is equal for processes that reach each other over loopback."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"

@@ -82,6 +82,7 @@ class NodeOptions:
         max_bytes: the most bytes of the tensors that the worker here registers, and of the memory that
             the server here may need for all tensors: what it keeps, and packets in flight.
         is_local: all members are on one host.
+        hosts: for each worker a number that is equal for those of one host; empty before they have met.
         ranks: numbers of the workers in the whole job, for errors; None if they are the same.
     """
 
@@ -109,6 +110,7 @@ class NodeOptions:
     linger_s: float = 2.0
     max_bytes: int = 1 << 40
     is_local: bool = False
+    hosts: tuple[int, ...] = ()
     ranks: tuple[int, ...] | None = None
 
     @property
@@ -331,8 +333,12 @@ class Node:
         urgent_first: bool = False,
         priority: int = 0,
         notify: bool = False,
+        of_bytes: int = 0,
     ) -> None:
-        """Register a tensor for one iteration and push it. Ids count up, equal on all ranks."""
+        """Register a tensor for one iteration and push it. Ids count up, equal on all ranks.
+
+        of_bytes: size of the tensor that this is a piece of, which ranks compare too; 0: it is no piece.
+        """
         self._native.start(
             tensor,
             from_address,
@@ -346,6 +352,7 @@ class Node:
             urgent_first=urgent_first,
             priority=priority,
             notify=notify,
+            of_bytes=of_bytes,
         )
 
     def forget_below(self, tensor: int) -> None:

@@ -41,6 +41,8 @@ _BOOL_OPS = {ReduceOp.SUM: "max", ReduceOp.MIN: "min", ReduceOp.MAX: "max", Redu
 # on loopback a packet costs processor time, not link time, so that large packets are faster
 _LOCAL_PACKET_BYTES = 512 << 10
 _PACKET_BYTES = 128 << 10
+# where hosts sum first and then exchange their sums (docs/c10d.md has how it was chosen)
+_PIECE_BYTES = 1 << 20
 
 _thread = threading.local()
 
@@ -112,7 +114,9 @@ class Group(Names, _Base):  # type: ignore[misc]
             deal_evenly=True,
         )
         self._node = form(store, wanted, own_address(), timeout_s, options.packet_bytes or _LOCAL_PACKET_BYTES)
-        if options.shared_memory and can_share(self._node):
+        shares = options.shared_memory and can_share(self._node.options)
+        self._piece_bytes = _PIECE_BYTES if shares and not self._node.options.is_local else None
+        if shares:
             try:
                 share(store, self._node, timeout_s)
             except BaseException:
@@ -342,7 +346,7 @@ class Group(Names, _Base):  # type: ignore[misc]
 
     def _parts(self) -> Parts:
         self._check_open()
-        return Parts()
+        return Parts(self._piece_bytes)
 
     def _check_open(self) -> None:
         if not self._close.alive:
@@ -393,10 +397,11 @@ class Group(Names, _Base):  # type: ignore[misc]
             first = self._next_id
             self._next_id = first + len(parts.starts)
             queue_priority = self._options.priority_of(level, first)
-            for each, (source, into, size, dtype, op, sender, receiver, at) in enumerate(parts.starts, first):
+            for each, (source, into, size, dtype, op, sender, receiver, at, of_bytes) in enumerate(parts.starts, first):
                 node.start(
                     each, source, into, size, dtype,
                     op=op, sender=sender, receiver=receiver, at=at, urgent_first=True, priority=queue_priority,
+                    of_bytes=of_bytes,
                 )  # fmt: skip
             ids = range(first, self._next_id)
             self._under_way.append((ids, parts.held))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gradlane.errors import InputError
+from gradlane.transport.node import ALL
 
 NUMBERS = {
     torch.float32: "float32",
@@ -29,12 +30,18 @@ class Parts:
 
     Attributes:
         starts: for each tensor the arguments of `Node.start`: addresses to read and to write (0 for
-            none), bytes, dtype, operation, sender, receiver and server (-1 for none).
+            none), bytes, dtype, operation, sender, receiver and server (-1 for none), and the bytes of the
+            tensor that it is a piece of (0: it is no piece).
         held: keeps the memory alive until the collective has ended.
+
+    Args:
+        piece_bytes: what all ranks give or get goes in pieces of so many bytes, each a tensor of its own, so that one
+            crosses the network while another is summed on its host; None: whole.
     """
 
-    def __init__(self) -> None:
-        self.starts: list[tuple[int, int, int, str, str, int, int, int]] = []
+    def __init__(self, piece_bytes: int | None = None) -> None:
+        self._piece_bytes = piece_bytes
+        self.starts: list[tuple[int, int, int, str, str, int, int, int, int]] = []
         self.held: list[torch.Tensor] = []
         self._finish: list[tuple[torch.Tensor, torch.Tensor, Callable[[torch.Tensor], Any] | None]] = []
 
@@ -60,7 +67,7 @@ class Parts:
         """
         known = source if source is not None else into
         if known is None:  # between two other ranks: this one neither knows nor needs its size
-            self.starts.append((0, 0, 0, "uint8", op, sender, receiver, at))
+            self.starts.append((0, 0, 0, "uint8", op, sender, receiver, at, 0))
             return
         from_address = into_address = 0
         if source is not None:
@@ -70,7 +77,14 @@ class Parts:
             into_address = into.data_ptr()
             self.held.append(into)
         size = known.numel() * known.element_size()
-        self.starts.append((from_address, into_address, size, NUMBERS.get(known.dtype, "uint8"), op, sender, receiver, at))
+        dtype = NUMBERS.get(known.dtype, "uint8")
+        piece = self._piece_bytes
+        if piece is None or size <= piece or (sender != ALL and receiver != ALL):
+            self.starts.append((from_address, into_address, size, dtype, op, sender, receiver, at, 0))
+            return
+        for begin in range(0, size, piece):
+            source_at, into_at = from_address and from_address + begin, into_address and into_address + begin
+            self.starts.append((source_at, into_at, min(piece, size - begin), dtype, op, sender, receiver, at, size))
 
     def deliver(self, plain: torch.Tensor, tensor: torch.Tensor, then: Callable[[torch.Tensor], Any] | None = None) -> None:
         """Once the collective has ended, call `then` on the result in `plain` and copy it to

@@ -1,0 +1,150 @@
+"""What the ranks of test_hosts.py do: groups of two hosts with two ranks each, which are processes of one machine.
+
+Which host a rank is on is what it says of itself (`formation.host_name`). The connections between these hosts are TCP, as
+between real ones; in the lab they are namespaces.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import gradlane
+from gradlane.errors import GradlaneError
+from gradlane.live import c10d
+from gradlane.transport import formation
+from tests.live import collectives
+from tests.live.cases import bits_of, differences, train
+from tests.live.models import MODELS, OPTIMIZERS
+
+_real = formation.host_name
+
+
+def be_on(rank: int, world: int, hosts: list[int]) -> None:
+    """From now on this rank is on `hosts[rank]`."""
+    formation.host_name = lambda: f"{_real()} {hosts[rank]}"
+
+
+def check(**case: Any) -> None:
+    collectives.check(**case)
+
+
+def node_of(group: Any) -> Any:
+    return group._node if hasattr(group, "_node") else group._get_backend(torch.device("cpu"))._node
+
+
+def sums(rank: int, world: int, dtype: str, sizes: list[int], **options: Any) -> list[bytes]:
+    """The bits of sums of noise."""
+    group = dist.new_group(backend="gradlane", pg_options=c10d.Options(**options))
+    generator = torch.Generator().manual_seed(rank)
+    data = [(torch.randn(size, generator=generator) * 50).to(getattr(torch, dtype)) for size in sizes]
+    works = [dist.all_reduce(each, group=group, async_op=True) for each in data]
+    for work in works:
+        work.wait()
+    dist.destroy_process_group(group)
+    return [each.view(torch.uint8).numpy().tobytes() for each in data]
+
+
+def sent(rank: int, world: int, what: str, **options: Any) -> int:
+    """Bytes that this rank's node sends for a collective of 4 MB."""
+    group: Any = dist.new_group(backend="gradlane", pg_options=c10d.Options(**options))
+    whole, parts = torch.ones(1_000_000), [torch.ones(1_000_000 // world) for _ in range(world)]
+    dist.barrier(group)
+    before = node_of(group).stats()["sent_bytes"]
+    match what:
+        case "all_reduce":
+            dist.all_reduce(whole, group=group)
+        case "broadcast":
+            dist.broadcast(whole, 3, group=group)
+        case "reduce_scatter":
+            dist.reduce_scatter(parts[0].clone(), parts, group=group)
+        case "all_gather":
+            dist.all_gather(parts, parts[rank].clone(), group=group)
+    dist.barrier()
+    taken = node_of(group).stats()["sent_bytes"] - before
+    dist.destroy_process_group(group)
+    return int(taken)
+
+
+def dies(rank: int, world: int, culprit: int) -> tuple[str, int, float]:
+    """One rank is killed in the middle of sums; what the others hear, whom it names, and after how long."""
+    group = dist.new_group(backend="gradlane")
+    data = torch.ones(4_000_000)
+    dist.all_reduce(data, group=group)
+    work = dist.all_reduce(data, group=group, async_op=True)
+    if rank == culprit:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        work.wait()
+        for _ in range(1000):
+            dist.all_reduce(data, group=group)
+    except GradlaneError as error:
+        return type(error).__name__, getattr(error, "rank", -1), time.monotonic() - began
+    return "", -1, 0.0
+
+
+def limited(rank: int, world: int) -> tuple[str, str]:
+    """Rank 2, the first of its host, may make no file of a megabyte; what each rank hears before the first sum."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 2:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        dist.new_group(backend="gradlane", timeout=timedelta(seconds=20))
+    except GradlaneError as error:
+        return type(error).__name__, str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return "", ""
+
+
+def differs(rank: int, world: int, sizes: list[int]) -> str:
+    """What a rank hears of a sum to which ranks bring tensors of several sizes, which are cut into pieces."""
+    group = dist.new_group(backend="gradlane", timeout=timedelta(seconds=20))
+    try:
+        dist.all_reduce(torch.ones(sizes[rank]), group=group)
+    except GradlaneError as error:
+        return type(error).__name__
+    return ""
+
+
+def session(rank: int, world: int, policy: str) -> list[str]:
+    """Names whose bits differ between a session and DDP over the same kind of group."""
+    group = dist.new_group(backend="gradlane")
+    torch.manual_seed(7)
+    net = MODELS["convolutions"]()
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    train(net, DistributedDataParallel(net, process_group=group), optimizer, net.batch, 6, rank)
+    expected = bits_of(net, optimizer)
+    torch.manual_seed(7)
+    net = MODELS["convolutions"]()
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    options: dict[str, Any] = {"backend": "all-reduce", "timeout": 30, "profile_iterations": 3}
+    with gradlane.attach(net, optimizer, policy, process_group=group, **options) as attached:
+        train(net, net, optimizer, net.batch, 6, rank)
+        attached.flush()
+        return differences(expected, bits_of(net, optimizer))
+
+
+def main() -> None:
+    """In the lab: rank 0 prints the bytes that the nodes of each host sent for an all_reduce of 4 MB."""
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    found: list[Any] = [None] * world
+    dist.all_gather_object(found, (socket.gethostname(), sent(rank, world, "all_reduce")))
+    if rank == 0:
+        print(*(sum(bytes_ for name, bytes_ in found if name == host) for host in sorted({name for name, _ in found})))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Hosts of several ranks sum in their memory first: what NumPy gives, once over the network, and the same ends as ever."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from gradlane import lab
+from tests.commands import gradlane
+from tests.live.ranks import Ranks
+from tests.live.shared import left_over
+
+CASES = "tests.live.hosts:"
+TWO = [0, 0, 1, 1]
+SIZES = [0, 1, 77, 4097, 65_537, 1_500_001]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks(4)
+    ranks.run(CASES + "be_on", hosts=TWO)
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize(
+    ("what", "dtype", "op"),
+    [
+        ("all_reduce", "float32", "SUM"),
+        ("all_reduce", "bfloat16", "AVG"),
+        ("all_reduce_coalesced", "int64", "MAX"),
+        ("reduce", "float64", "SUM"),
+        ("reduce_scatter", "float32", "PRODUCT"),
+        ("reduce_scatter_tensor", "bool", "SUM"),
+        ("broadcast", "int16", "SUM"),
+        ("all_gather", "uint8", "SUM"),
+        ("all_gather_into_tensor", "float32", "SUM"),
+        ("all_to_all", "float32", "SUM"),
+    ],
+)
+@pytest.mark.parametrize("shape", [(), (5, 0), (1025,), (33, 65), (700_001,)])
+def test_a_collective_is_the_oracles(ranks: Ranks, what: str, dtype: str, op: str, shape: tuple[int, ...]) -> None:
+    root = sum(shape) % 4
+    ranks.run(CASES + "check", what=what, op=op, dtype=dtype, shape=shape, layout="plain", root=root, seed=len(what))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_all_ranks_have_the_same_bits(ranks: Ranks, dtype: str) -> None:
+    first, *others = ranks.run(CASES + "sums", dtype=dtype, sizes=SIZES)
+    assert others == [first] * 3
+
+
+def test_rank_order_gives_the_bits_of_one_host_and_of_four(ranks: Ranks) -> None:
+    found = []
+    for hosts in (TWO, [0] * 4, [0, 1, 2, 3]):
+        ranks.run(CASES + "be_on", hosts=hosts)
+        found += ranks.run(CASES + "sums", dtype="float32", sizes=SIZES, rank_order=True)
+    ranks.run(CASES + "be_on", hosts=TWO)
+    assert found == [found[0]] * 12
+
+
+@pytest.mark.parametrize(
+    ("what", "least"), [("all_reduce", 4_000_000), ("reduce_scatter", 2_000_000), ("all_gather", 2_000_000)]
+)
+def test_a_host_sends_what_one_rank_would(ranks: Ranks, what: str, least: int) -> None:
+    sent = ranks.run(CASES + "sent", what=what)
+    for host in (sent[:2], sent[2:]):
+        assert least <= sum(host) < 1.01 * least
+
+
+def test_a_broadcast_crosses_once(ranks: Ranks) -> None:
+    sent = ranks.run(CASES + "sent", what="broadcast")
+    assert 4_000_000 <= sum(sent[2:]) < 4_040_000
+    assert sum(sent[:2]) < 2_020_000  # of servers there that pass their share on
+
+
+def test_hosts_of_unequal_numbers_sum_as_ever(ranks: Ranks) -> None:
+    ranks.run(CASES + "be_on", hosts=[0, 0, 0, 1])
+    first, *others = ranks.run(CASES + "sums", dtype="int32", sizes=SIZES)
+    ranks.run(CASES + "be_on", hosts=TWO)
+    assert [first, *others] == ranks.run(CASES + "sums", dtype="int32", sizes=SIZES)
+
+
+@pytest.mark.parametrize("policy", ["ddp", "bytescheduler"])
+def test_a_session_over_it_gives_the_bits_of_ddp_over_it(ranks: Ranks, policy: str) -> None:
+    assert ranks.run(CASES + "session", policy=policy) == [[]] * 4
+
+
+@pytest.mark.parametrize("sizes", [[800_000, 800_000, 600_000, 600_000], [800_000, 600_000, 800_000, 600_000]])
+def test_pieces_of_tensors_that_differ_in_size_are_not_summed(ranks: Ranks, sizes: list[int]) -> None:
+    assert set(ranks.run(CASES + "differs", sizes=sizes)) == {"MismatchError"}
+
+
+def test_memory_that_one_host_lacks_is_told_to_all_before_the_first_sum(ranks: Ranks) -> None:
+    for kind, text in ranks.run(CASES + "limited"):
+        assert kind == "CapacityError", text
+        assert "rank 2: " in text
+        assert "GRADLANE_SHARED_MEMORY=0" in text
+
+
+@pytest.mark.parametrize("culprit", [1, 2])
+def test_a_rank_that_is_killed_is_named_on_both_hosts_and_leaves_nothing(culprit: int) -> None:
+    before = left_over()
+    ranks = Ranks(4)
+    try:
+        ranks.run(CASES + "be_on", hosts=TWO)
+        answers = ranks.try_run(CASES + "dies", culprit=culprit)
+        assert not answers.pop(culprit)[0]
+        for ok, (kind, rank, seconds) in answers:
+            assert ok
+            assert (kind, rank) == ("PeerDied", culprit)
+            assert seconds < 2.5
+    finally:
+        ranks.close()
+    assert left_over() <= before
+
+
+def test_emulated_hosts_of_two_ranks_share_what_is_theirs() -> None:
+    if reason := lab.supported():
+        pytest.skip(reason)
+    done = gradlane(
+        "lab", "--hosts", 2, "--ranks-per-host", 2, "--link", "1gbit", "--quiet", "--",
+        sys.executable, "-m", "tests.live.hosts", timeout=60,
+    )  # fmt: skip
+    for sent in map(int, done.stdout.split()):
+        assert 4_000_000 <= sent < 4_040_000
