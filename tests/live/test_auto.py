@@ -109,8 +109,6 @@ def test_a_network_that_becomes_slower_makes_it_look_again(two_ranks, backend):
     assert before.why == "the job has begun"
     assert "take" in after.why
     assert "times as long" in after.why
-    # delays are startups: what was fitted as the rate of bytes means little beside them
-    assert min(each.iteration_ns for each in after.predicted) > min(each.iteration_ns for each in before.predicted)
     assert after.verdict.endswith(f"looked again since {after.why}")
     assert first["lines"] == [f"gradlane: {look.verdict}" for look in first["auto"].looks]
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
+import struct
 import threading
 import time
 from collections import defaultdict
@@ -139,11 +140,12 @@ def _accept_flow(server: socket.socket, token: bytes, stack: contextlib.ExitStac
 
 def _rates(connections: dict[bool, socket.socket], seconds: float) -> tuple[int, int]:
     received = dict.fromkeys(connections, 0)
+    over = threading.Event()
 
     def receive(marked: bool, connection: socket.socket) -> None:
         into = bytearray(1 << 18)
         with contextlib.suppress(OSError):
-            while count := connection.recv_into(into):
+            while (count := connection.recv_into(into)) and not over.is_set():
                 received[marked] += count
 
     threads = [threading.Thread(target=receive, args=each, daemon=True) for each in connections.items()]
@@ -153,13 +155,26 @@ def _rates(connections: dict[bool, socket.socket], seconds: float) -> tuple[int,
     before, began = dict(received), time.monotonic()
     time.sleep(seconds)
     after, took = dict(received), time.monotonic() - began
+    over.set()
     for connection in connections.values():
         with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
+            connection.shutdown(socket.SHUT_RD)  # ends the threads' recv
     for thread in threads:
         thread.join(PATIENCE_S)
+    for connection in connections.values():
+        _reset(connection)
     marked, unmarked = (round((after[each] - before[each]) / took) for each in (True, False))
     return marked, unmarked
+
+
+def _reset(connection: socket.socket) -> None:
+    """End a connection so that its sender learns of it at once, also where its window is closed.
+
+    After an orderly close a closed window stays closed: Linux announces no window for a connection
+    that nobody reads from any more, and the sender would wait until its own timeout.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
 
 
 # -- a sender ---------------------------------------------------------------------------------------------
