@@ -28,10 +28,10 @@ void BindHost(nb::module_& module, nb::class_<Node>& node) {
     module.attr("MAX_HOST_RANKS") = kMaxHostRanks;
     nb::class_<Meeting>(module, "Meeting")
         .def_static("lead", [](uint32_t ranks, nb::bytes secret) {
-            return Meeting::Lead(ranks, SharedSums::BytesFor(ranks), AsSecret(secret));
+            return Meeting::Lead(ranks, Node::HostBytesFor(ranks), AsSecret(secret));
         })
         .def_static("join", [](const std::string& name, uint32_t rank, uint32_t ranks, nb::bytes secret) {
-            return Meeting::Join(name, rank, ranks, SharedSums::BytesFor(ranks), AsSecret(secret));
+            return Meeting::Join(name, rank, ranks, Node::HostBytesFor(ranks), AsSecret(secret));
         })
         .def("name", &Meeting::name)
         .def("wait", [](Meeting& meeting, int64_t timeout_ms) {

@@ -12,8 +12,8 @@
 // saves a wake-up; otherwise the I/O thread runs them.
 //
 // The code is in node.cc (life, calls and waits), node_tensors.cc (what the commands do), node_messages.cc,
-// node_peers.cc (meeting and losing peers), node_frames.cc (frames from peers) and node_io.cc (the
-// I/O thread).
+// node_shared.cc (the memory of a host), node_peers.cc (meeting and losing peers), node_frames.cc (frames from
+// peers) and node_io.cc (the I/O thread).
 //
 // Errors: the first failure stands (failure()); every wait ends with it, and the node tells every
 // other process. An exception (no memory) is a failure too, after which the node does nothing more
@@ -43,6 +43,7 @@
 #include "node/connection.h"
 #include "node/engine.h"
 #include "node/greeting.h"
+#include "node/mailboxes.h"
 #include "node/messages.h"
 #include "node/shared_sums.h"
 
@@ -87,7 +88,7 @@ struct NodeStats {
     uint64_t wakeups = 0;
 };
 
-class Node : private Connection::Owner, private Outbox, private Messages::Post {
+class Node : private Connection::Owner, private Outbox, private Messages::Post, private Mailboxes::Owner {
   public:
     // Starts the I/O thread and, if there is a server in this process, begins to listen. Returns
     // null if the options or the system do not allow it; `why` then has the reason.
@@ -105,9 +106,11 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     // is missing in `missing`, or after a failure.
     bool Join(int64_t timeout_ms, std::string* missing);
 
-    // From now on, what SharedSums takes of the tensors that are started goes through the memory of this host. All
-    // workers of the job are the ranks of `room`, and call this after Join and before they start a tensor.
+    // From now on, what SharedSums takes of the tensors that are started goes through the memory of this host, and so do
+    // all messages. All workers of the job are the ranks of `room`, whose segment has HostBytesFor(ranks), and call this
+    // after Join and before they start a tensor or send a message.
     void Share(HostRoom room);
+    static size_t HostBytesFor(uint32_t ranks) { return SharedSums::BytesFor(ranks) + Mailboxes::BytesFor(ranks); }
 
     // Registers a tensor. Ids grow by one from 0.
     //   from, into: the worker's memory that is sent and that the sum goes to, `spec.bytes` each.
@@ -300,6 +303,11 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     void PostAnswer(uint32_t rank, FrameType type, uint32_t number) override;
     void Ended(Transfer& transfer, int32_t rank) override;
     void Mismatch(uint32_t rank, const std::string& text) override;
+    // Mailboxes::Owner
+    Connection::Sink OnMailHeader(uint32_t rank, const Header& header) override;
+    const char* OnMailFrame(uint32_t rank, const Header& header) override;
+    void OnMailSent(uint32_t rank, const Header& header) override;
+    void OnMailFault(uint32_t rank, Code code, const char* why) override;
 
     void Submit(Command command);
     void RunOrWake();
@@ -329,6 +337,11 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     void StartShared(const StartCommand& command);
     bool RunShared(uint64_t bytes);
     bool RestShared();
+    bool RunMail(uint64_t bytes);
+    bool RestMail();
+    bool Attend(Mailboxes& mail, const Transfer& transfer, int64_t end_ns);
+    void HearLast();
+    void TellWaiting();
     std::shared_ptr<const Layout> Cut(uint32_t tensor, const Spec& spec);
     bool Register(const DefineCommand& command, int32_t teller);  // teller: the rank that a server has it from, or -1
     bool Admit(const DefineCommand& command, int32_t teller, Tensor* state);
@@ -393,6 +406,8 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     uint32_t missing_connections() const;
 
     bool IsShared(uint32_t tensor) const;
+    // Whether no wait for `transfer` has to go on.
+    bool IsEnded(const Transfer& transfer) const { return transfer.over || failure_.code != Code::kNone || over_all_; }
 
     const NodeOptions options_;
     const pid_t pid_;  // of the process that has the I/O thread; a fork of it has none
@@ -452,6 +467,8 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
 
     std::mutex done_mutex_;  // taken last
     std::condition_variable done_;
+    std::shared_ptr<Mailboxes> mail_;     // null: messages go over the connections; set under both mutexes, used under mutex_
+    std::atomic<bool> attended_{false};  // by a thread that waits for a message; set under done_mutex_
     std::shared_ptr<Engine> awaited_;  // whose waits a failure ends
     std::unordered_set<uint32_t> open_;  // pushed and not done
     std::deque<int64_t> finished_;  // ~tensor: sent

@@ -11,11 +11,18 @@ void Node::Share(HostRoom room) {
         Fail({Code::kProtocol, options_.rank, -1, "the memory of a host was to be shared by other ranks than the job has, or too late"});
         return;
     }
-    shared_ = std::make_unique<SharedSums>(std::move(room));
+    const size_t offset = SharedSums::BytesFor(room.ranks);
+    const auto memory = std::make_shared<const HostRoom>(std::move(room));
+    shared_ = std::make_unique<SharedSums>(memory);
+    if (messages_) {
+        std::lock_guard done(done_mutex_);
+        mail_ = std::make_shared<Mailboxes>(memory, offset, static_cast<Mailboxes::Owner*>(this));
+    }
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.ptr = &shared_;
     epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, shared_->wake_fd(), &event);
+    Wake();  // others may have sent already
 }
 
 bool Node::IsShared(uint32_t tensor) const {

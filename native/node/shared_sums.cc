@@ -23,16 +23,16 @@ size_t SharedSums::BytesFor(uint32_t ranks) {
     return RoundUp(sizeof(Decisions) + ranks * sizeof(Board), 4096) + ranks * kSlots * kChunkBytes;
 }
 
-SharedSums::SharedSums(HostRoom room) : room_(std::move(room)), wide_(kBlockBytes / 2) {
+SharedSums::SharedSums(std::shared_ptr<const HostRoom> room) : room_(std::move(room)), wide_(kBlockBytes / 2) {
     static_assert(std::atomic<uint64_t>::is_always_lock_free, "locks are not shared between processes");
     // A fresh segment has zeros, and every number begins with zero: no rank has to make them first.
-    uint8_t* at = room_.segment.data();
+    uint8_t* at = room_->segment.data();
     decisions_ = reinterpret_cast<Decisions*>(at);
     at += sizeof(Decisions);
-    for (uint32_t rank = 0; rank < room_.ranks; ++rank, at += sizeof(Board)) {
+    for (uint32_t rank = 0; rank < room_->ranks; ++rank, at += sizeof(Board)) {
         boards_.push_back(reinterpret_cast<Board*>(at));
     }
-    slots_ = room_.segment.data() + RoundUp(static_cast<size_t>(at - room_.segment.data()), 4096);
+    slots_ = room_->segment.data() + RoundUp(static_cast<size_t>(at - room_->segment.data()), 4096);
 }
 
 uint8_t* SharedSums::Slot(uint32_t rank, uint64_t chunk) const {
@@ -43,12 +43,12 @@ uint8_t* SharedSums::Slot(uint32_t rank, uint64_t chunk) const {
 SharedSums::Range SharedSums::Share(const Spec& spec, uint64_t length, uint32_t rank) const {
     if (spec.from != kAll) return {0, 0};
     if (spec.at != kDealt) return {0, static_cast<int32_t>(rank) == spec.at ? length : 0};
-    const uint64_t share = RoundUp((length + room_.ranks - 1) / room_.ranks, kAlign);
+    const uint64_t share = RoundUp((length + room_->ranks - 1) / room_->ranks, kAlign);
     return {std::min(length, rank * share), std::min(length, (rank + 1) * share)};
 }
 
 bool SharedSums::Receives(const Spec& spec) const {
-    const auto rank = static_cast<int32_t>(room_.rank);
+    const auto rank = static_cast<int32_t>(room_->rank);
     return spec.to == kAll ? spec.from != rank : spec.to == rank;
 }
 
@@ -56,15 +56,15 @@ bool SharedSums::Receives(const Spec& spec) const {
 
 uint64_t SharedSums::Least(std::atomic<uint64_t> Board::*counter) const {
     uint64_t least = UINT64_MAX;
-    for (uint32_t rank = 0; rank < room_.ranks; ++rank) {
-        if (rank != room_.rank) least = std::min(least, (boards_[rank]->*counter).load(std::memory_order_acquire));
+    for (uint32_t rank = 0; rank < room_->ranks; ++rank) {
+        if (rank != room_->rank) least = std::min(least, (boards_[rank]->*counter).load(std::memory_order_acquire));
     }
     return least;
 }
 
 void SharedSums::WakeOthers() {
-    for (uint32_t rank = 0; rank < room_.ranks; ++rank) {
-        if (rank != room_.rank) Wake(rank);
+    for (uint32_t rank = 0; rank < room_->ranks; ++rank) {
+        if (rank != room_->rank) Wake(rank);
     }
 }
 
@@ -74,12 +74,12 @@ void SharedSums::Wake(uint32_t rank) {
     std::atomic<uint32_t>& asleep = boards_[rank]->asleep;
     if (asleep.load(std::memory_order_relaxed) == 0 || asleep.exchange(0) == 0) return;
     const uint64_t one = 1;
-    (void)!write(room_.wakes[rank].get(), &one, sizeof one);
+    (void)!write(room_->wakes[rank].get(), &one, sizeof one);
 }
 
 bool SharedSums::Rest() {
     if (!IsUnderWay()) return true;  // nobody needs it: others go on without a rank that has done its part
-    boards_[room_.rank]->asleep.store(1, std::memory_order_relaxed);
+    boards_[room_->rank]->asleep.store(1, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);
     return !CanProgress();
 }
@@ -98,14 +98,14 @@ void SharedSums::Start(uint32_t tensor, const Spec& spec, const uint8_t* from, u
 // The number of the call before which calls can be handed over now, or, by rank 0, be compared.
 uint64_t SharedSums::LastToHandOver() const {
     const uint64_t here = first_call_ + calls_.size();
-    if (room_.rank == 0) return std::min(here, Least(&Board::handed_over));
+    if (room_->rank == 0) return std::min(here, Least(&Board::handed_over));
     return std::min(here, decisions_->compared.load(std::memory_order_acquire) + kCalls);
 }
 
 void SharedSums::HandOver() {
     const uint64_t end = LastToHandOver();
-    if (room_.rank == 0) return Compare(end);
-    Board& board = *boards_[room_.rank];
+    if (room_->rank == 0) return Compare(end);
+    Board& board = *boards_[room_->rank];
     for (; handed_over_ < end; ++handed_over_) {
         const Call& call = CallOf(handed_over_);
         board.calls[handed_over_ % kCalls].store(EntryOf(call.tensor, call.spec), std::memory_order_relaxed);
@@ -119,7 +119,7 @@ void SharedSums::Compare(uint64_t end) {
     for (; handed_over_ < end; ++handed_over_) {
         const Call& call = CallOf(handed_over_);
         const uint64_t own = EntryOf(call.tensor, call.spec);
-        for (uint32_t rank = 1; rank < room_.ranks; ++rank) {
+        for (uint32_t rank = 1; rank < room_->ranks; ++rank) {
             const uint64_t theirs = boards_[rank]->calls[handed_over_ % kCalls].load(std::memory_order_relaxed);
             if (theirs == own) continue;
             const std::string tensor = "tensor " + std::to_string(call.tensor), who = "rank " + std::to_string(rank);
@@ -175,21 +175,21 @@ void SharedSums::Learn() {
 void SharedSums::BringIn() {
     const Chunk& chunk = chunks_[in_ % kSlots];
     const Call& call = CallOf(chunk.call);
-    if (call.spec.from == kAll || call.spec.from == static_cast<int32_t>(room_.rank)) {
-        const Range own = Share(call.spec, chunk.length, room_.rank);
+    if (call.spec.from == kAll || call.spec.from == static_cast<int32_t>(room_->rank)) {
+        const Range own = Share(call.spec, chunk.length, room_->rank);
         const uint8_t* from = call.from + chunk.offset;
-        uint8_t* slot = Slot(room_.rank, in_);
+        uint8_t* slot = Slot(room_->rank, in_);
         std::memcpy(slot, from, own.begin);
         std::memcpy(slot + own.end, from + own.end, chunk.length - own.end);
     }
-    boards_[room_.rank]->in.store(++in_, std::memory_order_release);
+    boards_[room_->rank]->in.store(++in_, std::memory_order_release);
     WakeOthers();
 }
 
 bool SharedSums::CanSum() const {
     if (sum_ == in_) return false;
     const Chunk& chunk = chunks_[sum_ % kSlots];
-    const Range own = Share(CallOf(chunk.call).spec, chunk.length, room_.rank);
+    const Range own = Share(CallOf(chunk.call).spec, chunk.length, room_->rank);
     return own.begin == own.end || Least(&Board::in) > sum_;
 }
 
@@ -197,20 +197,20 @@ void SharedSums::Sum() {
     const Chunk& chunk = chunks_[sum_ % kSlots];
     const Call& call = CallOf(chunk.call);
     AddShare(call, chunk, sum_);
-    boards_[room_.rank]->sum.store(++sum_, std::memory_order_release);
+    boards_[room_->rank]->sum.store(++sum_, std::memory_order_release);
     if (call.spec.from == kAll) WakeOthers();
 }
 
 void SharedSums::AddShare(const Call& call, const Chunk& chunk, uint64_t number) {
     const Spec& spec = call.spec;
-    const Range own = Share(spec, chunk.length, room_.rank);
-    const bool is_wide = IsHalf(spec.dtype) && room_.ranks > 2;
-    uint8_t* sums = Slot(room_.rank, number);  // where the own share would be, which nobody else needs
+    const Range own = Share(spec, chunk.length, room_->rank);
+    const bool is_wide = IsHalf(spec.dtype) && room_->ranks > 2;
+    uint8_t* sums = Slot(room_->rank, number);  // where the own share would be, which nobody else needs
     for (uint64_t begin = own.begin; begin < own.end; begin += kBlockBytes) {
         const uint64_t length = std::min(kBlockBytes, own.end - begin);
         const size_t n = length / ElementBytes(spec.dtype);
-        for (uint32_t rank = 0; rank < room_.ranks; ++rank) {
-            const uint8_t* part = (rank == room_.rank ? call.from + chunk.offset : Slot(rank, number)) + begin;
+        for (uint32_t rank = 0; rank < room_->ranks; ++rank) {
+            const uint8_t* part = (rank == room_->rank ? call.from + chunk.offset : Slot(rank, number)) + begin;
             if (is_wide && rank == 0) {
                 Widen(spec.dtype, wide_.data(), part, n);
             } else if (is_wide) {
@@ -242,13 +242,13 @@ void SharedSums::TakeOut(std::vector<uint32_t>* ended) {
     if (Receives(call.spec)) {
         uint8_t* into = call.into + chunk.offset;
         if (call.spec.from != kAll) std::memcpy(into, Slot(static_cast<uint32_t>(call.spec.from), out_), chunk.length);
-        for (uint32_t rank = 0; rank < room_.ranks; ++rank) {
+        for (uint32_t rank = 0; rank < room_->ranks; ++rank) {
             const Range share = Share(call.spec, chunk.length, rank);
-            if (rank != room_.rank) std::memcpy(into + share.begin, Slot(rank, out_) + share.begin, share.end - share.begin);
+            if (rank != room_->rank) std::memcpy(into + share.begin, Slot(rank, out_) + share.begin, share.end - share.begin);
         }
     }
-    boards_[room_.rank]->out.store(++out_, std::memory_order_release);
-    if (room_.rank != 0) Wake(0);  // to decide the next
+    boards_[room_->rank]->out.store(++out_, std::memory_order_release);
+    if (room_->rank != 0) Wake(0);  // to decide the next
     if (++call.ended == call.chunks) ended->push_back(call.tensor);
 }
 

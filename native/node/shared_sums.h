@@ -54,7 +54,7 @@ class SharedSums {
         std::string text;
     };
 
-    explicit SharedSums(HostRoom room);
+    explicit SharedSums(std::shared_ptr<const HostRoom> room);
 
     // Hands over a tensor; all ranks hand over the same ones in the same order. from: what this rank
     // contributes, into: where the result goes; either is null if the spec makes no use of it. The
@@ -72,7 +72,7 @@ class SharedSums {
     // Once ranks disagree, nothing more is summed.
     const std::optional<Difference>& difference() const { return difference_; }
     // Readable when another rank has woken this one; Woken() makes it unreadable again.
-    int wake_fd() const { return room_.wakes[room_.rank].get(); }
+    int wake_fd() const { return room_->wakes[room_->rank].get(); }
     void Woken();
 
   private:
@@ -134,7 +134,7 @@ class SharedSums {
     void Wake(uint32_t rank);
     void DropEnded();
 
-    HostRoom room_;
+    const std::shared_ptr<const HostRoom> room_;
     Decisions* decisions_;
     std::vector<Board*> boards_;  // by rank
     uint8_t* slots_;

@@ -5,13 +5,13 @@
 #include <memory>
 #include <vector>
 
-#include "node/shared_sums.h"
+#include "node/node.h"
 
 namespace gradlane {
 
 inline std::vector<HostRoom> RoomsOf(uint32_t world) {
     const std::vector<uint8_t> secret(32, 7);
-    const size_t bytes = SharedSums::BytesFor(world);
+    const size_t bytes = Node::HostBytesFor(world);
     std::vector<std::unique_ptr<Meeting>> meetings;
     meetings.push_back(Meeting::Lead(world, bytes, secret));
     for (uint32_t rank = 1; rank < world; ++rank) meetings.push_back(Meeting::Join(meetings[0]->name(), rank, world, bytes, secret));
