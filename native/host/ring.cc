@@ -8,6 +8,7 @@ namespace gradlane {
 uint64_t RingWriter::Room() {
     const uint64_t unread = written_ - marks_->read.load(std::memory_order_acquire);
     is_broken_ |= unread > bytes_;
+    awaits_room_.store(false, std::memory_order_relaxed);
     return room_ = is_broken_ ? 0 : bytes_ - unread;
 }
 

@@ -35,7 +35,7 @@ class RingWriter {
     void Insist() { marks_->insisted.store(written_, std::memory_order_release); }
     // Asks the reader to ring when half of the ring is free. False: it is, or the reader's number cannot be.
     bool AwaitRoom();
-    // Whether AwaitRoom has asked, and half of the ring is free now.
+    // Whether AwaitRoom has asked since the last call of Room, and half of the ring is free now.
     bool HasRoom() const {
         return awaits_room_.load(std::memory_order_relaxed) &&
                marks_->written.load(std::memory_order_relaxed) - marks_->read.load(std::memory_order_acquire) <= bytes_ / 2;

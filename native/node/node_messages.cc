@@ -11,9 +11,12 @@ namespace gradlane {
 namespace {
 
 constexpr uint16_t kMessageLane = 0;
-// How long a thread that waits for a message looks for it before it sleeps: as long as it takes to be woken on another
-// core. It yields to whatever else can run.
-constexpr int64_t kSpinNs = 50'000;
+// How long a thread that waits for a message looks for it before it sleeps. To be woken on another core takes some 30 us
+// and an answer takes as long again: whoever looked for less would find neither, and both ranks would sleep each time.
+const int64_t kSpinNs = getenv("SPIN") ? atoi(getenv("SPIN")) * 1000 : 200'000;
+// It yields to whatever else can run on its core. That is a short time where it is the other rank's, and a long one
+// where it is computing; then waits sleep at once for kCalm times as long.
+const int64_t kLongYieldNs = getenv("LONGY") ? atoi(getenv("LONGY")) * 1000 : 100'000, kCalm = 30;
 constexpr uint64_t kAttendedBytes = 1 << 20;  // read from a rank under the lock at a time
 
 }  // namespace
@@ -199,8 +202,10 @@ bool Node::Attend(Mailboxes& mail, const Transfer& transfer, int64_t end_ns) {
         }
         ended = is_ended();
         if (ended || (now = Now()) >= end_ns) break;
-        if (now < sleep_at) {
+        if (now < sleep_at && now >= calm_until_ns_) {
             sched_yield();
+            const int64_t yielded_ns = Now() - now;
+            if (yielded_ns > kLongYieldNs) calm_until_ns_ = now + kCalm * yielded_ns;
         } else {
             mail.bell().Sleep(end_ns - now, [&] { return mail.IsReady() || is_ended(); });
         }

@@ -142,6 +142,8 @@ TEST(AWriterThatIsOutOfRoomIsRungOnceWhenHalfOfItIsFree) {
     CHECK(ring.reader.OwesRing());
     CHECK(!ring.reader.OwesRing());
     CHECK(ring.writer.HasRoom());
+    CHECK_EQ(ring.writer.Room(), SmallRing::kBytes / 2);
+    CHECK(!ring.writer.HasRoom());
     CHECK(!ring.writer.AwaitRoom());
     CHECK_EQ(ring.Write(Noise(100, 3)), SmallRing::kBytes / 2);
 }
@@ -234,7 +236,10 @@ TEST(OnlyWhatAnotherRankWaitsForIsInsistedOn) {
     ranks[1]->mail.Pump(UINT64_MAX);
     CHECK(ranks[0]->mail.IsInsisted());
     CHECK_EQ(CountOf(ranks[0]->room->wakes[0].get()), uint64_t{1});
-    CHECK_EQ(ranks[1]->frames.size(), size_t{1});
+    while (ranks[1]->frames.size() != 2) {
+        for (auto& rank : ranks) rank->mail.Pump(UINT64_MAX);
+    }
+    for (auto& rank : ranks) CHECK(!rank->mail.IsReady() && !rank->mail.IsInsisted());
 }
 
 TEST(ALiarIsNamedOnceAndNothingMoreIsTakenFromIt) {
