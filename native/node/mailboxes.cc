@@ -38,7 +38,8 @@ Mailboxes::Mailboxes(std::shared_ptr<const HostRoom> room, size_t offset, Owner*
         }
         const uint32_t in = ring(rank, self), out = ring(self, rank);
         peers_.push_back(std::make_unique<Peer>(RingReader(marks + in, rings + in * ring_bytes, ring_bytes), marks + out,
-                                                rings + out * ring_bytes, ring_bytes, Bell(words + rank, room_->wakes[rank].get())));
+                                                rings + out * ring_bytes, ring_bytes,
+                                                Bell(words + rank, room_->wakes[rank].get())));
     }
 }
 

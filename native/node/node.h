@@ -338,6 +338,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     bool RunShared(uint64_t bytes);
     bool RestShared();
     bool RunMail(uint64_t bytes);
+    bool SendMail(uint64_t bytes);
     bool RestMail();
     bool Attend(Mailboxes& mail, const Transfer& transfer, int64_t end_ns);
     void HearLast();

@@ -279,7 +279,7 @@ bool Node::Turn(const epoll_event* events, int n) {
     ReadResumed();  // a definition may have come: no event tells of what waited for it, and Reap() may free it
     bool more = aggregator_ && aggregator_->Work(kWorkBytes);
     more |= RunShared(kWorkBytes);
-    if (!attended_) more |= RunMail(kWorkBytes);
+    more |= attended_ ? SendMail(kWorkBytes) : RunMail(kWorkBytes);
     more |= RunEngine();
     SweepOver();
     if (now_ns_ - ticked_ns_ >= tick_ns()) Tick(now_ns_);

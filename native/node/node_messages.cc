@@ -13,10 +13,10 @@ namespace {
 constexpr uint16_t kMessageLane = 0;
 // How long a thread that waits for a message looks for it before it sleeps. To be woken on another core takes some 30 us
 // and an answer takes as long again: whoever looked for less would find neither, and both ranks would sleep each time.
-const int64_t kSpinNs = getenv("SPIN") ? atoi(getenv("SPIN")) * 1000 : 200'000;
-// It yields to whatever else can run on its core. That is a short time where it is the other rank's, and a long one
-// where it is computing; then waits sleep at once for kCalm times as long.
-const int64_t kLongYieldNs = getenv("LONGY") ? atoi(getenv("LONGY")) * 1000 : 100'000, kCalm = 30;
+constexpr int64_t kSpinNs = 200'000;
+// It yields to whatever else can run on its core. A rank that answers runs for a short time. After a longer one, of a
+// process that computes, waits sleep at once for kCalm times as long: the kernel lets a thread that was woken go first.
+constexpr int64_t kLongYieldNs = 100'000, kCalm = 30;
 constexpr uint64_t kAttendedBytes = 1 << 20;  // read from a rank under the lock at a time
 
 }  // namespace
@@ -168,6 +168,9 @@ void Node::OnMailFault(uint32_t rank, Code code, const char* why) {
 
 // Returns whether there is more to do at once.
 bool Node::RunMail(uint64_t bytes) { return mail_ && !failed_ && mail_->Pump(bytes); }
+
+// What commands have queued. A thread that attends the mailboxes does not see it before there is more.
+bool Node::SendMail(uint64_t bytes) { return mail_ && !failed_ && mail_->Write(bytes); }
 
 // Before the I/O thread sleeps: what another rank waits for wakes it, unless a thread waits for messages. Returns false
 // if there is something to do after all.

@@ -1,4 +1,4 @@
-"""Ranks of one host sum and send messages through memory that they share: the bits of loopback, and the same ends when a rank is gone."""
+"""Ranks of one host sum and send messages through shared memory: the bits of loopback, and the same ends of a rank."""
 
 from __future__ import annotations
 

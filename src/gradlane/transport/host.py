@@ -1,4 +1,4 @@
-"""Ranks of one host meet, and their nodes sum through memory that they share (native/host/meeting.h)."""
+"""Ranks of one host meet, and their nodes sum and send messages through memory that they share (native/host/meeting.h)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def can_share(node: Node) -> bool:
 
 
 def share(store: Any, node: Node, timeout_s: float) -> None:
-    """Let `node` sum through the host's memory from now on; all workers of a job that `can_share` call it after `form`
-    and before they start a tensor.
+    """Let `node` sum and send messages through the host's memory from now on; all workers of a job that `can_share` call
+    it after `form` and before they start a tensor or send a message.
 
     Args:
         store: as `form` got it.

@@ -31,8 +31,8 @@ class Options:
         rank_order: add the ranks' contributions in rank order. With three ranks or more this gives
             the same bits in every run.
         checksum: send a checksum with payloads that leave this host.
-        shared_memory: where all ranks are on one host, sum through memory that they share, and not
-            over loopback. Where it is not given, GRADLANE_SHARED_MEMORY=0 in the environment turns it off.
+        shared_memory: where all ranks are on one host, sum and send messages through memory that they
+            share, and not over loopback. Where it is not given, GRADLANE_SHARED_MEMORY=0 in the environment turns it off.
         packet_bytes: a multiple of 64 up to 512 KiB. With smaller packets an urgent call is sent
             sooner. None for 512 KiB if all ranks are on one host, else 128 KiB.
 
