@@ -29,11 +29,11 @@ void BindHost(nb::module_& module, nb::class_<Node>& node) {
     module.attr("MAX_HOST_RANKS") = kMaxHostRanks;
     nb::class_<Meeting>(module, "Meeting")
         .def_static("lead", [](std::vector<uint32_t> numbers, nb::bytes secret) {
-            const size_t bytes = SharedSums::BytesFor(static_cast<uint32_t>(numbers.size()));
+            const size_t bytes = Node::HostBytesFor(static_cast<uint32_t>(numbers.size()));
             return Meeting::Lead(std::move(numbers), bytes, AsSecret(secret));
         })
         .def_static("join", [](const std::string& name, uint32_t rank, std::vector<uint32_t> numbers, nb::bytes secret) {
-            const size_t bytes = SharedSums::BytesFor(static_cast<uint32_t>(numbers.size()));
+            const size_t bytes = Node::HostBytesFor(static_cast<uint32_t>(numbers.size()));
             return Meeting::Join(name, rank, std::move(numbers), bytes, AsSecret(secret));
         })
         .def("name", &Meeting::name)

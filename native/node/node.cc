@@ -111,10 +111,18 @@ void Node::Close() {
     stop_ = true;
     Wake();
     thread_.join();
+    std::lock_guard state(mutex_);
     std::lock_guard guard(done_mutex_);
     over_all_ = true;
+    TellWaiting();
+    mail_.reset();
+}
+
+// That there is a failure or the end. Under done_mutex_.
+void Node::TellWaiting() {
     done_.notify_all();
     if (awaited_) awaited_->Interrupt();
+    if (mail_) mail_->bell().Rouse();
 }
 
 int64_t Node::Now() {

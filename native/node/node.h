@@ -12,8 +12,8 @@
 // saves a wake-up; otherwise the I/O thread runs them.
 //
 // The code is in node.cc (life, calls and waits), node_tensors.cc (what the commands do), node_messages.cc,
-// node_peers.cc (meeting and losing peers), node_frames.cc (frames from peers) and node_io.cc (the
-// I/O thread).
+// node_shared.cc (the memory of a host), node_peers.cc (meeting and losing peers), node_frames.cc (frames from
+// peers) and node_io.cc (the I/O thread).
 //
 // Errors: the first failure stands (failure()); every wait ends with it, and the node tells every
 // other process. An exception (no memory) is a failure too, after which the node does nothing more
@@ -44,6 +44,7 @@
 #include "node/engine.h"
 #include "node/greeting.h"
 #include "node/hosts.h"
+#include "node/mailboxes.h"
 #include "node/messages.h"
 #include "node/shared_sums.h"
 
@@ -88,7 +89,7 @@ struct NodeStats {
     uint64_t wakeups = 0;
 };
 
-class Node : private Connection::Owner, private Outbox, private Messages::Post {
+class Node : private Connection::Owner, private Outbox, private Messages::Post, private Mailboxes::Owner {
   public:
     // Starts the I/O thread and, if there is a server in this process, begins to listen. Returns
     // null if the options or the system do not allow it; `why` then has the reason.
@@ -107,11 +108,12 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     bool Join(int64_t timeout_ms, std::string* missing);
 
     // From now on, what SharedSums takes of the tensors that are started goes through the memory of this host, and
-    // between hosts only once for each of them (node_shared.cc). All workers of the job call this after Join and before
-    // they start a tensor.
-    //   room: the workers of this host.
+    // between hosts only once for each of them (node_shared.cc); and so do all messages, if all workers are on this
+    // host. All workers of the job call this after Join and before they start a tensor or send a message.
+    //   room: the workers of this host. Its segment has HostBytesFor(ranks).
     //   host_of: by rank, the number of its host. Every host has equally many.
     void Share(HostRoom room, const std::vector<uint32_t>& host_of);
+    static size_t HostBytesFor(uint32_t ranks) { return SharedSums::BytesFor(ranks) + Mailboxes::BytesFor(ranks); }
 
     // Registers a tensor. Ids grow by one from 0.
     //   from, into: the worker's memory that is sent and that the sum goes to, `spec.bytes` each.
@@ -309,6 +311,11 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     void PostAnswer(uint32_t rank, FrameType type, uint32_t number) override;
     void Ended(Transfer& transfer, int32_t rank) override;
     void Mismatch(uint32_t rank, const std::string& text) override;
+    // Mailboxes::Owner
+    Connection::Sink OnMailHeader(uint32_t rank, const Header& header) override;
+    const char* OnMailFrame(uint32_t rank, const Header& header) override;
+    void OnMailSent(uint32_t rank, const Header& header) override;
+    void OnMailFault(uint32_t rank, Code code, const char* why) override;
 
     void Submit(Command command);
     void RunOrWake();
@@ -343,6 +350,12 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     void Contribute(uint32_t tensor, Tensor& state, uint16_t flags);
     bool RunShared(uint64_t bytes);
     bool RestShared();
+    bool RunMail(uint64_t bytes);
+    bool SendMail(uint64_t bytes);
+    bool RestMail();
+    bool Attend(Mailboxes& mail, const Transfer& transfer, int64_t end_ns);
+    void HearLast();
+    void TellWaiting();
     std::shared_ptr<const Layout> Cut(uint32_t tensor, const Spec& spec);
     bool Register(const DefineCommand& command, int32_t teller);  // teller: the rank that a server has it from, or -1
     bool Admit(const DefineCommand& command, int32_t teller, Tensor* state);
@@ -407,6 +420,8 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
     uint32_t missing_connections() const;
 
     bool IsShared(uint32_t tensor) const;
+    // Whether no wait for `transfer` has to go on.
+    bool IsEnded(const Transfer& transfer) const { return transfer.over || failure_.code != Code::kNone || over_all_; }
 
     const NodeOptions options_;
     const pid_t pid_;  // of the process that has the I/O thread; a fork of it has none
@@ -467,6 +482,9 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post {
 
     std::mutex done_mutex_;  // taken last
     std::condition_variable done_;
+    std::shared_ptr<Mailboxes> mail_;     // null: messages go over the connections; set under both mutexes, used under mutex_
+    std::atomic<bool> attended_{false};  // by a thread that waits for a message; set under done_mutex_
+    int64_t calm_until_ns_ = 0;           // its own: until then it sleeps at once
     std::shared_ptr<Engine> awaited_;  // whose waits a failure ends
     std::unordered_set<uint32_t> open_;  // pushed and not done
     std::deque<int64_t> finished_;  // ~tensor: sent

@@ -279,12 +279,13 @@ bool Node::Turn(const epoll_event* events, int n) {
     ReadResumed();  // a definition may have come: no event tells of what waited for it, and Reap() may free it
     bool more = RunShared(kWorkBytes);
     more |= aggregator_ && aggregator_->Work(kWorkBytes);
+    more |= attended_ ? SendMail(kWorkBytes) : RunMail(kWorkBytes);
     more |= RunEngine();
     SweepOver();
     if (now_ns_ - ticked_ns_ >= tick_ns()) Tick(now_ns_);
     more |= FlushTouched(kWriteBudget);
     Reap();
-    return more || !RestShared();
+    return more || !RestShared() || !RestMail();
 }
 
 // Sleeps until something happens or `timeout_ms` have passed. Gradients that become ready one soon after
@@ -332,8 +333,7 @@ void Node::Break(const char* why) noexcept {
         failed_ = true;
         std::lock_guard guard(done_mutex_);
         failure_.code = Code::kFull;
-        done_.notify_all();
-        if (awaited_) awaited_->Interrupt();
+        TellWaiting();
     }
     Wake();
 }
@@ -384,7 +384,8 @@ void Node::Loop() {
         bool waits = false;
         for (const auto& connection : connections_) {
             if (connection->state != Connection::State::kOpen) continue;
-            if (connection->has_output()) {
+            const bool is_rank = messages_ && connection->peer < left_.size() && !left_[connection->peer];
+            if (connection->has_output() || (is_rank && !failed_ && mail_ && mail_->HasOutput(connection->peer))) {
                 waits = true;  // after a failure, its reason
             } else if (failed_) {
                 continue;

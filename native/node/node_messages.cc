@@ -2,6 +2,8 @@
 
 #include "node/node.h"
 
+#include <sched.h>
+
 #include <chrono>
 
 namespace gradlane {
@@ -9,6 +11,13 @@ namespace gradlane {
 namespace {
 
 constexpr uint16_t kMessageLane = 0;
+// How long a thread that waits for a message looks for it before it sleeps. To be woken on another core takes some 30 us
+// and an answer takes as long again: whoever looked for less would find neither, and both ranks would sleep each time.
+constexpr int64_t kSpinNs = 200'000;
+// It yields to whatever else can run on its core. A rank that answers runs for a short time. After a longer one, of a
+// process that computes, waits sleep at once for kCalm times as long: the kernel lets a thread that was woken go first.
+constexpr int64_t kLongYieldNs = 100'000, kCalm = 30;
+constexpr uint64_t kAttendedBytes = 1 << 20;  // read from a rank under the lock at a time
 
 }  // namespace
 
@@ -26,15 +35,40 @@ std::shared_ptr<Transfer> Node::Receive(int32_t from, uint32_t tag, void* into, 
     return transfer;
 }
 
+// Of the threads that wait for messages one attends the mailboxes, and the others wait for what it finds.
 bool Node::WaitFor(const Transfer& transfer, int64_t timeout_ms) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
     std::unique_lock lock(done_mutex_);
-    done_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
-                   [&] { return transfer.over || failure_.code != Code::kNone || over_all_; });
+    while (!IsEnded(transfer)) {
+        if (!mail_ || attended_) {
+            const auto is_my_turn = [&] { return IsEnded(transfer) || (mail_ && !attended_); };
+            if (!done_.wait_until(lock, end, is_my_turn)) break;
+            continue;
+        }
+        attended_ = true;
+        const std::shared_ptr<Mailboxes> mail = mail_;  // its memory stays, even if the node is closed meanwhile
+        lock.unlock();
+        const bool in_time = Attend(*mail, transfer, end.time_since_epoch().count());
+        lock.lock();
+        attended_ = false;
+        done_.notify_all();
+        if (!in_time) break;
+    }
     return transfer.over;
 }
 
 int32_t Node::IsOver(const Transfer& transfer, bool* over) {
-    std::lock_guard guard(done_mutex_);
+    std::unique_lock lock(done_mutex_);
+    // a message that nobody waits for may lie in its mailbox
+    if (const std::shared_ptr<Mailboxes> mail = mail_; mail && !IsEnded(transfer) && !attended_ && mail->IsReady()) {
+        lock.unlock();
+        if (mutex_.try_lock()) {
+            now_ns_ = Now();
+            if (!broken_) Guarded([this] { RunMail(kInlineBytes); });
+            mutex_.unlock();
+        }
+        lock.lock();
+    }
     *over = transfer.over;
     return transfer.rank;
 }
@@ -66,12 +100,14 @@ void Node::PostRun(uint32_t rank, uint32_t priority, Run run) {
         Fail({Code::kDied, static_cast<int32_t>(rank), -1, "rank " + std::to_string(rank) + " is not connected"});
         return;
     }
+    if (mail_) return mail_->Queue(rank, priority, std::move(run));
     Queue(*connection, priority, std::move(run));
 }
 
 void Node::PostAnswer(uint32_t rank, FrameType type, uint32_t number) {
     Connection* connection = to_worker_[rank][kMessageLane];
     if (connection == nullptr) return;  // it is lost, and the node has failed of it
+    if (mail_) return mail_->QueueControl(rank, ControlFrame(type, connection->sender, number, nullptr, 0));
     connection->QueueControl(ControlFrame(type, connection->sender, number, nullptr, 0));
     Touch(*connection);
 }
@@ -81,13 +117,14 @@ void Node::Ended(Transfer& transfer, int32_t rank) {
     transfer.over = true;
     transfer.rank = rank;
     done_.notify_all();
+    if (mail_) mail_->bell().Rouse();
 }
 
 void Node::Mismatch(uint32_t rank, const std::string& text) { Fail({Code::kMismatch, static_cast<int32_t>(rank), -1, text}); }
 
 Connection::Sink Node::OnMessageHeader(Connection& connection, const Header& header) {
     const bool is_answer = header.type == FrameType::kAccept || header.type == FrameType::kTaken;
-    if (!messages_ || connection.lane != kMessageLane || connection.dialled() != is_answer) {
+    if (!messages_ || mail_ || connection.lane != kMessageLane || connection.dialled() != is_answer) {
         return Connection::Sink::Fault(Code::kProtocol, "a message that cannot be here");
     }
     if (is_answer) return Connection::Sink::Take(connection.control_payload());
@@ -95,14 +132,90 @@ Connection::Sink Node::OnMessageHeader(Connection& connection, const Header& hea
 }
 
 bool Node::OnMessageFrame(Connection& connection, const Header& header) {
-    const char* why = nullptr;
-    switch (header.type) {
-        case FrameType::kAccept: why = messages_->OnAccept(connection.peer, header.tensor); break;
-        case FrameType::kTaken: why = messages_->OnTaken(connection.peer, header.tensor); break;
-        default: messages_->OnFrame(connection.peer, header); break;
-    }
+    const char* why = OnMailFrame(connection.peer, header);
     if (why != nullptr) Lose(connection, Code::kProtocol, why);
     return why == nullptr && connection.state != Connection::State::kClosed;
+}
+
+// -- through the mailboxes --------------------------------------------------------------------------------
+
+Connection::Sink Node::OnMailHeader(uint32_t rank, const Header& header) {
+    switch (header.type) {
+        case FrameType::kMessage:
+        case FrameType::kPart: return messages_->OnHeader(rank, header);
+        case FrameType::kAccept:
+        case FrameType::kTaken: return Connection::Sink::Take(nullptr);
+        default: return Connection::Sink::Fault(Code::kProtocol, "a frame that is not of a message in its mailbox");
+    }
+}
+
+const char* Node::OnMailFrame(uint32_t rank, const Header& header) {
+    switch (header.type) {
+        case FrameType::kAccept: return messages_->OnAccept(rank, header.tensor);
+        case FrameType::kTaken: return messages_->OnTaken(rank, header.tensor);
+        default: messages_->OnFrame(rank, header); return nullptr;
+    }
+}
+
+void Node::OnMailSent(uint32_t rank, const Header& header) { messages_->OnSent(rank, header); }
+
+void Node::OnMailFault(uint32_t rank, Code code, const char* why) {
+    Connection* connection = to_worker_[rank][kMessageLane];
+    if (connection == nullptr) connection = to_server_[rank][kMessageLane];
+    if (connection != nullptr) return Lose(*connection, code, why);
+    Fail({code, static_cast<int32_t>(rank), -1, "rank " + std::to_string(rank) + ": " + why});
+}
+
+// Returns whether there is more to do at once.
+bool Node::RunMail(uint64_t bytes) { return mail_ && !failed_ && mail_->Pump(bytes); }
+
+// What commands have queued. A thread that attends the mailboxes does not see it before there is more.
+bool Node::SendMail(uint64_t bytes) { return mail_ && !failed_ && mail_->Write(bytes); }
+
+// Before the I/O thread sleeps: what another rank waits for wakes it, unless a thread waits for messages. Returns false
+// if there is something to do after all.
+bool Node::RestMail() {
+    if (!mail_ || failed_ || attended_) return true;
+    mail_->bell().LeaveUnlessAsleep();
+    return !mail_->IsInsisted();
+}
+
+// What a rank has said before it was gone came in time, too.
+void Node::HearLast() {
+    RunMail(kAttendedBytes);  // more than there is in a ring
+}
+
+// Reads and writes the mailboxes until `transfer` has ended. Without the lock. Returns false at end_ns.
+bool Node::Attend(Mailboxes& mail, const Transfer& transfer, int64_t end_ns) {
+    const auto is_ended = [&] {
+        std::lock_guard guard(done_mutex_);
+        return IsEnded(transfer);
+    };
+    mail.bell().Look();
+    int64_t now = Now(), sleep_at = now + kSpinNs;
+    bool ended = false;
+    while (true) {
+        if (mail.IsReady()) {
+            {
+                std::lock_guard guard(mutex_);
+                now_ns_ = Now();
+                if (!broken_) Guarded([this] { RunMail(kAttendedBytes); });
+            }
+            sleep_at = Now() + kSpinNs;
+        }
+        ended = is_ended();
+        if (ended || (now = Now()) >= end_ns) break;
+        if (now < sleep_at && now >= calm_until_ns_) {
+            sched_yield();
+            const int64_t yielded_ns = Now() - now;
+            if (yielded_ns > kLongYieldNs) calm_until_ns_ = now + kCalm * yielded_ns;
+        } else {
+            mail.bell().Sleep(end_ns - now, [&] { return mail.IsReady() || is_ended(); });
+        }
+    }
+    mail.bell().Leave();
+    if (mail.IsInsisted()) Wake();
+    return ended;
 }
 
 }  // namespace gradlane

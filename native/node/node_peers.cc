@@ -218,6 +218,7 @@ std::string Node::NameOf(const Connection& connection) const {
 }
 
 void Node::Lose(Connection& connection, Code code, const std::string& why) {
+    if (code == Code::kDied) HearLast();
     const bool was_open = connection.state == Connection::State::kOpen;
     Failure failure{code, -1, -1, NameOf(connection) + " at " + connection.address + ": " + why};
     (connection.dialled() ? failure.server : failure.rank) = static_cast<int32_t>(connection.peer);
@@ -255,8 +256,7 @@ void Node::Fail(Failure failure) {
     }
     std::lock_guard guard(done_mutex_);
     failure_ = std::move(failure);
-    done_.notify_all();
-    if (awaited_) awaited_->Interrupt();
+    TellWaiting();
 }
 
 }  // namespace gradlane

@@ -42,11 +42,18 @@ void Node::Share(HostRoom room, const std::vector<uint32_t>& host_of) {
     }
     hosts_ = std::move(hosts);
     aggregator_->SetRail(hosts_->rail);
-    shared_ = std::make_unique<SharedSums>(std::move(room));
+    const size_t offset = SharedSums::BytesFor(room.ranks);
+    const auto memory = std::make_shared<const HostRoom>(std::move(room));
+    shared_ = std::make_unique<SharedSums>(memory);
+    if (messages_ && hosts_->ranks.size() == 1) {
+        std::lock_guard done(done_mutex_);
+        mail_ = std::make_shared<Mailboxes>(memory, offset, static_cast<Mailboxes::Owner*>(this));
+    }
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.ptr = &shared_;
     epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, shared_->wake_fd(), &event);
+    Wake();  // others may have sent already
 }
 
 bool Node::IsShared(uint32_t tensor) const {

@@ -24,6 +24,7 @@ void Node::RunCommands(bool inline_call) {
     }
     RunEngine();
     bool more = inline_call && RunShared(kInlineBytes);
+    more |= inline_call && SendMail(Messages::kEagerBytes);
     more |= inline_call && aggregator_ && aggregator_->Work(kInlineBytes);
     more |= RunEngine();
     SweepOver();

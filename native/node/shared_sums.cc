@@ -23,16 +23,16 @@ size_t SharedSums::BytesFor(uint32_t ranks) {
     return RoundUp(sizeof(Decisions) + ranks * sizeof(Board), 4096) + ranks * kSlots * kChunkBytes;
 }
 
-SharedSums::SharedSums(HostRoom room) : room_(std::move(room)), wide_(kBlockBytes / 2) {
+SharedSums::SharedSums(std::shared_ptr<const HostRoom> room) : room_(std::move(room)), wide_(kBlockBytes / 2) {
     static_assert(std::atomic<uint64_t>::is_always_lock_free, "locks are not shared between processes");
     // A fresh segment has zeros, and every number begins with zero: no rank has to make them first.
-    uint8_t* at = room_.segment.data();
+    uint8_t* at = room_->segment.data();
     decisions_ = reinterpret_cast<Decisions*>(at);
     at += sizeof(Decisions);
-    for (uint32_t rank = 0; rank < room_.ranks; ++rank, at += sizeof(Board)) {
+    for (uint32_t rank = 0; rank < room_->ranks; ++rank, at += sizeof(Board)) {
         boards_.push_back(reinterpret_cast<Board*>(at));
     }
-    slots_ = room_.segment.data() + RoundUp(static_cast<size_t>(at - room_.segment.data()), 4096);
+    slots_ = room_->segment.data() + RoundUp(static_cast<size_t>(at - room_->segment.data()), 4096);
 }
 
 uint8_t* SharedSums::Slot(uint32_t rank, uint64_t chunk) const {
@@ -53,11 +53,11 @@ int32_t OwnerOf(const Pass& pass) { return pass.from == kOwn ? kDealt : pass.fro
 
 // Of a share, in one chunk.
 uint64_t SharedSums::PieceBytes(const Pass& pass) const {
-    return OwnerOf(pass) == kDealt ? kChunkBytes / room_.ranks / kAlign * kAlign : kChunkBytes;
+    return OwnerOf(pass) == kDealt ? kChunkBytes / room_->ranks / kAlign * kAlign : kChunkBytes;
 }
 
 uint64_t SharedSums::ChunksOf(const Pass& pass, uint64_t bytes) const {
-    const Range most = OwnerOf(pass) == kDealt ? ShareOf(bytes, room_.ranks, 0) : Range{0, bytes};
+    const Range most = OwnerOf(pass) == kDealt ? ShareOf(bytes, room_->ranks, 0) : Range{0, bytes};
     return (most.end + PieceBytes(pass) - 1) / PieceBytes(pass);
 }
 
@@ -66,7 +66,7 @@ Range SharedSums::PieceOf(const Call& call, const Chunk& chunk, uint32_t rank) c
     const Pass& pass = call.ways[chunk.way].pass;
     const int32_t owner = OwnerOf(pass);
     if (owner != kDealt && static_cast<int32_t>(rank) != owner) return {};
-    const Range share = owner == kDealt ? ShareOf(call.spec.bytes, room_.ranks, rank) : Range{0, call.spec.bytes};
+    const Range share = owner == kDealt ? ShareOf(call.spec.bytes, room_->ranks, rank) : Range{0, call.spec.bytes};
     const uint64_t begin = share.begin + chunk.number * PieceBytes(pass);
     return {std::min(share.end, begin), std::min(share.end, begin + PieceBytes(pass))};
 }
@@ -78,12 +78,12 @@ uint8_t* SharedSums::Place(const Pass& pass, uint32_t rank, uint64_t chunk, uint
 
 // Whether this rank brings in what `owner` owns.
 bool SharedSums::Gives(const Pass& pass, uint32_t owner) const {
-    return pass.from == kAll ? owner != room_.rank : owner == room_.rank;
+    return pass.from == kAll ? owner != room_->rank : owner == room_->rank;
 }
 
 // Whether this rank gets what others own.
 bool SharedSums::TakesOut(const Pass& pass) const {
-    const auto rank = static_cast<int32_t>(room_.rank);
+    const auto rank = static_cast<int32_t>(room_->rank);
     return pass.to == kAll ? OwnerOf(pass) != rank : pass.to == rank && OwnerOf(pass) != rank;
 }
 
@@ -91,15 +91,15 @@ bool SharedSums::TakesOut(const Pass& pass) const {
 
 uint64_t SharedSums::Least(std::atomic<uint64_t> Board::*counter) const {
     uint64_t least = UINT64_MAX;
-    for (uint32_t rank = 0; rank < room_.ranks; ++rank) {
-        if (rank != room_.rank) least = std::min(least, (boards_[rank]->*counter).load(std::memory_order_acquire));
+    for (uint32_t rank = 0; rank < room_->ranks; ++rank) {
+        if (rank != room_->rank) least = std::min(least, (boards_[rank]->*counter).load(std::memory_order_acquire));
     }
     return least;
 }
 
 void SharedSums::WakeOthers() {
-    for (uint32_t rank = 0; rank < room_.ranks; ++rank) {
-        if (rank != room_.rank) Wake(rank);
+    for (uint32_t rank = 0; rank < room_->ranks; ++rank) {
+        if (rank != room_->rank) Wake(rank);
     }
 }
 
@@ -109,12 +109,12 @@ void SharedSums::Wake(uint32_t rank) {
     std::atomic<uint32_t>& asleep = boards_[rank]->asleep;
     if (asleep.load(std::memory_order_relaxed) == 0 || asleep.exchange(0) == 0) return;
     const uint64_t one = 1;
-    (void)!write(room_.wakes[rank].get(), &one, sizeof one);
+    (void)!write(room_->wakes[rank].get(), &one, sizeof one);
 }
 
 bool SharedSums::Rest() {
     if (!IsUnderWay()) return true;  // nobody needs it: others go on without a rank that has done its part
-    boards_[room_.rank]->asleep.store(1, std::memory_order_relaxed);
+    boards_[room_->rank]->asleep.store(1, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);
     return !CanProgress();
 }
@@ -137,14 +137,14 @@ void SharedSums::Start(uint32_t tensor, const Spec& spec, std::vector<Way> ways)
 uint64_t SharedSums::LastToHandOver() const {
     // a call's entry of Board::ready is its own until it has ended here
     const uint64_t here = std::min(first_call_ + calls_.size(), first_call_ + kCalls);
-    if (room_.rank == 0) return std::min(here, Least(&Board::handed_over));
+    if (room_->rank == 0) return std::min(here, Least(&Board::handed_over));
     return std::min(here, decisions_->compared.load(std::memory_order_acquire) + kCalls);
 }
 
 void SharedSums::HandOver() {
     const uint64_t end = LastToHandOver();
-    if (room_.rank == 0) return Compare(end);
-    Board& board = *boards_[room_.rank];
+    if (room_->rank == 0) return Compare(end);
+    Board& board = *boards_[room_->rank];
     for (; handed_over_ < end; ++handed_over_) {
         const Call& call = CallOf(handed_over_);
         board.calls[handed_over_ % kCalls].store(EntryOf(call.tensor, call.spec), std::memory_order_relaxed);
@@ -159,12 +159,12 @@ void SharedSums::Compare(uint64_t end) {
     for (; handed_over_ < end; ++handed_over_) {
         const Call& call = CallOf(handed_over_);
         const uint64_t own = EntryOf(call.tensor, call.spec);
-        for (uint32_t rank = 1; rank < room_.ranks; ++rank) {
+        for (uint32_t rank = 1; rank < room_->ranks; ++rank) {
             const uint64_t theirs = boards_[rank]->calls[handed_over_ % kCalls].load(std::memory_order_relaxed);
             if (theirs == own) continue;
-            const std::string tensor = "tensor " + std::to_string(call.tensor), first = "rank " + std::to_string(room_.numbers[0]);
-            const std::string who = "rank " + std::to_string(room_.numbers[rank]);
-            difference_ = {room_.numbers[rank], theirs >> 32 == call.tensor
+            const std::string tensor = "tensor " + std::to_string(call.tensor), first = "rank " + std::to_string(room_->numbers[0]);
+            const std::string who = "rank " + std::to_string(room_->numbers[rank]);
+            difference_ = {room_->numbers[rank], theirs >> 32 == call.tensor
                                      ? who + " has handed over " + tensor + " with another size, type, operation, root or priority than " + first
                                      : who + " has handed over tensor " + std::to_string(theirs >> 32) + " where " + first + " has " + tensor};
             return;
@@ -201,10 +201,10 @@ void SharedSums::Ready(uint32_t tensor) {
 }
 
 void SharedSums::Publish(uint64_t number) {
-    Board& board = *boards_[room_.rank];
+    Board& board = *boards_[room_->rank];
     board.ready[number % kCalls].store(number + 1, std::memory_order_relaxed);
     board.readied.fetch_add(1, std::memory_order_release);
-    if (room_.rank != 0) Wake(0);
+    if (room_->rank != 0) Wake(0);
 }
 
 uint64_t SharedSums::SumReadied() const {
@@ -278,12 +278,12 @@ void SharedSums::BringIn() {
     const Chunk& chunk = chunks_[in_ % kSlots];
     const Call& call = CallOf(chunk.call);
     const Way& way = call.ways[chunk.way];
-    for (uint32_t owner = 0; owner < room_.ranks; ++owner) {
+    for (uint32_t owner = 0; owner < room_->ranks; ++owner) {
         const Range piece = PieceOf(call, chunk, owner);
         if (piece.begin == piece.end || !Gives(way.pass, owner)) continue;
-        std::memcpy(Place(way.pass, room_.rank, in_, owner), way.from + piece.begin, piece.end - piece.begin);
+        std::memcpy(Place(way.pass, room_->rank, in_, owner), way.from + piece.begin, piece.end - piece.begin);
     }
-    boards_[room_.rank]->in.store(++in_, std::memory_order_release);
+    boards_[room_->rank]->in.store(++in_, std::memory_order_release);
     WakeOthers();
 }
 
@@ -292,7 +292,7 @@ bool SharedSums::CanSum() const {
     const Chunk& chunk = chunks_[sum_ % kSlots];
     const Call& call = CallOf(chunk.call);
     if (call.ways[chunk.way].pass.from != kAll) return true;
-    const Range own = PieceOf(call, chunk, room_.rank);
+    const Range own = PieceOf(call, chunk, room_->rank);
     return own.begin == own.end || Least(&Board::in) > sum_;
 }
 
@@ -300,20 +300,20 @@ void SharedSums::Sum() {
     const Chunk& chunk = chunks_[sum_ % kSlots];
     const Call& call = CallOf(chunk.call);
     const Way& way = call.ways[chunk.way];
-    if (way.pass.from == kAll) AddPiece(call.spec, way, PieceOf(call, chunk, room_.rank), sum_);
-    boards_[room_.rank]->sum.store(++sum_, std::memory_order_release);
+    if (way.pass.from == kAll) AddPiece(call.spec, way, PieceOf(call, chunk, room_->rank), sum_);
+    boards_[room_->rank]->sum.store(++sum_, std::memory_order_release);
     if (way.pass.from == kAll && way.pass.to != kOwn) WakeOthers();
 }
 
 void SharedSums::AddPiece(const Spec& spec, const Way& way, const Range& own, uint64_t chunk) {
-    const bool is_wide = IsHalf(spec.dtype) && room_.ranks > 2;
-    const bool gets = way.pass.to < 0 || way.pass.to == static_cast<int32_t>(room_.rank);
-    uint8_t* sums = Place(way.pass, room_.rank, chunk, room_.rank);  // where nobody else needs anything
+    const bool is_wide = IsHalf(spec.dtype) && room_->ranks > 2;
+    const bool gets = way.pass.to < 0 || way.pass.to == static_cast<int32_t>(room_->rank);
+    uint8_t* sums = Place(way.pass, room_->rank, chunk, room_->rank);  // where nobody else needs anything
     for (uint64_t at = own.begin; at < own.end; at += kBlockBytes) {
         const uint64_t length = std::min(kBlockBytes, own.end - at), behind = at - own.begin;
         const size_t n = length / ElementBytes(spec.dtype);
-        for (uint32_t rank = 0; rank < room_.ranks; ++rank) {
-            const uint8_t* part = rank == room_.rank ? way.from + at : Place(way.pass, rank, chunk, room_.rank) + behind;
+        for (uint32_t rank = 0; rank < room_->ranks; ++rank) {
+            const uint8_t* part = rank == room_->rank ? way.from + at : Place(way.pass, rank, chunk, room_->rank) + behind;
             if (is_wide && rank == 0) {
                 Widen(spec.dtype, wide_.data(), part, n);
             } else if (is_wide) {
@@ -343,13 +343,13 @@ void SharedSums::TakeOut(std::vector<End>* ended) {
     const Chunk& chunk = chunks_[out_ % kSlots];
     Call& call = CallOf(chunk.call);
     const Way& way = call.ways[chunk.way];
-    for (uint32_t owner = 0; owner < room_.ranks && TakesOut(way.pass); ++owner) {
+    for (uint32_t owner = 0; owner < room_->ranks && TakesOut(way.pass); ++owner) {
         const Range piece = PieceOf(call, chunk, owner);
-        if (piece.begin == piece.end || owner == room_.rank) continue;
+        if (piece.begin == piece.end || owner == room_->rank) continue;
         std::memcpy(way.into + piece.begin, Place(way.pass, owner, out_, owner), piece.end - piece.begin);
     }
-    boards_[room_.rank]->out.store(++out_, std::memory_order_release);
-    if (room_.rank != 0) Wake(0);  // to decide the next
+    boards_[room_->rank]->out.store(++out_, std::memory_order_release);
+    if (room_->rank != 0) Wake(0);  // to decide the next
     if (++call.ended == call.ends[chunk.way]) {
         ended->push_back({call.tensor, static_cast<uint32_t>(call.ways.size() - 1 - chunk.way)});
     }

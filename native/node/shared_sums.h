@@ -84,7 +84,7 @@ class SharedSums {
         std::string text;
     };
 
-    explicit SharedSums(HostRoom room);
+    explicit SharedSums(std::shared_ptr<const HostRoom> room);
 
     // Hands over a tensor with its ways, one or two; all ranks hand over the same ones in the same order. The
     // memory must stay until Progress has told of the last way's end.
@@ -103,7 +103,7 @@ class SharedSums {
     // Once ranks disagree, nothing more is summed.
     const std::optional<Difference>& difference() const { return difference_; }
     // Readable when another rank has woken this one; Woken() makes it unreadable again.
-    int wake_fd() const { return room_.wakes[room_.rank].get(); }
+    int wake_fd() const { return room_->wakes[room_->rank].get(); }
     void Woken();
 
   private:
@@ -177,7 +177,7 @@ class SharedSums {
     void Wake(uint32_t rank);
     void DropEnded();
 
-    HostRoom room_;
+    const std::shared_ptr<const HostRoom> room_;
     Decisions* decisions_;
     std::vector<Board*> boards_;  // by rank
     uint8_t* slots_;

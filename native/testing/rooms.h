@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "node/shared_sums.h"
+#include "node/node.h"
 
 namespace gradlane {
 
@@ -20,7 +20,7 @@ inline std::vector<uint32_t> NumbersUpTo(uint32_t ranks) {
 inline std::vector<HostRoom> RoomsOf(const std::vector<uint32_t>& numbers) {
     const std::vector<uint8_t> secret(32, 7);
     const auto world = static_cast<uint32_t>(numbers.size());
-    const size_t bytes = SharedSums::BytesFor(world);
+    const size_t bytes = Node::HostBytesFor(world);
     std::vector<std::unique_ptr<Meeting>> meetings;
     meetings.push_back(Meeting::Lead(numbers, bytes, secret));
     for (uint32_t rank = 1; rank < world; ++rank) meetings.push_back(Meeting::Join(meetings[0]->name(), rank, numbers, bytes, secret));

@@ -275,4 +275,100 @@ TEST(ARankOfAnotherHostThatFailsEndsTheWaits) {
     }
 }
 
+TEST(MessagesGoThroughMemoryByWhoeverWaits) {
+    constexpr uint32_t kWorld = 3;
+    Host host(kWorld);
+    std::vector<uint64_t> sent;
+    for (const auto& node : host.nodes) sent.push_back(node->stats().sent_bytes);
+    std::vector<std::thread> threads;
+    for (uint32_t rank = 0; rank < kWorld; ++rank) {
+        threads.emplace_back([&, rank] {
+            Node& node = *host.nodes[rank];
+            const uint32_t next = (rank + 1) % kWorld, before = (rank + 2) % kWorld;
+            for (uint32_t round = 0; round < 60; ++round) {
+                // none, small, as much as a ring holds, more than that, and more than leaves without being asked for
+                const size_t size = std::vector<size_t>{0, 100, 200'000, Messages::kEagerBytes, 1'000'000}[round % 5];
+                std::vector<uint8_t> data(size, static_cast<uint8_t>(rank + round)), into(size);
+                const auto out = node.Send(next, round, 0, data.data(), size);
+                const auto in = node.Receive(round % 2 == 0 ? kAnyone : static_cast<int32_t>(before), round, into.data(), size);
+                bool over = false;
+                while (round % 3 == 0 && !over) node.IsOver(*in, &over);
+                if (!CHECK(node.WaitFor(*in, kPatience) && node.WaitFor(*out, kPatience))) return;
+                CHECK_EQ(node.IsOver(*in, &over), static_cast<int32_t>(before));
+                CHECK(into == std::vector<uint8_t>(size, static_cast<uint8_t>(before + round)));
+            }
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (uint32_t rank = 0; rank < kWorld; ++rank) {
+        CHECK(host.nodes[rank]->failure().code == Code::kNone);
+        CHECK(host.nodes[rank]->stats().sent_bytes - sent[rank] < 20'000);
+    }
+}
+
+TEST(ALargeMessageThatNobodyWaitsForIsCarriedAllTheSame) {
+    Host host(2);
+    std::vector<uint8_t> data(5'000'000, 3), into(data.size()), token(1, 9), heard(1);
+    const auto in = host.nodes[1]->Receive(0, 0, into.data(), into.size());
+    const auto out = host.nodes[0]->Send(1, 0, 0, data.data(), data.size());
+    bool over = false;
+    while (!over) host.nodes[0]->IsOver(*out, &over);
+    CHECK(host.nodes[1]->WaitFor(*in, kPatience));
+    CHECK(into == data);
+    // and two threads may wait, of which one attends the mailboxes for both
+    std::thread other([&] { CHECK(host.nodes[1]->WaitFor(*host.nodes[1]->Receive(0, 1, heard.data(), 1), kPatience)); });
+    const auto second = host.nodes[1]->Receive(0, 2, into.data(), into.size());
+    host.nodes[0]->Send(1, 2, 0, data.data(), data.size());
+    CHECK(host.nodes[1]->WaitFor(*second, kPatience));
+    host.nodes[0]->Send(1, 1, 0, token.data(), 1);
+    other.join();
+    CHECK_EQ(heard, token);
+}
+
+TEST(WhatNobodyReceivesIsBoundedAndStopsOnlyItsSender) {
+    Host host(2);
+    constexpr uint32_t kMessages = 200;
+    std::vector<uint8_t> data(60'000, 1), into(data.size()), back(8, 5), heard(8);
+    std::vector<std::shared_ptr<Transfer>> sends;
+    for (uint32_t i = 0; i < kMessages; ++i) sends.push_back(host.nodes[0]->Send(1, 0, 0, data.data(), data.size()));
+    host.nodes[1]->Send(0, 0, 0, back.data(), back.size());
+    CHECK(host.nodes[0]->WaitFor(*host.nodes[0]->Receive(1, 0, heard.data(), heard.size()), kPatience));
+    CHECK_EQ(heard, back);
+    bool over = true;
+    host.nodes[0]->IsOver(*sends.back(), &over);
+    CHECK(!over);
+    for (uint32_t i = 0; i < kMessages; ++i) {
+        if (!CHECK(host.nodes[1]->WaitFor(*host.nodes[1]->Receive(0, 0, into.data(), into.size()), kPatience))) return;
+    }
+    CHECK(host.nodes[0]->WaitFor(*sends.back(), kPatience));
+}
+
+TEST(WhoeverLeavesOrFailsEndsTheWaitsForItsMessages) {
+    for (const bool fails : {false, true}) {
+        Host host(3);
+        std::vector<uint8_t> last(10, 7), into(10), more(10);
+        host.nodes[2]->Send(0, 0, 0, last.data(), last.size());
+        if (fails) host.nodes[2]->Abort("no more");
+        host.nodes[2]->Close();
+        if (!fails) {  // what it has said before stays
+            CHECK(host.nodes[0]->WaitFor(*host.nodes[0]->Receive(2, 0, into.data(), into.size()), kPatience));
+            CHECK_EQ(into, last);
+        }
+        CHECK(!host.nodes[0]->WaitFor(*host.nodes[0]->Receive(2, 1, more.data(), more.size()), kPatience));
+        CHECK(host.nodes[0]->failure().code == (fails ? Code::kAborted : Code::kLeft));
+        CHECK_EQ(host.nodes[0]->failure().rank >= 0 ? host.nodes[0]->failure().rank : host.nodes[0]->failure().server, 2);
+    }
+}
+
+TEST(AWaitForAMessageEndsWithTheNode) {
+    Host host(2);
+    std::vector<uint8_t> into(10);
+    const auto in = host.nodes[0]->Receive(1, 0, into.data(), into.size());
+    std::thread waits([&] { CHECK(!host.nodes[0]->WaitFor(*in, kPatience)); });
+    std::thread closes([&] { host.nodes[1]->Close(); });
+    host.nodes[0]->Close();
+    waits.join();
+    closes.join();
+}
+
 int main(int argc, char** argv) { return gradlane::testing::RunTests(argc, argv); }

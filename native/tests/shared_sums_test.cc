@@ -31,7 +31,9 @@ struct Host {
     std::vector<std::unique_ptr<SharedSums>> ranks;
 
     explicit Host(uint32_t world) {
-        for (HostRoom& room : RoomsOf(NumbersUpTo(world))) ranks.push_back(std::make_unique<SharedSums>(std::move(room)));
+        for (HostRoom& room : RoomsOf(NumbersUpTo(world))) {
+            ranks.push_back(std::make_unique<SharedSums>(std::make_shared<const HostRoom>(std::move(room))));
+        }
     }
 
     // In a random order, a little at a time, until all tensors have ended on all ranks; returns the ends by rank.

@@ -23,9 +23,9 @@ def _bytes(size: int, seed: int) -> torch.Tensor:
     return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
-def all_pairs(rank: int, world: int, early: bool) -> bool:
+def all_pairs(rank: int, world: int, early: bool, shared: bool) -> bool:
     """Every rank sends every other messages of all sizes with two tags; they are received in the other order of tags."""
-    over = group()
+    over = group(shared_memory=shared)
     sends = [
         dist.isend(_bytes(size, 100 * rank + 10 * other + tag), other, over, tag)
         for other in range(world)

@@ -46,19 +46,31 @@ def carried(rank: int, world: int, shared: bool) -> int:
     return int(sent)
 
 
-def silent(rank: int, world: int, how: str) -> tuple[str, int, float]:
-    """The last rank is killed or stopped in the middle of sums; what the others hear, whom it names, and after how long."""
+def silent(rank: int, world: int, how: str, what: str) -> tuple[str, int, float]:
+    """The last rank is killed or stopped in the middle of sums or messages; what the others hear, whom it names, and after
+    how long.
+    """
     group = dist.new_group(backend="gradlane", pg_options=SHARED)
-    data = torch.ones(4_000_000)
-    dist.all_reduce(data, group=group)
-    work = dist.all_reduce(data, group=group, async_op=True)
-    if rank == world - 1:
-        work.wait()  # the others have begun the next by now, or soon will
+    data, last = torch.ones(4_000_000), world - 1
+
+    def go_on() -> None:
+        if what == "sums":
+            dist.all_reduce(data, group=group)
+        elif rank != last:
+            dist.recv(data, last, group)
+        else:
+            works = [dist.isend(data, other, group) for other in range(last)]
+            for work in works:
+                work.wait()
+
+    go_on()
+    if rank == last:
+        go_on()  # the others have begun the next by now, or soon will
         os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
     began = time.monotonic()
     try:
         for _ in range(1000):
-            dist.all_reduce(data, group=group)
+            go_on()
     except GradlaneError as error:
         return type(error).__name__, getattr(error, "rank", -1), time.monotonic() - began
     return "", -1, 0.0
@@ -76,6 +88,21 @@ def limited(rank: int, world: int) -> tuple[str, str]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     return "", ""
+
+
+def exchanged(rank: int, world: int, shared: bool) -> int:
+    """Bytes that this rank's node sends for messages of 4 MB and of 8 bytes to the next rank."""
+    group: Any = dist.new_group(backend="gradlane", pg_options=SHARED if shared else LOOPBACK)
+    before = group._node.stats()["sent_bytes"]
+    for size in (1_000_000, 2):
+        data, into = torch.full((size,), float(rank)), torch.empty(size)
+        send = dist.isend(data, (rank + 1) % world, group)
+        dist.recv(into, (rank - 1) % world, group)
+        send.wait()
+        assert (into == (rank - 1) % world).all()
+    sent = group._node.stats()["sent_bytes"] - before
+    dist.destroy_process_group(group)
+    return int(sent)
 
 
 def mixed(rank: int, world: int) -> tuple[str, str]:

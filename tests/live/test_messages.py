@@ -19,9 +19,10 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     ranks.close()
 
 
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("early", [False, True])
-def test_messages_arrive_by_source_tag_and_order(ranks: Ranks, early: bool) -> None:
-    assert ranks.run(CASES + "all_pairs", early=early) == [True] * ranks.world
+def test_messages_arrive_by_source_tag_and_order(ranks: Ranks, early: bool, shared: bool) -> None:
+    assert ranks.run(CASES + "all_pairs", early=early, shared=shared) == [True] * ranks.world
 
 
 def test_a_receive_from_anyone_names_the_sender(ranks: Ranks) -> None:

@@ -1,4 +1,4 @@
-"""Ranks of one host sum through memory that they share: the bits of loopback, and the same ends when a rank is gone."""
+"""Ranks of one host sum and send messages through shared memory: the bits of loopback, and the same ends of a rank."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ def test_gradients_do_not_cross_a_socket(ranks: Ranks) -> None:
     assert min(ranks.run(CASES + "carried", shared=False)) > 4_000_000
 
 
+def test_messages_do_not_cross_a_socket(ranks: Ranks) -> None:
+    assert max(ranks.run(CASES + "exchanged", shared=True)) < 10_000
+    assert min(ranks.run(CASES + "exchanged", shared=False)) > 4_000_000
+
+
 def test_emulated_hosts_share_no_memory() -> None:
     done = gradlane(
         "lab", "--hosts", 2, "--link", "1gbit", "--quiet", "--", sys.executable, "-m", "tests.live.shared", timeout=60
@@ -42,12 +47,13 @@ def test_emulated_hosts_share_no_memory() -> None:
     assert min(map(int, done.stdout.split())) >= 4_000_000
 
 
+@pytest.mark.parametrize("what", ["sums", "messages"])
 @pytest.mark.parametrize(("how", "expected"), [("killed", "PeerDied"), ("stopped", "PeerStalled")])
-def test_a_rank_that_is_gone_is_named_as_over_loopback_and_leaves_nothing(how: str, expected: str) -> None:
+def test_a_rank_that_is_gone_is_named_as_over_loopback_and_leaves_nothing(how: str, expected: str, what: str) -> None:
     before = left_over()
     ranks = Ranks(3)
     try:
-        *others, last = ranks.answers(CASES + "silent", 30, lambda _: None if how == "killed" else 2.0, how=how)
+        *others, last = ranks.answers(CASES + "silent", 30, lambda _: None if how == "killed" else 2.0, how=how, what=what)
         for answer in others:
             assert answer is not None
             ok, (kind, rank, seconds) = answer

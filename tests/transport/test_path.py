@@ -32,6 +32,19 @@ def test_over_loopback_every_mark_arrives_as_sent_and_both_connections_move():
     assert found.unmarked_bytes_per_second > 0
 
 
+def test_a_sender_before_a_closed_window_hears_at_once_that_the_check_is_over():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        reader, _ = server.accept()
+        sender.settimeout(0.2)
+        with contextlib.suppress(TimeoutError):
+            while True:
+                sender.send(bytes(1 << 16))
+        sender.settimeout(20)
+        path._reset(reader)
+        with pytest.raises(ConnectionResetError):
+            sender.send(b"one more")
+
+
 @pytest.mark.parametrize(
     ("arrived", "survives"),
     [

@@ -1,4 +1,6 @@
-"""Ranks of one host meet (native/host/meeting.h), and their nodes sum through memory that they share (node/node_shared.cc)."""
+"""Ranks of one host meet (native/host/meeting.h), and their nodes sum and send messages through memory that they share
+(node/node_shared.cc, node/mailboxes.h).
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ def can_share(options: NodeOptions) -> bool:
 
 
 def share(store: Any, node: Node, timeout_s: float) -> None:
-    """Let `node` sum through its host's memory from now on; all workers of a job that `can_share` call it after `form`
-    and before they start a tensor.
+    """Let `node` sum through its host's memory from now on, and send messages through it where all workers are on one
+    host; all workers of a job that `can_share` call it after `form` and before they start a tensor or send a message.
 
     Args:
         store: as `form` got it.
