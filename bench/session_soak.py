@@ -26,7 +26,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def soak(rank: int, world: int, policy: str, backend: str | None, iterations: int) -> dict[str, Any]:
+def soak(rank: int, world: int, policy: str, backend: Any, iterations: int) -> dict[str, Any]:
     """On each rank: train, and measure before and after nine tenths of it."""
     import torch
 
