@@ -1,4 +1,4 @@
-"""What the ranks of test_hosts.py do: groups of two hosts with two ranks each, which are processes of one machine.
+"""What the ranks of test_host_sums.py do: groups of two hosts with two ranks each, which are processes of one machine.
 
 Which host a rank is on is what it says of itself (`formation.host_name`). The connections between these hosts are TCP, as
 between real ones; in the lab they are namespaces.

@@ -12,7 +12,7 @@ from tests.commands import gradlane
 from tests.live.ranks import Ranks
 from tests.live.shared import left_over
 
-CASES = "tests.live.hosts:"
+CASES = "tests.live.host_sums:"
 TWO = [0, 0, 1, 1]
 SIZES = [0, 1, 77, 4097, 65_537, 1_500_001]
 
@@ -122,7 +122,7 @@ def test_emulated_hosts_of_two_ranks_share_what_is_theirs() -> None:
         pytest.skip(reason)
     done = gradlane(
         "lab", "--hosts", 2, "--ranks-per-host", 2, "--link", "1gbit", "--quiet", "--",
-        sys.executable, "-m", "tests.live.hosts", timeout=60,
+        sys.executable, "-m", "tests.live.host_sums", timeout=120,
     )  # fmt: skip
     for sent in map(int, done.stdout.split()):
         assert 4_000_000 <= sent < 4_040_000
