@@ -7,8 +7,8 @@ namespace gradlane {
 
 namespace {
 
-// A larger ring is no faster, and leaves the caches.
-constexpr uint64_t kMostRingBytes = 256 << 10;
+// Twice the largest message that leaves without being asked for: none stops its sender halfway.
+constexpr uint64_t kMostRingBytes = 512 << 10;
 constexpr uint64_t kRankBytes = 1 << 20;  // of all rings to one rank, at most
 static_assert(kRankBytes / kMaxHostRanks >= kHeaderBytes);
 

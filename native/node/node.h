@@ -484,7 +484,6 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     std::condition_variable done_;
     std::shared_ptr<Mailboxes> mail_;     // null: messages go over the connections; set under both mutexes, used under mutex_
     std::atomic<bool> attended_{false};  // by a thread that waits for a message; set under done_mutex_
-    int64_t calm_until_ns_ = 0;           // its own: until then it sleeps at once
     std::shared_ptr<Engine> awaited_;  // whose waits a failure ends
     std::unordered_set<uint32_t> open_;  // pushed and not done
     std::deque<int64_t> finished_;  // ~tensor: sent

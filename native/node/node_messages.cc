@@ -2,8 +2,6 @@
 
 #include "node/node.h"
 
-#include <sched.h>
-
 #include <chrono>
 
 namespace gradlane {
@@ -11,12 +9,6 @@ namespace gradlane {
 namespace {
 
 constexpr uint16_t kMessageLane = 0;
-// How long a thread that waits for a message looks for it before it sleeps. To be woken on another core takes some 30 us
-// and an answer takes as long again: whoever looked for less would find neither, and both ranks would sleep each time.
-constexpr int64_t kSpinNs = 200'000;
-// It yields to whatever else can run on its core. A rank that answers runs for a short time. After a longer one, of a
-// process that computes, waits sleep at once for kCalm times as long: the kernel lets a thread that was woken go first.
-constexpr int64_t kLongYieldNs = 100'000, kCalm = 30;
 constexpr uint64_t kAttendedBytes = 1 << 20;  // read from a rank under the lock at a time
 
 }  // namespace
@@ -64,8 +56,10 @@ int32_t Node::IsOver(const Transfer& transfer, bool* over) {
         lock.unlock();
         if (mutex_.try_lock()) {
             now_ns_ = Now();
-            if (!broken_) Guarded([this] { RunMail(kInlineBytes); });
+            bool more = false;
+            if (!broken_) Guarded([&] { more = RunMail(kInlineBytes); });
             mutex_.unlock();
+            if (more) Wake();
         }
         lock.lock();
     }
@@ -192,29 +186,22 @@ bool Node::Attend(Mailboxes& mail, const Transfer& transfer, int64_t end_ns) {
         return IsEnded(transfer);
     };
     mail.bell().Look();
-    int64_t now = Now(), sleep_at = now + kSpinNs;
-    bool ended = false;
+    bool ended = false, more = false;
     while (true) {
-        if (mail.IsReady()) {
-            {
-                std::lock_guard guard(mutex_);
-                now_ns_ = Now();
-                if (!broken_) Guarded([this] { RunMail(kAttendedBytes); });
-            }
-            sleep_at = Now() + kSpinNs;
+        if (more || mail.IsReady()) {
+            std::lock_guard guard(mutex_);
+            now_ns_ = Now();
+            more = false;
+            if (!broken_) Guarded([&] { more = RunMail(kAttendedBytes); });
         }
         ended = is_ended();
-        if (ended || (now = Now()) >= end_ns) break;
-        if (now < sleep_at && now >= calm_until_ns_) {
-            sched_yield();
-            const int64_t yielded_ns = Now() - now;
-            if (yielded_ns > kLongYieldNs) calm_until_ns_ = now + kCalm * yielded_ns;
-        } else {
-            mail.bell().Sleep(end_ns - now, [&] { return mail.IsReady() || is_ended(); });
-        }
+        const int64_t now = Now();
+        if (ended || now >= end_ns) break;
+        // To look for a while first, and yield, was now much faster and now much slower (docs/overhead.md).
+        if (!more) mail.bell().Sleep(end_ns - now, [&] { return mail.IsReady() || is_ended(); });
     }
     mail.bell().Leave();
-    if (mail.IsInsisted()) Wake();
+    if (more || mail.IsInsisted()) Wake();
     return ended;
 }
 
