@@ -17,6 +17,8 @@ from tests.live.script_server import SCRIPTS, ScriptServer
 
 WORLD = 3
 START_S = 60.0
+ENDED = "ended"
+"""What a rank on an emulated host prints, with the time, when it has closed its session."""
 HARMS = ("KILL", "STOP", "TERM", "exception", "link")
 BACKENDS = ("all-reduce", "server", "both")
 # what torch.distributed says when its store is gone
@@ -138,7 +140,9 @@ def harmed(
 
 
 def cut_off(phase: str, culprit: int, backend: str, within_s: float) -> dict[int, End | None] | None:
-    """As `harmed`, on emulated hosts, where the link of the culprit's host goes down; a rank that has raised has ended here."""
+    """As `harmed`, on emulated hosts, where the link of the culprit's host goes down; a rank that has raised, or has closed its
+    session, has ended here.
+    """
     lab = [sys.executable, "-m", "gradlane", "lab", "--quiet", "--hosts", str(WORLD), "--link", "1gbit", "--"]
     script = [sys.executable, str(SCRIPTS / "phases.py"), phase, str(culprit), "link", backend]
     root = str(Path(__file__).parents[2])
@@ -152,7 +156,7 @@ def cut_off(phase: str, culprit: int, backend: str, within_s: float) -> dict[int
         assert done.returncode == 0, done.stderr
         return None
     ends = {
-        int(rank or 0): End(1, float(at) - since[0], f"gradlane.errors.{error}: rank {blamed}")
+        int(rank or 0): End(int(error != ENDED), float(at) - since[0], f"gradlane.errors.{error}: rank {blamed}")
         for rank, at, error, blamed in said
         if error
     }

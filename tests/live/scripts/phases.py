@@ -38,6 +38,7 @@ from gradlane.live.comm.driver import Driver
 from gradlane.live.session.session import Session
 from gradlane.live.startup import attach, handshake
 from gradlane.transport import Node
+from tests.live.phases import ENDED
 
 STEPS, STEADY_STEP, WORKER_S = 14, 10, 8
 SIOCSIFFLAGS = 0x8914
@@ -174,6 +175,8 @@ def main(phase: str, culprit: int, harm: str, backend: str) -> None:
         model(torch.ones(4, 150)).sum().backward()
         optimizer.step()
     session.close()
+    if harm == "link":
+        print(time.monotonic(), ENDED, rank, flush=True)
     os._exit(0)  # finalising an interpreter with torch takes seconds on a busy machine, which belong to no phase
 
 
