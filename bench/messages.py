@@ -59,7 +59,7 @@ def main() -> None:
     for what in (ping_pong, ring):
         if talks:
             name = "ping-pong, half of a round trip" if what is ping_pong else "ring of batch_isend_irecv"
-            print(f"\nmessages on loopback, {dist.get_world_size()} ranks: {name}, Gloo beside gradlane")
+            print(f"\nmessages on one host, {dist.get_world_size()} ranks: {name}, Gloo beside gradlane")
             heads = f"{'Gloo ms (p10..p90)':>26} {'gradlane ms (p10..p90)':>26} {'Gloo/gradlane':>13} {'CPU s/GB each':>15}"
             print(f"{'what':>12} {heads}")
         for size_bytes in SIZES:
