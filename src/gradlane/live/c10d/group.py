@@ -41,7 +41,7 @@ _BOOL_OPS = {ReduceOp.SUM: "max", ReduceOp.MIN: "min", ReduceOp.MAX: "max", Redu
 # on loopback a packet costs processor time, not link time, so that large packets are faster
 _LOCAL_PACKET_BYTES = 512 << 10
 _PACKET_BYTES = 128 << 10
-# where hosts sum first and then exchange their sums (docs/c10d.md has how it was chosen)
+# where hosts sum first and then exchange their sums
 _PIECE_BYTES = 1 << 20
 
 _thread = threading.local()
