@@ -87,6 +87,13 @@ def test_a_profiler_trace_tells_when_gradients_were_ready(tmp_path):
     assert (profile.forward_ns, profile.backward_ns) == (20_000, 40_000)
 
 
+def test_what_lies_between_the_parts_of_a_step_is_told(tmp_path):
+    # of the 1000 us from one step to the next, 20 are forward, 40 backward and 8 the update
+    told = "93% of a step of 1.00 ms lies between its parts and is left out"
+    assert trace.read(written(tmp_path, kineto())).source.endswith(told)
+    assert "left out" not in trace.read(written(tmp_path, kineto(steps=1))).source
+
+
 def test_a_trace_of_the_cpu_has_gradients_ready_when_they_were_accumulated(tmp_path):
     events = [e for e in kineto()["traceEvents"] if e["cat"] == "Operator"]
     profile = trace.read(written(tmp_path, {"traceEvents": events}))
@@ -329,6 +336,7 @@ def test_the_recorded_resnet_50_has_the_tensors_of_the_zoos():
     assert [t.layer for t in profile.tensors[:4]] == [106, 106, 105, 105]
     assert 6 * profile.forward_ns > 4 * profile.backward_ns > 3 * profile.forward_ns
     assert "6 steps" in profile.source
+    assert "23% of a step of 150.40 ms lies between its parts and is left out" in profile.source
 
 
 @recorded

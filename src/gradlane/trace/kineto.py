@@ -26,6 +26,7 @@ from gradlane.core.fields import MAX_BYTES, MAX_NAME, MAX_NS, MAX_TENSORS
 from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import FormatError
 from gradlane.trace.source import MAX_SHAPE, increasing, named, need_few_objects
+from gradlane.units import format_ns
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 OPTIMIZER_STEP = "Optimizer.step"
@@ -89,6 +90,7 @@ class _Uses(NamedTuple):
 
 
 class _Step(NamedTuple):
+    began_us: float  # its first kernel, or operation
     forward_us: float
     ready_us: list[float]
     backward_us: float
@@ -179,7 +181,7 @@ def _step(inside: list[_Event], gradients: list[_Event], kernels: _Kernels, wher
         )
         ready = [event.end - begun for event in gradients]
         update = sum(event.dur for event in optimizer)
-        return _Step(begun - first, ready, max(ready), update, sizes, _since(first, uses, lambda at: at))
+        return _Step(first, begun - first, ready, max(ready), update, sizes, _since(first, uses, lambda at: at))
     first_launch = bisect_left(kernels.launched, inside[0].ts)
     if first_launch == bisect_left(kernels.launched, begun):
         raise FormatError(f"{where}: no kernel was launched before backward begins")
@@ -189,7 +191,7 @@ def _step(inside: list[_Event], gradients: list[_Event], kernels: _Kernels, wher
     for event in optimizer:
         if bisect_left(kernels.launched, event.ts) < bisect_left(kernels.launched, event.end):
             update += kernels.end_before(event.end) - kernels.start_after(event.ts)
-    return _Step(forward_ended - first, ready, max(ready), update, sizes, _since(first, uses, kernels.start_after))
+    return _Step(first, forward_ended - first, ready, max(ready), update, sizes, _since(first, uses, kernels.start_after))
 
 
 def _uses(events: list[_Event], begun: float) -> _Uses | None:
@@ -277,8 +279,20 @@ def _profile(name: str, steps: list[_Step], tensors: Sequence[TensorSpec] | None
             for what, size, (begin, end) in zip(names, sizes, pairwise(bounds), strict=True)
         ),
         backward_ns,
-        f"{name}: PyTorch profiler, {len(steps)} steps; {how}",
+        f"{name}: PyTorch profiler, {len(steps)} steps; {how}{_left_out(steps, forward_ns + backward_ns + update_ns)}",
     )
+
+
+def _left_out(steps: list[_Step], parts_ns: int) -> str:
+    """What part of a step is in neither pass nor in the update; in words, or nothing where that is not known.
+
+    The host prepares the next kernel then, inputs are loaded, or, in a job of several ranks, sums are awaited.
+    """
+    periods = [after.began_us - before.began_us for before, after in pairwise(steps)]
+    period_ns = _median_ns(periods) if periods else 0
+    if period_ns <= parts_ns:
+        return ""
+    return f"; {1 - parts_ns / period_ns:.0%} of a step of {format_ns(period_ns)} lies between its parts and is left out"
 
 
 def _median_ns(values: Sequence[float]) -> int:
