@@ -833,7 +833,7 @@ class Session(SessionBase):
             self._after_close(self)
 
     def _tell_what_was_verified(self) -> None:
-        if self._verifier.compares:
+        if self._verifier.steps:
             of = f"{self._verifier.steps} of {self._driver.iteration + 1} steps"
             self._tell("verified", f"verified {of}: sums and {self._verifier.verified} updates of parameters were as under DDP")
 
