@@ -62,8 +62,8 @@ def main():
     if dist.get_rank() == 0:
         print(summary([model], [optimizer], losses))
     dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # not in main(): freed after the group, DDP's reducer waits for Gloo with the GIL
