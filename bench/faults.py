@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gradlane import lab
-from tests.live.phases import BACKENDS, HARMS, cut_off, harmed, is_named
+from tests.live.phases import BACKENDS, HARMS, cut_off, harmed, misnamed
 from tests.live.script_server import ScriptServer
 from tests.live.scripts.phases import PHASES, STEADY
 
@@ -36,11 +36,7 @@ def measure(server: ScriptServer, phase: str, culprit: int, harm: str, backend: 
             ends = harmed(server, Path(folder), phase, culprit, harm, backend, within_s)
     if ends is None:
         return None
-    wrong = [
-        f"rank {rank}: " + ("still there" if end is None else f"exit code {end.code}, {end.error}")
-        for rank, end in ends.items()
-        if not is_named(end, culprit, harm, phase)
-    ]
+    wrong = misnamed(ends, culprit, harm, phase)
     seconds = max(within_s if end is None else end.after_s for end in ends.values())
     return {"phase": phase, "harm": harm, "backend": backend, "culprit": culprit, "seconds": seconds, "wrong": wrong}
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from gradlane.planning import catalog
-from tests.live.phases import Job, is_named
+from tests.live.phases import Job, misnamed
 from tests.live.script_server import ScriptServer
 
 WITHIN_S = 70.0  # longer than `timeout`, after which every wait is an error
@@ -51,12 +51,7 @@ def kill_one(server: ScriptServer, seed: int) -> tuple[str, float, list[str]]:
             said = [job.printed(rank) for rank in others]
         finally:
             job.close()
-    ended = dict(zip(others, ends, strict=True))
-    wrong = [
-        f"rank {rank}: " + ("still there" if end is None else f"exit code {end.code}, {end.error}")
-        for rank, end in ended.items()
-        if not is_named(end, culprit, "KILL", "steady")
-    ]
+    wrong = misnamed(dict(zip(others, ends, strict=True)), culprit, "KILL", "steady")
     wrong += [line for printed in said for line in printed.splitlines() if line.startswith("wrong")]
     seconds = max(WITHIN_S if end is None else end.after_s for end in ends)
     return f"{policy} over {backend}, rank {culprit} of {world} after {after_s:.2f} s", seconds, wrong

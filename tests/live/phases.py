@@ -163,6 +163,15 @@ def cut_off(phase: str, culprit: int, backend: str, within_s: float) -> dict[int
     return {rank: ends.get(rank) for rank in range(WORLD) if rank != culprit and (phase != "meeting" or rank == (not culprit))}
 
 
+def misnamed(ends: dict[int, End | None], culprit: int, harm: str, phase: str) -> list[str]:
+    """In words, by rank, how those ended that did not say what came to the culprit."""
+    return [
+        f"rank {rank}: " + ("still there" if end is None else f"exit code {end.code}, {end.error}")
+        for rank, end in ends.items()
+        if not is_named(end, culprit, harm, phase)
+    ]
+
+
 def is_named(end: End | None, culprit: int, harm: str, phase: str) -> bool:
     """Whether a rank ended with an error that says what came to the culprit; near its own end, it may have ended in order."""
     if end is None:

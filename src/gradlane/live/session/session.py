@@ -125,7 +125,6 @@ class Session(SessionBase):
         # steps in a row whose deferred updates had all run when the next forward pass began
         self._settled_early = 0
         self._uneven: UnevenInputs | None = None  # inside `join()`
-        self._divides_by_all = True
         # tensors whose updates were still deferred when this backward pass began
         self._stale: frozenset[int] = frozenset()
         on_buffers = (lambda forward, why: None) if buffers is None else buffers.announced
@@ -285,9 +284,7 @@ class Session(SessionBase):
 
     def _begin(self) -> None:
         if self._uneven is not None:
-            came = self._uneven.come()
-            if not self._divides_by_all:
-                self._gradients.scale_by(1.0 / came)
+            self._gradients.scale_by(self._uneven.come())
         self._begin_iteration()
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
@@ -729,8 +726,10 @@ class Session(SessionBase):
             )
         if self._verifier.compares:
             raise UnsupportedError("join(): verify compares steps of all ranks, and some have fewer; leave verify out")
-        self._uneven = UnevenInputs(self.rank, self.world, self._backend, self._failures.collective, throw_on_early_termination)
-        self._divides_by_all = divide_by_initial_world_size
+        self._uneven = UnevenInputs(
+            self.rank, self.world, self._backend, self._failures.collective, divide_by_initial_world_size,
+            throw_on_early_termination,
+        )  # fmt: skip
         try:
             yield
             self._settle()

@@ -29,25 +29,29 @@ class UnevenInputs:
         world: number of ranks in the group.
         backend: its control group carries the counts.
         collective: see `Collective`.
+        divides_by_all: divide sums by the number of all ranks, not by that of those that still come.
         ends_early: raise an error on all ranks as soon as one of them has no input left.
     """
 
-    def __init__(self, rank: int, world: int, backend: Backend, collective: Collective, ends_early: bool) -> None:
+    def __init__(
+        self, rank: int, world: int, backend: Backend, collective: Collective, divides_by_all: bool, ends_early: bool
+    ) -> None:
         self._rank, self._world = rank, world
         self._group, self._device = backend.control_group, backend.control_device
-        self._collective, self._ends_early = collective, ends_early
+        self._collective, self._divides_by_all, self._ends_early = collective, divides_by_all, ends_early
 
-    def come(self) -> int:
+    def come(self) -> float:
         """Come with a gradient (collective).
 
         Returns:
-            How many ranks come with one.
+            The factor for each gradient before it is summed.
 
         Raises:
             UnevenInputsError: a rank has no input left, and `ends_early` was asked for.
             JobError: the job has failed.
         """
-        return self._count(comes=True)
+        came = self._count(comes=True)
+        return 1.0 / (self._world if self._divides_by_all else came)
 
     def finish(self, take_part: Callable[[], None], values: Iterable[torch.Tensor]) -> None:
         """Take part in the others' iterations until all are out of inputs (collective).
