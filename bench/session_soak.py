@@ -7,23 +7,14 @@ python -m bench.session_soak --iterations 2000
 from __future__ import annotations
 
 import argparse
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 from tests.live.ranks import Ranks
+from tests.processes import descriptors, resident_bytes
 
 LIMIT_S = 1800.0
 ARMS = (("bytescheduler", "all-reduce"), ("mercury", "server"), ("auto", None))
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def soak(rank: int, world: int, policy: str, backend: Any, iterations: int) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from gradlane.errors import JobError
 from tests.live.cases import bits_of
 from tests.live.faults import census
 from tests.live.loops import GIVEN, Mlp, momentum
+from tests.processes import resident_bytes
 
 POLICIES: dict[str, dict[str, Any]] = {
     "wfbp": {},
@@ -77,7 +77,7 @@ def soak(rank: int, world: int, warm_up: int, iterations: int) -> dict[str, Any]
     with gradlane.attach(model, optimizer, "mercury", backend="server", network=GIVEN, timeout=20) as session:
         for _ in range(warm_up):
             _step(model, optimizer, generator)
-        before, resident = census(), _resident_bytes()
+        before, resident = census(), resident_bytes()
         for _ in range(iterations):
             _step(model, optimizer, generator)
         session.flush()
@@ -87,12 +87,8 @@ def soak(rank: int, world: int, warm_up: int, iterations: int) -> dict[str, Any]
         return {
             "before": before,
             "after": census(),
-            "grown_bytes": _resident_bytes() - resident,
+            "grown_bytes": resident_bytes() - resident,
             "held_bytes": stats["held_bytes"],
             "most_held_bytes": stats["most_held_bytes"],
             "announced_bytes": backend.most_held_bytes(session._driver._buffers),
         }
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gradlane.errors import JobError
 from gradlane.transport import Node, NodeOptions
+from tests import processes
 from tests.processes import PROCESSES
 
 SIZES = (1 << 20, 40_000, 4, 300_000)
@@ -118,10 +118,10 @@ class Member:
         return self.node.stats()
 
     def resident_bytes(self) -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return processes.resident_bytes()
 
     def descriptors(self) -> int:
-        return len(os.listdir("/proc/self/fd"))
+        return processes.descriptors()
 
     def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Anything else: a function of the member, which must be one that pickle finds."""

@@ -11,13 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gradlane.errors import CommunicationError, CorruptError, JobError, PeerDied
 from gradlane.transport import Node, NodeOptions
+from tests.processes import resident_bytes
 from tests.transport.frames import CHALLENGE, HEADER_BYTES, PROOF, PUSH, RESULT, WELCOME, frame, hello
 from tests.transport.proxy import Proxy, proxy
 
@@ -140,19 +140,15 @@ def test_a_member_that_lies_is_refused_before_anything_is_allocated(lie: str) ->
         server.join(5)
         tensor = np.ones(WORDS, np.float32)
         server.define(0, tensor.ctypes.data, tensor.nbytes, "float32")
-        before = _resident_bytes()
+        before = resident_bytes()
         held = server.stats()["held_bytes"]
         liar.sendall(LIES[lie])
         with pytest.raises(JobError) as refused:
             server.take(5)
         assert "rank 1 at 127.0.0.1:" in str(refused.value)
-        assert _resident_bytes() - before < 1 << 20  # of everything in this process
+        assert resident_bytes() - before < 1 << 20  # of everything in this process
         assert server.stats()["held_bytes"] - held <= 2 * server.options.packet_bytes
         assert (tensor == 1).all()
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def test_a_server_that_lies_is_refused_by_the_worker() -> None:
