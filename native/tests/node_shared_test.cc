@@ -71,6 +71,15 @@ Spec FromTo(int32_t from, int32_t to, size_t n) {
     return spec;
 }
 
+// On all ranks, each on a thread of its own: what `body(node, rank)` starts and waits for.
+template <typename Body>
+void OnAll(Host& host, Body body) {
+    std::vector<std::thread> threads;
+    for (uint32_t rank = 0; rank < host.nodes.size(); ++rank) threads.emplace_back([&, rank] { body(*host.nodes[rank], rank); });
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& node : host.nodes) CHECK(node->failure().code == Code::kNone);
+}
+
 }  // namespace
 
 TEST(SumsGoThroughMemoryAndTheRestOverConnections) {
@@ -78,25 +87,20 @@ TEST(SumsGoThroughMemoryAndTheRestOverConnections) {
     Host host(kWorld);
     std::vector<uint64_t> sent;
     for (const auto& node : host.nodes) sent.push_back(node->stats().sent_bytes);
-    std::vector<std::thread> threads;
-    for (uint32_t rank = 0; rank < kWorld; ++rank) {
-        threads.emplace_back([&, rank] {
-            Node& node = *host.nodes[rank];
-            const auto me = static_cast<int32_t>(rank);
-            uint32_t tensor = 0;
-            for (uint32_t round = 0; round < kRounds; ++round) {
-                std::vector<float> sum(round * 3001, static_cast<float>(rank + 1)), gift(10, static_cast<float>(rank + 1));
-                node.Start(tensor, Floats(sum.size()), sum.data(), sum.data(), true);
-                node.Start(tensor + 1, FromTo(1, 2, 10), me == 1 ? gift.data() : nullptr, me == 2 ? gift.data() : nullptr, false);
-                if (!CHECK(node.Wait(tensor, kPatience) && node.Wait(tensor + 1, kPatience))) return;
-                CHECK(sum == std::vector<float>(sum.size(), 6.0f));
-                CHECK_EQ(gift[9], static_cast<float>(rank == 2 ? 2 : rank + 1));
-                tensor += 2;
-            }
-            CHECK_EQ(node.Take(kPatience).size(), kRounds);
-        });
-    }
-    for (std::thread& thread : threads) thread.join();
+    OnAll(host, [&](Node& node, uint32_t rank) {
+        const auto me = static_cast<int32_t>(rank);
+        uint32_t tensor = 0;
+        for (uint32_t round = 0; round < kRounds; ++round) {
+            std::vector<float> sum(round * 3001, static_cast<float>(rank + 1)), gift(10, static_cast<float>(rank + 1));
+            node.Start(tensor, Floats(sum.size()), sum.data(), sum.data(), true);
+            node.Start(tensor + 1, FromTo(1, 2, 10), me == 1 ? gift.data() : nullptr, me == 2 ? gift.data() : nullptr, false);
+            if (!CHECK(node.Wait(tensor, kPatience) && node.Wait(tensor + 1, kPatience))) return;
+            CHECK(sum == std::vector<float>(sum.size(), 6.0f));
+            CHECK_EQ(gift[9], static_cast<float>(rank == 2 ? 2 : rank + 1));
+            tensor += 2;
+        }
+        CHECK_EQ(node.Take(kPatience).size(), kRounds);
+    });
     for (uint32_t rank = 0; rank < kWorld; ++rank) {
         CHECK(host.nodes[rank]->failure().code == Code::kNone);
         CHECK(host.nodes[rank]->stats().sent_bytes - sent[rank] < 20'000);
@@ -141,15 +145,6 @@ struct Shape {
     uint32_t hosts, places;
 };
 constexpr Shape kShapes[] = {{2, 2}, {3, 2}, {2, 3}};
-
-// On all ranks, each on a thread of its own: what `body(node, rank, tensor)` starts and waits for.
-template <typename Body>
-void OnAll(Host& host, Body body) {
-    std::vector<std::thread> threads;
-    for (uint32_t rank = 0; rank < host.nodes.size(); ++rank) threads.emplace_back([&, rank] { body(*host.nodes[rank], rank); });
-    for (std::thread& thread : threads) thread.join();
-    for (const auto& node : host.nodes) CHECK(node->failure().code == Code::kNone);
-}
 
 std::vector<float> Floats(size_t n, uint32_t rank, uint32_t tensor) {
     std::vector<float> floats(n);
@@ -280,26 +275,21 @@ TEST(MessagesGoThroughMemoryByWhoeverWaits) {
     Host host(kWorld);
     std::vector<uint64_t> sent;
     for (const auto& node : host.nodes) sent.push_back(node->stats().sent_bytes);
-    std::vector<std::thread> threads;
-    for (uint32_t rank = 0; rank < kWorld; ++rank) {
-        threads.emplace_back([&, rank] {
-            Node& node = *host.nodes[rank];
-            const uint32_t next = (rank + 1) % kWorld, before = (rank + 2) % kWorld;
-            for (uint32_t round = 0; round < 60; ++round) {
-                // none, small, as much as a ring holds, more than that, and more than leaves without being asked for
-                const size_t size = std::vector<size_t>{0, 100, 200'000, Messages::kEagerBytes, 1'000'000}[round % 5];
-                std::vector<uint8_t> data(size, static_cast<uint8_t>(rank + round)), into(size);
-                const auto out = node.Send(next, round, 0, data.data(), size);
-                const auto in = node.Receive(round % 2 == 0 ? kAnyone : static_cast<int32_t>(before), round, into.data(), size);
-                bool over = false;
-                while (round % 3 == 0 && !over) node.IsOver(*in, &over);
-                if (!CHECK(node.WaitFor(*in, kPatience) && node.WaitFor(*out, kPatience))) return;
-                CHECK_EQ(node.IsOver(*in, &over), static_cast<int32_t>(before));
-                CHECK(into == std::vector<uint8_t>(size, static_cast<uint8_t>(before + round)));
-            }
-        });
-    }
-    for (std::thread& thread : threads) thread.join();
+    OnAll(host, [&](Node& node, uint32_t rank) {
+        const uint32_t next = (rank + 1) % kWorld, before = (rank + 2) % kWorld;
+        for (uint32_t round = 0; round < 60; ++round) {
+            // none, small, as much as a ring holds, more than that, and more than leaves without being asked for
+            const size_t size = std::vector<size_t>{0, 100, 200'000, Messages::kEagerBytes, 1'000'000}[round % 5];
+            std::vector<uint8_t> data(size, static_cast<uint8_t>(rank + round)), into(size);
+            const auto out = node.Send(next, round, 0, data.data(), size);
+            const auto in = node.Receive(round % 2 == 0 ? kAnyone : static_cast<int32_t>(before), round, into.data(), size);
+            bool over = false;
+            while (round % 3 == 0 && !over) node.IsOver(*in, &over);
+            if (!CHECK(node.WaitFor(*in, kPatience) && node.WaitFor(*out, kPatience))) return;
+            CHECK_EQ(node.IsOver(*in, &over), static_cast<int32_t>(before));
+            CHECK(into == std::vector<uint8_t>(size, static_cast<uint8_t>(before + round)));
+        }
+    });
     for (uint32_t rank = 0; rank < kWorld; ++rank) {
         CHECK(host.nodes[rank]->failure().code == Code::kNone);
         CHECK(host.nodes[rank]->stats().sent_bytes - sent[rank] < 20'000);
@@ -345,7 +335,7 @@ TEST(WhatNobodyReceivesIsBoundedAndStopsOnlyItsSender) {
 
 TEST(WhoeverLeavesOrFailsEndsTheWaitsForItsMessages) {
     for (const bool fails : {false, true}) {
-        Host host(3);
+        Host host(3, 1, 1000);
         std::vector<uint8_t> last(10, 7), into(10), more(10);
         host.nodes[2]->Send(0, 0, 0, last.data(), last.size());
         if (fails) host.nodes[2]->Abort("no more");
