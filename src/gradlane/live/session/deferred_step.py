@@ -12,11 +12,12 @@ import contextlib
 import copy
 import functools
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.utils._python_dispatch import _disable_current_modes
 
 # Optimizers that update each parameter from its own gradient and state alone. LBFGS, and whatever
@@ -30,6 +31,11 @@ PER_PARAMETER: frozenset[type] = frozenset(
     )
     if hasattr(torch.optim, name)
 )  # fmt: skip
+
+
+# what torch wraps `step` in; a script's own wrapper, which may do anything, has other code
+_RUNS_HOOKS = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
+_SETS_GRAD_MODE = _use_grad_for_differentiable(lambda optimizer: None).__code__
 
 
 def why_it_needs_the_barrier(optimizer: torch.optim.Optimizer) -> str | None:
@@ -108,7 +114,8 @@ class DeferredStep:
         self._entries = len(optimizer.state)
         self._class = type(optimizer)  # it changes while updates are deferred, see `guards.py`
         self._groups = [
-            {key: _snapshot(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+            {key: _snapshot(value) for key, value in group.items() if key != "params"} | _found_out_already(group)
+            for group in optimizer.param_groups
         ]
         self._group_of = {id(param): index for index, group in enumerate(optimizer.param_groups) for param in group["params"]}
 
@@ -160,10 +167,41 @@ class DeferredStep:
 
     def _step(self, part: Any, members: dict[int, list[torch.nn.Parameter]]) -> None:
         part.param_groups = [{**self._groups[index], "params": params} for index, params in sorted(members.items())]
-        # without torch's wrapper, which profiles the call and runs hooks: they ran at step()
-        step: Any = type(part).step
         with _in_full_precision(next(iter(members.values()))[0].device.type):
-            getattr(step, "__wrapped__", step)(part)
+            self._bare_step(part)
+
+    @functools.cached_property
+    def _bare_step(self) -> Callable[[Any], Any]:
+        """The optimizer's `step` without what torch wraps it in.
+
+        One wrapper profiles the call and runs hooks, which ran at `step()`. Another sets the grad
+        mode, with two calls into the compiler that cost more than the rest of it.
+        """
+        step: Any = self._class.step
+        if getattr(step, "__code__", None) is _RUNS_HOOKS:
+            step = step.__wrapped__
+        if getattr(step, "__code__", None) is not _SETS_GRAD_MODE:
+            return cast(Callable[[Any], Any], step)
+        step, enabled = step.__wrapped__, self.optimizer.defaults["differentiable"]
+
+        def in_grad_mode(part: Any) -> None:
+            before = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(enabled)
+            try:
+                step(part)
+            finally:
+                torch._C._set_grad_enabled(before)
+
+        return in_grad_mode
+
+
+def _found_out_already(group: dict[str, Any]) -> dict[str, Any]:
+    """What each call of the optimizer would find out about its kernels: on the CPU none is `foreach` by itself.
+
+    The search costs a microsecond a call.
+    """
+    is_open = "foreach" in group and group["foreach"] is None and group.get("fused") is None
+    return {"foreach": False} if is_open and all(param.is_cpu for param in group["params"]) else {}
 
 
 def _snapshot(value: Any) -> Any:
