@@ -50,6 +50,8 @@ class Engine:
         self._owner = owner
         self._dispatcher = (LoggedDispatcher if keeps_log else NativeDispatcher)(plan, follow=follow)
         self._messages_of = plan.messages_by_tensor
+        self._tensors_of = [sorted(set(message.tensors)) for message in plan.messages]
+        self._under_way = 0  # messages of this iteration that have not arrived
         self._missing = [0] * len(plan.tensors)  # messages of each tensor that have not arrived
         self._sent: set[int] = set()  # messages that left their windows before their sums arrived
         self._to_start: deque[int] = deque()
@@ -60,6 +62,7 @@ class Engine:
     def begin(self) -> None:
         """A new iteration begins; every message of the one before has arrived."""
         self._missing = [len(messages) for messages in self._messages_of]
+        self._under_way = len(self._tensors_of)
         self._sent.clear()
         self._dispatcher.begin()
 
@@ -82,16 +85,17 @@ class Engine:
 
     def ended(self, message: int) -> None:
         """The sum of `message` is there, or the first phase of a two-phase message has ended."""
-        details = self.plan.messages[message]
-        if details.two_phase and not self.in_second_phase(message):
+        two_phase = self.plan.messages[message].two_phase
+        if two_phase and not self.in_second_phase(message):
             self._leave(message)
             return
-        for tensor in set(details.tensors):
+        for tensor in self._tensors_of[message]:
             self._missing[tensor] -= 1
-        if not details.two_phase and message not in self._sent:
+        self._under_way -= 1
+        if not two_phase and message not in self._sent:
             self._leave(message)
         self._owner.arrived(message)
-        if details.two_phase:
+        if two_phase:
             self._start(self._dispatcher.finished(message))
 
     # -- questions --------------------------------------------------------------------------------------
@@ -103,7 +107,7 @@ class Engine:
     @property
     def all_arrived(self) -> bool:
         """Whether every message of this iteration has arrived."""
-        return not any(self._missing)
+        return not self._under_way
 
     def messages_of(self, tensor: int) -> list[int]:
         """The messages in which `tensor` travels."""

@@ -60,22 +60,24 @@ class UnderWay:
         if self.is_to_tell:
             return
         self.is_to_tell = True
+        if self.has_ended:  # a callback that torch calls at once takes longer
+            self._conclude(self._works)
+            self._after(self)
+            return
         futures = [work.get_future() for work in self._works]
         (futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)).add_done_callback(
-            _Once(self._ended, self._let_go)
+            _Once(lambda future: self._conclude([future]), lambda: self._after(self))
         )
 
-    def _ended(self, future: Any) -> None:
+    def _conclude(self, ended: Sequence[Any]) -> None:
         try:
-            future.wait()
+            for each in ended:
+                each.wait()
         except Exception as error:
             # its frames would keep torch's hold on this callback, whose end `close` and `_end` wait for
             self._callback(error.with_traceback(None))
         else:
             self._callback(None)
-
-    def _let_go(self) -> None:
-        self._after(self)
 
 
 class _Once:

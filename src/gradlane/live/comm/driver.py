@@ -106,6 +106,7 @@ class Driver:
         self._coordinated, self._chooses = coordinated, coordinated and self.rank == 0
         self._rolling_hashes = [0] * len(plan.lanes)
         self._agreed_order = _agreed_order(plan)
+        self._second_phases = len(plan.second_phases)
         try:
             self.failures.collective(lambda: self._backend.prepare(plan, self._buffers), "the connections for a plan")
         except JobError as error:  # of this rank alone, maybe
@@ -134,7 +135,7 @@ class Driver:
         self._gradient_buffers.mark_all_present()
         with self._lock:
             self.iteration += 1
-            self._unissued = len(self.plan.messages) + len(self.plan.second_phases)
+            self._unissued = len(self.plan.messages) + self._second_phases
             if self._node_engine is not None:
                 self._node_engine.begin(self.iteration)
             else:
@@ -245,11 +246,13 @@ class Driver:
             self._recorder.add("receive", self.iteration, message, self._began_ns[message], now)
         # the second phase of a message is its receive; a message of one phase beside such messages
         # gets a receive, too, of no duration
-        elif self.plan.second_phases:
+        elif self._second_phases:
             self._recorder.add("receive", self.iteration, message, now, now_ns())
         self.failures.notify_if_awaited()
 
     def _events_of(self, message: int) -> list[Event]:
+        if not self._backend.has_streams:
+            return []
         return [event for tensor in self.plan.messages[message].tensors if (event := self._events[tensor]) is not None]
 
     # -- facts, on any thread ----------------------------------------------------------------------
