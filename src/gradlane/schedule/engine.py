@@ -43,6 +43,9 @@ class Engine:
         owner: starts messages and hears of them.
         follow: the order of messages comes by `allow` from a coordinator instead of from the plan.
         keeps_log: keep the last iterations' facts and answers, see `log`.
+
+    Attributes:
+        missing: how many messages of this iteration have not arrived.
     """
 
     def __init__(self, plan: Plan, owner: Owner, *, follow: bool = False, keeps_log: bool = False) -> None:
@@ -51,8 +54,8 @@ class Engine:
         self._dispatcher = (LoggedDispatcher if keeps_log else NativeDispatcher)(plan, follow=follow)
         self._messages_of = plan.messages_by_tensor
         self._tensors_of = [sorted(set(message.tensors)) for message in plan.messages]
-        self._under_way = 0  # messages of this iteration that have not arrived
-        self._missing = [0] * len(plan.tensors)  # messages of each tensor that have not arrived
+        self.missing = 0
+        self._missing_of = [0] * len(plan.tensors)  # messages of each tensor that have not arrived
         self._sent: set[int] = set()  # messages that left their windows before their sums arrived
         self._to_start: deque[int] = deque()
         self._is_starting = False
@@ -61,8 +64,8 @@ class Engine:
 
     def begin(self) -> None:
         """A new iteration begins; every message of the one before has arrived."""
-        self._missing = [len(messages) for messages in self._messages_of]
-        self._under_way = len(self._tensors_of)
+        self._missing_of = [len(messages) for messages in self._messages_of]
+        self.missing = len(self._tensors_of)
         self._sent.clear()
         self._dispatcher.begin()
 
@@ -90,8 +93,8 @@ class Engine:
             self._leave(message)
             return
         for tensor in self._tensors_of[message]:
-            self._missing[tensor] -= 1
-        self._under_way -= 1
+            self._missing_of[tensor] -= 1
+        self.missing -= 1
         if not two_phase and message not in self._sent:
             self._leave(message)
         self._owner.arrived(message)
@@ -102,12 +105,12 @@ class Engine:
 
     def has_arrived(self, tensor: int) -> bool:
         """Whether every message of `tensor` has arrived."""
-        return not self._missing[tensor]
+        return not self._missing_of[tensor]
 
     @property
     def all_arrived(self) -> bool:
         """Whether every message of this iteration has arrived."""
-        return not self._under_way
+        return not self.missing
 
     def messages_of(self, tensor: int) -> list[int]:
         """The messages in which `tensor` travels."""

@@ -343,6 +343,32 @@ class Driver:
             for message in range(len(self.plan.messages)):
                 self._backend.join(message)
 
+    @property
+    def told_if_awaited(self) -> int:
+        """Of how many messages a thread of torch.distributed would tell the end if all were waited for."""
+        return 0 if self._node_engine is not None else self._own_engine.missing
+
+    def wait_briefly(self, limit_ns: int) -> bool:
+        """Wait until every sum of this iteration is in its slot, for `limit_ns` at most. Not for a device.
+
+        Returns:
+            Whether they are.
+
+        Raises:
+            JobError: the job has failed.
+        """
+        began = now_ns()
+        if self._node_engine is not None:
+            came = self.failures.wait_briefly_in(self._node_engine, limit_ns)
+        else:
+            with self._lock:
+                self._backend.await_ends(range(len(self.plan.messages)))
+            came = self.failures.wait_briefly(lambda: self._own_engine.all_arrived, limit_ns)
+        ended = now_ns()
+        self.waited_ns += ended - began
+        self._recorder.add("wait", self.iteration, -1, began, ended)
+        return came
+
     def _wait(self, has_arrived: Callable[[], bool], tensor: int | None, what: str) -> None:
         began = now_ns()
         if self._node_engine is not None:

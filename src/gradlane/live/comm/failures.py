@@ -151,6 +151,29 @@ class Failures:
             self._awaited = None
         self.waited_ns += time.monotonic_ns() - began_ns
 
+    def wait_briefly(self, predicate: Callable[[], bool], limit_ns: int) -> bool:
+        """Block until `predicate()` holds, for `limit_ns` at most; return whether it does.
+
+        Raises:
+            JobError: the job has failed.
+        """
+        began_ns = time.monotonic_ns()
+        with self._condition:
+            self._awaited = predicate
+            self._condition.wait_for(lambda: predicate() or self.failure is not None, limit_ns / 1e9)
+            self._awaited = None
+            self.waited_ns += time.monotonic_ns() - began_ns
+            self.check()
+            return predicate()
+
+    def wait_briefly_in(self, engine: NodeEngine, limit_ns: int) -> bool:
+        """As `wait_briefly`, until everything that `engine` carries has arrived."""
+        began_ns = time.monotonic_ns()
+        came = engine.wait(None, engine.interruptions, limit_ns / 1e9)
+        self.waited_ns += time.monotonic_ns() - began_ns
+        self.check()
+        return came
+
     def wait_in(self, engine: NodeEngine, tensor: int | None, what: str) -> None:
         """Block until `tensor`, or with None everything, has arrived; natively, until something fails.
 

@@ -20,8 +20,18 @@ def _holders(tensor: Any) -> int:
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
-def _references(values: dict[Any, Any]) -> list[int]:
-    return [sys.getrefcount(value) for value in values.values()]
+def _most_references(values: dict[Any, Any]) -> int:
+    most = 0
+    for value in values.values():
+        references = sys.getrefcount(value)
+        if references > most:
+            most = references
+    return most
+
+
+def _references_of_an_entry(state: dict[Any, Any], key: Any) -> int:
+    entry = state.get(key)
+    return sys.getrefcount(entry)
 
 
 def _references_of_gradient(param: torch.Tensor) -> int:
@@ -52,7 +62,8 @@ def accumulator_of(param: torch.nn.Parameter) -> Any:
 
 # the same counts for an object that nothing else refers to
 _ONE_HOLDER = _holders(torch.empty(1))
-_ONE_REFERENCE = _references({0: object()})[0]
+_ONE_REFERENCE = _most_references({0: object()})
+_ONE_ENTRY = _references_of_an_entry({0: {}}, 0)
 _ONE_GRADIENT = _references_of_a_gradient_alone()
 _PROBE = [object()]
 _ONE_IN_A_LIST = sys.getrefcount(_PROBE[0])
@@ -83,9 +94,9 @@ class Aliases:
         self, optimizer: torch.optim.Optimizer, params: Iterable[torch.nn.Parameter], accumulators: dict[int, Any]
     ) -> None:
         self._params, self._accumulators = params, accumulators
-        self._state = optimizer.state
-        # expected references: the optimizer's attribute, this object's, and the call's argument
-        self._state_is_held = sys.getrefcount(self._state) > _ONE_REFERENCE
+        state = optimizer.state
+        self._state_is_held = sys.getrefcount(state) > _ONE_ENTRY  # the optimizer alone has it, as a dict has its entry
+        self._state = state
         self._by_storage: Counter[int] | None = None
 
     def of(self, param: torch.nn.Parameter) -> bool:
@@ -100,15 +111,15 @@ class Aliases:
             return True
         if self._state_is_held:
             return True
-        entry = {0: self._state[param]} if param in self._state else {}
-        if not entry:
+        values = self._state.get(param)
+        if values is None:
             return False
-        if _references(entry)[0] > _ONE_REFERENCE + 1:  # the state itself refers to it too
+        if sys.getrefcount(values) > _ONE_ENTRY or _most_references(values) > _ONE_REFERENCE:
             return True
-        values = entry[0]
-        if any(references > _ONE_REFERENCE for references in _references(values)):
-            return True
-        return any(isinstance(value, torch.Tensor) and _holders(value) > _ONE_HOLDER for value in values.values())
+        for value in values.values():  # noqa: SIM110 - a generator takes twice as long
+            if isinstance(value, torch.Tensor) and _holders(value) > _ONE_HOLDER:
+                return True
+        return False
 
     def _sharing(self, param: torch.nn.Parameter) -> int:
         """How many parameters share the storage of `param`, as in a flattened RNN layer."""

@@ -49,6 +49,7 @@ from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_
 from gradlane.live.session.job import Job
 from gradlane.live.session.metrics import Meter, Progress, StepMetrics
 from gradlane.live.session.module_buffers import BufferSync
+from gradlane.live.session.patience import Patience
 from gradlane.live.session.uneven import UnevenInputs
 from gradlane.live.session.verification import Unverified
 
@@ -124,6 +125,7 @@ class Session(SessionBase):
         self._is_late = False
         # steps in a row whose deferred updates had all run when the next forward pass began
         self._settled_early = 0
+        self._patience = Patience()
         self._uneven: UnevenInputs | None = None  # inside `join()`
         # tensors whose updates were still deferred when this backward pass began
         self._stale: frozenset[int] = frozenset()
@@ -518,7 +520,7 @@ class Session(SessionBase):
         all_are_there = self._driver.all_are_there
         self._stepped = self._tensors_of(optimizer)
         tensors = self._gradients.that_stand_for_sums(self._stepped)
-        if not all_are_there:
+        if not all_are_there and not (defer and self._all_arrive_soon(tensors)):
             tensors = self._hide_what_is_late(optimizer, tensors) if defer else tensors
             for tensor in tensors:
                 self._driver.wait_for(tensor)
@@ -538,6 +540,16 @@ class Session(SessionBase):
         """The tensors of this session that `optimizer` updates, in its order."""
         of = self._tensor_of
         return [of[id(param)] for group in optimizer.param_groups for param in group["params"] if id(param) in of]
+
+    def _all_arrive_soon(self, tensors: Sequence[int]) -> bool:
+        """Wait for the sums of `tensors`, if that may take less time than to defer their updates."""
+        late = sum(not self._driver.has_arrived(tensor) for tensor in tensors)
+        limit_ns = self._patience.limit_ns(late, self._driver.told_if_awaited)
+        if not limit_ns or self._backend.has_streams:
+            return False
+        came = self._driver.wait_briefly(limit_ns)
+        self._patience.waited(in_vain=not came)
+        return came
 
     def _hide_what_is_late(self, optimizer: torch.optim.Optimizer, tensors: Sequence[int]) -> list[int]:
         """Defer the updates of those of `tensors` whose sums have not arrived; return the others."""
