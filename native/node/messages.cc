@@ -22,8 +22,12 @@ std::shared_ptr<const Layout> Envelope(uint64_t bytes, uint64_t payload) {
 
 }  // namespace
 
-Messages::Messages(uint32_t world, uint32_t packet_bytes, Post* post)
-    : eager_bytes_(std::min<uint64_t>(kEagerBytes, packet_bytes)), packet_bytes_(packet_bytes), post_(post), peers_(world) {}
+Messages::Messages(uint32_t world, uint32_t packet_bytes, Post* post, uint64_t credit_bytes)
+    : eager_bytes_(std::min<uint64_t>(kEagerBytes, packet_bytes)),
+      packet_bytes_(packet_bytes),
+      credit_bytes_(credit_bytes),
+      post_(post),
+      peers_(world) {}
 
 // -- to others --------------------------------------------------------------------------------------------
 
@@ -36,7 +40,7 @@ void Messages::Send(std::shared_ptr<Transfer> transfer, uint32_t rank, uint32_t 
 // Sends what there is credit for.
 void Messages::Drain(uint32_t rank) {
     Peer& peer = peers_[rank];
-    while (!peer.backlog.empty() && peer.spent + kEnvelopeBytes <= kCreditBytes) {
+    while (!peer.backlog.empty() && peer.spent + kEnvelopeBytes <= credit_bytes_) {
         Outgoing message = std::move(peer.backlog.front());
         peer.backlog.pop_front();
         Launch(rank, std::move(message));
@@ -45,7 +49,7 @@ void Messages::Drain(uint32_t rank) {
 
 void Messages::Launch(uint32_t rank, Outgoing message) {
     Peer& peer = peers_[rank];
-    const bool eager = message.bytes <= eager_bytes_ && peer.spent + CostOf(message.bytes) <= kCreditBytes;
+    const bool eager = message.bytes <= eager_bytes_ && peer.spent + CostOf(message.bytes) <= credit_bytes_;
     const uint64_t payload = eager ? message.bytes : 0;
     peer.spent += CostOf(payload);
     Run run;
@@ -171,7 +175,7 @@ void Messages::Accept(uint32_t rank, uint32_t number, Receipt receipt) {
 void Messages::GiveBack(uint32_t rank, uint64_t bytes) {
     Peer& peer = peers_[rank];
     peer.taken += bytes;
-    if (peer.taken < kCreditBytes / 4) return;
+    if (peer.taken < credit_bytes_ / 4) return;
     post_->PostAnswer(rank, FrameType::kTaken, static_cast<uint32_t>(peer.taken));
     peer.owed -= peer.taken;
     peer.taken = 0;
@@ -192,7 +196,7 @@ Sink Messages::OnHeader(uint32_t rank, const Header& header) {
     const uint64_t cost = CostOf(header.length);
     if (!is_offer && header.offset != header.length) return Fault("a message that is neither whole nor an offer");
     if (header.length > eager_bytes_) return Fault("a message that had to be offered");
-    if (peer.owed + cost > kCreditBytes) return Fault("more messages than it has credit for");
+    if (peer.owed + cost > credit_bytes_) return Fault("more messages than it has credit for");
     if (is_offer && !peer.offered.insert(header.tensor).second) return Fault("a message offered twice");
     peer.owed += cost;
     if (is_offer) return Sink::Take(nullptr);

@@ -58,7 +58,8 @@ class Messages {
         virtual void Mismatch(uint32_t rank, const std::string& text) = 0;
     };
 
-    Messages(uint32_t world, uint32_t packet_bytes, Post* post);
+    // credit_bytes: less only in tests, whose messages are small.
+    Messages(uint32_t world, uint32_t packet_bytes, Post* post, uint64_t credit_bytes = kCreditBytes);
 
     // The owner's calls. Memory stays until the transfer is over. priority: 0 is the most urgent.
     void Send(std::shared_ptr<Transfer> transfer, uint32_t rank, uint32_t tag, uint32_t priority, const uint8_t* from, uint64_t bytes);
@@ -128,6 +129,7 @@ class Messages {
 
     const uint64_t eager_bytes_;
     const uint32_t packet_bytes_;
+    const uint64_t credit_bytes_;
     Post* const post_;
     std::vector<Peer> peers_;  // by rank
     std::unordered_map<uint32_t, std::list<Receipt>> receipts_;  // that wait, by tag, in order

@@ -197,8 +197,8 @@ bool Node::RunShared(uint64_t bytes) {
             Contribute(tensor, state, 0);  // this host's sum is there
         }
     }
-    if (const auto& difference = shared_->difference()) {
-        Fail({Code::kMismatch, static_cast<int32_t>(difference->rank), -1, difference->text});
+    if (const auto& fault = shared_->fault()) {
+        Fail({fault->code, fault->rank, -1, fault->text});
     }
     return more;
 }

@@ -164,9 +164,10 @@ void SharedSums::Compare(uint64_t end) {
             if (theirs == own) continue;
             const std::string tensor = "tensor " + std::to_string(call.tensor), first = "rank " + std::to_string(room_->numbers[0]);
             const std::string who = "rank " + std::to_string(room_->numbers[rank]);
-            difference_ = {room_->numbers[rank], theirs >> 32 == call.tensor
-                                     ? who + " has handed over " + tensor + " with another size, type, operation, root or priority than " + first
-                                     : who + " has handed over tensor " + std::to_string(theirs >> 32) + " where " + first + " has " + tensor};
+            fault_ = {Code::kMismatch, static_cast<int32_t>(room_->numbers[rank]),
+                      theirs >> 32 == call.tensor
+                          ? who + " has handed over " + tensor + " with another size, type, operation, root or priority than " + first
+                          : who + " has handed over tensor " + std::to_string(theirs >> 32) + " where " + first + " has " + tensor};
             return;
         }
         if (call.ready) Publish(handed_over_);
@@ -262,11 +263,22 @@ void SharedSums::Decide() {
     WakeOthers();
 }
 
+// Whether a call may have one more chunk now.
+bool SharedSums::IsNext(uint64_t number) const {
+    if (number < first_call_ || number >= handed_over_) return false;
+    const Call& call = CallOf(number);
+    return call.begun < call.chunks() && (!call.ways[call.begun < call.ends[0] ? 0 : 1].awaits || call.ready);
+}
+
 // A chunk is decided when its slots are free on all ranks, so that `in` never waits.
 void SharedSums::Learn() {
     const uint64_t decided = decisions_->decided.load(std::memory_order_acquire);
-    for (; known_ < decided; ++known_) {
+    for (; known_ != decided; ++known_) {
         const uint64_t number = decisions_->calls[known_ % kSlots].load(std::memory_order_relaxed);
+        if (known_ == out_ + kSlots || !IsNext(number)) {
+            fault_ = {Code::kProtocol, -1, "the memory that this host's ranks share says what cannot be: one of them wrote what it must not"};
+            return;
+        }
         Call& call = CallOf(number);
         const uint64_t begun = call.begun++;
         const size_t way = begun < call.ends[0] ? 0 : 1;
@@ -360,19 +372,20 @@ uint64_t SharedSums::BytesOf(uint64_t chunk) const { return std::min(kChunkBytes
 // -- progress -----------------------------------------------------------------------------------------------
 
 bool SharedSums::CanProgress() const {
-    if (difference_ || !IsUnderWay()) return false;
-    return decisions_->decided.load(std::memory_order_acquire) > known_ || CanBringIn() || CanSum() || CanTakeOut() || CanHandOver() ||
+    if (fault_ || !IsUnderWay()) return false;
+    return decisions_->decided.load(std::memory_order_acquire) != known_ || CanBringIn() || CanSum() || CanTakeOut() || CanHandOver() ||
            CanLook() || CanDecide();
 }
 
 // What others wait for is done first: a chunk's last steps before the first ones of the next.
 bool SharedSums::Progress(uint64_t bytes, std::vector<End>* ended) {
-    while (!difference_ && IsUnderWay()) {
+    while (!fault_ && IsUnderWay()) {
         if (CanHandOver()) HandOver();
-        if (difference_) break;
+        if (fault_) break;
         if (CanLook()) Look();
         if (CanDecide()) Decide();
         Learn();
+        if (fault_) break;
         uint64_t length = 0;
         if (CanTakeOut()) {
             length = BytesOf(out_);

@@ -20,6 +20,8 @@
 // awaits what comes from other hosts has no chunk before all ranks are Ready, so that no slot is ever
 // held for the network.
 //
+// Any rank may have written what the segment says, which is not believed: a rank uses no number of it that cannot be.
+//
 // Rank order makes the bits of a sum those of Order::kRank, and the same on all ranks. Halves of three
 // ranks or more are added in float32 and rounded once, as Aggregator does.
 //
@@ -40,6 +42,7 @@
 #include <vector>
 
 #include "host/meeting.h"
+#include "node/greeting.h"
 #include "node/spec.h"
 
 namespace gradlane {
@@ -78,9 +81,11 @@ class SharedSums {
         uint32_t tensor, left;  // ways that it has yet to go
         bool operator==(const End&) const = default;
     };
-    // What rank 0 and another rank have handed over is not the same. Rank 0 alone finds it.
-    struct Difference {
-        uint32_t rank;  // its number in the job
+    // What ends all sums here: a rank has handed over something else than rank 0, which rank 0 alone finds; or the
+    // segment says what cannot be.
+    struct Fault {
+        Code code;
+        int32_t rank;  // whose doing it is, its number in the job; -1: any rank may have written it
         std::string text;
     };
 
@@ -100,13 +105,15 @@ class SharedSums {
     bool IsUnderWay() const { return !calls_.empty(); }
     // As Progress would find it.
     bool CanProgress() const;
-    // Once ranks disagree, nothing more is summed.
-    const std::optional<Difference>& difference() const { return difference_; }
+    // Once there is one, nothing more is summed.
+    const std::optional<Fault>& fault() const { return fault_; }
     // Readable when another rank has woken this one; Woken() makes it unreadable again.
     int wake_fd() const { return room_->wakes[room_->rank].get(); }
     void Woken();
 
   private:
+    friend class SharedSeam;  // fuzz/shared_fuzz.cc: a rank that lies
+
     static constexpr uint32_t kSlots = 4;
     static constexpr uint64_t kChunkBytes = 256 << 10;
     static constexpr uint64_t kBlockBytes = 16 << 10;  // summed at a time: it stays in the first cache
@@ -168,6 +175,7 @@ class SharedSums {
     void Compare(uint64_t end);
     void Decide();
     void Learn();
+    bool IsNext(uint64_t number) const;
     void BringIn();
     void Sum();
     void TakeOut(std::vector<End>* ended);
@@ -192,7 +200,7 @@ class SharedSums {
     std::set<std::pair<uint32_t, uint64_t>> undecided_;  // of rank 0: priority and number of calls
     std::vector<uint64_t> awaiting_;                     // there, too: calls whose next chunk awaits Ready
     uint64_t readied_ = 0;                               // SumReadied() when they were looked at
-    std::optional<Difference> difference_;
+    std::optional<Fault> fault_;
 };
 
 }  // namespace gradlane

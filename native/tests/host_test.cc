@@ -10,7 +10,10 @@
 
 #include <cstddef>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "testing/check.h"
@@ -52,6 +55,13 @@ Fd Call(const std::string& name) {
     return socket;
 }
 
+// By its name: a sanitizer may map something else at an address that has become free.
+bool IsMappedHere() {
+    std::ifstream maps("/proc/self/maps");
+    const std::string mapped((std::istreambuf_iterator<char>(maps)), std::istreambuf_iterator<char>());
+    return mapped.empty() || mapped.find("memfd:gradlane") != std::string::npos;
+}
+
 }  // namespace
 
 TEST(ASegmentIsOneMemoryForAllThatMapItAndKeepsItsSize) {
@@ -80,10 +90,10 @@ TEST(AForkedChildDoesNotHaveIt) {
     std::string why;
     const Segment segment = Segment::Create(kBytes, &why);
     REQUIRE(segment);
+    REQUIRE(IsMappedHere());
     const pid_t child = fork();
     if (child == 0) {
-        unsigned char resident;
-        _exit(mincore(segment.data(), 1, &resident) != 0 && fcntl(segment.fd().get(), F_GETFD) == -1 ? 0 : 1);
+        _exit(fcntl(segment.fd().get(), F_GETFD) != -1 || IsMappedHere());
     }
     int status = -1;
     waitpid(child, &status, 0);

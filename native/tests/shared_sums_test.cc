@@ -226,9 +226,9 @@ TEST(RanksThatMeanDifferentThingsSumNothing) {
         Start(*host.ranks[0], 0, a, mine.data(), mine.data());
         Start(*host.ranks[1], tensor, b, theirs.data(), theirs.data());
         for (const auto& ended : host.Run(random)) CHECK(ended.empty());
-        REQUIRE(host.ranks[0]->difference().has_value());
-        CHECK_EQ(host.ranks[0]->difference()->rank, 1);
-        CHECK(host.ranks[0]->difference()->text.find(expected) != std::string::npos);
+        REQUIRE(host.ranks[0]->fault().has_value());
+        CHECK_EQ(host.ranks[0]->fault()->rank, 1);
+        CHECK(host.ranks[0]->fault()->text.find(expected) != std::string::npos);
         CHECK(mine == Bytes(4096, 1) && theirs == Bytes(4096, 1));
     };
     const Spec spec = Of(DType::kF32, Op::kSum, 100);
@@ -306,6 +306,32 @@ TEST(CallsBecomeReadyInAnyOrderOnEachRank) {
     }
     CHECK_EQ(ended, size_t{kWorld} * kTensors);
     for (uint32_t i = 0; i < kWorld * kTensors; ++i) CHECK_EQ(data[i][99], static_cast<uint8_t>(i % kTensors));
+}
+
+// Rank 0's decisions lie at the beginning: how many calls are compared, how many chunks are decided, and of which calls.
+TEST(ADecisionThatCannotBeIsRefused) {
+    const auto lie = [](uint64_t decided, uint64_t call, bool awaits) {
+        std::vector<HostRoom> rooms = RoomsOf(NumbersUpTo(2));
+        auto* decisions = reinterpret_cast<uint64_t*>(rooms[0].segment.data());
+        SharedSums sums(std::make_shared<const HostRoom>(std::move(rooms[1])));
+        std::vector<float> data(4);
+        auto* memory = reinterpret_cast<uint8_t*>(data.data());
+        sums.Start(0, Of(DType::kF32, Op::kSum, 4), {{{}, memory, memory, awaits}});
+        Ends ended;
+        sums.Progress(1 << 20, &ended);
+        CHECK(!sums.fault());
+        decisions[1] = decided;
+        std::fill_n(decisions + 2, 4, call);
+        sums.Progress(1 << 20, &ended);
+        REQUIRE(sums.fault().has_value());
+        CHECK(sums.fault()->code == Code::kProtocol);
+        CHECK_EQ(sums.fault()->rank, -1);
+    };
+    lie(1, 1, false);         // a call that was not handed over
+    lie(1, 1 << 20, false);
+    lie(2, 0, false);         // more chunks than it has
+    lie(UINT64_MAX, 0, false);
+    lie(1, 0, true);          // a chunk that awaits what has not come
 }
 
 TEST(WhoRestsIsWokenAndWhoHasSomethingToDoDoesNotRest) {

@@ -59,6 +59,7 @@ def _error_of_a_healthy_rank(job: Job, rank: Rank) -> list[str]:
         return [f"{who} names nobody: {said}"]
     if (
         named not in culprits
+        and not job.over_servers
         and job.ranks[named].has_left
         and (job.ranks[0].has_left or any(job.ranks[culprit].has_left for culprit in culprits))
     ):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gradlane.errors import PeerDied, PeerFailed, PeerStalled
 from gradlane.live.comm.control_protocol import BEAT_S, ControlProtocol
 from gradlane.live.comm.verdict import Verdict
 from tests.faults.channel import Lags, SimulatedChannel
@@ -77,10 +78,15 @@ class Job:
         seed: decides everything.
         ways: what the ranks run, which may have a defect.
         traces: keep a trace in words.
+
+    Attributes:
+        over_servers: whether gradlane's transport carries the sums, which names the process that it lost; or
+            torch.distributed, which names nobody.
     """
 
     def __init__(self, seed: int, ways: Ways = TODAY, traces: bool = False) -> None:
         self.world = World(seed, traces)
+        self.over_servers = seed % 3 == 2
         rng = self.world.rng
         self.draw: Callable[[], float] = rng.random
         self.size = rng.randint(2, 6)
@@ -110,7 +116,8 @@ class Job:
 
     def __str__(self) -> str:
         return (
-            f"{self.size} ranks, {self.steps} iterations, stall_timeout {self.stall_timeout_s:g} s, latency "
+            f"{self.size} ranks, {self.steps} iterations over {'servers' if self.over_servers else 'torch.distributed'}, "
+            f"stall_timeout {self.stall_timeout_s:g} s, latency "
             f"{self.network.latency_s * 1000:g} ms, beats up to {self.beats_s:.2f} s late, reads up to {self.reads_s:g} s; "
             f"harm: {'; '.join(map(str, self.harms)) or 'none'}"
             + (
@@ -207,6 +214,8 @@ class Job:
         elif harm.kind in ("stop", "freeze", "pause"):
             rank.process.stop()
             rank.stopped_for_good = harm.kind == "stop"
+            if self.over_servers and harm.kind != "pause":
+                self._lose_sums_of(harm.rank)
             for_s = self._spare_s * self.draw() if harm.kind == "pause" else self.stall_timeout_s + 1 + 3 * self.draw()
             if harm.kind != "stop":
                 self.world.at(self.world.now + for_s, lambda: self._go_on(rank))
@@ -252,8 +261,10 @@ class Job:
         if len(one.entered) == self.size:
             for each in self.ranks:
                 each.process.after(self.network.delay(), lambda each=each: self._end(one, each))
-        elif not one.in_store and any(self.is_gone(other) and other not in one.entered for other in range(self.size)):
-            self._fail(one, rank)
+        elif not one.in_store:
+            gone = next((other for other in range(self.size) if self.is_gone(other) and other not in one.entered), None)
+            if gone is not None:
+                self._fail(one, rank, gone)
         return one
 
     def _end(self, one: Sum, rank: Rank) -> None:
@@ -275,17 +286,28 @@ class Job:
         for one in self.sums.values():
             for rank in sorted(one.entered - one.ended) if not one.in_store else ():
                 if gone not in one.entered or loses:
-                    self._fail(one, rank)
+                    self._fail(one, rank, gone)
 
-    def _fail(self, one: Sum, rank: int) -> None:
-        """torch.distributed says that a connection has ended, or does not notice."""
-        if self.draw() < 0.7:
-            one.broken.add(rank)
-            victim = self.ranks[rank]
-            victim.process.after(
-                self.network.delay() + 0.05 * self.draw(),
-                lambda: victim.failures.suspect(RuntimeError("connection closed by peer")),
-            )
+    def _lose_sums_of(self, stopped: int) -> None:
+        """A rank is stopped: what its server has not sent does not come, and the others' nodes find it silent."""
+        for what, one in self.sums.items():
+            for rank in sorted(one.entered - one.ended - {stopped}) if what.startswith("the sums") else ():
+                self._suspect(one, rank, self.stall_timeout_s, PeerStalled(f"transport: rank {stopped} is silent", stopped))
+
+    def _fail(self, one: Sum, rank: int, gone: int) -> None:
+        """What carries a collective says that a connection has ended. torch.distributed may not notice."""
+        of = self.ranks[gone]
+        if self.over_servers and of.error is not None:
+            self._suspect(one, rank, 0.0, PeerFailed(f"transport: rank {gone} failed: {of.error}", gone))
+        elif self.over_servers:
+            self._suspect(one, rank, 0.0, PeerDied(f"transport: rank {gone}: its process ended, or left", gone))
+        elif self.draw() < 0.7:
+            self._suspect(one, rank, 0.05 * self.draw(), RuntimeError("connection closed by peer"))
+
+    def _suspect(self, one: Sum, rank: int, after_s: float, error: Exception) -> None:
+        one.broken.add(rank)
+        victim = self.ranks[rank]
+        victim.process.after(self.network.delay() + after_s, lambda: victim.failures.suspect(error))
 
     def left(self, rank: int) -> None:
         """A script has come to its end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gradlane.errors import JobError, PeerError
+from gradlane.errors import JobError, PeerDied, PeerError, PeerStalled
 from gradlane.live.comm.control_actions import Action, Drop, Keep
 from gradlane.live.comm.control_frames import Cause, Frame
 from gradlane.live.comm.control_protocol import ControlProtocol
@@ -154,6 +154,23 @@ class WaitsForNoVerdict(Verdict):
         self._explained_by = now
 
 
+class BlamesWhoLeft(Verdict):
+    """Whoever has left in order is blamed for what a node has lost since."""
+
+    def why_not(self, what: str, now: float) -> JobError:
+        if self._left and isinstance(self.suspicion, PeerError):
+            self.suspicion = PeerDied("lost", self._left[0])
+        return super().why_not(what, now)
+
+
+class KeepsSilenceToItself(Protocol):
+    """A rank whose node finds another one silent ends without a word, and is blamed for its own end."""
+
+    def _fail_with(self, error: BaseException) -> None:
+        if not isinstance(error, PeerStalled):
+            super()._fail_with(error)
+
+
 def _with(defect: type) -> Ways:
     for base, name in ((SimulatedChannel, "channel"), (Verdict, "verdict")):
         if issubclass(defect, base):
@@ -179,5 +196,7 @@ MUTANTS = {
         ForgetsToDrop,
         LastFailureStands,
         WaitsForNoVerdict,
+        BlamesWhoLeft,
+        KeepsSilenceToItself,
     )
 }

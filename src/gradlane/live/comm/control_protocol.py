@@ -17,7 +17,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Generic
 
-from gradlane.errors import JobError, NotFiniteError, PeerDied, PeerError
+from gradlane.errors import JobError, NotFiniteError, PeerError
 from gradlane.live.comm.control_actions import Action, Connection, Drop, Keep, Send, Subject, Tell, Warn
 from gradlane.live.comm.control_frames import (
     BEAT,
@@ -204,7 +204,7 @@ class ControlProtocol(Generic[Connection]):
         culprit: int | None = self._ranks[self._rank]
         if isinstance(error, PeerError):
             # the others must hear what this rank has found out by itself before they see its end
-            if self.failure is not None or not isinstance(error, PeerDied):
+            if self.failure is not None:
                 return
             culprit = error.rank  # None for a server, of which its other clients hear from one another
         elif isinstance(error, NotFiniteError):

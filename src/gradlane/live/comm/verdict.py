@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from gradlane.errors import CommunicationError, JobError, PeerDied, PeerError, PeerFailed
+from gradlane.errors import CommunicationError, JobError, PeerDied, PeerError, PeerFailed, PeerStalled
 
 VERDICT_S = 1.5  # how long a failed collective waits for the control channel to name the culprit
 LEFT_S = 5.0  # how long sums may still take after a rank has left in order
@@ -47,7 +47,7 @@ class Verdict:
         self.suspicion: BaseException | None = None
         self._timeout_s = timeout_s
         self._explained_by = self._ended_by = math.inf
-        self._left: int | None = None  # a rank that has left in order
+        self._left: list[int] = []  # ranks that have left in order, the first one first
 
     def fail(self, error: JobError) -> None:
         """Make `error` the failure of this job, unless it has failed before."""
@@ -61,8 +61,9 @@ class Verdict:
 
     def left(self, rank: int, now: float) -> None:
         """`rank` left in order: sums in flight get `LEFT_S` more seconds to end."""
-        if self._left is None:
-            self._left, self._ended_by = rank, now + LEFT_S
+        if not self._left:
+            self._ended_by = now + LEFT_S
+        self._left.append(rank)
 
     def remaining_s(self, deadline: float, what: str, now: float) -> float:
         """Seconds for which a wait may go on; without any left, the job has failed.
@@ -77,10 +78,17 @@ class Verdict:
         """
         self.check()
         remaining_s = min(deadline, self._explained_by, self._ended_by) - now
-        if remaining_s <= 0:
+        if remaining_s <= 0 or self._is_explained:
             self.fail(self.why_not(what, now))
             self.check()
         return remaining_s
+
+    @property
+    def _is_explained(self) -> bool:
+        """Whether nothing more is to be heard: a node has waited for a silent rank already, and who could tell more may have
+        left.
+        """
+        return isinstance(self.suspicion, PeerStalled) and bool(self._left)
 
     def check(self) -> None:
         """Raise the failure of this job, if there is one."""
@@ -90,17 +98,15 @@ class Verdict:
     def why_not(self, what: str, now: float) -> JobError:
         """Why `what` has not ended."""
         where, suspicion = self.whereabouts.where, self.suspicion
-        if isinstance(suspicion, PeerError) and suspicion.rank is None:
-            # an external server is gone; ranks that have left since then left because of that
+        lost = suspicion.rank if isinstance(suspicion, PeerError) else None  # by a node; an external server has no rank
+        if isinstance(suspicion, (PeerFailed, PeerStalled)) or (isinstance(suspicion, PeerError) and lost not in self._left):
+            # ranks that have left since then left because of that, or had all that they needed
             return suspicion
-        if isinstance(suspicion, PeerFailed):
-            # a node was told why; ranks that have left since then left because of that
-            return suspicion
-        # a rank that left in order closed its connections, and torch.distributed reports a failure
-        if self._left is not None and (suspicion is not None or now >= self._ended_by):
+        # a rank that left in order closed its connections, and what carries the sums reports a failure
+        if self._left and (suspicion is not None or now >= self._ended_by):
+            left = self._left[0] if lost is None else lost
             return PeerDied(
-                f"rank {self._left} left the job while {where} waited for {what}; do all ranks run the same number of steps?",
-                self._left,
+                f"rank {left} left the job while {where} waited for {what}; do all ranks run the same number of steps?", left
             )
         if isinstance(suspicion, JobError):
             return suspicion
