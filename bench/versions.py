@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from typing import Any
 
 STEPS, WARM_UP = 6, 200  # of a turn, and before the first one
-STACKS = {"467 tensors of 4 KB": (467, 32), "161 tensors of 64 KB": (161, 128)}  # square layers, and their width
+# square layers, and their width
+STACKS = {"467 tensors of 4 KB": (467, 32), "161 tensors of 64 KB": (161, 128), "24 tensors of 1 MB": (24, 512)}
 NETS = ("467 tensors of 4 KB", "the demo's network")
 
 

@@ -9,6 +9,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -29,9 +30,12 @@ namespace {
 using MemoryTuple = std::tuple<uintptr_t, std::vector<std::tuple<uintptr_t, uint64_t, int>>>;
 
 std::shared_ptr<Engine> CarryOut(Node& node, const Schedule& schedule, std::vector<std::vector<uint32_t>> carried,
-                                 const std::vector<MemoryTuple>& memory, uint32_t first, bool forwards, bool keeps_log) {
+                                 const std::vector<MemoryTuple>& memory, std::vector<uint32_t> firsts, bool forwards, bool keeps_log) {
     if (carried.size() != schedule.messages.size() || memory.size() != schedule.messages.size()) {
         throw std::invalid_argument("carried and memory: expected an entry for each message");
+    }
+    if (firsts.size() != carried.size() + 1 || !std::is_sorted(firsts.begin(), firsts.end())) {
+        throw std::invalid_argument("firsts: expected a rising one for each message, and one behind all");
     }
     for (const auto& tensors : carried) {
         for (const uint32_t tensor : tensors) {
@@ -51,7 +55,7 @@ std::shared_ptr<Engine> CarryOut(Node& node, const Schedule& schedule, std::vect
         }
         places.push_back(std::move(place));
     }
-    auto engine = std::make_shared<Engine>(schedule, std::move(carried), std::move(places), first, forwards, keeps_log);
+    auto engine = std::make_shared<Engine>(schedule, std::move(carried), std::move(places), std::move(firsts), forwards, keeps_log);
     node.CarryOut(engine);
     return engine;
 }
@@ -93,7 +97,7 @@ void BindEngine(nb::module_& module, nb::class_<Node>& node) {
                 return std::make_pair(is_there || engine.interruptions() != interruptions, is_there);
             });
         });
-    node.def("carry_out", &CarryOut, nb::arg("schedule"), nb::arg("carried"), nb::arg("memory"), nb::arg("first"),
+    node.def("carry_out", &CarryOut, nb::arg("schedule"), nb::arg("carried"), nb::arg("memory"), nb::arg("firsts"),
              nb::arg("forwards"), nb::arg("keeps_log"))
         .def("begin", &Node::Begin)
         .def("flush", &Node::Flush)

@@ -31,12 +31,12 @@ class SharedSeam {
         const auto add = [&numbers](void* at, size_t words) {
             for (size_t i = 0; i < words; ++i) numbers.push_back(static_cast<uint64_t*>(at) + i);
         };
-        add(&sums.decisions_->compared, 2 + SharedSums::kSlots);
+        add(&sums.decisions_->decided, 2 + 8);
+        add(&sums.decisions_->heard, ranks);
         for (SharedSums::Board* board : sums.boards_) {
-            add(&board->handed_over, 5);
+            add(&board->in, 4);
             add(&board->asleep, 1);
-            add(&board->calls, 8);
-            add(&board->ready, 8);
+            add(&board->tellings, 8);
         }
         auto* words = reinterpret_cast<Bell::Word*>(mailboxes);
         auto* marks = reinterpret_cast<RingMarks*>(words + ranks);

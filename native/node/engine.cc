@@ -1,5 +1,6 @@
 #include "node/engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -33,17 +34,19 @@ void MessageMemory::Scatter() const {
     }
 }
 
-Engine::Engine(Schedule schedule, std::vector<std::vector<uint32_t>> carried, std::vector<MessageMemory> memory, uint32_t first,
-               bool forwards, bool keeps_log)
+Engine::Engine(Schedule schedule, std::vector<std::vector<uint32_t>> carried, std::vector<MessageMemory> memory,
+               std::vector<uint32_t> firsts, bool forwards, bool keeps_log)
     : dispatcher_(std::move(schedule)),
       carried_(std::move(carried)),
       memory_(std::move(memory)),
-      first_(first),
+      firsts_(std::move(firsts)),
       forwards_(forwards),
       keeps_log_(keeps_log),
       messages_of_(dispatcher_.schedule().tensors, 0),
       lacks_(carried_.size(), 0),
       began_ns_(carried_.size(), 0),
+      unsent_(carried_.size(), 0),
+      undone_(carried_.size(), 0),
       missing_(dispatcher_.schedule().tensors) {
     for (uint32_t message = 0; message < carried_.size(); ++message) {
         for (const uint32_t tensor : carried_[message]) ++messages_of_[tensor];
@@ -113,18 +116,27 @@ bool Engine::Starting(uint32_t message) {
     began_ns_[message] = Now();
     if (dispatcher_.IsInSecondPhase(message)) return true;
     if (under_way_++ == 0) under_way_since_ns_ = began_ns_[message];
+    unsent_[message] = undone_[message] = firsts_[message + 1] - firsts_[message];
     memory_[message].Gather();
     return false;
 }
 
-void Engine::OnSent(uint32_t message, Dispatcher::Starts* starts) {
+uint32_t Engine::MessageOf(uint32_t node_tensor) const {
+    return static_cast<uint32_t>(std::upper_bound(firsts_.begin(), firsts_.end(), node_tensor) - firsts_.begin()) - 1;
+}
+
+void Engine::OnSent(uint32_t node_tensor, Dispatcher::Starts* starts) {
+    const uint32_t message = MessageOf(node_tensor);
+    if (--unsent_[message] != 0) return;
     const int64_t now = Now();
     Note(Kind::kSend, message, began_ns_[message], now);
     if (!forwards_) began_ns_[message] = now;
     Finished(message, starts);
 }
 
-void Engine::OnDone(uint32_t message, Dispatcher::Starts* starts) {
+void Engine::OnDone(uint32_t node_tensor, Dispatcher::Starts* starts) {
+    const uint32_t message = MessageOf(node_tensor);
+    if (--undone_[message] != 0) return;
     memory_[message].Scatter();
     const int64_t now = Now();
     if (--under_way_ == 0) communicated_ns_.fetch_add(now - under_way_since_ns_);

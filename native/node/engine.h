@@ -2,8 +2,9 @@
 // owner's threads: what ends on the I/O thread starts the next message there.
 //
 // It is src/gradlane/schedule/engine.py over this transport: the Dispatcher decides, a message is
-// one tensor of the node, it leaves its lane's window when this worker's part has been sent, and it
-// has arrived when its sum is in the memory of the plan's tensors. The engine notes when what
+// one tensor of the node or several, which are its pieces, it leaves its lane's window when this
+// worker's part has been sent, and it has arrived when its sum is in the memory of the plan's
+// tensors. The engine notes when what
 // happened, and on request what the Dispatcher was told and answered.
 //
 // Threads: the owner begins iterations, asks and waits, on one thread. The node calls the methods
@@ -60,11 +61,11 @@ class Engine {
     static constexpr size_t kLoggedIterations = 20;  // of facts
     static constexpr int64_t kAll = -1;              // every tensor
 
-    // schedule: a valid one. carried: the tensors of each message, each once. first: the node's tensor
-    // that is message 0. forwards: whether a server returns packets as they are summed; otherwise it
+    // schedule: a valid one. carried: the tensors of each message, each once. firsts: of each message the
+    // first of the node's tensors that are its pieces, and the first behind all. forwards: whether a server returns packets as they are summed; otherwise it
     // returns a message whole, so that its way back begins when it has been sent.
-    Engine(Schedule schedule, std::vector<std::vector<uint32_t>> carried, std::vector<MessageMemory> memory, uint32_t first,
-           bool forwards, bool keeps_log);
+    Engine(Schedule schedule, std::vector<std::vector<uint32_t>> carried, std::vector<MessageMemory> memory,
+           std::vector<uint32_t> firsts, bool forwards, bool keeps_log);
 
     // -- the owner ---------------------------------------------------------------------------------
 
@@ -87,9 +88,8 @@ class Engine {
 
     // -- the node, under its lock --------------------------------------------------------------------
 
-    bool Has(uint32_t node_tensor) const { return node_tensor - first_ < carried_.size(); }
-    uint32_t MessageOf(uint32_t node_tensor) const { return node_tensor - first_; }
-    uint32_t NodeTensorOf(uint32_t message) const { return first_ + message; }
+    bool Has(uint32_t node_tensor) const { return node_tensor >= firsts_.front() && node_tensor < firsts_.back(); }
+    uint32_t FirstOf(uint32_t message) const { return firsts_[message]; }
     bool IsTwoPhase(uint32_t message) const { return dispatcher_.schedule().messages[message].two_phase; }
     bool IsUnderWay() const { return under_way_ > 0; }
 
@@ -98,8 +98,8 @@ class Engine {
     void OnBegin(int64_t iteration);
     // Returns false if there is no such tensor, or if it was ready before in this iteration.
     bool OnReady(uint32_t tensor, int64_t at_ns, Dispatcher::Starts* starts);
-    void OnSent(uint32_t message, Dispatcher::Starts* starts);
-    void OnDone(uint32_t message, Dispatcher::Starts* starts);
+    void OnSent(uint32_t node_tensor, Dispatcher::Starts* starts);
+    void OnDone(uint32_t node_tensor, Dispatcher::Starts* starts);
     // `message` is about to be started. Returns whether that is its second phase.
     bool Starting(uint32_t message);
 
@@ -114,12 +114,13 @@ class Engine {
     bool IsThere(int64_t tensor) const { return tensor == kAll ? AllArrived() : HasArrived(static_cast<uint32_t>(tensor)); }
     void Note(Kind kind, uint32_t subject, int64_t start_ns, int64_t end_ns);
     void Log(What what, uint32_t subject, const Dispatcher::Starts& starts, size_t from);
+    uint32_t MessageOf(uint32_t node_tensor) const;
     void Finished(uint32_t message, Dispatcher::Starts* starts);
 
     Dispatcher dispatcher_;
     const std::vector<std::vector<uint32_t>> carried_;
     const std::vector<MessageMemory> memory_;
-    const uint32_t first_;
+    const std::vector<uint32_t> firsts_;
     const bool forwards_, keeps_log_;
     std::vector<uint32_t> messages_of_;  // of each tensor: how many messages carry it
     std::vector<uint32_t> lacks_;        // of each message: tensors that are not ready, as the owner knows
@@ -128,6 +129,7 @@ class Engine {
     uint32_t under_way_ = 0;  // messages that the node has
     int64_t under_way_since_ns_ = 0;
     std::vector<int64_t> began_ns_;
+    std::vector<uint32_t> unsent_, undone_;  // of each message: pieces
     std::deque<std::vector<Span>> spans_;
     std::deque<std::vector<Fact>> facts_;
 

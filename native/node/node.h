@@ -107,9 +107,9 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     // is missing in `missing`, or after a failure.
     bool Join(int64_t timeout_ms, std::string* missing);
 
-    // From now on, what SharedSums takes of the tensors that are started goes through the memory of this host, and
-    // between hosts only once for each of them (node_shared.cc); and so do all messages, if all workers are on this
-    // host. All workers of the job call this after Join and before they start a tensor or send a message.
+    // From now on, what SharedSums takes of the tensors goes through the memory of this host, and between hosts only
+    // once for each of them (node_shared.cc); and so do all messages, if all workers are on this host. All workers of
+    // the job call this after Join and before they define or start a tensor or send a message.
     //   room: the workers of this host. Its segment has HostBytesFor(ranks).
     //   host_of: by rank, the number of its host. Every host has equally many.
     void Share(HostRoom room, const std::vector<uint32_t>& host_of);
@@ -160,7 +160,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     int32_t IsOver(const Transfer& transfer, bool* over);
 
     // Carries out a plan from now on, in place of the one before, of which nothing may be under way. The
-    // engine's messages are tensors that were defined; Take() does not tell of them.
+    // engine's messages are one or more tensors each that were defined; Take() does not tell of them.
     void CarryOut(std::shared_ptr<Engine> engine);
     // A new iteration of the plan; all messages of the one before have arrived.
     void Begin(int64_t iteration);
@@ -211,8 +211,11 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
         uint8_t* into = nullptr;
         bool contributes = false, receives = false;
         bool shared = false;           // it goes through the memory of this host
-        uint32_t ways = 0;             // of these, that it has yet to go
-        bool awaited = false;          // one of them waits for what the rail exchanges
+        std::vector<SharedSums::Way> ways;  // in which it does, where it does so more than once
+        bool adds_first = false;       // the first of them comes before the rail's exchange
+        uint32_t ways_left = 0;        // that it has yet to go
+        bool awaited = false;          // the last of them waits for what the rail exchanges, or for Release
+        bool given = false;            // what this rank gives is on its way
         std::unique_ptr<uint8_t[]> scratch;  // this host's sum, where the worker here does not get the result
         bool under_way = false, notify = false, notify_sent = false, held = false;
         uint32_t iteration = 0;  // of the push under way
@@ -325,7 +328,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     void SubmitSoon(Command command, uint64_t bytes);
     void RunCommands(bool inline_call);
     void Do(const DialCommand& command);
-    bool Do(const DefineCommand& command) { return Register(command, -1); }  // false: the node has failed
+    bool Do(const DefineCommand& command);  // false: the node has failed
     void Do(const PushCommand& command);
     void Do(const StartCommand& command);
     void Do(const ReleaseCommand& command);
@@ -346,7 +349,10 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     int32_t OwnerOf(uint32_t tensor, const Spec& spec) const;
     Route RouteOf(const DefineCommand& define) const;
     std::shared_ptr<const Layout> CutForRail(uint32_t tensor, const Spec& spec) const;
-    void StartShared(const StartCommand& command);
+    bool RegisterShared(const DefineCommand& define);
+    void PushShared(uint32_t tensor, Tensor& state);
+    bool Refuse(uint32_t tensor, const Spec& spec);
+    bool LetGoOfWaiting();
     void Contribute(uint32_t tensor, Tensor& state, uint16_t flags);
     bool RunShared(uint64_t bytes);
     bool RestShared();
@@ -359,6 +365,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     std::shared_ptr<const Layout> Cut(uint32_t tensor, const Spec& spec);
     bool Register(const DefineCommand& command, int32_t teller);  // teller: the rank that a server has it from, or -1
     bool Admit(const DefineCommand& command, int32_t teller, Tensor* state);
+    void Sent(uint32_t tensor, Tensor& state);
     void Settle(uint32_t tensor, Tensor& state);
     void SweepOver();
 
@@ -470,7 +477,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     std::string left_name_;
     int32_t left_rank_ = -1, left_server_ = -1;
     std::shared_ptr<Engine> engine_;
-    std::vector<int64_t> ended_;    // what the engine is to hear: a message that is done, ~message: sent
+    std::vector<int64_t> ended_;    // what the engine is to hear: a tensor that is done, ~tensor: sent
     Dispatcher::Starts to_start_;   // what it has answered
     size_t goodbyes_ = 0;  // connections whose peer has left in order
     int64_t ticked_ns_ = 0, now_ns_ = 0;

@@ -131,55 +131,79 @@ std::shared_ptr<const Layout> Node::CutForRail(uint32_t tensor, const Spec& spec
     return layout;
 }
 
-void Node::StartShared(const StartCommand& command) {
-    const auto& [tensor, spec, from, into] = command.define;
-    if (failed_) return;
+// Whether a tensor cannot begin any more, since a rank that it takes has left; then the node has failed of it.
+bool Node::Refuse(uint32_t tensor, const Spec& spec) {
+    if (left_ns_ == 0) return false;
+    const bool crosses = hosts_->ranks.size() > 1;
+    const auto has_left = [this](uint32_t rank) { return left_[rank]; };
+    const auto& neighbours = hosts_->HostOf(static_cast<uint32_t>(options_.rank));
+    // a rank of another host may have done all its part in what is not of all for all
+    const bool takes_all = !crosses || (spec.from == kAll && spec.to == kAll);
+    if (!takes_all && std::none_of(neighbours.begin(), neighbours.end(), has_left)) return false;
+    Fail({Code::kLeft, left_rank_, left_server_, left_name_ + " has left the job, and tensor " + std::to_string(tensor) + " was handed over"});
+    return true;
+}
+
+bool Node::RegisterShared(const DefineCommand& define) {
+    const auto& [tensor, spec, from, into] = define;
+    if (failed_) return false;
     const std::string name = "tensor " + std::to_string(tensor);
     const auto world = static_cast<int64_t>(options_.membership.world);
     const char* why = WhyNot(spec);
     if (tensor != next_tensor_ || spec.at >= world || spec.from >= world || spec.to >= world) why = "not a definition that can be used";
     if (why != nullptr) {
         Fail({Code::kProtocol, options_.rank, -1, name + ": " + why});
-        return;
+        return false;
     }
-    const bool crosses = hosts_->ranks.size() > 1;
-    const auto has_left = [this](uint32_t rank) { return left_[rank]; };
-    const auto& neighbours = hosts_->HostOf(static_cast<uint32_t>(options_.rank));
-    // a rank of another host may have done all its part in what is not of all for all
-    if (left_ns_ != 0 && (!crosses || (spec.from == kAll && spec.to == kAll) || std::any_of(neighbours.begin(), neighbours.end(), has_left))) {
-        Fail({Code::kLeft, left_rank_, left_server_, left_name_ + " has left the job, and " + name + " was handed over"});
-        return;
-    }
-    if (!crosses) {
+    if (hosts_->ranks.size() == 1) {
         if (const auto early = early_.find(tensor); early != early_.end() && !early->second.empty()) {
             const auto rank = static_cast<int32_t>(early->second.front().peer);
             Fail({Code::kMismatch, rank, -1, "rank " + std::to_string(rank) + " has sent packets of " + name +
                                                  ", which is summed in this host's memory here"});
-            return;
+            return false;
         }
         ++next_tensor_;
         Tensor state;
         state.spec = spec;
+        state.from = from;
+        state.into = into;
         state.layout = std::make_shared<Layout>();
-        state.shared = state.under_way = true;
-        state.notify = command.push.notify;
-        state.ways = spec.bytes == 0 ? 0 : 1;
-        shared_->Start(tensor, spec, {{{spec.from, spec.to, spec.at}, from, into}});
-        Settle(tensor, tensors_.insert_or_assign(tensor, std::move(state)).first->second);
-        return;
+        state.shared = state.adds_first = true;
+        state.ways = {{{spec.from, spec.to, spec.at}, from, into}};
+        tensors_.insert_or_assign(tensor, std::move(state));
+        return true;
     }
-    Route route = RouteOf(command.define);
+    Route route = RouteOf(define);
     DefineCommand exchange{tensor, spec, route.from, route.into};
     exchange.spec.rail = true;
-    if (!Register(exchange, -1)) return;
+    if (!Register(exchange, -1)) return false;
     Tensor& state = tensors_.at(tensor);
     state.shared = true;
-    state.notify = command.push.notify;
-    state.ways = spec.bytes == 0 ? 0 : static_cast<uint32_t>(route.ways.size());
-    state.awaited = state.ways != 0 && route.ways.back().awaits;
+    state.adds_first = route.adds_first;
+    state.ways = std::move(route.ways);
     state.scratch = std::move(route.scratch);
-    shared_->Start(tensor, spec, std::move(route.ways));
-    if (!route.adds_first || state.ways == 0) Contribute(tensor, state, 0);
+    return true;
+}
+
+// The worker's part of the next iteration goes into this host's memory.
+void Node::PushShared(uint32_t tensor, Tensor& state) {
+    const bool crosses = hosts_->ranks.size() > 1;
+    std::vector<SharedSums::Way> ways = state.ways;
+    if (state.held && !crosses) {
+        // in two phases: the sum of each share, and, once it is released, all shares for all
+        ways[0].pass.to = kOwn;
+        ways.push_back({{kOwn, kAll, kDealt}, state.into, state.into, true});
+    }
+    state.ways_left = state.spec.bytes == 0 ? 0 : static_cast<uint32_t>(ways.size());
+    state.awaited = state.ways_left != 0 && ways.back().awaits;
+    state.under_way = !crosses;
+    state.given = state.ways_left == 0;
+    shared_->Start(tensor, state.spec, std::move(ways));
+    if (!crosses) {
+        Settle(tensor, state);
+    } else if (!state.adds_first || state.ways_left == 0) {
+        Contribute(tensor, state, 0);
+    }
 }
 
 // Returns whether there is more to do at once.
@@ -187,10 +211,16 @@ bool Node::RunShared(uint64_t bytes) {
     if (!shared_ || failed_) return false;
     std::vector<SharedSums::End> ended;
     const bool more = shared_->Progress(bytes, &ended);
+    for (const uint32_t tensor : shared_->TakeGiven()) {
+        Tensor& state = tensors_.at(tensor);
+        if (!state.under_way) continue;  // it has yet to cross the network
+        state.given = true;
+        Settle(tensor, state);
+    }
     for (const auto& [tensor, left] : ended) {
         if (failed_) break;
         Tensor& state = tensors_.at(tensor);
-        state.ways = left;
+        state.ways_left = left;
         if (state.under_way) {
             Settle(tensor, state);
         } else {
@@ -203,7 +233,24 @@ bool Node::RunShared(uint64_t bytes) {
     return more;
 }
 
+// A tensor that other ranks have yet to hand over counts as sent while nothing else goes on, as over a connection, where
+// their servers would keep it: if it held up its lane, ranks whose windows hold different messages would wait for one
+// another for ever. Returns whether there is any.
+bool Node::LetGoOfWaiting() {
+    bool any = false;
+    for (const uint32_t tensor : shared_->TakeWaiting()) {
+        Tensor& state = tensors_.at(tensor);
+        if (!state.notify_sent) continue;
+        any = true;
+        Sent(tensor, state);
+    }
+    return any;
+}
+
 // Before a thread leaves the rest to the I/O thread. Returns false if there is something to do after all.
-bool Node::RestShared() { return !shared_ || failed_ || !shared_->IsUnderWay() || shared_->Rest(); }
+bool Node::RestShared() {
+    if (!shared_ || failed_ || !shared_->IsUnderWay()) return true;
+    return shared_->Rest() && !LetGoOfWaiting();
+}
 
 }  // namespace gradlane

@@ -32,10 +32,12 @@ void Node::RunCommands(bool inline_call) {
     if (inline_call && (more || !resumed_.empty() || !RestShared())) Wake();
 }
 
+bool Node::Do(const DefineCommand& command) {
+    return shared_ && SharedSums::Takes(command.spec) ? RegisterShared(command) : Register(command, -1);
+}
+
 void Node::Do(const StartCommand& command) {
-    if (shared_ && SharedSums::Takes(command.define.spec)) {
-        StartShared(command);
-    } else if (Do(command.define)) Do(command.push);
+    if (Do(command.define)) Do(command.push);
 }
 
 void Node::Do(const ForgetCommand& command) {
@@ -83,11 +85,14 @@ void Node::Do(const ReadyCommand& command) {
 
 void Node::StartMessages() {
     for (size_t i = 0; i < to_start_.size(); ++i) {
-        const uint32_t message = to_start_[i], tensor = engine_->NodeTensorOf(message);
-        if (engine_->Starting(message)) {
-            Do(ReleaseCommand{tensor});
-        } else {
-            Do(PushCommand{tensor, true, true, 0, engine_->IsTwoPhase(message)});
+        const uint32_t message = to_start_[i];
+        const bool is_second = engine_->Starting(message);
+        for (uint32_t tensor = engine_->FirstOf(message); tensor < engine_->FirstOf(message + 1); ++tensor) {
+            if (is_second) {
+                Do(ReleaseCommand{tensor});
+            } else {
+                Do(PushCommand{tensor, true, true, 0, engine_->IsTwoPhase(message)});
+            }
         }
     }
     to_start_.clear();
@@ -99,10 +104,12 @@ void Node::StartMessages() {
 bool Node::RunEngine() {
     if (ended_.empty()) return false;
     for (size_t i = 0; i < ended_.size(); ++i) {
-        if (ended_[i] < 0) {
-            engine_->OnSent(static_cast<uint32_t>(~ended_[i]), &to_start_);
+        const bool is_sent = ended_[i] < 0;
+        const auto tensor = static_cast<uint32_t>(is_sent ? ~ended_[i] : ended_[i]);
+        if (is_sent) {
+            engine_->OnSent(tensor, &to_start_);
         } else {
-            engine_->OnDone(static_cast<uint32_t>(ended_[i]), &to_start_);
+            engine_->OnDone(tensor, &to_start_);
         }
         StartMessages();
     }
@@ -219,14 +226,15 @@ void Node::Do(const PushCommand& command) {
     const auto& [tensor, notify, notify_sent, flags, held] = command;
     if (failed_) return;
     const auto found = tensors_.find(tensor);
-    if (found == tensors_.end() || found->second.under_way) {
+    if (found == tensors_.end() || found->second.under_way || found->second.ways_left != 0) {
         Fail({Code::kProtocol, options_.rank, -1,
               "tensor " + std::to_string(tensor) + (found == tensors_.end() ? " was never defined" : " is under way already")});
         return;
     }
     Tensor& state = found->second;
+    if (state.shared && Refuse(tensor, state.spec)) return;
     // what takes every worker to begin and to end cannot come to an end; of the rest, they may have done their part
-    if (left_ns_ != 0 && state.spec.from == kAll && state.spec.to == kAll) {
+    if (!state.shared && left_ns_ != 0 && state.spec.from == kAll && state.spec.to == kAll) {
         Fail({Code::kLeft, left_rank_, left_server_, left_name_ + " has left the job, and tensor " + std::to_string(tensor) + " was handed over"});
         return;
     }
@@ -251,12 +259,16 @@ void Node::Do(const PushCommand& command) {
     state.held = held;
     state.notify = notify;
     state.notify_sent = notify_sent;
-    Contribute(tensor, state, flags);
+    if (state.shared) {
+        PushShared(tensor, state);
+    } else {
+        Contribute(tensor, state, flags);
+    }
 }
 
 // Sends the worker's part of the next iteration, and expects the result.
 void Node::Contribute(uint32_t tensor, Tensor& state, uint16_t flags) {
-    state.under_way = true;
+    state.under_way = state.given = true;
     state.iteration = state.spec.once ? OnlyIteration(state.spec) : state.pushes++;
     std::fill(state.received.begin(), state.received.end(), 0);
     state.unsent = 0;
@@ -305,38 +317,44 @@ void Node::Do(const ReleaseCommand& command) {
     }
     Tensor& state = found->second;
     state.held = false;
-    aggregator_->ArriveLocally(tensor, state.iteration, state.from, state.into);
+    if (!state.under_way) return;  // its host has no sum yet
+    if (aggregator_->Has(tensor)) aggregator_->ArriveLocally(tensor, state.iteration, state.from, state.into);
     Settle(tensor, state);
 }
 
+// The worker's part has left, or need not be waited for.
+void Node::Sent(uint32_t tensor, Tensor& state) {
+    state.notify_sent = false;
+    if (engine_ && engine_->Has(tensor)) {
+        ended_.push_back(~static_cast<int64_t>(tensor));
+        return;
+    }
+    std::lock_guard guard(done_mutex_);
+    finished_.push_back(~static_cast<int64_t>(tensor));
+    done_.notify_all();
+}
+
 void Node::Settle(uint32_t tensor, Tensor& state) {
-    const bool is_sent = state.notify_sent && state.unsent == 0;
-    const bool is_done = state.under_way && !state.held && state.unsent == 0 && state.unreceived == 0 && state.ways == 0;
-    if (state.awaited && state.under_way && state.unreceived == 0) {
+    const bool has_sum = state.under_way && !state.held && state.unreceived == 0;
+    if (state.awaited && state.ways_left == 1 && has_sum) {
         state.awaited = false;
         shared_->Ready(tensor);
     }
-    if (is_sent) state.notify_sent = false;
-    if (is_done) {
-        state.under_way = false;
-        if (state.spec.once) {
-            defined_bytes_ -= state.needed_bytes;
-            over_.push_back(tensor);
-        }
+    if (state.notify_sent && state.given && state.unsent == 0) Sent(tensor, state);
+    if (!has_sum || state.unsent != 0 || state.ways_left != 0) return;
+    state.under_way = false;
+    if (state.spec.once) {
+        defined_bytes_ -= state.needed_bytes;
+        over_.push_back(tensor);
     }
     if (engine_ && engine_->Has(tensor)) {
-        const int64_t message = engine_->MessageOf(tensor);
-        if (is_sent) ended_.push_back(~message);
-        if (is_done) ended_.push_back(message);
-    } else if (is_sent || is_done) {
-        std::lock_guard guard(done_mutex_);
-        if (is_sent) finished_.push_back(~static_cast<int64_t>(tensor));
-        if (is_done) {
-            open_.erase(tensor);
-            if (state.notify) finished_.push_back(tensor);
-        }
-        done_.notify_all();
+        ended_.push_back(tensor);
+        return;
     }
+    std::lock_guard guard(done_mutex_);
+    open_.erase(tensor);
+    if (state.notify) finished_.push_back(tensor);
+    done_.notify_all();
 }
 
 // What was over while its state was in use.

@@ -13,14 +13,19 @@ constexpr uint64_t kAlign = 64;  // of shares: a multiple of every element and o
 
 constexpr size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
-uint64_t EntryOf(uint32_t tensor, const Spec& spec) { return uint64_t{tensor} << 32 | OnlyIteration(spec); }
+// What a rank tells rank 0 of a tensor: that it hands it over, with a digest of what it means by it, or that it is Ready.
+constexpr uint64_t kReady = uint64_t{1} << 31;
+
+uint64_t HandsOver(uint32_t tensor, const Spec& spec, size_t ways) {
+    return uint64_t{tensor} << 32 | ((OnlyIteration(spec) + ways) & (kReady - 1));
+}
 
 }  // namespace
 
 // -- the segment --------------------------------------------------------------------------------------------
 
 size_t SharedSums::BytesFor(uint32_t ranks) {
-    return RoundUp(sizeof(Decisions) + ranks * sizeof(Board), 4096) + ranks * kSlots * kChunkBytes;
+    return RoundUp(sizeof(Decisions) + ranks * sizeof(Board), 4096) + ranks * kSlotsBytes;
 }
 
 SharedSums::SharedSums(std::shared_ptr<const HostRoom> room) : room_(std::move(room)), wide_(kBlockBytes / 2) {
@@ -33,10 +38,6 @@ SharedSums::SharedSums(std::shared_ptr<const HostRoom> room) : room_(std::move(r
         boards_.push_back(reinterpret_cast<Board*>(at));
     }
     slots_ = room_->segment.data() + RoundUp(static_cast<size_t>(at - room_->segment.data()), 4096);
-}
-
-uint8_t* SharedSums::Slot(uint32_t rank, uint64_t chunk) const {
-    return slots_ + (rank * kSlots + chunk % kSlots) * kChunkBytes;
 }
 
 Range SharedSums::ShareOf(uint64_t bytes, uint32_t ranks, uint32_t rank) {
@@ -61,19 +62,27 @@ uint64_t SharedSums::ChunksOf(const Pass& pass, uint64_t bytes) const {
     return (most.end + PieceBytes(pass) - 1) / PieceBytes(pass);
 }
 
-// What `rank` owns of a chunk, in the tensor.
-Range SharedSums::PieceOf(const Call& call, const Chunk& chunk, uint32_t rank) const {
-    const Pass& pass = call.ways[chunk.way].pass;
+// What `rank` owns of a way's chunk, in the tensor.
+Range SharedSums::PieceOf(const Call& call, size_t way, uint64_t number, uint32_t rank) const {
+    const Pass& pass = call.ways[way].pass;
     const int32_t owner = OwnerOf(pass);
     if (owner != kDealt && static_cast<int32_t>(rank) != owner) return {};
     const Range share = owner == kDealt ? ShareOf(call.spec.bytes, room_->ranks, rank) : Range{0, call.spec.bytes};
-    const uint64_t begin = share.begin + chunk.number * PieceBytes(pass);
+    const uint64_t begin = share.begin + number * PieceBytes(pass);
     return {std::min(share.end, begin), std::min(share.end, begin + PieceBytes(pass))};
 }
 
+// From one owner's piece to the next in a slot: no share is larger than that of rank 0.
+uint64_t SharedSums::Stride(const Call& call, size_t way, uint64_t number) const {
+    const int32_t owner = OwnerOf(call.ways[way].pass);
+    const Range piece = PieceOf(call, way, number, owner == kDealt ? 0 : static_cast<uint32_t>(owner));
+    return RoundUp(piece.end - piece.begin, kAlign);
+}
+
 // Where a slot of `rank` has what `owner` owns of a chunk.
-uint8_t* SharedSums::Place(const Pass& pass, uint32_t rank, uint64_t chunk, uint32_t owner) const {
-    return Slot(rank, chunk) + (OwnerOf(pass) == kDealt ? owner * PieceBytes(pass) : 0);
+uint8_t* SharedSums::Place(const Chunk& chunk, uint32_t rank, uint32_t owner) const {
+    const bool is_dealt = OwnerOf(chunk.call->ways[chunk.way].pass) == kDealt;
+    return Slot(rank, chunk) + (is_dealt ? owner * Stride(*chunk.call, chunk.way, chunk.number) : 0);
 }
 
 // Whether this rank brings in what `owner` owns.
@@ -99,21 +108,25 @@ uint64_t SharedSums::Least(std::atomic<uint64_t> Board::*counter) const {
 
 void SharedSums::WakeOthers() {
     for (uint32_t rank = 0; rank < room_->ranks; ++rank) {
-        if (rank != room_->rank) Wake(rank);
+        if (rank != room_->rank && (tells_others_ || (rank == 0 && (tells_rank0_ || frees_slots_)))) Wake(rank);
     }
+    tells_others_ = tells_rank0_ = frees_slots_ = false;
 }
 
 // Either this rank sees that the other has gone to rest, or that one sees what was written before (Rest()).
 void SharedSums::Wake(uint32_t rank) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     std::atomic<uint32_t>& asleep = boards_[rank]->asleep;
-    if (asleep.load(std::memory_order_relaxed) == 0 || asleep.exchange(0) == 0) return;
+    if (asleep.load(std::memory_order_relaxed) == 0) return;
+    if (!tells_others_ && !tells_rank0_ && decisions_->awaits_room.load(std::memory_order_relaxed) == 0) return;
+    if (asleep.exchange(0) == 0) return;
     const uint64_t one = 1;
     (void)!write(room_->wakes[rank].get(), &one, sizeof one);
 }
 
 bool SharedSums::Rest() {
     if (!IsUnderWay()) return true;  // nobody needs it: others go on without a rank that has done its part
+    if (room_->rank == 0) decisions_->awaits_room.store(!undecided_.empty(), std::memory_order_relaxed);
     boards_[room_->rank]->asleep.store(1, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);
     return !CanProgress();
@@ -127,205 +140,216 @@ void SharedSums::Woken() {
 // -- calls --------------------------------------------------------------------------------------------------
 
 void SharedSums::Start(uint32_t tensor, const Spec& spec, std::vector<Way> ways) {
-    Call call{tensor, spec, std::move(ways), {}};
+    Call call{spec, std::move(ways), {}};
     uint64_t end = 0;
     for (const Way& way : call.ways) call.ends.push_back(end += ChunksOf(way.pass, spec.bytes));
-    calls_.push_back(std::move(call));
+    const uint64_t telling = HandsOver(tensor, spec, call.ways.size());
+    // an empty one ends when rank 0 has heard of it
+    if (end != 0 || room_->rank == 0) calls_.insert_or_assign(tensor, std::move(call));
+    if (end != 0) waiting_.push_back(tensor);
+    untold_.push_back(telling);
 }
 
-// The number of the call before which calls can be handed over now, or, by rank 0, be compared.
-uint64_t SharedSums::LastToHandOver() const {
-    // a call's entry of Board::ready is its own until it has ended here
-    const uint64_t here = std::min(first_call_ + calls_.size(), first_call_ + kCalls);
-    if (room_->rank == 0) return std::min(here, Least(&Board::handed_over));
-    return std::min(here, decisions_->compared.load(std::memory_order_acquire) + kCalls);
+void SharedSums::Ready(uint32_t tensor) { untold_.push_back(uint64_t{tensor} << 32 | kReady); }
+
+bool SharedSums::CanTell() const {
+    if (untold_.empty() || room_->rank == 0) return !untold_.empty();
+    const uint64_t told = boards_[room_->rank]->told.load(std::memory_order_relaxed);
+    return told - decisions_->heard[room_->rank].load(std::memory_order_acquire) < kTold;
 }
 
-void SharedSums::HandOver() {
-    const uint64_t end = LastToHandOver();
-    if (room_->rank == 0) return Compare(end);
+void SharedSums::TellAll() {
     Board& board = *boards_[room_->rank];
-    for (; handed_over_ < end; ++handed_over_) {
-        const Call& call = CallOf(handed_over_);
-        board.calls[handed_over_ % kCalls].store(EntryOf(call.tensor, call.spec), std::memory_order_relaxed);
-        if (call.ready) Publish(handed_over_);
-    }
-    board.handed_over.store(handed_over_, std::memory_order_release);
-    Wake(0);
-}
-
-void SharedSums::Compare(uint64_t end) {
-    const uint64_t before = handed_over_;
-    for (; handed_over_ < end; ++handed_over_) {
-        const Call& call = CallOf(handed_over_);
-        const uint64_t own = EntryOf(call.tensor, call.spec);
-        for (uint32_t rank = 1; rank < room_->ranks; ++rank) {
-            const uint64_t theirs = boards_[rank]->calls[handed_over_ % kCalls].load(std::memory_order_relaxed);
-            if (theirs == own) continue;
-            const std::string tensor = "tensor " + std::to_string(call.tensor), first = "rank " + std::to_string(room_->numbers[0]);
-            const std::string who = "rank " + std::to_string(room_->numbers[rank]);
-            fault_ = {Code::kMismatch, static_cast<int32_t>(room_->numbers[rank]),
-                      theirs >> 32 == call.tensor
-                          ? who + " has handed over " + tensor + " with another size, type, operation, root or priority than " + first
-                          : who + " has handed over tensor " + std::to_string(theirs >> 32) + " where " + first + " has " + tensor};
-            return;
+    for (; CanTell(); untold_.pop_front()) {
+        if (room_->rank == 0) {
+            Hear(0, untold_.front());
+            continue;
         }
-        if (call.ready) Publish(handed_over_);
-        if (call.chunks() == 0) continue;
-        if (MayDecide(handed_over_)) {
-            undecided_.insert({QueuePriority(call.spec), handed_over_});
-        } else {
-            awaiting_.push_back(handed_over_);
+        const uint64_t told = board.told.load(std::memory_order_relaxed);
+        board.tellings[told % kTold].store(untold_.front(), std::memory_order_relaxed);
+        board.told.store(told + 1, std::memory_order_release);
+        tells_rank0_ = true;
+    }
+}
+
+std::vector<uint32_t> SharedSums::TakeWaiting() {
+    std::vector<uint32_t> waiting;
+    if (out_ != known_) return waiting;
+    for (const uint32_t tensor : waiting_) {
+        const auto found = calls_.find(tensor);
+        if (found != calls_.end() && found->second.begun == 0) waiting.push_back(tensor);
+    }
+    waiting_.clear();
+    return waiting;
+}
+
+// -- rank 0 -------------------------------------------------------------------------------------------------
+
+bool SharedSums::CanHear() const {
+    for (uint32_t rank = 1; rank < room_->ranks && room_->rank == 0; ++rank) {
+        if (boards_[rank]->told.load(std::memory_order_acquire) != decisions_->heard[rank].load(std::memory_order_relaxed)) return true;
+    }
+    return false;
+}
+
+void SharedSums::HearAll() {
+    for (uint32_t rank = 1; rank < room_->ranks; ++rank) {
+        const uint64_t told = boards_[rank]->told.load(std::memory_order_acquire), before = decisions_->heard[rank].load(std::memory_order_relaxed);
+        if (told - before > kTold) return CannotBe();
+        for (uint64_t each = before; each != told && !fault_; ++each) {
+            Hear(rank, boards_[rank]->tellings[each % kTold].load(std::memory_order_relaxed));
         }
-    }
-    decisions_->compared.store(handed_over_, std::memory_order_release);
-    // a rank whose calls have no room waits for this; every half of the room is soon enough
-    if (before / (kCalls / 2) != handed_over_ / (kCalls / 2)) WakeOthers();
-}
-
-// An empty one ends when it is handed over: there is no chunk.
-void SharedSums::DropEnded() {
-    while (!calls_.empty() && first_call_ < handed_over_ && calls_.front().ended == calls_.front().chunks()) {
-        calls_.pop_front();
-        ++first_call_;
+        decisions_->heard[rank].store(told, std::memory_order_release);
+        // a rank that has no room to tell more waits for this; every half of the room is soon enough
+        tells_others_ |= before / (kTold / 2) != told / (kTold / 2);
     }
 }
 
-// -- what awaits other hosts --------------------------------------------------------------------------------
-
-void SharedSums::Ready(uint32_t tensor) {
-    const auto found = std::lower_bound(calls_.begin(), calls_.end(), tensor,
-                                        [](const Call& call, uint32_t wanted) { return call.tensor < wanted; });
-    const uint64_t number = first_call_ + static_cast<uint64_t>(found - calls_.begin());
-    found->ready = true;
-    if (number < handed_over_) Publish(number);  // else when it is handed over
+void SharedSums::Hear(uint32_t rank, uint64_t telling) {
+    const auto tensor = static_cast<uint32_t>(telling >> 32);
+    Asked& asked = asked_[tensor];
+    const uint64_t own = uint64_t{1} << rank;
+    uint64_t& told = (telling & kReady) != 0 ? asked.ready : asked.handed_over;
+    if ((told & own) != 0 || asked_.size() > kAsked) return CannotBe();
+    told |= own;
+    asked.digests.resize(room_->ranks);
+    if ((telling & kReady) == 0) {
+        asked.digests[rank] = static_cast<uint32_t>(telling);
+        if (asked.handed_over == AllRanks()) Compare(tensor, asked);
+    }
+    if (fault_ || asked.handed_over != AllRanks()) return;
+    const Call& call = calls_.at(tensor);
+    if (call.chunks() == 0) {
+        calls_.erase(tensor);
+        asked_.erase(tensor);
+        return;
+    }
+    if ((telling & kReady) == 0) asked.number = numbered_++;
+    if (MayDecide(call, asked)) undecided_.insert({QueuePriority(call.spec), asked.number, tensor});
 }
 
-void SharedSums::Publish(uint64_t number) {
-    Board& board = *boards_[room_->rank];
-    board.ready[number % kCalls].store(number + 1, std::memory_order_relaxed);
-    board.readied.fetch_add(1, std::memory_order_release);
-    if (room_->rank != 0) Wake(0);
+void SharedSums::Compare(uint32_t tensor, const Asked& asked) {
+    for (uint32_t rank = 1; rank < room_->ranks && !fault_; ++rank) {
+        if (asked.digests[rank] == asked.digests[0]) continue;
+        const auto number = [this](uint32_t of) { return std::to_string(room_->numbers[of]); };
+        fault_ = {Code::kMismatch, static_cast<int32_t>(room_->numbers[rank]),
+                  "rank " + number(rank) + " has handed over tensor " + std::to_string(tensor) +
+                      " with another size, type, operation, root or priority than rank " + number(0)};
+    }
 }
 
-uint64_t SharedSums::SumReadied() const {
-    uint64_t sum = 0;
-    for (const Board* board : boards_) sum += board->readied.load(std::memory_order_acquire);
-    return sum;
+// Whether a call's next chunk may be decided.
+bool SharedSums::MayDecide(const Call& call, const Asked& asked) const {
+    return call.decided < call.chunks() && (!call.ways[call.WayOf(call.decided)].awaits || asked.ready == AllRanks());
 }
 
-bool SharedSums::IsReady(uint64_t number) const {
-    return std::all_of(boards_.begin(), boards_.end(), [&](const Board* board) {
-        return board->ready[number % kCalls].load(std::memory_order_acquire) == number + 1;
-    });
+// Of the most urgent chunk, which is not cut in two at the end of the slots.
+uint64_t SharedSums::NextPlace() const {
+    const Call& call = calls_.at(std::get<2>(*undecided_.begin()));
+    const size_t way = call.WayOf(call.decided);
+    const uint64_t stride = Stride(call, way, call.decided - (way == 0 ? 0 : call.ends[0]));
+    const uint64_t bytes = OwnerOf(call.ways[way].pass) == kDealt ? room_->ranks * stride : stride;
+    const uint64_t left = kSlotsBytes - place_ % kSlotsBytes;
+    return place_ + bytes + (left < bytes ? left : 0);
 }
-
-// Whether a call's next chunk may be decided, which is not the first of another way than the chunk before but for the
-// first of all.
-bool SharedSums::MayDecide(uint64_t number) const {
-    const Call& call = CallOf(number);
-    const size_t way = call.decided < call.ends[0] ? 0 : 1;
-    return !call.ways[way].awaits || IsReady(number);
-}
-
-bool SharedSums::CanLook() const { return !awaiting_.empty() && SumReadied() != readied_; }
-
-// Of rank 0: takes up the calls that awaited what has come.
-void SharedSums::Look() {
-    readied_ = SumReadied();  // before the calls are looked at: what is readied meanwhile is seen next time
-    std::erase_if(awaiting_, [this](uint64_t number) {
-        if (!IsReady(number)) return false;
-        undecided_.insert({QueuePriority(CallOf(number).spec), number});
-        return true;
-    });
-}
-
-// -- chunks -------------------------------------------------------------------------------------------------
 
 bool SharedSums::CanDecide() const {
-    return !undecided_.empty() && decided_ < std::min(out_, Least(&Board::out)) + kSlots;
+    if (undecided_.empty()) return false;
+    const uint64_t out = std::min(out_, Least(&Board::out));
+    if (out == decided_) return true;
+    return decided_ - out < kChunks && NextPlace() - places_[out % kChunks] <= kSlotsBytes;
 }
 
 void SharedSums::Decide() {
     while (CanDecide()) {
         const auto first = undecided_.begin();
-        Call& call = CallOf(first->second);
-        decisions_->calls[decided_ % kSlots].store(first->second, std::memory_order_relaxed);
+        const uint32_t tensor = std::get<2>(*first);
+        Call& call = calls_.at(tensor);
+        const size_t way = call.WayOf(call.decided);
+        const uint64_t end = NextPlace(), stride = Stride(call, way, call.decided - (way == 0 ? 0 : call.ends[0]));
+        const uint64_t begin = end - (OwnerOf(call.ways[way].pass) == kDealt ? room_->ranks * stride : stride);
+        decisions_->chunks[decided_ % kChunks].store(uint64_t{tensor} << 32 | begin % kSlotsBytes, std::memory_order_relaxed);
+        places_[decided_ % kChunks] = begin;
+        place_ = end;
         ++decided_;
-        if (++call.decided == call.chunks()) {
-            undecided_.erase(first);
-        } else if (call.decided == call.ends[0] && !MayDecide(first->second)) {
-            awaiting_.push_back(first->second);
-            undecided_.erase(first);
-        }
+        ++call.decided;
+        if (!MayDecide(call, asked_.at(tensor))) undecided_.erase(first);
+        if (call.decided == call.chunks()) asked_.erase(tensor);
     }
     decisions_->decided.store(decided_, std::memory_order_release);
-    WakeOthers();
+    tells_others_ = true;
 }
 
-// Whether a call may have one more chunk now.
-bool SharedSums::IsNext(uint64_t number) const {
-    if (number < first_call_ || number >= handed_over_) return false;
-    const Call& call = CallOf(number);
-    return call.begun < call.chunks() && (!call.ways[call.begun < call.ends[0] ? 0 : 1].awaits || call.ready);
+// -- chunks -------------------------------------------------------------------------------------------------
+
+void SharedSums::CannotBe() {
+    fault_ = {Code::kProtocol, -1, "the memory that this host's ranks share says what cannot be: one of them wrote what it must not"};
+}
+
+// Whether a call can have one more chunk, with that place in the slots.
+bool SharedSums::MayBegin(const Call& call, uint64_t offset) const {
+    if (call.begun == call.chunks()) return false;
+    const size_t way = call.WayOf(call.begun);
+    const uint64_t stride = Stride(call, way, call.begun - (way == 0 ? 0 : call.ends[0]));
+    const uint64_t bytes = OwnerOf(call.ways[way].pass) == kDealt ? room_->ranks * stride : stride;
+    return offset % kAlign == 0 && offset <= kSlotsBytes && bytes <= kSlotsBytes - offset;
 }
 
 // A chunk is decided when its slots are free on all ranks, so that `in` never waits.
 void SharedSums::Learn() {
     const uint64_t decided = decisions_->decided.load(std::memory_order_acquire);
     for (; known_ != decided; ++known_) {
-        const uint64_t number = decisions_->calls[known_ % kSlots].load(std::memory_order_relaxed);
-        if (known_ == out_ + kSlots || !IsNext(number)) {
-            fault_ = {Code::kProtocol, -1, "the memory that this host's ranks share says what cannot be: one of them wrote what it must not"};
-            return;
-        }
-        Call& call = CallOf(number);
+        const uint64_t chunk = decisions_->chunks[known_ % kChunks].load(std::memory_order_relaxed);
+        const auto tensor = static_cast<uint32_t>(chunk >> 32);
+        const auto found = calls_.find(tensor);
+        if (known_ == out_ + kChunks || found == calls_.end() || !MayBegin(found->second, static_cast<uint32_t>(chunk))) return CannotBe();
+        Call& call = found->second;
         const uint64_t begun = call.begun++;
-        const size_t way = begun < call.ends[0] ? 0 : 1;
-        chunks_[known_ % kSlots] = {number, begun - (way == 0 ? 0 : call.ends[0]), way};
+        const size_t way = call.WayOf(begun);
+        chunks_[known_ % kChunks] = {tensor, &call, way, begun - (way == 0 ? 0 : call.ends[0]), static_cast<uint32_t>(chunk)};
     }
 }
 
 void SharedSums::BringIn() {
-    const Chunk& chunk = chunks_[in_ % kSlots];
-    const Call& call = CallOf(chunk.call);
-    const Way& way = call.ways[chunk.way];
+    const Chunk& chunk = chunks_[in_ % kChunks];
+    const Way& way = chunk.call->ways[chunk.way];
     for (uint32_t owner = 0; owner < room_->ranks; ++owner) {
-        const Range piece = PieceOf(call, chunk, owner);
+        const Range piece = PieceOf(chunk, owner);
         if (piece.begin == piece.end || !Gives(way.pass, owner)) continue;
-        std::memcpy(Place(way.pass, room_->rank, in_, owner), way.from + piece.begin, piece.end - piece.begin);
+        std::memcpy(Place(chunk, room_->rank, owner), way.from + piece.begin, piece.end - piece.begin);
     }
     boards_[room_->rank]->in.store(++in_, std::memory_order_release);
-    WakeOthers();
+    tells_others_ = true;
+    if (chunk.way == 0 && chunk.number + 1 == chunk.call->ends[0]) given_.push_back(chunk.tensor);
 }
 
 bool SharedSums::CanSum() const {
     if (sum_ == in_) return false;
-    const Chunk& chunk = chunks_[sum_ % kSlots];
-    const Call& call = CallOf(chunk.call);
-    if (call.ways[chunk.way].pass.from != kAll) return true;
-    const Range own = PieceOf(call, chunk, room_->rank);
+    const Chunk& chunk = chunks_[sum_ % kChunks];
+    if (chunk.call->ways[chunk.way].pass.from != kAll) return true;
+    const Range own = PieceOf(chunk, room_->rank);
     return own.begin == own.end || Least(&Board::in) > sum_;
 }
 
 void SharedSums::Sum() {
-    const Chunk& chunk = chunks_[sum_ % kSlots];
-    const Call& call = CallOf(chunk.call);
-    const Way& way = call.ways[chunk.way];
-    if (way.pass.from == kAll) AddPiece(call.spec, way, PieceOf(call, chunk, room_->rank), sum_);
+    const Chunk& chunk = chunks_[sum_ % kChunks];
+    const Pass& pass = chunk.call->ways[chunk.way].pass;
+    if (pass.from == kAll) AddPiece(chunk, PieceOf(chunk, room_->rank));
     boards_[room_->rank]->sum.store(++sum_, std::memory_order_release);
-    if (way.pass.from == kAll && way.pass.to != kOwn) WakeOthers();
+    tells_others_ |= pass.from == kAll && pass.to != kOwn;
 }
 
-void SharedSums::AddPiece(const Spec& spec, const Way& way, const Range& own, uint64_t chunk) {
+void SharedSums::AddPiece(const Chunk& chunk, const Range& own) {
+    const Spec& spec = chunk.call->spec;
+    const Way& way = chunk.call->ways[chunk.way];
     const bool is_wide = IsHalf(spec.dtype) && room_->ranks > 2;
     const bool gets = way.pass.to < 0 || way.pass.to == static_cast<int32_t>(room_->rank);
-    uint8_t* sums = Place(way.pass, room_->rank, chunk, room_->rank);  // where nobody else needs anything
+    uint8_t* sums = Place(chunk, room_->rank, room_->rank);  // where nobody else needs anything
     for (uint64_t at = own.begin; at < own.end; at += kBlockBytes) {
         const uint64_t length = std::min(kBlockBytes, own.end - at), behind = at - own.begin;
         const size_t n = length / ElementBytes(spec.dtype);
         for (uint32_t rank = 0; rank < room_->ranks; ++rank) {
-            const uint8_t* part = rank == room_->rank ? way.from + at : Place(way.pass, rank, chunk, room_->rank) + behind;
+            const uint8_t* part = rank == room_->rank ? way.from + at : Place(chunk, rank, room_->rank) + behind;
             if (is_wide && rank == 0) {
                 Widen(spec.dtype, wide_.data(), part, n);
             } else if (is_wide) {
@@ -343,8 +367,8 @@ void SharedSums::AddPiece(const Spec& spec, const Way& way, const Range& own, ui
 
 bool SharedSums::CanTakeOut() const {
     if (out_ == sum_) return false;
-    const Chunk& chunk = chunks_[out_ % kSlots];
-    const Pass& pass = CallOf(chunk.call).ways[chunk.way].pass;
+    const Chunk& chunk = chunks_[out_ % kChunks];
+    const Pass& pass = chunk.call->ways[chunk.way].pass;
     if (!TakesOut(pass)) return true;
     const auto step = pass.from == kAll ? &Board::sum : &Board::in;
     const int32_t owner = OwnerOf(pass);
@@ -352,59 +376,60 @@ bool SharedSums::CanTakeOut() const {
 }
 
 void SharedSums::TakeOut(std::vector<End>* ended) {
-    const Chunk& chunk = chunks_[out_ % kSlots];
-    Call& call = CallOf(chunk.call);
+    const Chunk& chunk = chunks_[out_ % kChunks];
+    Call& call = *chunk.call;
     const Way& way = call.ways[chunk.way];
     for (uint32_t owner = 0; owner < room_->ranks && TakesOut(way.pass); ++owner) {
-        const Range piece = PieceOf(call, chunk, owner);
+        const Range piece = PieceOf(chunk, owner);
         if (piece.begin == piece.end || owner == room_->rank) continue;
-        std::memcpy(way.into + piece.begin, Place(way.pass, owner, out_, owner), piece.end - piece.begin);
+        std::memcpy(way.into + piece.begin, Place(chunk, owner, owner), piece.end - piece.begin);
     }
     boards_[room_->rank]->out.store(++out_, std::memory_order_release);
-    if (room_->rank != 0) Wake(0);  // to decide the next
-    if (++call.ended == call.ends[chunk.way]) {
-        ended->push_back({call.tensor, static_cast<uint32_t>(call.ways.size() - 1 - chunk.way)});
-    }
+    frees_slots_ = true;
+    if (++call.ended != call.ends[chunk.way]) return;
+    ended->push_back({chunk.tensor, static_cast<uint32_t>(call.ways.size() - 1 - chunk.way)});
+    if (call.ended == call.chunks()) calls_.erase(chunk.tensor);
 }
 
-uint64_t SharedSums::BytesOf(uint64_t chunk) const { return std::min(kChunkBytes, CallOf(chunks_[chunk % kSlots].call).spec.bytes); }
+uint64_t SharedSums::BytesOf(uint64_t chunk) const { return std::min(kChunkBytes, chunks_[chunk % kChunks].call->spec.bytes); }
 
 // -- progress -----------------------------------------------------------------------------------------------
 
 bool SharedSums::CanProgress() const {
     if (fault_ || !IsUnderWay()) return false;
-    return decisions_->decided.load(std::memory_order_acquire) != known_ || CanBringIn() || CanSum() || CanTakeOut() || CanHandOver() ||
-           CanLook() || CanDecide();
+    return decisions_->decided.load(std::memory_order_acquire) != known_ || CanBringIn() || CanSum() || CanTakeOut() || CanTell() ||
+           CanHear() || CanDecide();
 }
 
 // What others wait for is done first: a chunk's last steps before the first ones of the next.
 bool SharedSums::Progress(uint64_t bytes, std::vector<End>* ended) {
+    uint64_t done = 0, waking = kWakeBytes;
     while (!fault_ && IsUnderWay()) {
-        if (CanHandOver()) HandOver();
+        if (CanTell()) TellAll();
+        if (CanHear()) HearAll();
         if (fault_) break;
-        if (CanLook()) Look();
         if (CanDecide()) Decide();
         Learn();
         if (fault_) break;
-        uint64_t length = 0;
         if (CanTakeOut()) {
-            length = BytesOf(out_);
+            done += BytesOf(out_);
             TakeOut(ended);
         } else if (CanSum()) {
-            length = BytesOf(sum_);
+            done += BytesOf(sum_);
             Sum();
         } else if (CanBringIn()) {
-            length = BytesOf(in_);
+            done += BytesOf(in_);
             BringIn();
         } else {
             break;
         }
-        DropEnded();
-        if (length >= bytes) return CanProgress();
-        bytes -= length;
+        if (done >= bytes) break;
+        if (done < waking) continue;
+        WakeOthers();
+        waking = done + kWakeBytes;
     }
-    DropEnded();
-    return false;
+    WakeOthers();
+    return done >= bytes && CanProgress();
 }
 
 }  // namespace gradlane

@@ -2,8 +2,8 @@
 // memory that the ranks share (host/meeting.h), without a socket.
 //
 // A tensor passes once, or twice where the ranks of other hosts add to it in between (node_shared.cc):
-// each Pass says who gives, who adds and who gets. It goes in chunks. Each rank has kSlots of them in
-// the segment, and a chunk goes through three steps on every rank:
+// each Pass says who gives, who adds and who gets. It goes in chunks. Each rank has a slot for each chunk
+// in its part of the segment, as large as the chunk, and a chunk goes through three steps on every rank:
 //
 //     in    copy the shares that other ranks own into this rank's slot
 //     sum   add all ranks' parts of the own share, in rank order, from their slots
@@ -13,12 +13,12 @@
 // owner, that rank owns all. A chunk has a piece of each share. What is only moved has no sum: it is
 // copied from the slot of the rank that gives it. Numbers that only rise say how many chunks each rank
 // has brought through each step. Nobody waits here: Progress does what is possible, and a rank that has
-// nothing to do is woken by its eventfd.
+// nothing to do is woken by its eventfd, once for all small chunks that one Progress has brought on.
 //
-// Rank 0 decides chunk by chunk which tensor is next: the most urgent of those that all ranks have
-// handed over (equal ones in order of the calls), once it has seen that all mean the same. A pass that
-// awaits what comes from other hosts has no chunk before all ranks are Ready, so that no slot is ever
-// held for the network.
+// Each rank tells rank 0 what it hands over, in any order. Rank 0 decides chunk by chunk which tensor is
+// next: the most urgent of those that all ranks have handed over (of equal ones the one that all had
+// first), once it has seen that all mean the same. A pass that awaits something has no chunk before all
+// ranks are Ready, so that no slot is ever held for the network.
 //
 // Any rank may have written what the segment says, which is not believed: a rank uses no number of it that cannot be.
 //
@@ -38,6 +38,8 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -64,8 +66,8 @@ class SharedSums {
   public:
     // Of the segment for so many ranks.
     static size_t BytesFor(uint32_t ranks);
-    // Whether a tensor goes this way: one that all ranks know, and whose packets are not returned later.
-    static bool Takes(const Spec& spec) { return spec.once && !spec.whole && (spec.from == kAll || spec.to == kAll); }
+    // Whether a tensor goes this way: one that all ranks know, and that servers do not keep.
+    static bool Takes(const Spec& spec) { return spec.update == RuleKind::kNone && (spec.from == kAll || spec.to == kAll); }
     // What one of `ranks` owns of a tensor, where each owns a share.
     static Range ShareOf(uint64_t bytes, uint32_t ranks, uint32_t rank);
 
@@ -91,18 +93,22 @@ class SharedSums {
 
     explicit SharedSums(std::shared_ptr<const HostRoom> room);
 
-    // Hands over a tensor with its ways, one or two; all ranks hand over the same ones in the same order. The
-    // memory must stay until Progress has told of the last way's end.
+    // Hands over a tensor with its ways, one or two; all ranks hand over the same ones, each in its own order. The
+    // memory must stay until Progress has told of the last way's end. Then the tensor may be handed over again.
     void Start(uint32_t tensor, const Spec& spec, std::vector<Way> ways);
     // The way that awaits it may begin, as far as this rank is concerned.
     void Ready(uint32_t tensor);
     // Goes on with what is possible, about `bytes` of it. Adds the ways that have ended to `ended`.
     // Returns whether more is possible at once.
     bool Progress(uint64_t bytes, std::vector<End>* ended);
+    // Of which tensors all that this rank gives is in the segment, since the last call.
+    std::vector<uint32_t> TakeGiven() { return std::exchange(given_, {}); }
+    // Which tensors wait for ranks that have not handed them over, while nothing else goes on here. Told of each once.
+    std::vector<uint32_t> TakeWaiting();
     // Asks to be woken. Returns false if something is possible already.
     bool Rest();
     // Whether a tensor is under way.
-    bool IsUnderWay() const { return !calls_.empty(); }
+    bool IsUnderWay() const { return !calls_.empty() || !untold_.empty(); }
     // As Progress would find it.
     bool CanProgress() const;
     // Once there is one, nothing more is summed.
@@ -114,76 +120,86 @@ class SharedSums {
   private:
     friend class SharedSeam;  // fuzz/shared_fuzz.cc: a rank that lies
 
-    static constexpr uint32_t kSlots = 4;
+    static constexpr uint32_t kChunks = 256;             // in flight
+    static constexpr uint64_t kSlotsBytes = 1 << 20;     // of a rank: for all its chunks in flight
     static constexpr uint64_t kChunkBytes = 256 << 10;
-    static constexpr uint64_t kBlockBytes = 16 << 10;  // summed at a time: it stays in the first cache
-    static constexpr uint32_t kCalls = 256;            // that a rank may be ahead of another, or of its own first one
+    static constexpr uint64_t kBlockBytes = 16 << 10;    // summed at a time: it stays in the first cache
+    static constexpr uint64_t kWakeBytes = 64 << 10;     // brought on before those that wait are woken
+    static constexpr uint32_t kTold = 256;               // that rank 0 has not heard yet
+    static constexpr size_t kAsked = 1 << 20;            // tensors that some ranks have and others do not
 
     // What one rank writes, and the others read.
     struct Board {
-        alignas(64) std::atomic<uint64_t> handed_over{0};  // calls
-        std::atomic<uint64_t> in{0}, sum{0}, out{0};       // chunks
-        std::atomic<uint64_t> readied{0};                  // calls of Ready
-        alignas(64) std::atomic<uint32_t> asleep{0};                    // the others write it as well
-        alignas(64) std::array<std::atomic<uint64_t>, kCalls> calls{};  // a tensor's id and a digest of its spec
-        std::array<std::atomic<uint64_t>, kCalls> ready{};  // by number of call: that number and 1, once it is Ready
+        alignas(64) std::atomic<uint64_t> in{0};  // chunks
+        std::atomic<uint64_t> sum{0}, out{0};
+        std::atomic<uint64_t> told{0};
+        alignas(64) std::atomic<uint32_t> asleep{0};            // the others write it as well
+        alignas(64) std::array<std::atomic<uint64_t>, kTold> tellings{};  // to rank 0, see Telling
     };
-    // What rank 0 writes for all: how many calls it has compared, and which call each chunk is of.
+    // What rank 0 writes for all.
     struct Decisions {
-        alignas(64) std::atomic<uint64_t> compared{0};
-        std::atomic<uint64_t> decided{0};
-        std::array<std::atomic<uint64_t>, kSlots> calls{};
+        alignas(64) std::atomic<uint64_t> decided{0};           // chunks
+        std::atomic<uint32_t> awaits_room{0};                   // it rests, and has chunks to decide when slots are free
+        std::array<std::atomic<uint64_t>, kChunks> chunks{};    // tensor, and where in the slots
+        std::array<std::atomic<uint64_t>, kMaxHostRanks> heard{};  // of each rank's tellings
     };
     struct Call {
-        uint32_t tensor;
         Spec spec;
         std::vector<Way> ways;
         std::vector<uint64_t> ends;  // by way: the number of chunks up to its end
-        bool ready = false;          // of this rank
         uint64_t decided = 0, begun = 0, ended = 0;  // chunks; the first is rank 0's
         uint64_t chunks() const { return ends.back(); }
+        size_t WayOf(uint64_t chunk) const { return chunk < ends[0] ? 0 : 1; }
+    };
+    // What rank 0 has heard of a tensor.
+    struct Asked {
+        uint64_t handed_over = 0, ready = 0;    // ranks, a bit for each
+        std::vector<uint32_t> digests;          // by rank
+        uint64_t number = 0;                    // in the order in which all had handed them over
     };
     struct Chunk {
-        uint64_t call = 0, number = 0;  // of the way's chunks
+        uint32_t tensor = 0;
+        Call* call = nullptr;
         size_t way = 0;
+        uint64_t number = 0;  // of the way's chunks
+        uint64_t offset = 0;  // in the slots
     };
 
-    Call& CallOf(uint64_t number) { return calls_[number - first_call_]; }
-    const Call& CallOf(uint64_t number) const { return calls_[number - first_call_]; }
-    uint8_t* Slot(uint32_t rank, uint64_t chunk) const;
-    Range PieceOf(const Call& call, const Chunk& chunk, uint32_t rank) const;
+    uint8_t* Slot(uint32_t rank, const Chunk& chunk) const { return slots_ + rank * kSlotsBytes + chunk.offset; }
+    Range PieceOf(const Call& call, size_t way, uint64_t number, uint32_t rank) const;
+    Range PieceOf(const Chunk& chunk, uint32_t rank) const { return PieceOf(*chunk.call, chunk.way, chunk.number, rank); }
     uint64_t PieceBytes(const Pass& pass) const;
+    uint64_t Stride(const Call& call, size_t way, uint64_t number) const;
     uint64_t ChunksOf(const Pass& pass, uint64_t bytes) const;
-    uint8_t* Place(const Pass& pass, uint32_t rank, uint64_t chunk, uint32_t owner) const;
+    uint8_t* Place(const Chunk& chunk, uint32_t rank, uint32_t owner) const;
     bool Gives(const Pass& pass, uint32_t owner) const;
     bool TakesOut(const Pass& pass) const;
     uint64_t Least(std::atomic<uint64_t> Board::*counter) const;  // of the other ranks
 
-    uint64_t LastToHandOver() const;
-    void Publish(uint64_t number);
-    uint64_t SumReadied() const;
-    bool IsReady(uint64_t number) const;
-    bool MayDecide(uint64_t number) const;
-    bool CanLook() const;
-    void Look();
-    bool CanHandOver() const { return handed_over_ < LastToHandOver(); }
+    bool CanTell() const;
+    void TellAll();
+    bool CanHear() const;
+    void HearAll();
+    void Hear(uint32_t rank, uint64_t telling);
+    void Compare(uint32_t tensor, const Asked& asked);
+    bool MayDecide(const Call& call, const Asked& asked) const;
+    uint64_t AllRanks() const { return UINT64_MAX >> (64 - room_->ranks); }
+    uint64_t NextPlace() const;
     bool CanDecide() const;
     bool CanBringIn() const { return in_ < known_; }
     bool CanSum() const;
     bool CanTakeOut() const;
-    void HandOver();
-    void Compare(uint64_t end);
     void Decide();
     void Learn();
-    bool IsNext(uint64_t number) const;
+    bool MayBegin(const Call& call, uint64_t offset) const;
+    void CannotBe();
     void BringIn();
     void Sum();
     void TakeOut(std::vector<End>* ended);
-    void AddPiece(const Spec& spec, const Way& way, const Range& own, uint64_t chunk);
+    void AddPiece(const Chunk& chunk, const Range& own);
     uint64_t BytesOf(uint64_t chunk) const;
     void WakeOthers();
     void Wake(uint32_t rank);
-    void DropEnded();
 
     const std::shared_ptr<const HostRoom> room_;
     Decisions* decisions_;
@@ -191,15 +207,18 @@ class SharedSums {
     uint8_t* slots_;
     std::vector<float> wide_;
 
-    std::deque<Call> calls_;   // that have not ended, and those between them
-    uint64_t first_call_ = 0;  // number of the first of them
-    uint64_t handed_over_ = 0;              // calls; of rank 0: compared
-    uint64_t decided_ = 0;                  // chunks; of rank 0
-    uint64_t known_ = 0, in_ = 0, sum_ = 0, out_ = 0;
-    std::array<Chunk, kSlots> chunks_{};
-    std::set<std::pair<uint32_t, uint64_t>> undecided_;  // of rank 0: priority and number of calls
-    std::vector<uint64_t> awaiting_;                     // there, too: calls whose next chunk awaits Ready
-    uint64_t readied_ = 0;                               // SumReadied() when they were looked at
+    std::unordered_map<uint32_t, Call> calls_;  // by tensor: those that have not ended
+    std::deque<uint64_t> untold_;               // tellings that rank 0 has had no room for
+    std::vector<uint32_t> given_, waiting_;     // see TakeGiven; handed over since TakeWaiting
+    uint64_t known_ = 0, in_ = 0, sum_ = 0, out_ = 0;  // chunks
+    std::array<Chunk, kChunks> chunks_{};
+    bool tells_others_ = false, tells_rank0_ = false, frees_slots_ = false;  // what was written since they were woken
+    // Of rank 0:
+    std::unordered_map<uint32_t, Asked> asked_;
+    std::set<std::tuple<uint32_t, uint64_t, uint32_t>> undecided_;  // priority, Asked::number, tensor
+    uint64_t decided_ = 0, numbered_ = 0;
+    uint64_t place_ = 0;                       // of the next chunk, in all bytes that slots have ever had
+    std::array<uint64_t, kChunks> places_{};   // of those decided
     std::optional<Fault> fault_;
 };
 

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,13 @@ NodeOptions Options(uint32_t rank) {
     options.packet_bytes = 640;
     options.linger_ms = 500;
     return options;
+}
+
+// Messages of one tensor each, from `first` on.
+std::vector<uint32_t> EachOne(uint32_t first, size_t messages) {
+    std::vector<uint32_t> firsts(messages + 1);
+    std::iota(firsts.begin(), firsts.end(), first);
+    return firsts;
 }
 
 // One rank: its node and the memory of `tensors` tensors, one after another.
@@ -81,7 +89,7 @@ struct Pair {
                 }
                 rank.node->Define(message, spec, memory.back().message, memory.back().message);
             }
-            rank.engine = std::make_shared<Engine>(schedule, carried, std::move(memory), 0, false, keeps_log);
+            rank.engine = std::make_shared<Engine>(schedule, carried, std::move(memory), EachOne(0, schedule.messages.size()), false, keeps_log);
             rank.node->CarryOut(rank.engine);
         }
     }
@@ -238,7 +246,7 @@ TEST(AnotherPlanTakesThePlaceOfTheOneBefore) {
             carried.push_back({tensor});
             memory.push_back({rank.bytes(tensor), {}});
         }
-        rank.engine = std::make_shared<Engine>(MessageEach(5, {}), carried, std::move(memory), 5, true, false);
+        rank.engine = std::make_shared<Engine>(MessageEach(5, {}), carried, std::move(memory), EachOne(5, 5), true, false);
         rank.node->CarryOut(rank.engine);
     }
     Iterate(pair, 2);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <thread>
 #include <vector>
@@ -219,12 +220,12 @@ TEST(ARankAheadOfTheOthersWaitsForNoCallThatTheyDoNotHave) {
 }
 
 TEST(RanksThatMeanDifferentThingsSumNothing) {
-    const auto differ = [](const Spec& a, const Spec& b, uint32_t tensor, const char* expected) {
+    const auto differ = [](const Spec& a, const Spec& b, const char* expected) {
         Host host(2);
         std::mt19937 random(5);
         Bytes mine(4096, 1), theirs(4096, 1);
         Start(*host.ranks[0], 0, a, mine.data(), mine.data());
-        Start(*host.ranks[1], tensor, b, theirs.data(), theirs.data());
+        Start(*host.ranks[1], 0, b, theirs.data(), theirs.data());
         for (const auto& ended : host.Run(random)) CHECK(ended.empty());
         REQUIRE(host.ranks[0]->fault().has_value());
         CHECK_EQ(host.ranks[0]->fault()->rank, 1);
@@ -232,11 +233,10 @@ TEST(RanksThatMeanDifferentThingsSumNothing) {
         CHECK(mine == Bytes(4096, 1) && theirs == Bytes(4096, 1));
     };
     const Spec spec = Of(DType::kF32, Op::kSum, 100);
-    differ(spec, Of(DType::kF32, Op::kSum, 101), 0, "another size");
-    differ(spec, Of(DType::kI32, Op::kSum, 100), 0, "another size, type");
-    differ(spec, Of(DType::kF32, Op::kMax, 100), 0, "another size, type, operation");
-    differ(spec, Of(DType::kF32, Op::kSum, 0), 0, "another size");
-    differ(spec, spec, 1, "handed over tensor 1 where rank 0 has tensor 0");
+    differ(spec, Of(DType::kF32, Op::kSum, 101), "another size");
+    differ(spec, Of(DType::kI32, Op::kSum, 100), "another size, type");
+    differ(spec, Of(DType::kF32, Op::kMax, 100), "another size, type, operation");
+    differ(spec, Of(DType::kF32, Op::kSum, 0), "another size");
 }
 
 // Each rank adds to what it owns between the two ways, as the ranks of other hosts do.
@@ -276,6 +276,71 @@ TEST(AWayThatAwaitsOthersBeginsWhenAllRanksAreReady) {
     }
 }
 
+// Again and again, as in training: each rank hands tensors over in an order of its own, and once more as soon as they ended.
+TEST(TensorsAreHandedOverAgainInAnyOrderOnEachRank) {
+    constexpr uint32_t kTensors = 60, kRounds = 5;
+    std::mt19937 random(8);
+    for (const uint32_t world : {2u, 3u}) {
+        Host host(world);
+        std::vector<std::vector<float>> data(world * kTensors);
+        std::vector<std::vector<uint32_t>> rounds(world, std::vector<uint32_t>(kTensors));
+        const auto start = [&](uint32_t rank, uint32_t tensor) {
+            std::vector<float>& own = data[rank * kTensors + tensor];
+            own.assign(1 + tensor * 977, static_cast<float>(rank + 1 + rounds[rank][tensor]++));
+            auto* memory = reinterpret_cast<uint8_t*>(own.data());
+            Start(*host.ranks[rank], tensor, Of(DType::kF32, Op::kSum, own.size()), memory, memory);
+        };
+        for (uint32_t rank = 0; rank < world; ++rank) {
+            std::vector<uint32_t> order(kTensors);
+            std::iota(order.begin(), order.end(), 0u);
+            std::shuffle(order.begin(), order.end(), random);
+            for (const uint32_t tensor : order) start(rank, tensor);
+        }
+        size_t ends = 0;
+        while (ends < size_t{world} * kTensors * kRounds) {
+            const auto rank = static_cast<uint32_t>(random() % world);
+            Ends ended;
+            host.ranks[rank]->Progress(1 + random() % (400 << 10), &ended);
+            for (const SharedSums::End& end : ended) {
+                ++ends;
+                const uint32_t round = rounds[rank][end.tensor];
+                const auto& own = data[rank * kTensors + end.tensor];
+                const auto sum = static_cast<float>(world * (world + 1) / 2 + world * (round - 1));
+                if (!CHECK_EQ(own.front(), sum) || !CHECK_EQ(own.back(), sum)) return;
+                if (round < kRounds) start(rank, end.tensor);
+            }
+        }
+        for (const auto& rank : host.ranks) CHECK(!rank->IsUnderWay());
+    }
+}
+
+TEST(WhoWaitsForOthersSaysSoOnceAndWhoHasGivenAllSaysSo) {
+    Host host(2);
+    Ends ended;
+    std::vector<float> data(6 * 400'000, 1.0f);
+    const Spec spec = Of(DType::kF32, Op::kSum, 400'000);
+    const auto start = [&](uint32_t rank, uint32_t tensor) {
+        auto* memory = reinterpret_cast<uint8_t*>(data.data() + (rank * 3 + tensor) * 400'000);
+        Start(*host.ranks[rank], tensor, spec, memory, memory);
+    };
+    SharedSums &first = *host.ranks[0], &second = *host.ranks[1];
+    start(0, 0);
+    start(1, 1);
+    while (first.Progress(1 << 20, &ended) || second.Progress(1 << 20, &ended)) {}
+    CHECK_EQ(first.TakeWaiting(), std::vector<uint32_t>{0});
+    CHECK_EQ(first.TakeWaiting(), std::vector<uint32_t>());
+    CHECK_EQ(second.TakeWaiting(), std::vector<uint32_t>{1});
+    start(0, 1);
+    first.Progress(1 << 10, &ended);  // a first chunk is on its way
+    start(0, 2);
+    CHECK_EQ(first.TakeWaiting(), std::vector<uint32_t>());
+    CHECK(first.TakeGiven().empty());
+    for (int turn = 0; turn < 100; ++turn) host.ranks[static_cast<size_t>(turn % 2)]->Progress(1 << 20, &ended);
+    CHECK_EQ(first.TakeGiven(), std::vector<uint32_t>{1});
+    CHECK_EQ(ended.size(), size_t{2});
+    CHECK_EQ(first.TakeWaiting(), std::vector<uint32_t>{2});
+}
+
 // What one rank alone gives, once it has it: it is the first way, and may be ready before it is handed over.
 TEST(CallsBecomeReadyInAnyOrderOnEachRank) {
     constexpr uint32_t kWorld = 3, kTensors = 400;
@@ -308,30 +373,56 @@ TEST(CallsBecomeReadyInAnyOrderOnEachRank) {
     for (uint32_t i = 0; i < kWorld * kTensors; ++i) CHECK_EQ(data[i][99], static_cast<uint8_t>(i % kTensors));
 }
 
-// Rank 0's decisions lie at the beginning: how many calls are compared, how many chunks are decided, and of which calls.
+// Rank 0's decisions lie at the beginning: how many chunks are decided, and of each which tensor and where in the slots.
 TEST(ADecisionThatCannotBeIsRefused) {
-    const auto lie = [](uint64_t decided, uint64_t call, bool awaits) {
+    const auto lie = [](uint64_t decided, uint64_t tensor, uint64_t place) {
         std::vector<HostRoom> rooms = RoomsOf(NumbersUpTo(2));
         auto* decisions = reinterpret_cast<uint64_t*>(rooms[0].segment.data());
         SharedSums sums(std::make_shared<const HostRoom>(std::move(rooms[1])));
         std::vector<float> data(4);
         auto* memory = reinterpret_cast<uint8_t*>(data.data());
-        sums.Start(0, Of(DType::kF32, Op::kSum, 4), {{{}, memory, memory, awaits}});
+        sums.Start(0, Of(DType::kF32, Op::kSum, 4), {{{}, memory, memory}});
         Ends ended;
         sums.Progress(1 << 20, &ended);
         CHECK(!sums.fault());
-        decisions[1] = decided;
-        std::fill_n(decisions + 2, 4, call);
+        decisions[0] = decided;
+        std::fill_n(decisions + 2, 4, tensor << 32 | place);
         sums.Progress(1 << 20, &ended);
-        REQUIRE(sums.fault().has_value());
-        CHECK(sums.fault()->code == Code::kProtocol);
-        CHECK_EQ(sums.fault()->rank, -1);
+        return sums.fault();
     };
-    lie(1, 1, false);         // a call that was not handed over
-    lie(1, 1 << 20, false);
-    lie(2, 0, false);         // more chunks than it has
-    lie(UINT64_MAX, 0, false);
-    lie(1, 0, true);          // a chunk that awaits what has not come
+    const uint64_t slots = 1 << 20;
+    CHECK(!lie(1, 0, slots - 128));  // as it may be, at the end of the slots
+    for (const auto& fault : {
+             lie(1, 1, 0),  // a tensor that was not handed over
+             lie(1, 1 << 20, 0),
+             lie(2, 0, 0),  // more chunks than it has
+             lie(UINT64_MAX, 0, 0),
+             lie(1, 0, slots - 64),  // past the end of the slots
+             lie(1, 0, slots),
+             lie(1, 0, UINT32_MAX - 63),
+             lie(1, 0, 32),  // where no piece begins
+         }) {
+        REQUIRE(fault.has_value());
+        CHECK(fault->code == Code::kProtocol);
+        CHECK_EQ(fault->rank, -1);
+    }
+}
+
+TEST(ARankThatTellsOfATensorTwiceIsRefused) {
+    Host host(2);
+    std::vector<float> data(8);
+    auto* memory = reinterpret_cast<uint8_t*>(data.data());
+    const Spec spec = Of(DType::kF32, Op::kSum, 4);
+    Ends ended;
+    for (int twice = 0; twice < 2; ++twice) {
+        CHECK(!host.ranks[0]->fault());
+        Start(*host.ranks[1], 0, spec, memory, memory);
+        host.ranks[1]->Progress(1 << 20, &ended);
+        Start(*host.ranks[0], static_cast<uint32_t>(1 + twice), spec, memory + 16, memory + 16);  // it hears while it has calls
+        host.ranks[0]->Progress(1 << 20, &ended);
+    }
+    REQUIRE(host.ranks[0]->fault().has_value());
+    CHECK(host.ranks[0]->fault()->code == Code::kProtocol);
 }
 
 TEST(WhoRestsIsWokenAndWhoHasSomethingToDoDoesNotRest) {

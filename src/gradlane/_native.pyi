@@ -118,7 +118,7 @@ class Node:
         schedule: Schedule,
         carried: list[list[int]],
         memory: list[tuple[int, list[tuple[int, int, int]]]],
-        first: int,
+        firsts: Sequence[int],
         forwards: bool,
         keeps_log: bool,
     ) -> Engine: ...

@@ -1,4 +1,5 @@
-"""What the ranks of test_host_sums.py do: groups of two hosts with two ranks each, which are processes of one machine.
+"""What the ranks of test_host_sums.py do: groups and sessions of two hosts with two ranks each, which are processes of one
+machine.
 
 Which host a rank is on is what it says of itself (`formation.host_name`). The connections between these hosts are TCP, as
 between real ones; in the lab they are namespaces.
@@ -6,6 +7,8 @@ between real ones; in the lab they are namespaces.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import resource
 import signal
@@ -13,17 +16,23 @@ import socket
 import time
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradlane
+from gradlane.core.checks import check_timeline
 from gradlane.errors import GradlaneError
 from gradlane.live import c10d
+from gradlane.planning import catalog
+from gradlane.schedule import replay
 from gradlane.transport import formation
-from tests.live import collectives
+from tests.live import cases, collectives
 from tests.live.cases import bits_of, differences, train
+from tests.live.loops import GIVEN
 from tests.live.models import MODELS, OPTIMIZERS
 
 _real = formation.host_name
@@ -32,6 +41,12 @@ _real = formation.host_name
 def be_on(rank: int, world: int, hosts: list[int]) -> None:
     """From now on this rank is on `hosts[rank]`."""
     formation.host_name = lambda: f"{_real()} {hosts[rank]}"
+
+
+def equals_ddp(rank: int, world: int, **case: Any) -> dict[str, list[str]]:
+    """As `cases.equals_ddp`, on as many hosts as there are ranks."""
+    with patch.object(formation, "host_name", lambda: f"{_real()} {rank}"):
+        return cases.equals_ddp(rank, world, **case)
 
 
 def check(**case: Any) -> None:
@@ -133,6 +148,110 @@ def session(rank: int, world: int, policy: str) -> list[str]:
         train(net, net, optimizer, net.batch, 6, rank)
         attached.flush()
         return differences(expected, bits_of(net, optimizer))
+
+
+class Wide(nn.Module):
+    """Layers of 1.5 MB and of 4 KB, so that messages go in several pieces between hosts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 6000), nn.Tanh(), nn.Linear(6000, 64), nn.Tanh(), nn.Linear(64, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+    @staticmethod
+    def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(4, 64, generator=generator), torch.randint(16, (4,), generator=generator)
+
+
+def _trained(policy: Any, rank: int, **options: Any) -> tuple[dict[str, torch.Tensor], Any, int]:
+    """The bits after five steps of `Wide` in a session over servers; what a message passes; bytes that this node sent in
+    the last step, whose gradients have 3.1 MB.
+    """
+    torch.manual_seed(7)
+    net = Wide()
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    name, knobs = policy if isinstance(policy, (list, tuple)) else (policy, {})
+    options = {"backend": "server", "timeout": 30, "network": GIVEN, "profile_iterations": 1, "keep_log": True, **options}
+    with gradlane.attach(net, optimizer, catalog.get(name, **knobs), **options) as session:
+        backend: Any = session._driver._backend
+        train(net, net, optimizer, net.batch, 4, rank)
+        session.flush()
+        before = backend._node.stats()["sent_bytes"]
+        train(net, net, optimizer, net.batch, 1, rank)
+        session.flush()
+        dist.barrier()  # what this rank sends to others, they have
+        sent = backend._node.stats()["sent_bytes"] - before
+        check_timeline(session.timeline(), session.plan)
+        replay(session.dispatch_log())
+        return bits_of(net, optimizer), backend.levels, sent
+
+
+def sessions(rank: int, world: int, policies: list[Any], **options: Any) -> dict[str, tuple[str, list[str], Any, int]]:
+    """For each policy a digest of the bits after five steps, the names that are not DDP's within rounding, what a message
+    passes, and the bytes that this rank sent in the last step.
+    """
+    torch.manual_seed(7)
+    net = Wide()
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    wrapped = DistributedDataParallel(net)
+    for steps in (4, 1):
+        train(net, wrapped, optimizer, net.batch, steps, rank)
+    expected, found = bits_of(net, optimizer), {}
+    for policy in policies:
+        bits, levels, sent = _trained(policy, rank, **options)
+        far = [name for name, value in bits.items() if not torch.allclose(value, expected[name], rtol=1e-4, atol=1e-6)]
+        digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in bits.values())).hexdigest()
+        found[str(policy)] = digest, far, levels, sent
+    return found
+
+
+def session_limited(rank: int, world: int, **options: Any) -> tuple[str, str]:
+    """As `limited`, of a session."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 2:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        gradlane.attach(Wide(), timeout=20, **options)
+    except GradlaneError as error:
+        return type(error).__name__, str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return "", ""
+
+
+def session_ends(rank: int, world: int, culprit: int, how: str) -> tuple[str, Any, float, bool]:
+    """One rank is killed or stopped within a backward pass, when some sums are under way; what the others hear, whom it
+    names, after how long, and whether their parameters are those of the last whole step.
+    """
+    net = Wide()
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    generator, kept = torch.Generator().manual_seed(rank), {}
+    last = signal.SIGKILL if how == "killed" else signal.SIGSTOP
+    with contextlib.suppress(GradlaneError):
+        session = gradlane.attach(net, optimizer, "mercury", backend="server", network=GIVEN, timeout=20)
+        began = time.monotonic()
+        try:
+            for step in range(100_000):
+                x, y = net.batch(generator)
+                optimizer.zero_grad()
+                if rank == culprit and step == 10:
+                    net.layers[0].weight.register_hook(lambda _: os.kill(os.getpid(), last))
+                nn.functional.cross_entropy(net(x), y).backward()
+                optimizer.step()
+                session.flush()
+                kept, began = bits_of(net, optimizer), time.monotonic()
+        except GradlaneError as error:
+            after_s = time.monotonic() - began
+            is_whole = not differences(
+                {name: kept[name] for name, _ in net.named_parameters()},
+                {name: p.detach() for name, p in net.named_parameters()},
+            )
+            return type(error).__name__, getattr(error, "rank", -1), after_s, is_whole
+        finally:
+            session.close()
+    return "", -1, 0.0, False
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.nn import functional as F
@@ -69,8 +70,16 @@ def train_until_it_fails(rank: int, world: int, servers: int, kill: int = 0) -> 
     return "", "", None
 
 
-def soak(rank: int, world: int, warm_up: int, iterations: int) -> dict[str, Any]:
-    """What a rank holds before and after `iterations` steps under mercury, and by how much it has grown."""
+def soak(rank: int, world: int, warm_up: int, iterations: int, shared: str) -> dict[str, Any]:
+    """What a rank holds before and after `iterations` steps under mercury, and by how much it has grown.
+
+    shared: GRADLANE_SHARED_MEMORY.
+    """
+    with patch.dict(os.environ, GRADLANE_SHARED_MEMORY=shared):
+        return _soak(rank, warm_up, iterations)
+
+
+def _soak(rank: int, warm_up: int, iterations: int) -> dict[str, Any]:
     model = Mlp()
     optimizer = momentum(model)
     generator = torch.Generator().manual_seed(rank)

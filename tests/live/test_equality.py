@@ -61,6 +61,12 @@ def test_so_does_every_policy_over_servers(two_ranks, model, optimizer, policies
         assert found == {str(policy): [] for policy in policies}
 
 
+def test_so_does_every_policy_over_servers_of_two_hosts(two_ranks):
+    case = {"model": "tied-transformer", "optimizer": "sgd", "policies": OVER_SERVERS, "steps": 12, "network": GIVEN}
+    for found in two_ranks.run("tests.live.host_sums:equals_ddp", backend="server", **case):
+        assert found == {str(policy): [] for policy in OVER_SERVERS}
+
+
 @pytest.mark.parametrize(("model", "backend"), [*((model, "all-reduce") for model in MODELS), ("tied-transformer", "server")])
 def test_it_does_so_when_sums_arrive_late_and_updates_are_deferred(two_ranks, model, backend):
     crossing = [(name, knobs) for name, knobs in EVERY_POLICY if name in ("p3", "tictac", "bytescheduler", "blocks", "dear")]

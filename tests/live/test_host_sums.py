@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -98,6 +99,90 @@ def test_memory_that_one_host_lacks_is_told_to_all_before_the_first_sum(ranks: R
         assert kind == "CapacityError", text
         assert "rank 2: " in text
         assert "GRADLANE_SHARED_MEMORY=0" in text
+
+
+POLICIES = [
+    "wfbp",
+    "ddp",
+    ("bytescheduler", {"partition_bytes": 400_000, "credit_bytes": 500_000}),
+    ("dear", {"fusion_bytes": 500_000}),
+    "mercury",
+]
+GRADIENT_BYTES = 4 * (65 * 6000 + 6001 * 64 + 65 * 16)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "levels"),
+    [
+        (TWO, ("memory", "network")),
+        ([0, 1, 0, 1], ("memory", "network")),
+        ([0] * 4, ("memory",)),
+        ([0, 0, 0, 1], ("network",)),
+    ],
+)
+def test_sessions_end_alike_and_as_ddp_but_for_rounding(ranks: Ranks, hosts: list[int], levels: tuple[str, ...]) -> None:
+    ranks.run(CASES + "be_on", hosts=hosts)
+    outcomes = ranks.run(CASES + "sessions", policies=POLICIES)
+    ranks.run(CASES + "be_on", hosts=TWO)
+    for policy in map(str, POLICIES):
+        digests, far, passed, sent = zip(*(outcome[policy] for outcome in outcomes), strict=True)
+        assert set(digests) == {digests[0]}, policy
+        assert far == ([],) * 4, policy
+        assert passed == (levels,) * 4
+        if levels == ("memory",):
+            assert max(sent) < 20_000
+        elif levels == ("memory", "network"):
+            for host in set(hosts):  # as one rank would send
+                assert sum(sent[rank] for rank in range(4) if hosts[rank] == host) < 1.03 * GRADIENT_BYTES, policy
+
+
+def test_sessions_in_rank_order_have_the_same_bits_wherever_the_ranks_are(ranks: Ranks) -> None:
+    digests = set()
+    for hosts in (TWO, [0] * 4, [0, 1, 2, 3]):
+        ranks.run(CASES + "be_on", hosts=hosts)
+        for outcome in ranks.run(CASES + "sessions", policies=["mercury"], summation_order="rank"):
+            digests.add(outcome["mercury"][0])
+    ranks.run(CASES + "be_on", hosts=TWO)
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("options", [{"wire_dtype": "bfloat16"}, {"verify": True}, {"weight": 2}])
+def test_sessions_of_two_hosts_take_all_options(ranks: Ranks, options: dict[str, Any]) -> None:
+    first, *others = ranks.run(CASES + "sessions", policies=["mercury"], **options)
+    assert [outcome["mercury"][0] for outcome in others] == [first["mercury"][0]] * 3
+    assert first["mercury"][2] == ("memory", "network")
+    assert first["mercury"][1] == [] or "wire_dtype" in options
+
+
+@pytest.mark.parametrize("options", [{"backend": "server"}, {}])
+def test_memory_that_one_host_lacks_is_told_to_all_before_the_first_step(ranks: Ranks, options: dict[str, Any]) -> None:
+    for kind, text in ranks.run(CASES + "session_limited", **options):
+        assert kind == "CapacityError", text
+        assert "rank 2: " in text
+        assert "GRADLANE_SHARED_MEMORY=0" in text
+
+
+@pytest.mark.parametrize("hosts", [TWO, [0] * 4])
+@pytest.mark.parametrize(("how", "expected", "soon_s"), [("killed", "PeerDied", 2.5), ("stopped", "PeerStalled", 3.5)])
+def test_a_rank_of_a_session_that_ends_in_mid_sum_is_named_and_nothing_is_half_summed(
+    how: str, expected: str, soon_s: float, hosts: list[int]
+) -> None:
+    before = left_over()
+    ranks = Ranks(4)
+    try:
+        ranks.run(CASES + "be_on", hosts=hosts)
+        answers = ranks.answers(CASES + "session_ends", 30, lambda _: None if how == "killed" else 2.0, culprit=1, how=how)
+        answers.pop(1)
+        for answer in answers:
+            assert answer is not None
+            ok, (kind, rank, seconds, is_whole) = answer
+            assert ok
+            assert (kind, rank, is_whole) == (expected, 1, True)
+            assert seconds < soon_s
+    finally:
+        ranks.processes[1].kill()  # a stopped one cannot end by itself
+        ranks.close()
+    assert left_over() <= before
 
 
 @pytest.mark.parametrize("culprit", [1, 2])

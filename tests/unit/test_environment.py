@@ -16,12 +16,12 @@ STARTUP = {
     "lab/ranks.py",
     "compare/processes.py",
     "live/backends/addresses.py",  # MASTER_ADDR, MASTER_PORT
-    "live/c10d/options.py",  # GRADLANE_SHARED_MEMORY
     "live/ddp/watch.py",  # RANK
     "live/startup/boot.py",  # the options of `gradlane launch`
     "live/startup/options.py",  # the same, where a script was started in another way
     "live/startup/rendezvous.py",  # RANK, WORLD_SIZE, MASTER_PORT
     "live/startup/validation.py",  # WORLD_SIZE
+    "transport/host.py",  # GRADLANE_SHARED_MEMORY
     "plugin/meeting.py",  # RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 }
 

@@ -7,6 +7,7 @@ what is sent and what ends starts the next message on the node's own thread, unt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple, cast
 
 from gradlane.core.plan import Plan
@@ -53,10 +54,11 @@ class NodeEngine:
     `begin`, `ready` and `wait`; any may call the rest.
 
     Args:
-        node: its tensors from `first` on are the messages of the plan, in order.
+        node: its tensors from `first` on are the messages of the plan, in order, or the pieces of these.
         plan: what is carried out, from now on; nothing of the plan before is under way.
         memory: of each message.
-        first: the node's tensor that is message 0.
+        first: the node's tensor that is message 0, or its first piece.
+        pieces: of how many tensors each message is; None: of one each.
         keeps_log: keep the last iterations' facts and answers, see `log`.
 
     Attributes:
@@ -65,7 +67,16 @@ class NodeEngine:
 
     ready: Callable[[Sequence[int]], int]
 
-    def __init__(self, node: Node, plan: Plan, memory: Sequence[MessageMemory], first: int, *, keeps_log: bool = False) -> None:
+    def __init__(
+        self,
+        node: Node,
+        plan: Plan,
+        memory: Sequence[MessageMemory],
+        first: int,
+        *,
+        pieces: Sequence[int] | None = None,
+        keeps_log: bool = False,
+    ) -> None:
         self.plan = plan
         self._node = node.native
         self.ready = self._node.ready  # bound once: called for every few gradients
@@ -75,7 +86,7 @@ class NodeEngine:
             native_schedule(plan),
             [sorted(set(message.tensors)) for message in plan.messages],
             [(each.address, [_as_native(part) for part in each.ranges]) for each in memory],
-            first,
+            list(accumulate(pieces or [1] * len(plan.messages), initial=first)),
             forwards=plan.wire != "fifo",
             keeps_log=keeps_log,
         )

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -11,31 +13,79 @@ from datetime import timedelta
 from typing import Any
 
 from gradlane._native import MAX_HOST_RANKS, Meeting
-from gradlane.errors import AuthError, CapacityError, CommunicationError, JobError, PeerDied
+from gradlane.errors import AuthError, CapacityError, CommunicationError, InputError, JobError, PeerDied
 from gradlane.transport.node import Node, NodeOptions
+
+PIECE_BYTES = 1 << 20
+"""Where several hosts sum first and then exchange their sums, larger tensors go in pieces of this: while one crosses the
+network, the next is summed."""
+
+log = logging.getLogger("gradlane")
 
 _LIMIT, _REFUSED, _LATE = 1, 3, 9  # the first two as in native/host/meeting.h
 _KEY = "memory"
 _LIMITED, _NAMED = "!", "@"
 
 
-def can_share(options: NodeOptions) -> bool:
-    """Whether the ranks of each host can share its memory; the same on all of them.
+def is_wanted() -> bool:
+    """Whether ranks of one host are to share its memory: unless GRADLANE_SHARED_MEMORY=0 in the environment says no.
 
-    So they can where every host has equally many, from 2 to 32. Over several hosts, sums of what hosts have summed are
+    Raises:
+        InputError: it is neither 0 nor 1.
+    """
+    given = os.environ.get("GRADLANE_SHARED_MEMORY", "1")
+    if given not in ("0", "1"):
+        raise InputError(f"GRADLANE_SHARED_MEMORY: got {given!r}, expected 0 or 1")
+    return given == "1"
+
+
+def why_not(options: NodeOptions) -> str:
+    """Why the ranks of each host cannot share its memory, or "" if they can; the same on all of them.
+
+    They can where every host has equally many, from 2 to 32. Over several hosts, sums of what hosts have summed are
     not in rank order, so that `rank_order` excludes it there.
 
     Args:
         options: of a node that `form` has made.
     """
     counts = Counter(options.hosts)
-    (ranks, *others) = set(counts.values())
-    return not others and 2 <= ranks <= MAX_HOST_RANKS and (len(counts) == 1 or not options.rank_order)
+    numbers = sorted(set(counts.values()))
+    if len(numbers) > 1:
+        return f"hosts have {', '.join(map(str, numbers))} ranks, and not all equally many"
+    if not 2 <= numbers[0] <= MAX_HOST_RANKS:
+        return f"each host has {numbers[0]} of the ranks, and expected are 2 to {MAX_HOST_RANKS}"
+    if len(counts) > 1 and options.rank_order:
+        return "sums are in rank order over several hosts"
+    return ""
+
+
+def share_if_possible(store: Any, node: Node, timeout_s: float, wanted: bool = True) -> bool:
+    """`share` where the ranks of each host can and are wanted to; else worker 0 logs why not. Closes `node` if it raises.
+
+    Args:
+        store, node, timeout_s: as for `share`.
+        wanted: the same on all workers.
+
+    Returns:
+        Whether they share memory.
+    """
+    reason = why_not(node.options) if wanted else "shared memory is turned off"
+    if reason:
+        if node.options.rank == 0:
+            log.info("gradlane: nothing is summed in the memory of a host: %s", reason)
+        return False
+    try:
+        share(store, node, timeout_s)
+    except BaseException:
+        node.close()
+        raise
+    return True
 
 
 def share(store: Any, node: Node, timeout_s: float) -> None:
     """Let `node` sum through its host's memory from now on, and send messages through it where all workers are on one
-    host; all workers of a job that `can_share` call it after `form` and before they start a tensor or send a message.
+    host. All workers of a job where nothing speaks against it (`why_not`) call it after `form` and before they define or
+    start a tensor or send a message.
 
     Args:
         store: as `form` got it.

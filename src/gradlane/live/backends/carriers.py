@@ -18,7 +18,7 @@ from msgspec import UNSET
 from gradlane.core.backends import BackendName
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
-from gradlane.errors import JobError, PeerError
+from gradlane.errors import CapacityError, JobError, PeerError
 from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.base import Backend, OnDone, OnSent
 from gradlane.live.backends.gradient_buffers import MessageBuffer
@@ -149,8 +149,13 @@ def with_servers(
         rank: of this process in the session's group.
         ranks: numbers of the group's ranks in the whole job, for messages.
         timeout_s: seconds to wait for what the other ranks say.
+
+    Raises:
+        CapacityError: a host has no memory for its ranks to share.
+        JobError: a rank does not say whether it can connect.
     """
     servers, reason = None, ""
+    lacks: CapacityError | None = None
     try:
         servers = connect()
     except JobError as error:
@@ -159,6 +164,7 @@ def with_servers(
         is_cause = "cannot be reached" in str(error) and f"server {rank} at" not in str(error)
         follows = isinstance(error, PeerError) and not is_cause
         reason = f"{int(follows)} rank {ranks[rank]}: {error}"
+        lacks = error if isinstance(error, CapacityError) else None
         # frames that refer to it would keep what they made, process groups too, until garbage is collected
         error.__traceback__ = None
     store.set(f"carriers/{rank}", reason)
@@ -174,6 +180,9 @@ def with_servers(
         raise failure from None
     if servers is not None and not reasons:
         return Carriers(all_reduce, servers)
+    if lacks is not None:  # all ranks of the job hear of it
+        _close(servers, all_reduce, lacks)
+        raise lacks
     why = _causes_among(reasons)
     _close(servers, None, JobError(f"transport: given up, {why}"))
     if rank == 0:

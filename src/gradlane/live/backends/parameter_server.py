@@ -11,6 +11,12 @@ If the plan's wire is "fifo", a server returns a message once it has summed all 
 otherwise it returns each packet as soon as that is summed. With "packet-priority" the most urgent
 packet is sent first, however late it was queued.
 
+Ranks of one host sum through the memory that they share (`transport.host`), where each host has
+equally many of them and the servers are beside the ranks; between hosts only the hosts' sums
+travel. The plan's messages, windows and priorities stay. A message has left its window when this
+rank's part is in that memory and its host's sum has been sent; or when it waits for another rank of
+the host and nothing else goes on, for the reason above.
+
 Owns one thread, which blocks in the node until messages have ended and reports them. When the node
 fails, the thread reports the failure for every message in flight; the control channel names the
 rank that is to blame.
@@ -23,10 +29,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -49,6 +55,7 @@ from gradlane.live.torch_versions import global_ranks
 from gradlane.planning.fit import fit_network
 from gradlane.transport import MessageMemory, Node, NodeEngine, NodeOptions, WireLane
 from gradlane.transport.formation import form
+from gradlane.transport.host import PIECE_BYTES, share_if_possible
 from gradlane.units import format_bytes
 
 log = logging.getLogger("gradlane")
@@ -58,6 +65,20 @@ _FOR_EVER_S = 10**6.0
 _STREAM, _IN_FLIGHT = 16, 4
 # measures the cost of a message as such, which larger ones hide behind their bytes
 _SMALLEST_BYTES = 64
+
+
+Level = Literal["memory", "network"]
+
+
+@dataclass
+class _UnderWay:
+    """A message that was started: how many of its pieces have not been sent, and are not done."""
+
+    buffer: MessageBuffer
+    on_done: OnDone
+    on_sent: OnSent
+    unsent: int
+    undone: int
 
 
 class ParameterServerBackend:
@@ -82,9 +103,10 @@ class ParameterServerBackend:
             somebody else owns; None for one of its own.
         connect_s: seconds to connect at first; None for `timeout_s`.
         dtype: in which most gradients travel, for `measure`.
+        shared_memory: sum through the memory of a host where its ranks can share it.
 
     Raises:
-        JobError, UnsupportedError: as `transport.formation.form` and `meet_servers`.
+        JobError, UnsupportedError: as `transport.formation.form`, `transport.host.share` and `meet_servers`.
     """
 
     control_device = torch.device("cpu")
@@ -108,8 +130,9 @@ class ParameterServerBackend:
         control: Any = None,
         connect_s: float | None = None,
         dtype: torch.dtype = torch.float32,
+        shared_memory: bool = True,
     ) -> None:
-        self._dtype = dtype
+        self._dtype, self._wants_memory = dtype, shared_memory
         self._owns_control = control is None
         if control is None:
             # the job's own may be NCCL, which does not take CPU tensors
@@ -134,7 +157,9 @@ class ParameterServerBackend:
         self._weight = weight
         self._formations = 0
         self._buffers: Sequence[MessageBuffer] = []  # of the plan in force
-        self._under_way: dict[int, tuple[MessageBuffer, OnDone, OnSent]] = {}
+        self._pieces: list[list[int]] = []  # of each message: the node's tensors
+        self._message_of: dict[int, int] = {}  # by tensor
+        self._under_way: dict[int, _UnderWay] = {}
         self._failure: JobError | None = None
         self._engine: NodeEngine | None = None
         self._on_failure: Callable[[JobError], None] = lambda error: None
@@ -151,8 +176,8 @@ class ParameterServerBackend:
             self._node = meet_servers(prefix, options, own_address(), connect_s, self._servers_store)
         else:
             self._node = form(prefix, options, own_address(), connect_s)
-        # ids of the node's tensors: the first of this plan, and the next to define
-        self._first = self._next = 0
+        self._shares = not options.tell_tables and share_if_possible(prefix, self._node, connect_s, self._wants_memory)
+        self._next = 0  # tensor of the node to define
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(self._node, self._ending), name="gradlane-servers", daemon=True)
         self._thread.start()
@@ -168,24 +193,29 @@ class ParameterServerBackend:
                     self._report_to_owner()
                 return
             for tensor in done:
+                message = self._message_of[tensor if tensor >= 0 else ~tensor]
+                state = self._under_way[message]
                 if tensor < 0:
-                    message = ~tensor - self._first
-                    self._under_way[message][2](message)
+                    state.unsent -= 1
+                    if state.unsent == 0:
+                        state.on_sent(message)
                     continue
-                message = tensor - self._first
-                buffer, on_done, _ = self._under_way.pop(message)
+                state.undone -= 1
+                if state.undone > 0:
+                    continue
+                del self._under_way[message]
                 if self._staging is None:
-                    buffer.scatter()
+                    state.buffer.scatter()
                 else:
-                    self._staging.bring_up(message, buffer)
-                on_done(message, None)
+                    self._staging.bring_up(message, state.buffer)
+                state.on_done(message, None)
 
     def _report_failure(self, error: JobError) -> None:
         for message in list(self._under_way):
             taken = self._under_way.pop(message, None)
             # otherwise another thread, here at the same time, has reported it
             if taken is not None:
-                taken[1](message, error)
+                taken.on_done(message, error)
 
     def _report_to_owner(self) -> None:
         if self._failure is not None and self._engine is not None and not self._engine.all_arrived:
@@ -197,6 +227,20 @@ class ParameterServerBackend:
         self._thread.join()
 
     # -- messages ------------------------------------------------------------------------------------------
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """What a message passes: "memory" where ranks of one host sum through it, and "network" where there are several
+        hosts, or connections between the ranks of one.
+        """
+        if not self._shares:
+            return ("network",)
+        return ("memory",) if self._node.options.is_local else ("memory", "network")
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """By rank a number that is equal for those of one host."""
+        return self._node.options.hosts
 
     @property
     def control_group(self) -> Any:
@@ -280,24 +324,35 @@ class ParameterServerBackend:
         if lanes != self._lanes:
             self._shut()
             self._open(lanes, self._timeout_s)
-        if self._options.rank == 0:
+        if self._options.rank == 0 and "network" in self.levels:
             log.info("gradlane: each server holds at most %s of packets at once", format_bytes(self.most_held_bytes(buffers)))
-        self._first = self._next
-        self._node.forget_below(self._first)
-        self._engine, self._buffers = None, buffers
+        self._node.forget_below(self._next)
+        self._engine, self._buffers, self._pieces = None, buffers, []
         memory = [buffer.tensor for buffer in buffers] if self._staging is None else self._staging.prepare(buffers)
         for index, (message, part) in enumerate(zip(plan.messages, memory, strict=True)):
-            self._node.define(
-                self._next,
-                part.data_ptr(),
-                part.numel() * part.element_size(),
-                dtype_name(part),
-                whole=plan.wire == "fifo",
-                urgent_first=plan.wire == "packet-priority",
-                priority=message.priority,
-                lane=message.lane + len(plan.lanes) * (index % self._weight),
-            )
-            self._next += 1
+            begin, tensors = part.data_ptr(), []
+            for size_bytes in self._cut(part):
+                self._node.define(
+                    self._next,
+                    begin,
+                    size_bytes,
+                    dtype_name(part),
+                    whole=plan.wire == "fifo",
+                    urgent_first=plan.wire == "packet-priority",
+                    priority=message.priority,
+                    lane=message.lane + len(plan.lanes) * (index % self._weight),
+                )
+                begin += size_bytes
+                tensors.append(self._next)
+                self._next += 1
+            self._pieces.append(tensors)
+        self._message_of = {tensor: message for message, tensors in enumerate(self._pieces) for tensor in tensors}
+
+    def _cut(self, part: torch.Tensor) -> list[int]:
+        """Bytes of the pieces in which a message goes: of one, unless hosts exchange their sums."""
+        size_bytes = part.numel() * part.element_size()
+        most = PIECE_BYTES if self.levels == ("memory", "network") else max(1, size_bytes)
+        return [min(most, size_bytes - begin) for begin in range(0, size_bytes, most)]
 
     def carry_out(self, keeps_log: bool, on_failure: Callable[[JobError], None]) -> NodeEngine | None:
         """On the CPU the node starts messages by itself. On a device their bytes are staged first."""
@@ -305,7 +360,8 @@ class ParameterServerBackend:
             return None
         memory = [MessageMemory(buffer.tensor.data_ptr(), buffer.copied_ranges()) for buffer in self._buffers]
         self._on_failure = on_failure
-        self._engine = NodeEngine(self._node, self._plan, memory, self._first, keeps_log=keeps_log)
+        pieces, first = [len(tensors) for tensors in self._pieces], self._next - len(self._message_of)
+        self._engine = NodeEngine(self._node, self._plan, memory, first, pieces=pieces, keeps_log=keeps_log)
         return self._engine
 
     def most_held_bytes(self, buffers: Sequence[MessageBuffer]) -> int:
@@ -318,10 +374,12 @@ class ParameterServerBackend:
         """
         options = self._options
         packets = 0
+        if "network" not in self.levels:
+            return 0
         for buffer in buffers:
-            each = -(-buffer.tensor.numel() * buffer.tensor.element_size() // options.packet_bytes)
             is_wide = options.world > 2 and buffer.tensor.element_size() == 2
-            packets += (-(-each // options.servers) + 1) * (1 + is_wide)
+            for size_bytes in self._cut(buffer.tensor):
+                packets += (-(-size_bytes // options.packet_bytes // options.servers) + 1) * (1 + is_wide)
         return packets * options.packet_bytes * (options.world if options.rank_order else 1)
 
     def begin(self, expected: list[list[int]]) -> None:
@@ -336,7 +394,8 @@ class ParameterServerBackend:
 
     def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
         """Hand `buffer` to the node. Returns False: the thread reports the end."""
-        self._under_way[message] = buffer, on_done, on_sent
+        pieces = len(self._pieces[message])
+        self._under_way[message] = _UnderWay(buffer, on_done, on_sent, pieces, pieces)
         if self._staging is None:
             buffer.gather()
             self._push(message)
@@ -345,7 +404,8 @@ class ParameterServerBackend:
         return False
 
     def _push(self, message: int) -> None:
-        self._node.push(self._first + message, notify_sent=True, held=self._plan.messages[message].two_phase)
+        for tensor in self._pieces[message]:
+            self._node.push(tensor, notify_sent=True, held=self._plan.messages[message].two_phase)
         # the thread may have reported it before this message was in flight
         if self._failure is not None:
             self._report_failure(self._failure)
@@ -358,13 +418,14 @@ class ParameterServerBackend:
         except (JobError, RuntimeError) as failure:
             taken = self._under_way.pop(message, None)
             if taken is not None:
-                taken[1](message, failure)
+                taken.on_done(message, failure)
 
     def start_second_phase(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
         """Let this rank's server return its part of the sum, as in an all-gather. Returns False, as
         `start` does.
         """
-        self._node.release(self._first + message)
+        for tensor in self._pieces[message]:
+            self._node.release(tensor)
         return False
 
     def look(self) -> None:

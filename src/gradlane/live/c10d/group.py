@@ -32,7 +32,7 @@ from gradlane.live.c10d.work import Futures, Work
 from gradlane.live.torch_versions import KEEPS_WORKS
 from gradlane.transport import ANYONE, Node, NodeOptions
 from gradlane.transport.formation import form
-from gradlane.transport.host import can_share, share
+from gradlane.transport.host import PIECE_BYTES, share_if_possible
 
 _OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "sum", ReduceOp.MIN: "min", ReduceOp.MAX: "max", ReduceOp.PRODUCT: "product"}
 # bools are bytes of 0 or 1, and a sum of bools is true if any is: the maximum
@@ -41,8 +41,6 @@ _BOOL_OPS = {ReduceOp.SUM: "max", ReduceOp.MIN: "min", ReduceOp.MAX: "max", Redu
 # on loopback a packet costs processor time, not link time, so that large packets are faster
 _LOCAL_PACKET_BYTES = 512 << 10
 _PACKET_BYTES = 128 << 10
-# where hosts sum first and then exchange their sums
-_PIECE_BYTES = 1 << 20
 
 _thread = threading.local()
 
@@ -114,14 +112,8 @@ class Group(Names, _Base):  # type: ignore[misc]
             deal_evenly=True,
         )
         self._node = form(store, wanted, own_address(), timeout_s, options.packet_bytes or _LOCAL_PACKET_BYTES)
-        shares = options.shared_memory and can_share(self._node.options)
-        self._piece_bytes = _PIECE_BYTES if shares and not self._node.options.is_local else None
-        if shares:
-            try:
-                share(store, self._node, timeout_s)
-            except BaseException:
-                self._node.close()
-                raise
+        shares = share_if_possible(store, self._node, timeout_s, options.shared_memory)
+        self._piece_bytes = PIECE_BYTES if shares and not self._node.options.is_local else None
         self._futures = Futures()
         self._works: set[Work] | None = None if KEEPS_WORKS else set()
         self._under_way: deque[tuple[range, list[torch.Tensor]]] = deque()

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import astuple, dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
 from gradlane.errors import InputError
+from gradlane.transport.host import is_wanted
 
 _LAST = (1 << 32) - 1  # of the priorities on the wire
-
-
-def _shares() -> bool:
-    given = os.environ.get("GRADLANE_SHARED_MEMORY", "1")
-    if given not in ("0", "1"):
-        raise InputError(f"GRADLANE_SHARED_MEMORY: got {given!r}, expected 0 or 1")
-    return given == "1"
 
 
 @dataclass(frozen=True)
@@ -46,7 +39,7 @@ class Options:
     rank_order: bool = False
     checksum: bool = True
     packet_bytes: int | None = None
-    shared_memory: bool = field(default_factory=_shares)
+    shared_memory: bool = field(default_factory=is_wanted)
 
     def __post_init__(self) -> None:
         if self.order not in ("fifo", "lifo"):

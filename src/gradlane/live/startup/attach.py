@@ -333,6 +333,7 @@ def _connect(job: Job, options: AttachOptions, new_groups: NewGroups, terms: han
             control=control,
             connect_s=connect_s,
             dtype=job.measured_dtype,
+            shared_memory=carrier.shared_memory,
         )
 
     if options.backend == "server":

@@ -30,6 +30,7 @@ from gradlane.errors import FormatError, InputError
 from gradlane.live.session.verification import VerifyOptions
 from gradlane.planning import catalog
 from gradlane.planning.tuning import TuneOptions
+from gradlane.transport.host import is_wanted
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +75,8 @@ class CarrierOptions(msgspec.Struct, frozen=True):
         servers_store: "host:port" of the store at which external servers meet the job; None for the
             job's own.
         wire_dtype: "bfloat16" or "float16", as which float32 gradients travel; None for float32.
+        shared_memory: whether servers beside the ranks sum through the memory of a host what its ranks have. Only the
+            environment says no to it.
     """
 
     backend: BackendName | None = None
@@ -83,6 +86,7 @@ class CarrierOptions(msgspec.Struct, frozen=True):
     servers_store: str | None = None
     weight: int = 1
     wire_dtype: str | None = None
+    shared_memory: bool = True
 
     def __post_init__(self) -> None:
         need(self.backend in (None, *BACKENDS), "backend", self.backend, "'all-reduce' or 'server'")
@@ -221,7 +225,9 @@ class AttachOptions(msgspec.Struct, frozen=True):
         given = {**keywords, **_keywords(launched)}
         tune, verify, knobs = given.get("tune"), given.get("verify"), given.get("knobs")
         wire_dtype = None if given.get("wire_dtype") is None else wire_dtype_of(given["wire_dtype"])
-        carrier = _struct(CarrierOptions, given, servers_store=launched.servers_store, wire_dtype=wire_dtype)
+        carrier = _struct(
+            CarrierOptions, given, servers_store=launched.servers_store, wire_dtype=wire_dtype, shared_memory=is_wanted()
+        )
         adapting = AdaptingOptions((TuneOptions() if tune is True else tune) or None, None if knobs is None else Path(knobs))
         policy = _chosen(launched) or policy
         if policy is None:
@@ -289,6 +295,7 @@ class AttachOptions(msgspec.Struct, frozen=True):
             "servers": self.carrier.servers,
             "weight": self.carrier.weight,
             "wire_dtype": self.carrier.wire_dtype,
+            "shared_memory": self.carrier.shared_memory,
             "tune": repr(self.adapting.tune),
             "knobs": self.adapting.knobs is not None,
             "verify": repr(self.stepping.verify),
