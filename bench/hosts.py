@@ -2,10 +2,10 @@
 
     gradlane lab --hosts 2 --ranks-per-host 4 --link 1gbit -- python -m bench.hosts 25000000
 
-Arms take turns in one run: Gloo's group, gradlane's group whose ranks all talk to one another (flat), and the one whose
-hosts sum in their memory first (hosts). Each is compared with what cannot be less: 2 (H - 1) / H of the tensor's bytes to
-and from each of H hosts, and the time of these at the link's rate. A card's bytes are all that it sends meanwhile: headers,
-acknowledgements and pings are among them.
+Arms take turns in one run: Gloo's group, Gloo's groups of hosts and between hosts (gloo-h), gradlane's group whose ranks all
+talk to one another (flat), and the one whose hosts sum in their memory first (hosts). Each is compared with what cannot be
+less: 2 (H - 1) / H of the tensor's bytes to and from each of H hosts, and the time of these at the link's rate. A card's bytes
+are all that it sends meanwhile: headers, acknowledgements and pings are among them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import os
 import socket
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,9 +26,13 @@ from gradlane.core.records.speedup import Speedup
 from gradlane.errors import InputError
 from gradlane.lab.card import sent_bytes
 from gradlane.live import c10d
+from gradlane.live.backends.hierarchy import Stages, hosts_of, levels_of
+from gradlane.live.backends.probe_levels import BlockingSums
+from gradlane.live.backends.process_groups import NewGroups, ProcessGroups
 from gradlane.units import format_bytes
 
 LAST = "hosts"
+Sum = Callable[[torch.Tensor], Any]
 
 
 def main() -> None:
@@ -40,10 +47,15 @@ def main() -> None:
     dist.init_process_group("gloo")
     names: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(names, socket.gethostname())
-    groups = {
-        "gloo": dist.group.WORLD,
-        "flat": dist.new_group(backend="gradlane", pg_options=c10d.Options(shared_memory=False)),
-        LAST: dist.new_group(backend="gradlane", pg_options=c10d.Options(shared_memory=True)),
+    levels = levels_of(hosts_of(dist.group.WORLD), dist.get_rank())
+    if levels is None:
+        raise InputError("bench.hosts: got hosts of one rank or one host, expected several of several: --ranks-per-host 2")
+    groups = ProcessGroups(NewGroups(None, dist.distributed_c10d._get_default_store(), "bench"), 60.0)
+    sums: dict[str, Sum] = {
+        "gloo": dist.all_reduce,
+        "gloo-h": BlockingSums(Stages(groups, levels)).sum,
+        "flat": partial(dist.all_reduce, group=new_group(shared_memory=False)),
+        LAST: partial(dist.all_reduce, group=new_group(shared_memory=True)),
     }
     hosts = len(set(names))
     if dist.get_rank() == 0:
@@ -51,29 +63,32 @@ def main() -> None:
         heads = ("of least time", "MB on the fullest card", "of least bytes", "arm/hosts")
         print(f"{'size':>10} {'arm':>6} {'ms (p10..p90)':>28}", *(f"{head:>23}" for head in heads))
     for size in given.sizes:
-        compare(groups, size, given.turns, hosts, names, link)
+        compare(sums, size, given.turns, hosts, names, link)
+    groups.close()
     dist.destroy_process_group()
 
 
-def compare(
-    groups: dict[str, dist.ProcessGroup | None], size: int, turns: int, hosts: int, names: list[str], link: int
-) -> None:
+def new_group(shared_memory: bool) -> Any:
+    return dist.new_group(backend="gradlane", pg_options=c10d.Options(shared_memory=shared_memory))
+
+
+def compare(sums: dict[str, Sum], size: int, turns: int, hosts: int, names: list[str], link: int) -> None:
     """All arms in turns; rank 0 prints a row for each."""
     least = 2 * (hosts - 1) / hosts * size
     calls = max(2, min(50, 25_000_000 // size))
     data = torch.zeros(size // 4)
-    times: dict[str, list[float]] = {arm: [] for arm in groups}
-    medians: dict[str, list[float]] = {arm: [] for arm in groups}
-    carried: dict[str, list[float]] = {arm: [] for arm in groups}
-    for group in groups.values():
-        dist.all_reduce(data, group=group)
+    times: dict[str, list[float]] = {arm: [] for arm in sums}
+    medians: dict[str, list[float]] = {arm: [] for arm in sums}
+    carried: dict[str, list[float]] = {arm: [] for arm in sums}
+    for each in sums.values():
+        each(data)
     for turn in range(turns):
-        for arm in list(groups) if turn % 2 == 0 else list(groups)[::-1]:
+        for arm in list(sums) if turn % 2 == 0 else list(sums)[::-1]:
             dist.barrier()
             before, taken = sent_bytes() or 0, torch.empty(calls, dtype=torch.float64)
             for call in range(calls):
                 began = time.perf_counter()
-                dist.all_reduce(data, group=groups[arm])
+                sums[arm](data)
                 taken[call] = time.perf_counter() - began
             dist.barrier()
             sent = [0] * len(names)
@@ -83,7 +98,7 @@ def compare(
             medians[arm].append(statistics.median(taken.tolist()))
             carried[arm].append(max(sent) / calls)
     if dist.get_rank() == 0:
-        for arm in groups:
+        for arm in sums:
             median, tenths = statistics.median(times[arm]), statistics.quantiles(times[arm], n=10)
             spread = f"{median * 1e3:.1f} ({tenths[0] * 1e3:.1f}..{tenths[-1] * 1e3:.1f})"
             ratio = "" if arm == LAST else f"{Speedup.of(medians[arm], medians[LAST]).ratio:.2f}"
