@@ -3,8 +3,8 @@
     gradlane lab --hosts 2 --ranks-per-host 4 --link 1gbit -- python -m bench.hosts 25000000
     gradlane lab --hosts 2 --ranks-per-host 4 --link 1gbit -- python -m bench.hosts --session mercury 25000000
 
-The first measures `all_reduce`: of Gloo's group, gradlane's group whose ranks all talk to one another (flat), and the one
-whose hosts sum in their memory first (hosts). The second measures a training step with next to no computing, whose gradients
+The first measures `all_reduce`: of Gloo's group, of Gloo's groups of hosts and between hosts (gloo-h), of gradlane's group
+whose ranks all talk to one another (flat), and of the one whose hosts sum in their memory first (hosts). The second measures a training step with next to no computing, whose gradients
 are tensors of 1 MB: of DDP over Gloo, and of sessions over servers beside the ranks, flat and by hosts, under a policy.
 
 Arms take turns in one run. Each is compared with what cannot be less: 2 (H - 1) / H of the tensor's bytes to
@@ -34,6 +34,9 @@ from gradlane.core.records.speedup import Speedup
 from gradlane.errors import InputError
 from gradlane.lab.card import sent_bytes
 from gradlane.live import c10d
+from gradlane.live.backends.hierarchy import Stages, hosts_of, levels_of
+from gradlane.live.backends.probe_levels import BlockingSums
+from gradlane.live.backends.process_groups import NewGroups, ProcessGroups
 from gradlane.units import format_bytes
 
 LAST = "hosts"
@@ -59,7 +62,7 @@ def main() -> None:
         heads = ("of least time", "MB on the fullest card", "of least bytes", "arm/hosts")
         print(f"{'size':>10} {'arm':>6} {'ms (p10..p90)':>28}", *(f"{head:>23}" for head in heads))
     with contextlib.ExitStack() as stack:
-        groups = {} if given.session else collectives()
+        groups = {} if given.session else collectives(stack)
         for size in given.sizes:
             arms: Arms = {arm: partial(call, size) for arm, call in groups.items()}
             if given.session:
@@ -68,19 +71,29 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def collectives() -> dict[str, Callable[[int], None]]:
+def collectives(stack: contextlib.ExitStack) -> dict[str, Callable[[int], None]]:
     """By arm: sums so many bytes."""
-    groups = {
-        "gloo": dist.group.WORLD,
-        "flat": dist.new_group(backend="gradlane", pg_options=c10d.Options(shared_memory=False)),
-        LAST: dist.new_group(backend="gradlane", pg_options=c10d.Options(shared_memory=True)),
+    levels = levels_of(hosts_of(dist.group.WORLD), dist.get_rank())
+    if levels is None:
+        raise InputError("bench.hosts: got hosts of one rank or one host, expected several of several: --ranks-per-host 2")
+    gloo = ProcessGroups(NewGroups(None, dist.distributed_c10d._get_default_store(), "bench"), 60.0)
+    stack.callback(gloo.close)
+    sums: dict[str, Callable[[torch.Tensor], Any]] = {
+        "gloo": dist.all_reduce,
+        "gloo-h": BlockingSums(Stages(gloo, levels)).sum,
+        "flat": partial(dist.all_reduce, group=new_group(shared_memory=False)),
+        LAST: partial(dist.all_reduce, group=new_group(shared_memory=True)),
     }
     data: dict[int, torch.Tensor] = {}
 
-    def call(group: dist.ProcessGroup, size: int) -> None:
-        dist.all_reduce(data.setdefault(size, torch.zeros(size // 4)), group=group)
+    def call(arm: str, size: int) -> None:
+        sums[arm](data.setdefault(size, torch.zeros(size // 4)))
 
-    return {arm: partial(call, group) for arm, group in groups.items()}
+    return {arm: partial(call, arm) for arm in sums}
+
+
+def new_group(shared_memory: bool) -> Any:
+    return dist.new_group(backend="gradlane", pg_options=c10d.Options(shared_memory=shared_memory))
 
 
 class Parameters(nn.Module):

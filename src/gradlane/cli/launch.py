@@ -28,7 +28,7 @@ from gradlane.cli.inputs.knobs import parse_knobs
 from gradlane.cli.inputs.types import COUNT, SECONDS, SIZE, Checked, make_folder, whole_number, writable
 from gradlane.compare.processes import kept_running
 from gradlane.core import files
-from gradlane.core.backends import BackendName, refuse_what_cannot_be_done
+from gradlane.core.backends import ALGORITHMS, BackendName, refuse_what_cannot_be_done
 from gradlane.core.fields import did_you_mean
 from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions, need_stall_timeout
 from gradlane.core.network import Network
@@ -273,6 +273,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "all-reduce)",
     )
     group.add_argument(
+        "--algorithm",
+        choices=ALGORITHMS,
+        help="of all-reduce: over all ranks at once, or within each host first (default: the faster one, measured)",
+    )
+    group.add_argument(
         "--packet-bytes", metavar="SIZE", type=_type(SIZE), help="size of a packet of backend server (default: 30KiB)"
     )
     group.add_argument("--weight", metavar="N", type=_type(whole_number(1, 8)),
@@ -347,6 +352,7 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         policy_knobs=knobs,
         plan=_absolute(given.plan),
         backend=given.backend,
+        algorithm=given.algorithm,
         packet_bytes=given.packet_bytes,
         summation_order=given.summation_order,
         servers=servers,
@@ -371,6 +377,8 @@ def _check_carrier(options: LaunchOptions) -> None:
     from gradlane.live.startup.options import CarrierOptions
 
     backend, external = options.backend, options.servers is not None
+    if options.algorithm is not None:
+        CarrierOptions(backend, algorithm=options.algorithm)
     CarrierOptions(backend or "server", options.packet_bytes, options.summation_order, options.servers or 0)
     if options.plan is not None:
         plan = files.read(options.plan, Plan)

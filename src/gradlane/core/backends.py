@@ -17,8 +17,13 @@ if TYPE_CHECKING:
 
 BackendName = Literal["all-reduce", "server"]
 """all-reduce: torch.distributed. server: gradlane's own transport and parameter servers. The simulator has both."""
+Algorithm = Literal["flat", "hierarchical"]
+"""Of all-reduce: over all ranks at once, or within each host first."""
 SummationOrder = Literal["arrival", "rank"]
 """Of the server backend: a packet is added when it comes, or all in the order of ranks."""
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+HIERARCHICAL_PAYS = 1.05
+"""Sums stay flat unless they were measured to take longer than hierarchical ones by this factor."""
 BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 
 

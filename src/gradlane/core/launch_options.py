@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gradlane.core.backends import BackendName, SummationOrder
+from gradlane.core.backends import Algorithm, BackendName, SummationOrder
 from gradlane.core.fields import need
 from gradlane.errors import InputError
 
@@ -36,6 +36,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     policy_knobs: dict[str, int | float | str] = {}
     plan: str | None = None
     backend: BackendName | None = None
+    algorithm: Algorithm | None = None
     packet_bytes: int | None = None
     summation_order: SummationOrder | None = None
     servers: int | None = None

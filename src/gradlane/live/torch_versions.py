@@ -7,7 +7,7 @@ which release.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -49,8 +49,10 @@ def global_ranks(group: Any) -> list[int]:
     return dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
 
 
-def new_process_group(like: Any, store: Any, name: str, timeout: timedelta, backend: str | None = None) -> Any:
-    """A process group of torch.distributed over the ranks of another (collective over these ranks).
+def new_process_group(
+    like: Any, store: Any, name: str, timeout: timedelta, backend: str | None = None, members: Sequence[int] | None = None
+) -> Any:
+    """A process group of torch.distributed over ranks of another (collective over these ranks).
 
     `torch.distributed.new_group` has to be called by all ranks of the job, or gives two groups of
     the same ranks one name; and it meets in the default group's store, where it may find what an
@@ -62,11 +64,14 @@ def new_process_group(like: Any, store: Any, name: str, timeout: timedelta, back
         name: that no other group of this process has; the same on all ranks.
         timeout: of its collectives.
         backend: of the new group; None for that of `like`.
+        members: ranks of `like`, this process among them; None for all.
     """
     c10d: Any = dist.distributed_c10d
-    ranks = global_ranks(like)
+    rank, ranks = dist.get_rank(like), global_ranks(like)
+    if members is not None:
+        rank, ranks = members.index(rank), [ranks[member] for member in members]
     made, _ = c10d._new_process_group_helper(
-        len(ranks), dist.get_rank(like), ranks, c10d.Backend(backend or dist.get_backend(like)), store, name, timeout=timeout,
+        len(ranks), rank, ranks, c10d.Backend(backend or dist.get_backend(like)), store, name, timeout=timeout,
         device_id=c10d._get_default_group().bound_device_id,
     )  # fmt: skip
     c10d._world.pg_group_ranks[made] = {rank: place for place, rank in enumerate(ranks)}

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from gradlane.core.bus import Bus
 from gradlane.core.fields import MAX_BYTES, MAX_NS, MAX_RATE
 from gradlane.core.network import ONE_BY_ONE, CostSegment, Network, Sharing
 from gradlane.errors import InputError
@@ -132,6 +133,30 @@ def fit_network(
     small = {kind: taken for kind, taken in in_streams.items() if network.cost_ns(kind[0]) == min_message_ns}
     large = {kind: taken for kind, taken in in_streams.items() if kind not in small}
     return _fitting(_with_latency_of_least, _fitting(_with_latency, network, large), small)
+
+
+def fit_bus(samples: Iterable[tuple[int, int]], devices: int, *, packet_bytes: int, source: str = "measured") -> Bus:
+    """Fit a bus to reduce-scatters and all-gathers measured within hosts.
+
+    Each takes (D - 1) startups and (D - 1) / D of its message's bytes at the rate (`Bus`). The line is
+    that of `fit_network`: of least relative absolute error through the medians of all sizes.
+
+    Args:
+        samples: pairs of a message's size in bytes and the duration in ns; sizes may repeat.
+        devices: D, on each host.
+        packet_bytes, source: as in `Bus`; `source` is extended by what was fitted.
+
+    Raises:
+        InputError: as `fit_network`.
+    """
+    by_size = _by_size(samples)
+    sizes = np.array(sorted(by_size), dtype=np.float64)
+    medians = np.array([np.median(by_size[size]) for size in sizes])
+    line = _line(sizes * (devices - 1) / devices, medians)
+    error = float(np.median(np.abs(line.at(sizes * (devices - 1) / devices) - medians) / medians))
+    span = f"{len(sizes)} sizes, {format_bytes(int(sizes[0]))} to {format_bytes(int(sizes[-1]))}, median error {error:.0%}"
+    rate = round(min(max(NS_PER_SECOND / line.slope, 1.0), float(MAX_RATE)))
+    return Bus(devices, round(line.startup / (devices - 1)), rate, packet_bytes, f"{source}; {span}")
 
 
 def _stream_medians(streams: Iterable[tuple[int, int, int]]) -> dict[tuple[int, int], float]:

@@ -16,14 +16,17 @@ from gradlane.core.place import Place
 def where(place: Place) -> Network | Cluster:
     """The network or cluster to simulate for a place whose network was measured there.
 
-    Servers in processes of their own are assumed to have hosts of their own.
+    Servers in processes of their own are assumed to have hosts of their own. Where the network has a
+    bus, the ranks of a host have one server together.
     """
     if place.backend == "all-reduce":
         return place.network
-    network, servers, workers = place.network, place.servers, place.network.workers
+    network, servers = place.network, place.servers
+    between, hosts = network.between, network.hosts
     # the inverse of Cluster.as_network: the links' rate that gives a lone message the measured rate
-    share = max(1.0, workers / servers if servers else 2 * (workers - 1) / workers)
-    rate = min(MAX_RATE, max(1, round(network.bytes_per_second * share)))
+    share = max(1.0, hosts / servers if servers else 2 * (hosts - 1) / hosts)
+    rate = min(MAX_RATE, max(1, round(between.bytes_per_second * share)))
     return Cluster.homogeneous(
-        workers, servers or workers, rate, colocated=servers == 0, startup_ns=network.startup_ns, network_classes=1
-    )
+        network.workers, servers or hosts, rate, colocated=servers == 0, startup_ns=between.startup_ns, network_classes=1,
+        devices=network.workers // hosts, bus=network.bus,
+    )  # fmt: skip

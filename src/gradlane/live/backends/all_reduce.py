@@ -7,24 +7,30 @@ letting ranks add different messages.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from gradlane.core.backends import refuse_what_cannot_be_done
+from gradlane.core.backends import HIERARCHICAL_PAYS, Algorithm, refuse_what_cannot_be_done
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.traffic_class import TrafficClass, traffic_classes
 from gradlane.errors import JobError, OrderError, UnsupportedError
 from gradlane.live.backends.base import OnDone, OnSent
 from gradlane.live.backends.gradient_buffers import MessageBuffer
+from gradlane.live.backends.hierarchy import HierarchicalSum, Hosts, Stages, hosts_of, is_gloo, levels_of, nothing
 from gradlane.live.backends.probe import measure
-from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, UnderWay
+from gradlane.live.backends.probe_levels import in_turns, time_levels
+from gradlane.live.backends.process_groups import NewGroups, OnEnd, ProcessGroups, UnderWay
 from gradlane.live.backends.sockets import set_traffic_class
 from gradlane.live.backends.streams import Event, Streams
 from gradlane.live.backends.two_phase import TwoPhase
+from gradlane.units import format_bytes, format_ns
+
+log = logging.getLogger("gradlane")
 
 
 class AllReduceBackend:
@@ -42,6 +48,12 @@ class AllReduceBackend:
         timeout_s: seconds after which torch.distributed fails a sum.
         weight: process groups per lane, 1 or more; the lane's messages are dealt over them.
         dtype: in which most gradients travel, for `measure`.
+        algorithm: "flat" sums over all ranks at once, "hierarchical" within hosts first
+            (`hierarchy`). None: `measure` chooses between the two where hosts have several ranks, and
+            without it sums are flat.
+
+    Raises:
+        UnsupportedError: the ranks cannot sum hierarchically, and `algorithm` says so; on all ranks.
     """
 
     needs_one_order = True
@@ -55,12 +67,19 @@ class AllReduceBackend:
         timeout_s: float,
         weight: int = 1,
         dtype: torch.dtype = torch.float32,
+        algorithm: Algorithm | None = "flat",
     ) -> None:
         self.control_device, self._weight, self._dtype = device, weight, dtype
         self._groups = ProcessGroups(new_groups, timeout_s)
         self._sum = dist.AllreduceOptions()  # a sum, where nothing else is said
-        self._traffic_classes: list[TrafficClass] = []
-        self._open(1)
+        self._groups.open()
+        self._flat = [0]  # for each part of a lane its group
+        self._stages: list[Stages] = []  # and if sums are hierarchical, its groups
+        self._traffic_classes: dict[int, TrafficClass] = {}  # by group, where it is not the usual one
+        self._algorithm, self._hosts = algorithm, self._find_hosts(algorithm, on_host=streams is None)
+        self.is_hierarchical = algorithm == "hierarchical"
+        self.networks: dict[Algorithm, Network] = {}
+        """What `measure` has measured."""
         self._streams, self.has_streams = streams, streams is not None
         self._stream = None if streams is None else streams.open()
         self._ends: dict[int, Event] = {}
@@ -70,13 +89,62 @@ class AllReduceBackend:
         self._untold: dict[int, UnderWay] = {}  # messages whose ends are not told by themselves
         self._awaited: set[int] = set()
 
-    def _open(self, groups: int) -> None:
-        while len(self._groups) < groups:
-            self._groups.open()
-            self._traffic_classes.append(TrafficClass())
+    def _find_hosts(self, algorithm: Algorithm | None, on_host: bool) -> Hosts | None:
+        """Where the ranks are, if they can sum hierarchically and may (collective)."""
+        group = self._groups[0]
+        world, can = dist.get_world_size(group), on_host and is_gloo(group, self.control_device)
+        hosts = hosts_of(group) if can and world > 3 and algorithm != "flat" else None
+        found = None if hosts is None else levels_of(hosts, dist.get_rank(group))
+        if algorithm == "hierarchical" and found is None:
+            raise UnsupportedError(
+                f"algorithm: got 'hierarchical' for {world} ranks on {self.control_device.type}, whose hosts are "
+                f"{hosts or 'not looked at'}, expected Gloo on the CPU, and several hosts of two or more ranks each, equally "
+                "many; NCCL sums so by itself"
+            )
+        return found
 
-    def measure(self) -> Network:
-        return measure(self.control_group, self.control_device, "measured at attach, all-reduce", self._dtype)
+    def _open(self, parts: int) -> None:
+        """Open groups for the algorithm in use until there are those of `parts` parts of lanes (collective)."""
+        if self.is_hierarchical:
+            assert self._hosts is not None
+            while len(self._stages) < parts:
+                self._stages.append(Stages(self._groups, self._hosts))
+        else:
+            while len(self._flat) < parts:
+                self._flat.append(len(self._groups))
+                self._groups.open()
+
+    def measure(self, budget_s: float = 1.0) -> Network:
+        """Measure the network of the algorithm in use (collective). See `Backend.measure`.
+
+        Where both may be used, measure both, sum equal messages by each in turns, and stay with the
+        faster one. The network of hierarchical sums has a bus.
+
+        Args:
+            budget_s: see `probe.sweep`.
+        """
+        group, device, source = self.control_group, self.control_device, "measured at attach, all-reduce"
+        if self._algorithm != "hierarchical":
+            self.networks["flat"] = measure(group, device, source, self._dtype, budget_s=budget_s)
+        if self._hosts is None:
+            return self.networks["flat"]
+        if not self._stages:
+            self._stages.append(Stages(self._groups, self._hosts))
+        levels = time_levels(self._stages[0], group, self._dtype, budget_s)
+        self.networks["hierarchical"] = levels.network(f"{source} within hosts first")
+        if self._algorithm is None:
+            self.is_hierarchical = self._pays(max(size_bytes for size_bytes, _ in levels.between))
+        return self.networks["hierarchical" if self.is_hierarchical else "flat"]
+
+    def _pays(self, size_bytes: int) -> bool:
+        """Whether hierarchical sums of such messages take less time (collective); the same on all ranks."""
+        flat_ns, hierarchical_ns = in_turns(self._stages[0], self.control_group, self._dtype, size_bytes)
+        pays = hierarchical_ns * HIERARCHICAL_PAYS < flat_ns
+        if dist.get_rank(self.control_group) == 0:
+            chosen = "hierarchical" if pays else "flat"
+            times = f"of {format_bytes(size_bytes)}: hierarchical {format_ns(hierarchical_ns)}, flat {format_ns(flat_ns)}"
+            log.info("gradlane: %s sums over torch.distributed (%s)", chosen, times)
+        return pays
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
         """Take up a plan, with `weight` process groups for each lane (collective).
@@ -86,16 +154,24 @@ class AllReduceBackend:
                 given; on all ranks.
         """
         refuse_what_cannot_be_done(plan, "all-reduce")
-        self._open(len(plan.lanes) * self._weight)
-        for group, traffic_class in enumerate(traffic_classes(plan) * self._weight):
-            if traffic_class != self._traffic_classes[group]:
+        parts = len(plan.lanes) * self._weight
+        self._open(parts)
+        for part, traffic_class in enumerate(traffic_classes(plan) * self._weight):
+            group = self._stages[part].group_between if self.is_hierarchical else self._flat[part]
+            if traffic_class != self._traffic_classes.get(group, TrafficClass()):
                 self._set_traffic_class(group, traffic_class)
         world = dist.get_world_size(self._groups[0])
-        self._two_phase = {index: TwoPhase(buffers[index].tensor, world) for index in plan.second_phases}
+        two_phase = set(plan.second_phases)
+        self._two_phase, self._hierarchical = {}, {}
+        if self._hosts is not None and self.is_hierarchical:
+            for index, buffer in enumerate(buffers):
+                self._hierarchical[index] = HierarchicalSum(buffer.tensor, self._hosts, index in two_phase)
+        else:
+            self._two_phase = {index: TwoPhase(buffers[index].tensor, world) for index in two_phase}
         self._lanes = [message.lane for message in plan.messages]
         self._plan = plan
         # otherwise nothing that starts depends on what has ended
-        self._tells_at_once = bool(plan.second_phases) or any(lane.window_bytes is not None for lane in plan.lanes)
+        self._tells_at_once = bool(two_phase) or any(lane.window_bytes is not None for lane in plan.lanes)
         self.begin([[] for _ in plan.lanes])
 
     def _set_traffic_class(self, group: int, traffic_class: TrafficClass) -> None:
@@ -136,8 +212,14 @@ class AllReduceBackend:
         Raises:
             OrderError: `message` is not the next in its lane's agreed order; nothing was sent.
         """
-        group = self._next_in_order(message)
-        two_phase = self._two_phase.get(message)
+        part = self._next_in_order(message)
+        two_phase, hierarchical = self._two_phase.get(message), self._hierarchical.get(message)
+        if hierarchical is not None:
+            buffer.gather()
+            then = nothing if hierarchical.is_two_phase else buffer.scatter
+            self._stages[part].start(hierarchical.first_phase, _after(then, message, on_done))
+            return False
+        group = self._groups[self._flat[part]]
         if self._stream is None:
             buffer.gather()
             if two_phase is None:
@@ -164,7 +246,11 @@ class AllReduceBackend:
 
     def start_second_phase(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
         """Begin the all-gather of a two-phase message. Returns and raises as `start` does."""
-        group, two_phase = self._next_in_order(message), self._two_phase[message]
+        part, hierarchical = self._next_in_order(message), self._hierarchical.get(message)
+        if hierarchical is not None:
+            self._stages[part].start(hierarchical.second_phase, _after(buffer.scatter, message, on_done))
+            return False
+        group, two_phase = self._groups[self._flat[part]], self._two_phase[message]
 
         def finish() -> None:
             two_phase.copy_out()
@@ -182,8 +268,8 @@ class AllReduceBackend:
         self._ends[message] = self._stream.run(queue)
         return True
 
-    def _next_in_order(self, message: int) -> Any:
-        """The process group for `message`. Raises `OrderError` unless it is the next in its lane's
+    def _next_in_order(self, message: int) -> int:
+        """The part of its lane that carries `message`. Raises `OrderError` unless it is the next in its lane's
         agreed order.
         """
         lane = self._lanes[message]
@@ -195,19 +281,11 @@ class AllReduceBackend:
                 f"where the agreed order has {wanted}; nothing was sent"
             )
         self._issued[lane] = place + 1
-        # each group gets the same part of the lane's order, in the same order, on every rank
-        return self._groups[lane + len(self._plan.lanes) * (message % self._weight)]
+        # each part gets the same messages of the lane's order, in the same order, on every rank
+        return lane + len(self._plan.lanes) * (message % self._weight)
 
     def _report_end(self, message: int, works: list[Any], then: Callable[[], None], on_done: OnDone) -> None:
-        def ended(error: BaseException | None) -> None:
-            try:
-                if error is None:
-                    then()
-            except Exception as raised:  # torch.distributed would drop it
-                error = raised
-            on_done(message, error)
-
-        begun = self._groups.under_way(works, ended)
+        begun = self._groups.under_way(works, _after(then, message, on_done))
         if self._tells_at_once or message in self._awaited:
             begun.tell()
         else:
@@ -245,3 +323,17 @@ class AllReduceBackend:
         """
         if failure is None:
             self._groups.close()
+
+
+def _after(then: Callable[[], None], message: int, on_done: OnDone) -> OnEnd:
+    """Do `then` when the sum is there, and tell of the message's end."""
+
+    def ended(error: BaseException | None) -> None:
+        try:
+            if error is None:
+                then()
+        except Exception as raised:  # torch.distributed would drop it
+            error = raised
+        on_done(message, error)
+
+    return ended

@@ -24,6 +24,8 @@ STREAM = 8  # messages started together
 # a message that takes longer alone is mostly bytes: a stream of such messages says too little about
 # startup
 LONGEST_IN_STREAM_NS = 30_000_000
+Start = Callable[[list[torch.Tensor]], Callable[[], None]]
+"""Starts the sum of each tensor; returns a call that waits for all of them."""
 FULL_SIZES = tuple(1024 * 2**power for power in range(16))  # 1 KiB .. 32 MiB
 
 
@@ -76,7 +78,12 @@ def sweep(
 
 
 def sweep_streams(
-    group: Any, device: torch.device, alone: list[tuple[int, int]], repeats: int = 5, dtype: torch.dtype = torch.float32
+    group: Any,
+    device: torch.device,
+    alone: list[tuple[int, int]],
+    repeats: int = 5,
+    dtype: torch.dtype = torch.float32,
+    start: Start | None = None,
 ) -> list[tuple[int, int, int]]:
     """Time streams of 8 all-reduces that are started together (collective).
 
@@ -84,6 +91,7 @@ def sweep_streams(
         group, device, repeats, dtype: as for `sweep`.
         alone: the result of `sweep`. Its sizes are measured, but for those that take longer than 30
             ms alone.
+        start: starts sums of several tensors; None for torch.distributed's all-reduce in `group`.
 
     Returns:
         (size_bytes, messages, duration_ns) of each stream; the same on every rank.
@@ -92,6 +100,7 @@ def sweep_streams(
         size_bytes for size_bytes in dict.fromkeys(size for size, _ in alone)
         if min(taken for size, taken in alone if size == size_bytes) <= LONGEST_IN_STREAM_NS
     ]  # fmt: skip
+    start = start or partial(_start, group, device)
     # fast sizes are measured twice a round: they cost little, and a stall of milliseconds distorts
     # them most
     longest_ns = max((taken for size, taken in alone if size in sizes), default=0)
@@ -104,7 +113,7 @@ def sweep_streams(
         for size_bytes in sizes:
             dist.barrier(group)
             parts = [part[: size_bytes // dtype.itemsize] for part in memory]
-            durations.append(_timed(device, partial(_sum, group, device), parts))
+            durations.append(_timed(device, lambda parts: start(parts)(), parts))
         slowest = _slowest(group, device, durations)
         found += [(size_bytes, STREAM, duration) for size_bytes, duration in zip(sizes, slowest, strict=True)]
     return found
@@ -151,18 +160,22 @@ def fit(
     return structs.replace(network, start_ns=start_ns)
 
 
-def measure_start(group: Any, device: torch.device, repeats: int = 9) -> int:
+def measure_start(group: Any, device: torch.device, repeats: int = 9, start: Start | None = None) -> int:
     """Measure what it takes the calling thread to start an all-reduce (collective).
+
+    Args:
+        start: as for `sweep_streams`.
 
     Returns:
         The median over `repeats` streams, of the slowest rank, in ns of processor time; the same on
         every rank.
     """
     memory = [torch.zeros(QUICK_SIZES[0] // 4, device=device) for _ in range(STREAM)]
+    start = start or partial(_start, group, device)
     took_ns = []
     for _ in range(repeats):
         begun_ns = time.thread_time_ns()
-        wait = _start(group, device, memory)
+        wait = start(memory)
         took_ns.append((time.thread_time_ns() - begun_ns) // STREAM)
         wait()
     return _slowest(group, device, [round(median(took_ns))])[0]

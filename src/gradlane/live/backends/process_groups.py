@@ -94,7 +94,7 @@ class _Once:
 
 
 class NewGroups:
-    """Makes the process groups of one session, all over the same ranks.
+    """Makes the process groups of one session, over the ranks of another group or some of them.
 
     Args:
         like: the group whose ranks they are; None for the default group.
@@ -106,20 +106,22 @@ class NewGroups:
         self.store = store
         self._like, self._name, self._made = like, f"gradlane-{name}", 0
 
-    def make(self, timeout_s: float, backend: str | None = None) -> Any:
+    def make(self, timeout_s: float, backend: str | None = None, members: Sequence[int] | None = None) -> Any:
         """Make one (collective; every rank makes the same ones in the same order).
 
         Args:
             timeout_s: seconds after which torch.distributed fails a collective in it.
             backend: torch's name; None for the same as the group whose ranks it has.
+            members: ranks of that group, this process among them; None for all. Groups that ranks make
+                at the same time have no rank in common.
         """
-        name = f"{self._name}-{self._made}"
+        name = f"{self._name}-{self._made}" + ("" if members is None else f"-of-{members[0]}")
         self._made += 1
-        return new_process_group(self._like, self.store, name, timedelta(seconds=timeout_s), backend)
+        return new_process_group(self._like, self.store, name, timedelta(seconds=timeout_s), backend, members)
 
 
 class ProcessGroups:
-    """A list of process groups over the same ranks, in the order in which they were opened.
+    """A list of process groups, in the order in which they were opened.
 
     Args:
         new_groups: makes them.
@@ -140,12 +142,12 @@ class ProcessGroups:
     def __getitem__(self, index: int) -> Any:
         return self._all[index]
 
-    def open(self) -> None:
-        """Open one more group (collective)."""
+    def open(self, members: Sequence[int] | None = None) -> None:
+        """Open one more group (collective); `members` as for `NewGroups.make`."""
         if not self._all:
             atexit.register(self._end)
         self._before = open_sockets()
-        self._all.append(self._new_groups.make(self._timeout_s))
+        self._all.append(self._new_groups.make(self._timeout_s, members=members))
         self._sockets.append(open_sockets() - self._before)
         self._before = None
 

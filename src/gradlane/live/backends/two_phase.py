@@ -30,9 +30,10 @@ class TwoPhase:
     Args:
         tensor: the message's memory, summed in place.
         world: number of ranks.
+        segment_bytes: the most that is sent at once, on the CPU.
     """
 
-    def __init__(self, tensor: torch.Tensor, world: int) -> None:
+    def __init__(self, tensor: torch.Tensor, world: int, segment_bytes: int = _SEGMENT_BYTES) -> None:
         share = -(-tensor.numel() // world)
         self._tensor = tensor
         # every share has the same length: a tensor that does not divide by `world` is sent from a
@@ -41,35 +42,39 @@ class TwoPhase:
         self._on_cpu = tensor.device.type == "cpu"
         in_segment = share
         if self._on_cpu:
-            in_segment = min(share, max(1, _SEGMENT_BYTES // (world * tensor.element_size())))
+            in_segment = min(share, max(1, segment_bytes // (world * tensor.element_size())))
         self._segments = torch.split(self._whole, in_segment * world)
         """Rank r owns the r-th of `world` equal parts of each segment."""
-        self._shares = [
-            part.new_empty((world if self._on_cpu else 1, part.numel() // world)) for part in self._segments
-        ]  # on the CPU, row r is what rank r contributes to this rank's part of the segment
+        self.share = tensor.new_empty(share)
+        """This rank's parts of all segments: their sum, once `add` was called."""
+        self._shares = torch.split(self.share, in_segment)
+        self._copies = [
+            part.new_empty((world, part.numel() // world)) for part in self._segments if self._on_cpu
+        ]  # row r is what rank r contributes to this rank's part of the segment
 
     def scatter(self, group: Any) -> list[Any]:
         """Begin the reduce-scatter. Returns the works of torch.distributed to wait for."""
         if self._whole is not self._tensor:
             self._whole[: self._tensor.numel()] = self._tensor
         if not self._on_cpu:
-            return [reduce_scatter_single(self._shares[0][0], self._whole, group=group, async_op=True)]
+            return [reduce_scatter_single(self.share, self._whole, group=group, async_op=True)]
         return [
-            dist.all_to_all_single(shares.view(-1), segment, group=group, async_op=True)
-            for segment, shares in zip(self._segments, self._shares, strict=True)
+            dist.all_to_all_single(copies.view(-1), segment, group=group, async_op=True)
+            for segment, copies in zip(self._segments, self._copies, strict=True)
         ]
 
     def add(self) -> None:
         """Add the ranks' contributions to this rank's share, in rank order."""
-        for shares in self._shares:
-            for share in shares[1:]:
-                shares[0].add_(share)
+        for share, copies in zip(self._shares, self._copies, strict=self._on_cpu):
+            share.copy_(copies[0])
+            for copy in copies[1:]:
+                share.add_(copy)
 
     def gather(self, group: Any) -> list[Any]:
         """Begin the all-gather. Returns the works of torch.distributed to wait for."""
         return [
-            all_gather_single(segment, shares[0], group=group, async_op=True)
-            for segment, shares in zip(self._segments, self._shares, strict=True)
+            all_gather_single(segment, share, group=group, async_op=True)
+            for segment, share in zip(self._segments, self._shares, strict=True)
         ]
 
     def copy_out(self) -> None:

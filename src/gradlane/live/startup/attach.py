@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 import gradlane
 from gradlane import policies
@@ -34,6 +35,7 @@ from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.carriers import CONNECT_S, Carriers, with_servers
 from gradlane.live.backends.copies import copy_from
+from gradlane.live.backends.hierarchy import is_gloo
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.backends.streams import streams_of
@@ -97,6 +99,10 @@ def attach(
             choose each packet as it is sent. None lets "auto" choose between the two, for tensors
             in CPU memory and unless `network` or `order="coordinator"` is given; elsewhere it is
             all-reduce, or servers for a policy or plan that only they can carry.
+        algorithm: all-reduce backend only. "flat" sums over all ranks at once, "hierarchical" within
+            each host first, for hosts with equally many ranks, over Gloo on the CPU. None: where that
+            can be done, both are measured and the faster one is used; with a `network`, the one that
+            it is of.
         servers: server backend only. Number of servers in processes of their own (`gradlane launch
             --servers`, `gradlane server`); 0 for one in each rank's process.
         packet_bytes: server backend only. A multiple of 64 up to 512 KiB; None for 30 KiB.
@@ -338,7 +344,10 @@ def _connect(job: Job, options: AttachOptions, new_groups: NewGroups, terms: han
 
     if options.backend == "server":
         return connect_servers()
-    all_reduce = AllReduceBackend(job.device, streams, new_groups, job.timeout_s, carrier.weight, job.measured_dtype)
+    # a network may have the bus of hosts that sum hierarchically by themselves, as those of NCCL do
+    group = dist.group.WORLD if job.group is None else job.group
+    algorithm = options.algorithm if is_gloo(group, job.device) else carrier.algorithm
+    all_reduce = AllReduceBackend(job.device, streams, new_groups, job.timeout_s, carrier.weight, job.measured_dtype, algorithm)
     if not _may_choose_backend(job, options):
         return all_reduce
     connect = partial(connect_servers, all_reduce.control_group, min(CONNECT_S, job.timeout_s))

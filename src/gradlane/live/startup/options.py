@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import msgspec
+from msgspec import UNSET
 
 from gradlane import policies
 from gradlane.core import files
-from gradlane.core.backends import BACKENDS, BackendName, SummationOrder, why_not
+from gradlane.core.backends import ALGORITHMS, BACKENDS, Algorithm, BackendName, SummationOrder, why_not
 from gradlane.core.fields import need, need_int
 from gradlane.core.launch_options import LAUNCH_VARIABLE, STALL_TIMEOUT_S, LaunchOptions, need_stall_timeout
 from gradlane.core.network import Network
@@ -40,6 +41,7 @@ class AttachKeywords(TypedDict, total=False):
     """The keywords of `attach`, which documents them. Defaults are those of the options below."""
 
     backend: BackendName | None
+    algorithm: Algorithm | None
     packet_bytes: int | None
     summation_order: SummationOrder | None
     servers: int
@@ -71,7 +73,7 @@ class CarrierOptions(msgspec.Struct, frozen=True):
     """What carries the messages.
 
     Args:
-        backend, packet_bytes, summation_order, servers, weight: as for `attach`.
+        backend, algorithm, packet_bytes, summation_order, servers, weight: as for `attach`.
         servers_store: "host:port" of the store at which external servers meet the job; None for the
             job's own.
         wire_dtype: "bfloat16" or "float16", as which float32 gradients travel; None for float32.
@@ -87,9 +89,12 @@ class CarrierOptions(msgspec.Struct, frozen=True):
     weight: int = 1
     wire_dtype: str | None = None
     shared_memory: bool = True
+    algorithm: Algorithm | None = None
 
     def __post_init__(self) -> None:
         need(self.backend in (None, *BACKENDS), "backend", self.backend, "'all-reduce' or 'server'")
+        need(self.algorithm in (None, *ALGORITHMS), "algorithm", self.algorithm, "'flat' or 'hierarchical'")
+        need(self.algorithm is None or self.backend != "server", "algorithm", self.algorithm, "none: it is of all-reduce")
         need_int("weight", self.weight, 1, 8)
         if self.backend != "server":
             need(self.packet_bytes is None, "packet_bytes", self.packet_bytes, "none: packets are of backend='server'")
@@ -276,8 +281,16 @@ class AttachOptions(msgspec.Struct, frozen=True):
         """Whether the session may choose between backends: `auto` looks for the policy, no backend is
         named and nothing says what only one of them has.
         """
-        order, network = self.stepping.order, self.measuring.network
-        return self.is_auto and self.carrier.backend is None and order == "planned" and network is None
+        unasked = self.carrier.backend is None and self.carrier.algorithm is None and self.measuring.network is None
+        return self.is_auto and unasked and self.stepping.order == "planned"
+
+    @property
+    def algorithm(self) -> Algorithm | None:
+        """Of all-reduce: the one that is named, or that a given network is of; None to choose by measuring."""
+        network = self.measuring.network
+        if self.carrier.algorithm is not None or network is None:
+            return self.carrier.algorithm
+        return "flat" if network.bus is UNSET else "hierarchical"
 
     def terms(self) -> dict[str, Any]:
         """Options that must be equal on all ranks, beside policy, backend, order and barrier.
@@ -290,6 +303,7 @@ class AttachOptions(msgspec.Struct, frozen=True):
             "profile_iterations": self.measuring.profile_iterations,
             "network": self.measuring.network is not None,
             "profile": self.measuring.profile is not None,
+            "algorithm": self.algorithm,
             "packet_bytes": self.carrier.packet_bytes,
             "summation_order": self.carrier.summation_order,
             "servers": self.carrier.servers,
