@@ -4,8 +4,9 @@
     gradlane lab --hosts 2 --ranks-per-host 4 --link 1gbit -- python -m bench.hosts --session mercury 25000000
 
 The first measures `all_reduce`: of Gloo's group, of Gloo's groups of hosts and between hosts (gloo-h), of gradlane's group
-whose ranks all talk to one another (flat), and of the one whose hosts sum in their memory first (hosts). The second measures a training step with next to no computing, whose gradients
-are tensors of 1 MB: of DDP over Gloo, and of sessions over servers beside the ranks, flat and by hosts, under a policy.
+whose ranks all talk to one another (flat), and of the one whose hosts sum in their memory first (hosts). The second measures
+a training step with next to no computing, whose gradients are tensors of 1 MB: of DDP over Gloo, and of sessions over servers
+beside the ranks, flat and by hosts, under a policy.
 
 Arms take turns in one run. Each is compared with what cannot be less: 2 (H - 1) / H of the tensor's bytes to
 and from each of H hosts, and the time of these at the link's rate. A card's bytes are all that it sends meanwhile: headers,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from gradlane.live.session.patience import Patience
@@ -23,7 +25,7 @@ def test_after_each_wait_in_vain_the_next_is_put_off_for_longer_up_to_a_limit():
         if patience.limit_ns(100, 0):
             waits.append(step)
             patience.waited(in_vain=True)
-    pauses = [later - earlier for earlier, later in zip(waits, waits[1:], strict=False)]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(waits)]
     assert pauses[:7] == [2, 4, 8, 16, 32, 64, 64]
     assert set(pauses[5:]) == {64}
 
