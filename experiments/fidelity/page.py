@@ -140,12 +140,35 @@ simulator, in which one worker stands for both, gave 20 ms. Packets that overtak
 the default over servers) avoid this.
 """
 
+OF_HOSTS = """
+## Hosts with several ranks
+
+Trials on emulated hosts of several ranks, which share their host's link: 2 x 3 are two hosts of three
+ranks each. Sessions over all-reduce measured both levels and chose between sums over all ranks at once
+and sums within hosts first, as they do by themselves ([training.md](training.md)); {hierarchical} of the
+{trials} trials chose the latter, for which the simulator has a network with a bus
+([cost-model.md](cost-model.md#hosts-with-several-devices)). The results, of {steps} measured steps an arm
+on {machine}, are in `experiments/fidelity/of_hosts.json`; the last command that added to them was
+
+    {command}
+
+The ranks of a trial share two cores, so computing is stretched with their number, and rates shrink in
+proportion.
+
+"""
+
 QUIET = 0.3
 QUIETER, BUSIER = f"less than {QUIET:.0%}", f"{QUIET:.0%} or more"
 ERRORS = ("cells", "median error", "9 of 10 below", "median signed", "of the fastest step")
 
 
-def page(results: Results) -> str:
+def page(results: Results, of_hosts: Results | None = None) -> str:
+    """The page.
+
+    Args:
+        results: of hosts with one rank each.
+        of_hosts: of hosts with several.
+    """
     cells = [(trial, cell) for trial in results.trials for cell in trial.own]
     first = results.trials[0].cells[0]
     megabytes = statistics.median(trial.cells[0].scale * _bytes(trial) for trial in results.trials) / 1e6
@@ -179,8 +202,29 @@ def page(results: Results) -> str:
     text += "\n## Trial by trial\n\n"
     heads = ("model", "hosts", "ratio", "others", "cells", "median error", "worst", "the choice is slower than the best by")
     text += _table(heads, [_trial(trial) for trial in results.trials])
+    if of_hosts is not None:
+        text += _of_hosts(of_hosts)
     text += "\n## Where it comes from\n\n" + _anatomies(results)
     return text + TAIL
+
+
+def _of_hosts(results: Results) -> str:
+    cells = [(trial, cell) for trial in results.trials for cell in trial.own]
+    text = OF_HOSTS.format(
+        hierarchical=sum(any("devices" in cell.network for cell in trial.own) for trial in results.trials),
+        trials=len(results.trials),
+        steps=len(cells[0][1].step_ns),
+        machine=results.machine,
+        command=results.command,
+    )
+    rows = [_errors("all", [cell for _, cell in cells]), *_grouped(cells, lambda trial, cell: _shape(trial))]
+    text += _table(("", *ERRORS), [*rows, *_grouped(cells, lambda trial, cell: f"{policy_of(cell)}, {backend_of(cell)}")])
+    heads = ("model", "hosts", "ratio", "others", "cells", "median error", "worst", "the choice is slower than the best by")
+    return text + "\n" + _table(heads, [_trial(trial) for trial in results.trials])
+
+
+def _shape(trial: TrialResult) -> str:
+    return str(trial.hosts) if trial.ranks_per_host == 1 else f"{trial.hosts} x {trial.ranks_per_host}"
 
 
 def _bytes(trial: TrialResult) -> float:
@@ -229,7 +273,7 @@ def _trial(trial: TrialResult) -> tuple[str, ...]:
     if trial.finals:
         losses += "; " + ", ".join(f"{trial.judged_loss_of_choice(backend):.1%}" for backend in trial.backends) + " in finals"
     return (
-        trial.model, str(trial.hosts), f"{trial.ratio:g}", f"{trial.others:.0%}", str(len(trial.own)), f"{median:.1%}",
+        trial.model, _shape(trial), f"{trial.ratio:g}", f"{trial.others:.0%}", str(len(trial.own)), f"{median:.1%}",
         f"{worst.error:+.1%} {worst.arm}", losses,
     )  # fmt: skip
 
