@@ -20,6 +20,7 @@ from experiments.fidelity.page import page
 from experiments.fidelity.results import Results, TrialResult, backend_of, policy_of, read, spread, write
 from gradlane import zoo
 from gradlane.compare.arms import BASELINE, ArmSpec
+from gradlane.compare.records import hosts_text
 from gradlane.compare.runner import Trial, at_ratio, cells_of, predicted, run_all
 from gradlane.core import files
 from gradlane.core.backends import BACKENDS
@@ -28,8 +29,11 @@ from gradlane.planning import catalog
 
 MODELS = ("alexnet", "vgg16", "googlenet", "resnet50", "inception-v3", "bert-base")
 RATIOS = (0.5, 1.0, 2.0)
-HOSTS = (2, 3, 4)
+HOSTS = ((2, 1), (3, 1), (4, 1))
+Shape = tuple[int, int]
+"""Hosts, and ranks on each."""
 MEASURED = Path(__file__).with_name("measured.json")
+OF_HOSTS = MEASURED.with_name("of_hosts.json")
 
 
 def main() -> None:
@@ -37,7 +41,7 @@ def main() -> None:
     add = parser.add_argument
     add("--models", type=_names, default=MODELS, metavar="NAME,...", help="of gradlane zoo")
     add("--ratios", type=_numbers, default=RATIOS, metavar="R,...", help="communication over computing, on an ideal link")
-    add("--hosts", type=_counts, default=HOSTS, metavar="N,...")
+    add("--hosts", type=_shapes, default=HOSTS, metavar="N,...", help="or NxRANKS: of several ranks each")
     add("--in-turns", action="store_true", help="for each model and ratio one number of hosts, in turns, in place of all")
     add("--backends", type=_names, default=tuple(BACKENDS), metavar="NAME,...")
     add("--policies", type=_names, metavar="NAME,...", help="default: all that a backend carries")
@@ -49,37 +53,42 @@ def main() -> None:
     add("--again", type=float, metavar="PART", help="run trials again during which others took more of the machine than this")
     add("--finals", type=int, metavar="ROUNDS", help="of trials whose results are there: only the best policies, for longer")
     add("--json", type=Path, default=MEASURED, help="results; trials that are not of this call stay in it")
+    add("--add", action="store_true", help="to a trial's results, rather than in their place: other policies of it")
     add("--page", type=Path, help="write the page from the results and run nothing")
     given = parser.parse_args()
     if given.page is not None:
-        given.page.write_text(page(read(given.json)))
+        given.page.write_text(page(read(given.json), read(OF_HOSTS) if OF_HOSTS.exists() else None))
         return
     trials = [
         (model, count, ratio)
         for (nth, model), (other, ratio) in itertools.product(enumerate(given.models), enumerate(given.ratios))
         for count in ([given.hosts[(nth + other) % len(given.hosts)]] if given.in_turns else given.hosts)
     ]
-    for place, (model, hosts, ratio) in enumerate(trials):
+    for place, (model, shape, ratio) in enumerate(trials):
         print(f"{place + 1} of {len(trials)}, ratio {ratio:g}", file=sys.stderr)
         if given.finals is not None:
-            _judge(model, hosts, ratio, given)
+            _judge(model, shape, ratio, given)
             continue
-        trial = _trial(model, hosts, ratio, given, _arms(given), given.rounds)
+        trial = _trial(model, shape, ratio, given, _arms(given), given.rounds)
         others = _run(trial, given.out, given.again)
         folder = given.out / trial.key
-        result = TrialResult(model, hosts, ratio, others, tuple(cells_of(trial, folder)), _anatomies(trial, folder))
-        _keep(result, given.json, command=_command())
+        result = TrialResult(
+            model, shape[0], ratio, others, tuple(cells_of(trial, folder)), _anatomies(trial, folder), ranks_per_host=shape[1]
+        )
+        before = _kept(given.json, model, shape, ratio) if given.add else None
+        _keep(result if before is None else result.beside(before), given.json, command=_command())
         median, most = spread([cell.error for cell in result.own])
         print(f"error {median:.1%} (median), {most:.1%} (9 of 10 are below), others {result.others:.0%}", file=sys.stderr)
 
 
-def _judge(model: str, hosts: int, ratio: float, given: argparse.Namespace) -> None:
+def _judge(model: str, shape: Shape, ratio: float, given: argparse.Namespace) -> None:
     """The finals of a trial: a run of its own, whose times say how good the choice was."""
-    result = next((each for each in read(given.json).trials if each.same_as(model, hosts, ratio)), None)
+    result = _kept(given.json, model, shape, ratio)
     if result is None:
-        sys.exit(f"{given.json} has no trial of {model} on {hosts} hosts at ratio {ratio:g}: run it first, without --finals")
+        on = hosts_text(*shape)
+        sys.exit(f"{given.json} has no trial of {model} on {on} at ratio {ratio:g}: run it first, without --finals")
     arms = [ArmSpec(policy_of(cell), backend_of(cell)) for cell in result.finalists]
-    trial = _trial(model, hosts, ratio, given, arms, given.finals)
+    trial = _trial(model, shape, ratio, given, arms, given.finals)
     _run(trial, given.out, given.again)
     result = msgspec.structs.replace(result, finals=tuple(cells_of(trial, given.out / trial.key)))
     _keep(result, given.json, finals=_command())
@@ -95,10 +104,11 @@ def _arms(given: argparse.Namespace) -> list[ArmSpec]:
     ]  # fmt: skip
 
 
-def _trial(model: str, hosts: int, ratio: float, given: argparse.Namespace, arms: Sequence[ArmSpec], rounds: int) -> Trial:
-    # more hosts have less of the processors each, which handle as many messages
-    profile, bits, scale = at_ratio(zoo.profile(model), ratio, given.step_ms * hosts / 2, given.megabytes)
-    return Trial(profile, hosts, bits, scale, False, arms, rounds, given.steps, 0, 60.0)
+def _trial(model: str, shape: Shape, ratio: float, given: argparse.Namespace, arms: Sequence[ArmSpec], rounds: int) -> Trial:
+    hosts, ranks_per_host = shape
+    # more ranks have less of the processors each, which handle as many messages
+    profile, bits, scale = at_ratio(zoo.profile(model), ratio, given.step_ms * hosts * ranks_per_host / 2, given.megabytes)
+    return Trial(profile, hosts, bits, scale, False, arms, rounds, given.steps, 0, 60.0, ranks_per_host=ranks_per_host)
 
 
 def _run(trial: Trial, out: Path, again: float | None) -> float:
@@ -138,11 +148,18 @@ def _busy_and_all() -> tuple[float, float]:
     return (sum(fields) - fields[3] - fields[4]) / tick - own, sum(fields) / tick
 
 
+def _kept(path: Path, model: str, shape: Shape, ratio: float) -> TrialResult | None:
+    """The results of a trial that are in the file, if any."""
+    trials = read(path).trials if path.exists() else ()
+    return next((each for each in trials if each.same_as(model, shape[0], ratio, shape[1])), None)
+
+
 def _keep(result: TrialResult, path: Path, **commands: str) -> None:
     """commands: those to say in the file from now on, of trials or finals."""
     before = read(path) if path.exists() else Results("", "", ())
-    trials = [trial for trial in before.trials if not trial.same_as(result.model, result.hosts, result.ratio)] + [result]
-    trials.sort(key=lambda trial: (trial.hosts, trial.ratio, trial.model))
+    of = (result.model, result.hosts, result.ratio, result.ranks_per_host)
+    trials = [trial for trial in before.trials if not trial.same_as(*of)] + [result]
+    trials.sort(key=lambda trial: (trial.hosts, trial.ranks_per_host, trial.ratio, trial.model))
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release().split('-')[0]}"
     write(path, msgspec.structs.replace(before, machine=machine, trials=tuple(trials), **commands))
 
@@ -159,8 +176,8 @@ def _numbers(text: str) -> tuple[float, ...]:
     return tuple(float(each) for each in text.split(","))
 
 
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in text.split(","))
+def _shapes(text: str) -> tuple[Shape, ...]:
+    return tuple((int(hosts), int(ranks or 1)) for hosts, _, ranks in (each.partition("x") for each in text.split(",")))
 
 
 main()

@@ -18,9 +18,9 @@ RIVALS = 3
 
 
 class TrialResult(msgspec.Struct, frozen=True):
-    """ratio: communication over computing, of a lone message with all bytes on an ideal link. others: the part of all
-    processors' time that processes of other people took meanwhile. anatomies: by arm. finals: of a later run of the
-    `finalists` alone, for longer.
+    """hosts, ranks_per_host: of the lab. ratio: communication over computing, of a lone message with all bytes on an ideal
+    link. others: the part of all processors' time that processes of other people took meanwhile. anatomies: by arm. finals:
+    of a later run of the `finalists` alone, for longer.
     """
 
     model: str
@@ -30,10 +30,21 @@ class TrialResult(msgspec.Struct, frozen=True):
     cells: tuple[Cell, ...]
     anatomies: dict[str, Anatomy]
     finals: tuple[Cell, ...] = ()
+    ranks_per_host: int = 1
 
-    def same_as(self, model: str, hosts: int, ratio: float) -> bool:
+    def same_as(self, model: str, hosts: int, ratio: float, ranks_per_host: int = 1) -> bool:
         """Whether it is this trial, or another time of it."""
-        return (self.model, self.hosts, self.ratio) == (model, hosts, ratio)
+        return (self.model, self.hosts, self.ratio, self.ranks_per_host) == (model, hosts, ratio, ranks_per_host)
+
+    def beside(self, other: TrialResult) -> TrialResult:
+        """This one, with the arms that another result of the trial has and this one has not."""
+        mine = {cell.arm for cell in self.cells}
+        return msgspec.structs.replace(
+            self,
+            others=max(self.others, other.others),
+            cells=(*(cell for cell in other.cells if cell.arm not in mine), *self.cells),
+            anatomies={**other.anatomies, **self.anatomies},
+        )
 
     @property
     def backends(self) -> list[BackendName]:

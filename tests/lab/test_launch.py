@@ -87,6 +87,8 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
         (["--packet-bytes", "100", "SCRIPT"], "packet_bytes: got 100, expected a multiple of 64"),
         (["--packet-bytes", "4k", "--backend", "all-reduce", "SCRIPT"], "packets are of backend='server'"),
         (["--packet-bytes", "0", "SCRIPT"], "got '0', expected one byte or more"),
+        (["--algorithm", "ring", "SCRIPT"], "invalid choice: 'ring'"),
+        (["--algorithm", "flat", "--backend", "server", "SCRIPT"], "expected it of all-reduce"),
         (["--timeline", "/proc/gradlane", "SCRIPT"], "--timeline: got '/proc/gradlane', which cannot be made a folder"),
     ],
 )

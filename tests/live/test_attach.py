@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
@@ -15,6 +16,7 @@ from torch import nn
 import gradlane
 from gradlane import policies
 from gradlane.core.backends import BACKENDS
+from gradlane.core.bus import Bus
 from gradlane.core.cluster import Cluster
 from gradlane.core.launch_options import LaunchOptions
 from gradlane.core.network import Network
@@ -181,6 +183,37 @@ def test_only_auto_without_a_named_backend_or_network_may_choose_what_carries(po
     assert (found.backend, found.may_choose_backend) == ("all-reduce", may_choose)
     named = AttachOptions.of(policy, options, LaunchOptions(backend="server"))
     assert (named.backend, named.may_choose_backend) == ("server", False)
+
+
+OF_HOSTS = replace(GIVEN, workers=4, bus=Bus(2, 1_000, 10**9))
+
+
+@pytest.mark.parametrize(
+    ("options", "algorithm"),
+    [
+        ({}, None),
+        ({"network": GIVEN}, "flat"),
+        ({"network": OF_HOSTS}, "hierarchical"),
+        ({"network": OF_HOSTS, "algorithm": "flat"}, "flat"),
+    ],
+)
+def test_a_network_says_by_which_algorithm_it_is_unless_one_is_named(options, algorithm):
+    assert AttachOptions.of("ddp", options, LaunchOptions()).algorithm == algorithm
+    assert AttachOptions.of("ddp", options, LaunchOptions(algorithm="flat")).algorithm == "flat"
+    assert not AttachOptions.of(None, {"algorithm": "flat"}, LaunchOptions()).may_choose_backend
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "said"),
+    [
+        (None, {"algorithm": "ring"}, "algorithm: got 'ring', expected 'flat' or 'hierarchical'"),
+        (None, {"algorithm": "flat", "backend": "server"}, "algorithm: got 'flat', expected none with backend='server'"),
+        ("mercury", {"algorithm": "flat"}, "algorithm: got 'flat', expected none with backend='server'"),
+    ],
+)
+def test_algorithms_are_of_all_reduce(policy, options, said):
+    with pytest.raises(InputError, match=re.escape(said)):
+        AttachOptions.of(policy, options, LaunchOptions())
 
 
 @pytest.mark.parametrize(

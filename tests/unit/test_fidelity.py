@@ -93,3 +93,16 @@ def test_finals_of_the_choice_and_the_fastest_others_judge_it():
     assert "| 1 of 2 | 2 of 2 |" in text
     assert "beside the 3 fastest others in a later run of 3 measured steps an arm,\n\n    its command" in text
     assert "| 9.1% (all-reduce), 0.0% (server); 2.0%, 0.0% in finals |" in text
+
+
+def test_hosts_of_several_ranks_have_a_section_and_arms_of_a_trial_may_come_from_several_runs():
+    first = TrialResult("vgg16", 2, 1.0, 0.1, (cell("torch-ddp", 100, 100), cell("wfbp", 100, 90)), {}, ranks_per_host=3)
+    assert not first.same_as("vgg16", 2, 1.0)
+    assert first.same_as("vgg16", 2, 1.0, 3)
+    second = msgspec.structs.replace(first, cells=(cell("torch-ddp", 110, 110), cell("blocks", 100, 105)), others=0.2)
+    both = second.beside(first)
+    assert [(each.arm, each.median_ns) for each in both.cells] == [("wfbp", 100), ("torch-ddp", 110), ("blocks", 100)]
+    assert both.others == 0.2
+    text = page(Results("", "", (msgspec.structs.replace(first, ranks_per_host=1),)), Results("its command", "", (both,)))
+    assert "| vgg16 | 2 x 3 | 1 | 20% | 2 | 7.5% | -10.0% wfbp | 0.0% (all-reduce) |" in text
+    assert "    its command\n" in text

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradlane.core.bus import Bus
 from gradlane.core.network import CostSegment, Network, Sharing
 from gradlane.errors import InputError
-from gradlane.planning.fit import LATENCY_STEPS, fit_network
+from gradlane.planning.fit import LATENCY_STEPS, fit_bus, fit_network
 
 SIZES = [4 * 2**power for power in range(20)]
 RECORDED = Path(__file__).parents[3] / "shared" / "data" / "b-caffe-googlenet-k80"
@@ -25,6 +26,18 @@ def test_two_sizes_on_a_line_give_the_line():
     assert fitted == Network(
         4, (CostSegment(59_000, 10**9),), "ring", 0.0, "by hand; 2 samples of 2 sizes, 1000 B to 98.6 KiB; one line"
     )
+
+
+@settings(deadline=None)
+@given(devices=st.integers(2, 8), startup_ns=st.integers(0, 10**6), rate=st.integers(10**7, 10**11))
+def test_the_bus_that_sums_within_hosts_took_is_recovered(devices, startup_ns, rate):
+    stage = Bus(devices, startup_ns, rate).reduce_scatter
+    took = [(size, stage.startup_ns + stage.bytes_ns(size)) for size in SIZES[6:]]
+    fitted = fit_bus(took, devices, packet_bytes=4096, source="by hand")
+    assert (fitted.devices, fitted.packet_bytes) == (devices, 4096)
+    assert fitted.startup_ns == pytest.approx(startup_ns, abs=2)
+    assert fitted.bytes_per_second == pytest.approx(rate, rel=1e-3)
+    assert fitted.source.startswith("by hand; 14 sizes, 256 B to 2.0 MiB")
 
 
 @pytest.mark.slow

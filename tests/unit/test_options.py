@@ -26,6 +26,8 @@ NOWHERE = "/proc/gradlane"  # even root can make no file and no folder there
         (["probe"], ["--hosts", 1], "got '1', expected an integer from 2"),
         (["probe"], ["--seconds", -1], "got '-1', expected seconds, more than zero"),
         (["probe"], ["--seconds", "inf"], "got 'inf', expected seconds, more than zero"),
+        (["probe"], ["--ranks-per-host", 0], "got '0', expected an integer from 1"),
+        (["probe"], ["--algorithm", "hierarchical"], "expected hosts of several ranks"),
         (["probe"], ["--classes", 9], "got '9', expected an integer from 1 to 8"),
         (["profile", __file__], ["--nproc", 0], "got '0', expected an integer from 1"),
         (["lab", "true"], ["--hosts", 0], "got '0', expected an integer from 1"),

@@ -377,8 +377,8 @@ def _check_carrier(options: LaunchOptions) -> None:
     from gradlane.live.startup.options import CarrierOptions
 
     backend, external = options.backend, options.servers is not None
-    if options.algorithm is not None:
-        CarrierOptions(backend, algorithm=options.algorithm)
+    if options.algorithm is not None and backend == "server":
+        raise InputError(f"launch: got --algorithm {options.algorithm} with --backend server, expected it of all-reduce")
     CarrierOptions(backend or "server", options.packet_bytes, options.summation_order, options.servers or 0)
     if options.plan is not None:
         plan = files.read(options.plan, Plan)

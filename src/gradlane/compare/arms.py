@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
+from gradlane.core import files
 from gradlane.core.backends import BackendName
+from gradlane.core.network import Network
 
 BASELINE = "torch-ddp"
 ALONE = "no-communication"
@@ -35,3 +39,18 @@ class ArmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def place(self) -> str:
         """Name of the place whose network measurement this arm uses."""
         return f"{self.backend}-{self.servers}" if self.servers else self.backend
+
+
+def measured_network(folder: Path, arm: str, spec: ArmSpec) -> Network:
+    """The network on which rank 0 of a run summed.
+
+    Args:
+        folder: of the run.
+        arm, spec: whose sums. Torch's DDP has a network of its own where sessions sum within hosts
+            first.
+
+    Raises:
+        OSError, FormatError: there is none that can be read.
+    """
+    own = folder / f"network-{BASELINE}-rank0.json"
+    return files.read(own if arm == BASELINE and own.exists() else folder / f"network-{spec.place}-rank0.json", Network)

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gradlane import lab
-from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
+from gradlane.compare.arms import ALONE, BASELINE, ArmSpec, measured_network
 from gradlane.compare.processes import python_module, run_on_lab, run_on_loopback
 from gradlane.compare.records import Cell, hosts_text
 from gradlane.core import files
+from gradlane.core.bus import Bus
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
@@ -168,7 +170,7 @@ def cells_of(trial: Trial, folder: Path) -> list[Cell]:
                 network=(
                     f"{network.segments[-1].startup_ns} ns ({network.segments[-1].latency_ns} latency) + "
                     f"{network.bytes_per_second} B/s, at least {network.min_message_ns} ns "
-                    f"({network.min_message_latency_ns} latency)"
+                    f"({network.min_message_latency_ns} latency)" + _described(network.bus)
                 ),
                 equal_to_ddp=measured[name]["equal_to_ddp"],
                 turns=trial.rounds,
@@ -180,6 +182,10 @@ def cells_of(trial: Trial, folder: Path) -> list[Cell]:
             )
         )
     return cells
+
+
+def _described(bus: Bus | UnsetType) -> str:
+    return "" if bus is UNSET else f"; {bus.devices} devices on {bus.startup_ns} ns + {bus.bytes_per_second} B/s"
 
 
 def predicted(trial: Trial, folder: Path) -> Iterator[tuple[str, Plan, Outcome]]:
@@ -211,7 +217,7 @@ def _spec(trial: Trial, name: str) -> ArmSpec:
 
 
 def _network(trial: Trial, folder: Path, name: str) -> Network:
-    return files.read(folder / f"network-{_spec(trial, name).place}-rank0.json", Network)
+    return measured_network(folder, name, _spec(trial, name))
 
 
 def _as_measured(profile: Profile, alone_ns: int) -> Profile:

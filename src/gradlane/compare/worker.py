@@ -36,7 +36,8 @@ from gradlane.core.profile import Profile
 from gradlane.core.records.search_log import AUTO
 from gradlane.emulation.model import Emulated
 from gradlane.lab.card import sent_bytes
-from gradlane.live.backends.probe import measure
+from gradlane.live.backends.all_reduce import AllReduceBackend
+from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.session.idle import IdleSession
 from gradlane.live.session.session import Session
 from gradlane.live.startup.attach import attach
@@ -242,6 +243,7 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
         say(f"[{turn + 1:3d}/{config.finals}] final, medians in ms: {medians}")
     outcomes |= _leave(finalists, arms[0], Path(config.out))
     _leave_baseline(arms[0], Path(config.out))
+    maker.close()
     for over, network in maker.networks.items():
         files.write(Path(config.out, f"network-{over}-rank{rank}.json"), network)
     return Outcome(
@@ -270,9 +272,14 @@ class _Maker:
             self._known = None if config.measures else emulated.profile
         self.described = repr(model)
         self.size_bytes = sum(param.numel() * param.element_size() for param in model.parameters())
+        # sums over all ranks at once, or within hosts first, as a session that measures would choose
+        groups = NewGroups(None, dist.distributed_c10d._get_default_store(), "compare")
+        self._sums = AllReduceBackend(torch.device("cpu"), None, groups, config.timeout_s, algorithm=None)
         with _computing(self._load()):
-            network = measure(dist.new_group(), torch.device("cpu"), "measured by compare, beside computing", budget_s=3.0)
+            network = self._sums.measure(3.0, "measured by compare, beside computing")
         self.networks = {ArmSpec("ddp").place: network}
+        if self._sums.is_hierarchical:  # as torch's DDP does not sum
+            self.networks[BASELINE] = self._sums.networks["flat"]
         self.communicate_ns = network.cost_ns(self.size_bytes)
         if self._profile is None:
             self.batch_size = config.batch_size or _batch_size_for(self.communicate_ns)
@@ -285,7 +292,7 @@ class _Maker:
         for _ in range(count + 1):
             dist.barrier()
             began = time.perf_counter_ns()
-            dist.all_reduce(sums)
+            self._sums.sum_and_wait(sums)
             took_ns.append(time.perf_counter_ns() - began)
         return took_ns[1:]
 
@@ -301,6 +308,10 @@ class _Maker:
         if arm.session is not None and arm.spec is not None and arm.spec.policy != AUTO:
             self.networks.setdefault(arm.spec.place, arm.session.network)
             self._known = self._known or arm.session.profile()
+
+    def close(self) -> None:
+        """No more all-reduces."""
+        self._sums.close(None)
 
     def _load(self) -> Workload:
         return EmulatedWorkload(self._profile) if self._profile is not None else _Demonstration(self.batch_size or 8)

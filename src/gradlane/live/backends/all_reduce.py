@@ -23,7 +23,7 @@ from gradlane.live.backends.base import OnDone, OnSent
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.hierarchy import HierarchicalSum, Hosts, Stages, hosts_of, is_gloo, levels_of, nothing
 from gradlane.live.backends.probe import measure
-from gradlane.live.backends.probe_levels import in_turns, time_levels
+from gradlane.live.backends.probe_levels import BlockingSums, in_turns, time_levels
 from gradlane.live.backends.process_groups import NewGroups, OnEnd, ProcessGroups, UnderWay
 from gradlane.live.backends.sockets import set_traffic_class
 from gradlane.live.backends.streams import Event, Streams
@@ -114,7 +114,7 @@ class AllReduceBackend:
                 self._flat.append(len(self._groups))
                 self._groups.open()
 
-    def measure(self, budget_s: float = 1.0) -> Network:
+    def measure(self, budget_s: float = 1.0, source: str = "measured at attach, all-reduce") -> Network:
         """Measure the network of the algorithm in use (collective). See `Backend.measure`.
 
         Where both may be used, measure both, sum equal messages by each in turns, and stay with the
@@ -122,8 +122,9 @@ class AllReduceBackend:
 
         Args:
             budget_s: see `probe.sweep`.
+            source: of the network.
         """
-        group, device, source = self.control_group, self.control_device, "measured at attach, all-reduce"
+        group, device = self.control_group, self.control_device
         if self._algorithm != "hierarchical":
             self.networks["flat"] = measure(group, device, source, self._dtype, budget_s=budget_s)
         if self._hosts is None:
@@ -135,6 +136,14 @@ class AllReduceBackend:
         if self._algorithm is None:
             self.is_hierarchical = self._pays(max(size_bytes for size_bytes, _ in levels.between))
         return self.networks["hierarchical" if self.is_hierarchical else "flat"]
+
+    def sum_and_wait(self, data: torch.Tensor) -> None:
+        """Sum a tensor by the algorithm in use, in place (collective). Nothing may be under way."""
+        if self.is_hierarchical:
+            self._open(1)
+            BlockingSums(self._stages[0]).sum(data)
+        else:
+            dist.all_reduce(data, group=self.control_group)
 
     def _pays(self, size_bytes: int) -> bool:
         """Whether hierarchical sums of such messages take less time (collective); the same on all ranks."""

@@ -46,8 +46,13 @@ class Hosts(NamedTuple):
 
 def is_gloo(group: Any, device: torch.device) -> bool:
     """Whether Gloo carries sums of tensors on `device`; others sum hierarchically by themselves."""
-    # a group made without a backend's name has one for each device, and no name
-    return device.type == "cpu" and str(group._get_backend(device).name()) == "gloo"
+    if device.type != "cpu":
+        return False
+    try:
+        # a group that was made without a backend's name has one for each device, and no name itself
+        return str(group._get_backend(device).name()) == "gloo"
+    except RuntimeError:  # it has none for the device, or is carried by a class in Python, as "gradlane" is
+        return False
 
 
 def hosts_of(group: Any) -> list[int]:

@@ -94,7 +94,6 @@ class CarrierOptions(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         need(self.backend in (None, *BACKENDS), "backend", self.backend, "'all-reduce' or 'server'")
         need(self.algorithm in (None, *ALGORITHMS), "algorithm", self.algorithm, "'flat' or 'hierarchical'")
-        need(self.algorithm is None or self.backend != "server", "algorithm", self.algorithm, "none: it is of all-reduce")
         need_int("weight", self.weight, 1, 8)
         if self.backend != "server":
             need(self.packet_bytes is None, "packet_bytes", self.packet_bytes, "none: packets are of backend='server'")
@@ -194,6 +193,8 @@ class AttachOptions(msgspec.Struct, frozen=True):
         if self.backend == "server":
             order = self.stepping.order
             need(order == "planned", "order", order, "'planned' with backend='server', which needs no order")
+            algorithm = self.carrier.algorithm
+            need(algorithm is None, "algorithm", algorithm, "none with backend='server': it is of all-reduce")
         asked = (self.adapting.tune, self.adapting.knobs)
         need(self.policy != AUTO or not self.adapting.given, "tune, knobs", asked, "neither with auto")
         if isinstance(self.policy, Plan):

@@ -10,11 +10,10 @@ from typing import Any
 
 import msgspec
 
-from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
+from gradlane.compare.arms import ALONE, BASELINE, ArmSpec, measured_network
 from gradlane.compare.evaluation import answer, trial_remarks
 from gradlane.compare.records import Cell, Comparison, Sweep, hosts_text
 from gradlane.core import files
-from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
@@ -147,7 +146,7 @@ class _Run:
             return None
         drawn = draw(plan, timelines, iterations, self._links)
         spec = self._specs[name]
-        place = Place(files.read(self._folder / f"network-{spec.place}-rank0.json", Network), spec.backend, spec.servers)
+        place = Place(measured_network(self._folder, name, spec), spec.backend, spec.servers)
         simulated = predict(plan, self._profile, place).timeline()
         return msgspec.structs.replace(drawn, simulated=draw_simulated(plan, simulated, len(iterations)))
 
