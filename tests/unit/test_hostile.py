@@ -62,6 +62,11 @@ def test_a_file_of_many_small_parts_is_refused_before_there_is_one_of_them():
         files.loads(noun("timeline", b'{"plan":"x","rank":0,"spans":[%s]}' % spans), Timeline)
 
 
+def test_a_model_larger_than_one_message_may_be_is_refused():
+    with pytest.raises(InputError, match="bytes together, as one message may have"):
+        profile_of((0, 2**50), (0, 4))
+
+
 LONG = b"x" * 100_000
 QUOTED = {
     "a dtype": (Profile, b'{"model":"m","device":"d","tensors":[{"spec":{"name":"a","size_bytes":4,"dtype":"%s"}}]}' % LONG),
