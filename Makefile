@@ -53,9 +53,9 @@ docs: $(VENV)/.docs    ## the documentation as a site in build/site; refuses bro
 
 # whole programs: ctest runs the unit tests and each fuzz target's corpus and two seconds of mutations
 sanitize:              ## the data plane's own tests under ASan and UBSan, then under TSan
-	for of in address,undefined thread; do \
-	  cmake -S native -B build/sanitize -DGRADLANE_SANITIZE=$$of -DCMAKE_BUILD_TYPE=None "-DCMAKE_CXX_FLAGS=-O1 -g" \
-	    -DCMAKE_UNITY_BUILD=ON && cmake --build build/sanitize --parallel 2 && ctest --test-dir build/sanitize --output-on-failure \
+	for of in address,undefined thread; do dir=build/sanitize/$${of%,*}; \
+	  cmake -S native -B $$dir -DGRADLANE_SANITIZE=$$of -DCMAKE_BUILD_TYPE=None "-DCMAKE_CXX_FLAGS=-O1 -g" \
+	    -DCMAKE_UNITY_BUILD=ON && cmake --build $$dir --parallel 2 && ctest --test-dir $$dir --output-on-failure \
 	    || exit 1; \
 	done
 

@@ -15,6 +15,7 @@ import argparse
 import json
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,9 @@ def main() -> int:
     parser.add_argument("--culprit", action="append", type=int, choices=(0, 1, 2))
     parser.add_argument("--times", type=int, default=1, help="jobs for each cell and culprit (1)")
     parser.add_argument("--within", type=float, default=WITHIN_S, help="seconds to wait for the others (70)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="jobs that run at once (1); more make each slower where processors are few"
+    )
     parser.add_argument("--json", action="store_true", help="print a list of cases instead of tables")
     options = parser.parse_args()
     harms, backends = list(options.harm or HARMS), list(options.backend or BACKENDS)
@@ -71,24 +75,32 @@ def main() -> int:
     if reason is not None and "link" in harms:
         print(f"no links go down here: {reason}", file=sys.stderr)
         harms.remove("link")
-    found: list[dict[str, Any]] = []
-    server = ScriptServer()
-    for phase in options.phase or ALL_PHASES:
-        for backend in backends:
-            for harm in harms:
-                for culprit in (options.culprit or (0, 1)) * options.times:
-                    outcome = measure(server, phase, culprit, harm, backend, options.within)
-                    if outcome is None:
-                        break
-                    found.append(outcome)
-                    print(
-                        f"{phase}, {backend}, {harm}, rank {culprit}: {outcome['seconds']:.2f} s",
-                        *outcome["wrong"],
-                        sep="\n  ",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-    server.close()
+    cells = [
+        (phase, culprit, harm, backend, options.within)
+        for phase in options.phase or ALL_PHASES
+        for backend in backends
+        for harm in harms
+        for culprit in (options.culprit or (0, 1)) * options.times
+    ]
+    servers = [ScriptServer() for _ in range(options.jobs)]
+    free = list(servers)
+
+    def run(cell: tuple[str, int, str, str, float]) -> dict[str, Any] | None:
+        server = free.pop()
+        try:
+            outcome = measure(server, *cell)
+        finally:
+            free.append(server)
+        if outcome is not None:
+            phase, culprit, harm, backend, _ = cell
+            said = (f"{phase}, {backend}, {harm}, rank {culprit}: {outcome['seconds']:.2f} s", *outcome["wrong"])
+            print("\n  ".join(said), file=sys.stderr, flush=True)
+        return outcome
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        found = [outcome for outcome in pool.map(run, cells) if outcome is not None]
+    for server in servers:
+        server.close()
     if options.json:
         print(json.dumps(found, indent=1))
     else:

@@ -11,6 +11,7 @@ of the processor, a plan more than 10 s (a plan may have 100,000 messages, and e
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import os
@@ -245,13 +246,13 @@ def anything(draw: random.Random) -> tuple[str, bytes]:
                 if isinstance(node[key], int) and draw.randint(0, 2):
                     node[key] = draw.choice([each for each in EXTREME if type(each) is int])
                 else:
-                    node[key] = draw.choice(EXTREME)
+                    node[key] = copy.deepcopy(draw.choice(EXTREME))  # which is changed itself, perhaps
             else:
                 node[key] = node[key] * min(times, 30_000 // len(node[key]) + 1)
         if kind == "profile" and draw.randint(0, 1):
-            for index, each in (
-                enumerate(tree.get("body", {}).get("tensors") or []) if isinstance(tree.get("body"), dict) else []
-            ):
+            body = tree.get("body")
+            tensors = body.get("tensors") if isinstance(body, dict) else None
+            for index, each in enumerate(tensors if isinstance(tensors, list) else []):
                 if isinstance(each, dict) and isinstance(each.get("spec"), dict):
                     each["spec"]["name"] = str(index)
         data = json.dumps(tree).encode()

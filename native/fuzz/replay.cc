@@ -1,8 +1,9 @@
 // Runs a fuzz target where libFuzzer is not: each file of the corpus, then mutations of them for some seconds.
 //
-//     frame_fuzz [seconds [corpus]]
+//     frame_fuzz [seconds [corpus [runs]]]
 //
-// The n-th mutation is the same in every run, so a crash comes back; the input that crashed is left in crash.bin.
+// runs: mutations at most. The n-th mutation is the same in every run, so a crash comes back; the input that crashed is
+// left in crash.bin.
 
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -78,11 +79,11 @@ Bytes Mutated(const std::vector<Bytes>& inputs, std::mt19937& random) {
     return bytes;
 }
 
-void RunAll(const std::vector<Bytes>& inputs, double seconds, Current* current) {
+void RunAll(const std::vector<Bytes>& inputs, double seconds, size_t runs, Current* current) {
     for (const Bytes& input : inputs) Try(input, current);
     std::mt19937 random(1);
     const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-    while (std::chrono::steady_clock::now() < until) Try(Mutated(inputs, random), current);
+    for (; runs > 0 && std::chrono::steady_clock::now() < until; --runs) Try(Mutated(inputs, random), current);
 }
 
 }  // namespace
@@ -90,6 +91,7 @@ void RunAll(const std::vector<Bytes>& inputs, double seconds, Current* current) 
 int main(int argc, char** argv) {
     const double seconds = argc > 1 ? std::stod(argv[1]) : 2;
     const std::filesystem::path corpus = argc > 2 ? argv[2] : GRADLANE_CORPUS;
+    const size_t runs = argc > 3 ? std::stoul(argv[3]) : SIZE_MAX;
     std::vector<std::filesystem::path> files;
     for (const auto& entry : std::filesystem::directory_iterator(corpus)) files.push_back(entry.path());
     std::sort(files.begin(), files.end());
@@ -105,9 +107,10 @@ int main(int argc, char** argv) {
     void* shared = mmap(nullptr, sizeof(Current), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) return 1;
     auto* current = static_cast<Current*>(shared);
+    const auto began = std::chrono::steady_clock::now();
     const pid_t child = fork();
     if (child == 0) {
-        RunAll(inputs, seconds, current);
+        RunAll(inputs, seconds, runs, current);
         std::exit(0);  // not _exit: what watches for leaks looks at the end
     }
     int status = 0;
@@ -117,5 +120,6 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "run %zu crashed (wait status %#x): its input is in crash.bin\n", current->runs, static_cast<unsigned>(status));
         return 1;
     }
-    std::fprintf(stderr, "%zu of the corpus and %zu mutations of them in %.1f s\n", inputs.size(), current->runs - inputs.size(), seconds);
+    std::fprintf(stderr, "%zu of the corpus and %zu mutations of them in %.1f s\n", inputs.size(), current->runs - inputs.size(),
+                 std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
 }

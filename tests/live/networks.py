@@ -55,11 +55,14 @@ class LateEngine(NodeEngine):
         return self._have_arrived(range(len(self.plan.tensors)))
 
     def wait(self, tensor: int | None, interruptions: int, timeout_s: float) -> bool:
+        end = time.monotonic() + timeout_s
         if not super().wait(tensor, interruptions, timeout_s):
             return False
         tensors = range(len(self.plan.tensors)) if tensor is None else [tensor]
         while not self._have_arrived(tensors):
-            time.sleep(Late.delay_s / 4)
+            if time.monotonic() >= end:
+                return False
+            time.sleep(min(Late.delay_s, timeout_s) / 4)
         return True
 
     def _have_arrived(self, tensors: Iterable[int]) -> bool:

@@ -8,10 +8,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch.nn import functional as F
 
 import gradlane
 from gradlane.errors import JobError
+from gradlane.live.backends.external_servers import _PREFIX, _job_store
 from tests.live.cases import bits_of
 from tests.live.faults import census
 from tests.live.loops import GIVEN, Mlp, momentum
@@ -68,6 +70,25 @@ def train_until_it_fails(rank: int, world: int, servers: int, kill: int = 0) -> 
     except JobError as error:
         return type(error).__name__, str(error), getattr(error, "rank", None)
     return "", "", None
+
+
+def lose_a_server_while_a_call_forms(rank: int, world: int, servers: int) -> tuple[str, str, bool]:
+    """What attaching raises if a server is killed when it has taken its place, and whether the job's next call is served."""
+    if rank == 0:
+        _job_store(dist.distributed_c10d._get_default_store()).add(f"{_PREFIX}/places/0", 1)  # of which nothing more is heard
+    dist.barrier()
+    model = Mlp()
+    optimizer = momentum(model)
+    how: dict[str, Any] = {"backend": "server", "servers": servers, "network": GIVEN}
+    said = ("", "")
+    try:
+        gradlane.attach(model, optimizer, "mercury", timeout=3, **how).close()
+    except JobError as error:
+        said = type(error).__name__, str(error)
+    dist.barrier()
+    with gradlane.attach(model, optimizer, "mercury", timeout=20, **how):
+        _step(model, optimizer, torch.Generator().manual_seed(rank))
+    return *said, True
 
 
 def soak(rank: int, world: int, warm_up: int, iterations: int, shared: str) -> dict[str, Any]:

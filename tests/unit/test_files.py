@@ -214,7 +214,7 @@ def body(name: str, *place: str | int, to: object) -> bytes:
         (body("profile", "backward_ns", to="1"), "profile", "Expected `int`, got `str`", "$.body.backward_ns"),
         (body("profile", "backward_ns", to=1.5), "profile", "Expected `int`, got `float`", "$.body.backward_ns"),
         (body("profile", "backward_ns", to=10**18 + 1), "profile", "backward_ns: got", "$.body"),
-        (body("profile", "backward_ns", to=10**300), "profile", "backward_ns: got 10{300}, expected an integer", "$.body"),
+        (body("profile", "backward_ns", to=10**300), "profile", "backward_ns: got 10{79}, expected an integer", "$.body"),
         (body("profile", "backward_ns", to=1_999), "profile", "got 1999, expected the last ready_ns", "$.body"),
         (body("profile", "tensors", to=[]), "profile", "tensors: got 0, expected 1 to 100000", "$.body"),
         (body("profile", "tensors", 0, "ready_ns", to=3_000), "profile", "at least the 3000 of the tensor", "$.body"),

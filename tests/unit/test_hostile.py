@@ -13,6 +13,8 @@ from gradlane import policies, trace
 from gradlane.core import files
 from gradlane.core.cluster import Cluster, Worker
 from gradlane.core.fields import MAX_MESSAGES
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
 from gradlane.errors import FormatError, InputError
 from gradlane.lab.files import read_spec
@@ -58,6 +60,26 @@ def test_a_file_of_many_small_parts_is_refused_before_there_is_one_of_them():
     spans = b",".join([b'["send",0,0,0,0]'] * 1_000_001)
     with pytest.raises(FormatError, match="objects and lists, expected at most 1000000"):
         files.loads(noun("timeline", b'{"plan":"x","rank":0,"spans":[%s]}' % spans), Timeline)
+
+
+def test_a_model_larger_than_one_message_may_be_is_refused():
+    with pytest.raises(InputError, match="bytes together, as one message may have"):
+        profile_of((0, 2**50), (0, 4))
+
+
+LONG = b"x" * 100_000
+QUOTED = {
+    "a dtype": (Profile, b'{"model":"m","device":"d","tensors":[{"spec":{"name":"a","size_bytes":4,"dtype":"%s"}}]}' % LONG),
+    "a wire": (Plan, b'{"policy":"p","model":"m","tensors":[],"messages":[],"wire":"%s"}' % LONG),
+}
+
+
+@pytest.mark.parametrize("name", QUOTED)
+def test_what_is_quoted_of_a_file_is_short(name):
+    kind, body = QUOTED[name]
+    with pytest.raises(FormatError, match="xxx") as refused:
+        files.loads(noun(kind.__name__.lower(), body), kind)
+    assert len(str(refused.value)) < 1000
 
 
 TRACES = {

@@ -28,14 +28,14 @@ def did_you_mean(got: str, names: Iterable[str]) -> str:
 def need(condition: bool, field: str, got: object, expected: str) -> None:
     """Raise `InputError` unless `condition` holds."""
     if not condition:
-        raise InputError(f"{field}: got {got!r}, expected {expected}")
+        raise InputError(f"{field}: got {got!r:.80}, expected {expected}")
 
 
 def need_int(field: str, value: int, low: int, high: int) -> None:
     """Raise `InputError` unless `value` is an integer in [low, high]."""
     # bool is an int to Python and a mistake to everybody else
     if type(value) is not int or not low <= value <= high:
-        raise InputError(f"{field}: got {value!r}, expected an integer from {low} to {high}")
+        raise InputError(f"{field}: got {value!r:.80}, expected an integer from {low} to {high}")
 
 
 def need_name(field: str, value: str) -> None:

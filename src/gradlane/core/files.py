@@ -28,6 +28,9 @@ from gradlane.errors import FormatError
 _log = logging.getLogger("gradlane")
 
 VERSION = 1
+MOST_REASON = 500
+"""Characters of what an error says is wrong with a file."""
+
 MAX_FILE_BYTES = 64 * 2**20
 MAX_PARTS = 1_000_000  # objects and lists of one file: each takes a microsecond and a hundred bytes or more
 
@@ -98,7 +101,10 @@ def _decode(data: bytes | msgspec.Raw, kind: type[Part], root: str, expected: st
         # msgspec ends its message with " - at `$.place`"
         match = re.fullmatch(r"(.*?)(?: - at `(.*)`)?", str(error), re.DOTALL)
         assert match is not None
-        raise FormatError(match.group(1), (match.group(2) or "$").replace("$", root, 1)) from None
+        reason = match.group(1)  # which quotes the file
+        if len(reason) > MOST_REASON:
+            reason = f"{reason[: MOST_REASON // 2]} ... {reason[-MOST_REASON // 2 :]}"
+        raise FormatError(reason, (match.group(2) or "$").replace("$", root, 1)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"not a {expected} file: {error}", root) from None
 

@@ -114,6 +114,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need_name("device", self.device)
         need(0 < len(self.tensors) <= MAX_TENSORS, "tensors", len(self.tensors), f"1 to {MAX_TENSORS} of them")
         need(0 < len(self.layers) <= MAX_TENSORS, "layers", len(self.layers), f"1 to {MAX_TENSORS} of them")
+        total_bytes = sum(tensor.spec.size_bytes for tensor in self.tensors)
+        need(total_bytes <= MAX_BYTES, "tensors", total_bytes, f"at most {MAX_BYTES} bytes together, as one message may have")
         need_int("backward_ns", self.backward_ns, 0, MAX_NS)
         names = [tensor.spec.name for tensor in self.tensors]
         need(len(set(names)) == len(names), "tensors", "a name twice", "distinct names")
