@@ -5,8 +5,8 @@
 
 The first measures `all_reduce`: of Gloo's group, of Gloo's groups of hosts and between hosts (gloo-h), of gradlane's group
 whose ranks all talk to one another (flat), and of the one whose hosts sum in their memory first (hosts). The second measures
-a training step with next to no computing, whose gradients are tensors of 1 MB: of DDP over Gloo, and of sessions over servers
-beside the ranks, flat and by hosts, under a policy.
+a training step with next to no computing, whose gradients are tensors of 1 MB: of one rank alone, which sums nothing, of DDP
+over Gloo, and of sessions over servers beside the ranks, flat and by hosts, under a policy.
 
 Arms take turns in one run. Each is compared with what cannot be less: 2 (H - 1) / H of the tensor's bytes to
 and from each of H hosts, and the time of these at the link's rate. A card's bytes are all that it sends meanwhile: headers,
@@ -120,13 +120,13 @@ def steps(size: int, policy: str, stack: contextlib.ExitStack) -> Arms:
             session.flush()
 
     calls: Arms = {}
-    for arm in ("ddp", "flat", LAST):
+    for arm in ("alone", "ddp", "flat", LAST):
         model: nn.Module = Parameters(size)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         session: Any = None
         if arm == "ddp":
             model = nn.parallel.DistributedDataParallel(model)
-        else:
+        elif arm != "alone":
             os.environ["GRADLANE_SHARED_MEMORY"] = "1" if arm == LAST else "0"
             network = Network.line(dist.get_world_size(), 100_000, 10**8)
             session = stack.enter_context(gradlane.attach(model, optimizer, policy, backend="server", network=network))

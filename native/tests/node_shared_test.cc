@@ -1,6 +1,8 @@
 // Nodes of one host: what goes through its memory, beside what goes over the connections.
 
+#include <algorithm>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -183,6 +185,69 @@ TEST(HostsSumOverTheirRailsWhatTheirRanksHaveSummed) {
             }
         });
     }
+}
+
+// As sessions do: each rank pushes in an order of its own, and holds some until it releases them.
+TEST(TensorsArePushedAgainInAnyOrderAndSomeInTwoPhases) {
+    for (const Shape& shape : {Shape{1, 3}, Shape{2, 2}}) {
+        const uint32_t world = shape.hosts * shape.places;
+        Host host(world, shape.hosts);
+        const std::vector<size_t> sizes = {1, 77, 5000, 100'003, 3, 600'001};
+        OnAll(host, [&](Node& node, uint32_t rank) {
+            std::vector<std::vector<float>> data;
+            std::vector<uint32_t> order;
+            for (uint32_t tensor = 0; tensor < sizes.size(); ++tensor) {
+                data.emplace_back(sizes[tensor]);
+                order.push_back(tensor);
+                Spec spec = Floats(sizes[tensor]);
+                spec.once = false;
+                spec.whole = tensor % 3 == 0;
+                node.Define(tensor, spec, data.back().data(), data.back().data());
+            }
+            std::mt19937 random(rank);
+            for (uint32_t round = 0; round < 4; ++round) {
+                std::shuffle(order.begin(), order.end(), random);
+                for (const uint32_t tensor : order) {
+                    const std::vector<float> part = Floats(sizes[tensor], rank, tensor + round);
+                    std::copy(part.begin(), part.end(), data[tensor].begin());
+                    node.Push(tensor, true, true, 0, tensor % 2 == 1);
+                }
+                size_t sent = 0;
+                while (sent < sizes.size()) {
+                    const auto taken = node.Take(kPatience);
+                    if (!CHECK(!taken.empty())) return;
+                    for (const int64_t each : taken) sent += each < 0;
+                }
+                for (uint32_t tensor = 1; tensor < sizes.size(); tensor += 2) node.Release(tensor);
+                for (uint32_t tensor = 0; tensor < sizes.size(); ++tensor) {
+                    if (!CHECK(node.Wait(tensor, kPatience))) return;
+                    CHECK(data[tensor] == SumOf(sizes[tensor], world, tensor + round));
+                }
+            }
+        });
+    }
+}
+
+TEST(WhatOthersHaveNotHandedOverIsSentAllTheSame) {
+    Host host(2);
+    std::vector<std::vector<float>> data(4, std::vector<float>(1000, 1.0f));
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+        for (uint32_t tensor = 0; tensor < 2; ++tensor) {
+            Spec spec = Floats(1000);
+            spec.once = false;
+            auto& own = data[rank * 2 + tensor];
+            host.nodes[rank]->Define(tensor, spec, own.data(), own.data());
+        }
+    }
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+        host.nodes[rank]->Push(rank, true, true);
+        CHECK_EQ(host.nodes[rank]->Take(kPatience), std::vector<int64_t>{~static_cast<int64_t>(rank)});
+    }
+    for (uint32_t rank = 0; rank < 2; ++rank) host.nodes[rank]->Push(1 - rank, true, true);
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+        for (uint32_t tensor = 0; tensor < 2; ++tensor) CHECK(host.nodes[rank]->Wait(tensor, kPatience));
+    }
+    for (const auto& each : data) CHECK(each == std::vector<float>(1000, 2.0f));
 }
 
 TEST(AHostSendsWhatItWouldSendAsOneRank) {

@@ -84,7 +84,8 @@ class Carriers:
         (collective).
         """
         networks: dict[BackendName, Network] = {"all-reduce": self.measure()}
-        _choose_packets(self._servers, self.control_group)
+        if "network" in self._servers.levels:  # memory has no packets
+            _choose_packets(self._servers, self.control_group)
         networks["server"] = self._servers.measure(_BUDGET_S)
         return networks
 

@@ -47,6 +47,7 @@ from gradlane.live.backends.addresses import own_address
 from gradlane.live.backends.base import OnDone, OnSent
 from gradlane.live.backends.external_servers import meet_servers
 from gradlane.live.backends.gradient_buffers import MessageBuffer, dtype_name
+from gradlane.live.backends.pieces import Pieces, cut
 from gradlane.live.backends.probe import QUICK_SIZES, sweep
 from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.backends.staging import Staging
@@ -157,8 +158,7 @@ class ParameterServerBackend:
         self._weight = weight
         self._formations = 0
         self._buffers: Sequence[MessageBuffer] = []  # of the plan in force
-        self._pieces: list[list[int]] = []  # of each message: the node's tensors
-        self._message_of: dict[int, int] = {}  # by tensor
+        self._pieces: Pieces
         self._under_way: dict[int, _UnderWay] = {}
         self._failure: JobError | None = None
         self._engine: NodeEngine | None = None
@@ -177,7 +177,8 @@ class ParameterServerBackend:
         else:
             self._node = form(prefix, options, own_address(), connect_s)
         self._shares = not options.tell_tables and share_if_possible(prefix, self._node, connect_s, self._wants_memory)
-        self._next = 0  # tensor of the node to define
+        # ids of the node's tensors: the first of this plan, and the next to define
+        self._first = self._next = 0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(self._node, self._ending), name="gradlane-servers", daemon=True)
         self._thread.start()
@@ -193,7 +194,7 @@ class ParameterServerBackend:
                     self._report_to_owner()
                 return
             for tensor in done:
-                message = self._message_of[tensor if tensor >= 0 else ~tensor]
+                message = self._pieces.message_of(tensor if tensor >= 0 else ~tensor)
                 state = self._under_way[message]
                 if tensor < 0:
                     state.unsent -= 1
@@ -287,9 +288,9 @@ class ParameterServerBackend:
             self._shut()
             self._open(self._lanes, self._timeout_s)
 
-    def time_stream(self, size_bytes: int) -> int:
-        """Time a stream of 16 messages of `size_bytes`, 4 in flight, on this rank, in ns (collective)."""
-        parts = [torch.zeros(size_bytes // self._dtype.itemsize, dtype=self._dtype) for _ in range(_IN_FLIGHT)]
+    def time_stream(self, size_bytes: int, in_flight: int = _IN_FLIGHT) -> int:
+        """Time a stream of 16 messages of `size_bytes`, some of them in flight, on this rank, in ns (collective)."""
+        parts = [torch.zeros(size_bytes // self._dtype.itemsize, dtype=self._dtype) for _ in range(in_flight)]
         start_ns = time.monotonic_ns()
         self._sum_stream(parts)
         return time.monotonic_ns() - start_ns
@@ -327,32 +328,15 @@ class ParameterServerBackend:
         if self._options.rank == 0 and "network" in self.levels:
             log.info("gradlane: each server holds at most %s of packets at once", format_bytes(self.most_held_bytes(buffers)))
         self._node.forget_below(self._next)
-        self._engine, self._buffers, self._pieces = None, buffers, []
+        self._engine, self._buffers = None, buffers
         memory = [buffer.tensor for buffer in buffers] if self._staging is None else self._staging.prepare(buffers)
-        for index, (message, part) in enumerate(zip(plan.messages, memory, strict=True)):
-            begin, tensors = part.data_ptr(), []
-            for size_bytes in self._cut(part):
-                self._node.define(
-                    self._next,
-                    begin,
-                    size_bytes,
-                    dtype_name(part),
-                    whole=plan.wire == "fifo",
-                    urgent_first=plan.wire == "packet-priority",
-                    priority=message.priority,
-                    lane=message.lane + len(plan.lanes) * (index % self._weight),
-                )
-                begin += size_bytes
-                tensors.append(self._next)
-                self._next += 1
-            self._pieces.append(tensors)
-        self._message_of = {tensor: message for message, tensors in enumerate(self._pieces) for tensor in tensors}
+        self._first = self._next
+        self._pieces = Pieces(self._node, self._first, plan, memory, self._weight, self._piece_bytes)
+        self._next = self._pieces.end
 
-    def _cut(self, part: torch.Tensor) -> list[int]:
-        """Bytes of the pieces in which a message goes: of one, unless hosts exchange their sums."""
-        size_bytes = part.numel() * part.element_size()
-        most = PIECE_BYTES if self.levels == ("memory", "network") else max(1, size_bytes)
-        return [min(most, size_bytes - begin) for begin in range(0, size_bytes, most)]
+    @property
+    def _piece_bytes(self) -> int | None:
+        return PIECE_BYTES if self.levels == ("memory", "network") else None
 
     def carry_out(self, keeps_log: bool, on_failure: Callable[[JobError], None]) -> NodeEngine | None:
         """On the CPU the node starts messages by itself. On a device their bytes are staged first."""
@@ -360,8 +344,7 @@ class ParameterServerBackend:
             return None
         memory = [MessageMemory(buffer.tensor.data_ptr(), buffer.copied_ranges()) for buffer in self._buffers]
         self._on_failure = on_failure
-        pieces, first = [len(tensors) for tensors in self._pieces], self._next - len(self._message_of)
-        self._engine = NodeEngine(self._node, self._plan, memory, first, pieces=pieces, keeps_log=keeps_log)
+        self._engine = NodeEngine(self._node, self._plan, memory, self._first, pieces=self._pieces.counts, keeps_log=keeps_log)
         return self._engine
 
     def most_held_bytes(self, buffers: Sequence[MessageBuffer]) -> int:
@@ -378,7 +361,7 @@ class ParameterServerBackend:
             return 0
         for buffer in buffers:
             is_wide = options.world > 2 and buffer.tensor.element_size() == 2
-            for size_bytes in self._cut(buffer.tensor):
+            for size_bytes in cut(buffer.tensor, self._piece_bytes):
                 packets += (-(-size_bytes // options.packet_bytes // options.servers) + 1) * (1 + is_wide)
         return packets * options.packet_bytes * (options.world if options.rank_order else 1)
 
@@ -394,7 +377,7 @@ class ParameterServerBackend:
 
     def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
         """Hand `buffer` to the node. Returns False: the thread reports the end."""
-        pieces = len(self._pieces[message])
+        pieces = self._pieces.counts[message]
         self._under_way[message] = _UnderWay(buffer, on_done, on_sent, pieces, pieces)
         if self._staging is None:
             buffer.gather()
@@ -404,8 +387,7 @@ class ParameterServerBackend:
         return False
 
     def _push(self, message: int) -> None:
-        for tensor in self._pieces[message]:
-            self._node.push(tensor, notify_sent=True, held=self._plan.messages[message].two_phase)
+        self._pieces.push(message)
         # the thread may have reported it before this message was in flight
         if self._failure is not None:
             self._report_failure(self._failure)
@@ -424,8 +406,7 @@ class ParameterServerBackend:
         """Let this rank's server return its part of the sum, as in an all-gather. Returns False, as
         `start` does.
         """
-        for tensor in self._pieces[message]:
-            self._node.release(tensor)
+        self._pieces.release(message)
         return False
 
     def look(self) -> None:

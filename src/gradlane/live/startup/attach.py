@@ -7,7 +7,9 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,7 @@ from gradlane.core.policy import Policy, replans
 from gradlane.core.profile import Layer, Profile, TensorProfile
 from gradlane.core.records.search_log import ANY, AUTO
 from gradlane.core.records.tuned import Tuned
-from gradlane.errors import UnsupportedError
+from gradlane.errors import CapacityError, JobError, UnsupportedError
 from gradlane.live.adapt.auto import Auto
 from gradlane.live.adapt.controller import PlanController
 from gradlane.live.adapt.profiling import Planner, check_fits
@@ -67,6 +69,7 @@ _attachments = itertools.count()
 # iterations measured before there is a plan; at most 50 for policies that wait until the times at
 # which gradients become ready repeat
 _ITERATIONS, _UNTIL_STABLE = 3, 50
+_SHORTAGE_S = 2.0  # in which all ranks hear that a host lacks memory
 _UNMEASURED = Network.line(2, startup_ns=0, bytes_per_second=10**9)
 
 
@@ -206,7 +209,12 @@ def attach_from(
     await_others = coordination.failures.collective
     with ending_together(coordination) as opened:
         await_others(lambda: handshake.agree(terms, job, roll, start.fault), "the handshake")
-        backend = await_others(lambda: _connect(job, resolved, new_groups, terms), "the connections")
+        try:
+            backend = await_others(lambda: _connect(job, resolved, new_groups, terms), "the connections")
+        except CapacityError:
+            with suppress(JobError, RuntimeError):
+                await_others(lambda: _hear_of_a_shortage(job, new_groups.store), "the connections")
+            raise
         opened.append(backend)
         if wrapped is None:
             tensors = (*model.parameters(), *model.buffers())
@@ -352,6 +360,14 @@ def _connect(job: Job, options: AttachOptions, new_groups: NewGroups, terms: han
         return all_reduce
     connect = partial(connect_servers, all_reduce.control_group, min(CONNECT_S, job.timeout_s))
     return with_servers(all_reduce, connect, new_groups.store, job.rank, job.ranks, job.timeout_s)
+
+
+def _hear_of_a_shortage(job: Job, store: Any) -> None:
+    """Return when every rank has the error of a host that lacks memory: each is told it while they connect, and the first
+    one to end would tell the others first that it has stopped.
+    """
+    store.set(f"shortage/{job.rank}", "")
+    store.wait([f"shortage/{rank}" for rank in range(job.world)], timedelta(seconds=_SHORTAGE_S))
 
 
 def _may_choose_backend(job: Job, options: AttachOptions) -> bool:
