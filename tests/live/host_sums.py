@@ -229,29 +229,26 @@ def session_ends(rank: int, world: int, culprit: int, how: str) -> tuple[str, An
     optimizer = OPTIMIZERS["sgd"](net.parameters())
     generator, kept = torch.Generator().manual_seed(rank), {}
     last = signal.SIGKILL if how == "killed" else signal.SIGSTOP
+    session = gradlane.attach(net, optimizer, "mercury", backend="server", network=GIVEN, timeout=20)
+    answer, began = ("", -1, 0.0, False), time.monotonic()
+    try:
+        for step in range(100_000):
+            x, y = net.batch(generator)
+            optimizer.zero_grad()
+            if rank == culprit and step == 10:
+                net.layers[0].weight.register_hook(lambda _: os.kill(os.getpid(), last))
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            session.flush()
+            kept, began = bits_of(net, optimizer), time.monotonic()
+    except GradlaneError as error:
+        after_s = time.monotonic() - began
+        now = {name: param.detach() for name, param in net.named_parameters()}
+        is_whole = not differences({name: kept[name] for name in now}, now)
+        answer = type(error).__name__, getattr(error, "rank", -1), after_s, is_whole
     with contextlib.suppress(GradlaneError):
-        session = gradlane.attach(net, optimizer, "mercury", backend="server", network=GIVEN, timeout=20)
-        began = time.monotonic()
-        try:
-            for step in range(100_000):
-                x, y = net.batch(generator)
-                optimizer.zero_grad()
-                if rank == culprit and step == 10:
-                    net.layers[0].weight.register_hook(lambda _: os.kill(os.getpid(), last))
-                nn.functional.cross_entropy(net(x), y).backward()
-                optimizer.step()
-                session.flush()
-                kept, began = bits_of(net, optimizer), time.monotonic()
-        except GradlaneError as error:
-            after_s = time.monotonic() - began
-            is_whole = not differences(
-                {name: kept[name] for name, _ in net.named_parameters()},
-                {name: p.detach() for name, p in net.named_parameters()},
-            )
-            return type(error).__name__, getattr(error, "rank", -1), after_s, is_whole
-        finally:
-            session.close()
-    return "", -1, 0.0, False
+        session.close()
+    return answer
 
 
 def main() -> None:
