@@ -158,11 +158,11 @@ with their number, and rates shrink in proportion.
 """
 OF_HOSTS_TAIL = """
 The other trials of the command were not run, or did not end within the three minutes that a run had:
-BERT-Base on 3 x 2, whose `wfbp` took 1.8 s a step in one turn and 3.9 s in another. Others used the
-machine meanwhile ("others"), which lengthens measured messages more than it lengthens steps: on 2 x 3
-the run measured 11.8 MB/s between hosts where the link has 12.8 for data, and what is limited by the
-link is simulated 4 to 10 % too long. Startups within hosts are not the cause: without them these
-predictions are 1 to 3 % shorter.
+BERT-Base on 3 x 2, whose `wfbp` (about 200 small messages, each with three collectives) took 1.8 s a step
+while it warmed up and 3.9 s when it was measured. Why is not known. On 2 x 3 the run measured 11.8 MB/s
+between hosts where the link has 12.8 for data, and what is limited by the link is simulated 4 to 10 %
+too long. Others used the machine meanwhile (column "others"); whether they are the cause was not
+tried. Startups within hosts are not: without them these predictions are 1 to 3 % shorter.
 """
 
 QUIET = 0.3
