@@ -47,6 +47,9 @@ Arms = dict[str, Callable[[], None]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sizes", type=int, nargs="*", default=[25_000_000], help="bytes of the tensors, or of all gradients")
+    parser.add_argument(
+        "--hierarchical", action="store_true", help="the arm gloo-h too, beside which others take a twentieth longer"
+    )
     parser.add_argument("--session", metavar="POLICY", help="measure steps of sessions under this policy")
     parser.add_argument("--turns", type=int, default=6, help="of each arm")
     given = parser.parse_args()
@@ -63,7 +66,7 @@ def main() -> None:
         heads = ("of least time", "MB on the fullest card", "of least bytes", "arm/hosts")
         print(f"{'size':>10} {'arm':>6} {'ms (p10..p90)':>28}", *(f"{head:>23}" for head in heads))
     with contextlib.ExitStack() as stack:
-        groups = {} if given.session else collectives(stack)
+        groups = {} if given.session else collectives(stack, given.hierarchical)
         for size in given.sizes:
             arms: Arms = {arm: partial(call, size) for arm, call in groups.items()}
             if given.session:
@@ -72,16 +75,17 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def collectives(stack: contextlib.ExitStack) -> dict[str, Callable[[int], None]]:
+def collectives(stack: contextlib.ExitStack, hierarchical: bool) -> dict[str, Callable[[int], None]]:
     """By arm: sums so many bytes."""
-    levels = levels_of(hosts_of(dist.group.WORLD), dist.get_rank())
-    if levels is None:
-        raise InputError("bench.hosts: got hosts of one rank or one host, expected several of several: --ranks-per-host 2")
-    gloo = ProcessGroups(NewGroups(None, dist.distributed_c10d._get_default_store(), "bench"), 60.0)
-    stack.callback(gloo.close)
-    sums: dict[str, Callable[[torch.Tensor], Any]] = {
-        "gloo": dist.all_reduce,
-        "gloo-h": BlockingSums(Stages(gloo, levels)).sum,
+    sums: dict[str, Callable[[torch.Tensor], Any]] = {"gloo": dist.all_reduce}
+    if hierarchical:
+        levels = levels_of(hosts_of(dist.group.WORLD), dist.get_rank())
+        if levels is None:
+            raise InputError("bench.hosts: got hosts of one rank or one host, expected several of several: --ranks-per-host 2")
+        gloo = ProcessGroups(NewGroups(None, dist.distributed_c10d._get_default_store(), "bench"), 60.0)
+        stack.callback(gloo.close)
+        sums["gloo-h"] = BlockingSums(Stages(gloo, levels)).sum
+    sums |= {
         "flat": partial(dist.all_reduce, group=new_group(shared_memory=False)),
         LAST: partial(dist.all_reduce, group=new_group(shared_memory=True)),
     }

@@ -75,7 +75,7 @@ def main() -> None:
         print(
             f"{'input':>7} {'DDP ms (p10..p90)':>26} {'gradlane ms (p10..p90)':>26} {'gradlane/DDP':>13} {'pairs p25..p75':>16}"
         )
-    for batch_size, side in ((2, 2), (2, 4), (2, 8), (6, 8), (12, 8), (24, 8)):
+    for batch_size, side in ((2, 2), (2, 4), (2, 8), (6, 8), (12, 8), (24, 8), (56, 8)):
         arms = [Arm(False, batch_size, side), Arm(True, batch_size, side)]
         for arm in arms:
             arm.steps(8)
