@@ -187,18 +187,19 @@ std::vector<uint32_t> SharedSums::TakeWaiting() {
 
 bool SharedSums::CanHear() const {
     for (uint32_t rank = 1; rank < room_->ranks && room_->rank == 0; ++rank) {
-        if (boards_[rank]->told.load(std::memory_order_acquire) != decisions_->heard[rank].load(std::memory_order_relaxed)) return true;
+        if (boards_[rank]->told.load(std::memory_order_acquire) != heard_[rank]) return true;
     }
     return false;
 }
 
 void SharedSums::HearAll() {
     for (uint32_t rank = 1; rank < room_->ranks; ++rank) {
-        const uint64_t told = boards_[rank]->told.load(std::memory_order_acquire), before = decisions_->heard[rank].load(std::memory_order_relaxed);
+        const uint64_t told = boards_[rank]->told.load(std::memory_order_acquire), before = heard_[rank];
         if (told - before > kTold) return CannotBe();
         for (uint64_t each = before; each != told && !fault_; ++each) {
             Hear(rank, boards_[rank]->tellings[each % kTold].load(std::memory_order_relaxed));
         }
+        heard_[rank] = told;
         decisions_->heard[rank].store(told, std::memory_order_release);
         // a rank that has no room to tell more waits for this; every half of the room is soon enough
         tells_others_ |= before / (kTold / 2) != told / (kTold / 2);
@@ -268,7 +269,8 @@ void SharedSums::Decide() {
         const size_t way = call.WayOf(call.decided);
         const uint64_t end = NextPlace(), stride = Stride(call, way, call.decided - (way == 0 ? 0 : call.ends[0]));
         const uint64_t begin = end - (OwnerOf(call.ways[way].pass) == kDealt ? room_->ranks * stride : stride);
-        decisions_->chunks[decided_ % kChunks].store(uint64_t{tensor} << 32 | begin % kSlotsBytes, std::memory_order_relaxed);
+        chosen_[decided_ % kChunks] = uint64_t{tensor} << 32 | begin % kSlotsBytes;
+        decisions_->chunks[decided_ % kChunks].store(chosen_[decided_ % kChunks], std::memory_order_relaxed);
         places_[decided_ % kChunks] = begin;
         place_ = end;
         ++decided_;
@@ -286,6 +288,8 @@ void SharedSums::CannotBe() {
     fault_ = {Code::kProtocol, -1, "the memory that this host's ranks share says what cannot be: one of them wrote what it must not"};
 }
 
+uint64_t SharedSums::Decided() const { return room_->rank == 0 ? decided_ : decisions_->decided.load(std::memory_order_acquire); }
+
 // Whether a call can have one more chunk, with that place in the slots.
 bool SharedSums::MayBegin(const Call& call, uint64_t offset) const {
     if (call.begun == call.chunks()) return false;
@@ -297,9 +301,10 @@ bool SharedSums::MayBegin(const Call& call, uint64_t offset) const {
 
 // A chunk is decided when its slots are free on all ranks, so that `in` never waits.
 void SharedSums::Learn() {
-    const uint64_t decided = decisions_->decided.load(std::memory_order_acquire);
+    const uint64_t decided = Decided();
     for (; known_ != decided; ++known_) {
-        const uint64_t chunk = decisions_->chunks[known_ % kChunks].load(std::memory_order_relaxed);
+        const uint64_t chunk =
+            room_->rank == 0 ? chosen_[known_ % kChunks] : decisions_->chunks[known_ % kChunks].load(std::memory_order_relaxed);
         const auto tensor = static_cast<uint32_t>(chunk >> 32);
         const auto found = calls_.find(tensor);
         if (known_ == out_ + kChunks || found == calls_.end() || !MayBegin(found->second, static_cast<uint32_t>(chunk))) return CannotBe();
@@ -397,7 +402,7 @@ uint64_t SharedSums::BytesOf(uint64_t chunk) const { return std::min(kChunkBytes
 
 bool SharedSums::CanProgress() const {
     if (fault_ || !IsUnderWay()) return false;
-    return decisions_->decided.load(std::memory_order_acquire) != known_ || CanBringIn() || CanSum() || CanTakeOut() || CanTell() ||
+    return Decided() != known_ || CanBringIn() || CanSum() || CanTakeOut() || CanTell() ||
            CanHear() || CanDecide();
 }
 

@@ -190,6 +190,7 @@ class SharedSums {
     bool CanSum() const;
     bool CanTakeOut() const;
     void Decide();
+    uint64_t Decided() const;
     void Learn();
     bool MayBegin(const Call& call, uint64_t offset) const;
     void CannotBe();
@@ -219,6 +220,8 @@ class SharedSums {
     uint64_t decided_ = 0, numbered_ = 0;
     uint64_t place_ = 0;                       // of the next chunk, in all bytes that slots have ever had
     std::array<uint64_t, kChunks> places_{};   // of those decided
+    std::array<uint64_t, kChunks> chosen_{};   // what Decisions::chunks says, which another rank may have changed
+    std::array<uint64_t, kMaxHostRanks> heard_{};  // likewise
     std::optional<Fault> fault_;
 };
 
