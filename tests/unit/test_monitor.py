@@ -130,6 +130,7 @@ def test_a_rate_that_goes_up_and_down_faster_than_patience_is_no_change():
 
 def test_what_moved_is_said():
     assert str(Moved(network=4.0, iteration=2.5)) == "messages take 4.00 times as long and iterations take 2.50 times as long"
+    assert str(Moved(compute=2.0)) == "computing takes 2.00 times as long"
 
 
 @given(factors)

@@ -184,8 +184,8 @@ class Moved:
     pattern: float = 0.0
 
     def __str__(self) -> str:
-        told = (("messages", self.network), ("computing", self.compute), ("iterations", self.iteration))
-        said = [f"{what} take {factor:.2f} times as long" for what, factor in told if factor != 1.0]
+        told = (("messages take", self.network), ("computing takes", self.compute), ("iterations take", self.iteration))
+        said = [f"{what} {factor:.2f} times as long" for what, factor in told if factor != 1.0]
         if self.pattern:
             said.append(f"gradients are ready {self.pattern:.0%} of a backward pass earlier or later")
         return " and ".join(said) or "nothing has changed"
