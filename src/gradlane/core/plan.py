@@ -163,11 +163,16 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sum(message.size_bytes for message in self.messages)
 
     @property
+    def tensors_by_message(self) -> list[list[int]]:
+        """For each message the tensors that it carries bytes of, each once."""
+        return [sorted(set(message.tensors)) for message in self.messages]
+
+    @property
     def messages_by_tensor(self) -> list[list[int]]:
         """For each tensor the messages that carry bytes of it, each once."""
         found: list[list[int]] = [[] for _ in self.tensors]
-        for index, message in enumerate(self.messages):
-            for tensor in set(message.tensors):
+        for index, tensors in enumerate(self.tensors_by_message):
+            for tensor in tensors:
                 found[tensor].append(index)
         return found
 

@@ -53,7 +53,7 @@ class Engine:
         self._owner = owner
         self._dispatcher = (LoggedDispatcher if keeps_log else NativeDispatcher)(plan, follow=follow)
         self._messages_of = plan.messages_by_tensor
-        self._tensors_of = [sorted(set(message.tensors)) for message in plan.messages]
+        self._tensors_of = plan.tensors_by_message
         self.missing = 0
         self._missing_of = [0] * len(plan.tensors)  # messages of each tensor that have not arrived
         self._sent: set[int] = set()  # messages that left their windows before their sums arrived

@@ -84,7 +84,7 @@ class NodeEngine:
         self._messages_of = plan.messages_by_tensor
         self._engine = self._node.carry_out(
             native_schedule(plan),
-            [sorted(set(message.tensors)) for message in plan.messages],
+            plan.tensors_by_message,
             [(each.address, [_as_native(part) for part in each.ranges]) for each in memory],
             list(accumulate(pieces or [1] * len(plan.messages), initial=first)),
             forwards=plan.wire != "fifo",

@@ -364,9 +364,7 @@ class Driver:
             with self._lock:
                 self._backend.await_ends(range(len(self.plan.messages)))
             came = self.failures.wait_briefly(lambda: self._own_engine.all_arrived, limit_ns)
-        ended = now_ns()
-        self.waited_ns += ended - began
-        self._recorder.add("wait", self.iteration, -1, began, ended)
+        self._has_waited(None, began)
         return came
 
     def _wait(self, has_arrived: Callable[[], bool], tensor: int | None, what: str) -> None:
@@ -378,6 +376,9 @@ class Driver:
                 messages = range(len(self.plan.messages)) if tensor is None else self._engine.messages_of(tensor)
                 self._backend.await_ends(messages)
             self.failures.wait_until(has_arrived, what)
+        self._has_waited(tensor, began)
+
+    def _has_waited(self, tensor: int | None, began: int) -> None:
         ended = now_ns()
         self.waited_ns += ended - began
         self._recorder.add("wait", self.iteration, -1 if tensor is None else tensor, began, ended)

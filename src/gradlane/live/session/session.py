@@ -543,9 +543,11 @@ class Session(SessionBase):
 
     def _all_arrive_soon(self, tensors: Sequence[int]) -> bool:
         """Wait for the sums of `tensors`, if that may take less time than to defer their updates."""
+        if self._backend.has_streams:
+            return False
         late = sum(not self._driver.has_arrived(tensor) for tensor in tensors)
         limit_ns = self._patience.limit_ns(late, self._driver.told_if_awaited)
-        if not limit_ns or self._backend.has_streams:
+        if not limit_ns:
             return False
         came = self._driver.wait_briefly(limit_ns)
         self._patience.waited(in_vain=not came)
