@@ -125,7 +125,7 @@ def test_a_network_written_before_there_was_latency_has_none_and_carries_message
     assert old.stream_ns(486_000, 10) == 10 * old.cost_ns(486_000) == 11_850_000
 
 
-BUS = Bus(8, 3_400, 120_000_000_000, 1_048_576, "written by hand")
+BUS = Bus(8, 3_400, 120_000_000_000, 1_048_576, "written by hand", 1_200)
 HOSTED = {
     "network": msgspec.structs.replace(NOUNS["network"], workers=32, bus=BUS),
     "cluster": Cluster(

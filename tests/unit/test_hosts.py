@@ -74,6 +74,16 @@ def test_a_message_by_hand():
     assert alone_ns(9_000, slow) == 30 + 300 + 100 + 12 + 30 + 2_250
 
 
+def test_latency_within_hosts_delays_no_other_message():
+    # the bus has the most to do: 500 ns for the bytes of each, in two stages
+    profile = profile_of(*[(0, 1_000)] * 3, forward_ns=0)
+    for latency_ns, apart_ns in ((0, 1_500), (400, 1_100), (1_000, 500)):
+        network = hosted(Network.line(2, 0, 1_000 * GB), Bus(2, 1_000, GB, latency_ns=latency_ns))
+        sends = simulate(planned("wfbp", profile, network), profile, network, 1).of("send")
+        begun_ns = sends[0].start_ns
+        assert [span.end_ns - begun_ns for span in sends] == [3_001 + number * apart_ns for number in range(3)]
+
+
 @settings(max_examples=100, deadline=None)
 @given(network=hosted_networks(), size_bytes=st.integers(1, 10**8).map(lambda n: 4 * n))
 def test_a_message_alone_takes_what_the_whole_path_costs(network, size_bytes):

@@ -18,10 +18,14 @@ MAX_DEVICES = 1_024
 
 
 class Stage(NamedTuple):
-    """An operation within a host: startup_ns + size / bytes_per_second for a message of `size`."""
+    """An operation within a host: startup_ns + size / bytes_per_second for a message of `size`.
+
+    Of the startup, `latency_ns` delays no other message.
+    """
 
     startup_ns: int
     bytes_per_second: int
+    latency_ns: int = 0
 
     def bytes_ns(self, size_bytes: int) -> int:
         """The time in ns of `size_bytes` without the startup, rounded up."""
@@ -41,6 +45,8 @@ class Bus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         packet_bytes: a message passes from stage to stage in packets of this size: the first of
             them is between hosts while the second is summed within its host.
         source: where the numbers come from.
+        latency_ns: the part of `startup_ns` that delays no other message. It does not shorten a
+            message that is alone.
     """
 
     devices: int
@@ -48,6 +54,7 @@ class Bus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes_per_second: int
     packet_bytes: int = 2**20
     source: str = "unstated"
+    latency_ns: int = 0
 
     def __post_init__(self) -> None:
         need_int("devices", self.devices, 2, MAX_DEVICES)
@@ -55,12 +62,12 @@ class Bus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need_int("bytes_per_second", self.bytes_per_second, 1, MAX_RATE)
         need_int("packet_bytes", self.packet_bytes, 1, MAX_BYTES)
         need_name("source", self.source)
+        need_int("latency_ns", self.latency_ns, 0, self.startup_ns)
 
     @property
     def reduce_scatter(self) -> Stage:
         """Sum a message so that each device has its share of the sum: a ring of D - 1 steps."""
-        rate = self.bytes_per_second * self.devices // (self.devices - 1)
-        return Stage((self.devices - 1) * self.startup_ns, min(rate, MAX_RATE))
+        return self._stage(min(self.bytes_per_second * self.devices // (self.devices - 1), MAX_RATE))
 
     @property
     def all_gather(self) -> Stage:
@@ -70,4 +77,8 @@ class Bus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def broadcast(self) -> Stage:
         """Pass a whole message along a chain of all devices; or sum it backwards along the chain."""
-        return Stage((self.devices - 1) * self.startup_ns, self.bytes_per_second)
+        return self._stage(self.bytes_per_second)
+
+    def _stage(self, bytes_per_second: int) -> Stage:
+        steps = self.devices - 1
+        return Stage(steps * self.startup_ns, bytes_per_second, steps * self.latency_ns)

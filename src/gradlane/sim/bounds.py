@@ -214,7 +214,8 @@ def _bound_by_merges(profile: Profile, network: Network) -> int:
         before, stage = network.bus.reduce_scatter.startup_ns, network.bus.all_gather
         least_ns = min(piece.startup_ns for piece in between.segments)
         stages = [(before, *line[1:]) for line in stages]
-        stages.append((before + least_ns, stage.startup_ns, stage.bytes_per_second))
+        overhead_ns = stage.startup_ns - stage.latency_ns
+        stages.append((before + least_ns + stage.latency_ns, overhead_ns, stage.bytes_per_second))
     count = len(profile.layers)
     every = -(-count // MERGED_LAYERS_AT_MOST)
     rest = [0] * (count + 1)

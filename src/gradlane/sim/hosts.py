@@ -33,11 +33,13 @@ class _Times(NamedTuple):
     enter_startup: int
     enter_packet: int
     enter_bytes: int
+    enter_latency: int
     between_packet: int
     between_bytes: int
     leave_startup: int
     leave_packet: int
     leave_bytes: int
+    leave_latency: int
 
 
 class HostFabric:
@@ -85,9 +87,9 @@ class HostFabric:
             halves = 2 if collective and message.two_phase else 1
             self._times.append(
                 _Times(
-                    enter.startup_ns, enter.bytes_ns(first_bytes), enter.bytes_ns(size_bytes),
+                    enter.startup_ns, enter.bytes_ns(first_bytes), enter.bytes_ns(size_bytes), enter.latency_ns,
                     packet_ns // halves, bytes_ns // halves,
-                    leave.startup_ns, leave.bytes_ns(first_bytes), leave.bytes_ns(size_bytes),
+                    leave.startup_ns, leave.bytes_ns(first_bytes), leave.bytes_ns(size_bytes), leave.latency_ns,
                 )
             )  # fmt: skip
         hosts, messages = len(self._ranks_of), len(plan.messages)
@@ -106,7 +108,8 @@ class HostFabric:
             return
         times = self._times[message]
         begins_ns = max(self._entered_until[host], now_ns) + times.enter_startup
-        self._entered_until[host] = self._summed[host][message] = begins_ns + times.enter_bytes
+        self._summed[host][message] = begins_ns + times.enter_bytes
+        self._entered_until[host] = begins_ns + times.enter_bytes - times.enter_latency
         self._begun[host][message] = begins_ns + times.enter_packet
         self._at(begins_ns + times.enter_packet, ENTER, host, message)
 
@@ -170,7 +173,9 @@ class HostFabric:
         # came earlier still, the fabric does not tell
         first_ns = max(self._begun[host][message], now_ns - times.between_bytes) + times.between_packet
         begins_ns = max(self._left_until[host], first_ns) + times.leave_startup
-        ends_ns = self._left_until[host] = max(begins_ns + times.leave_bytes, here_ns + times.leave_packet)
+        last_ns = here_ns + times.leave_packet
+        ends_ns = max(begins_ns + times.leave_bytes, last_ns)
+        self._left_until[host] = max(begins_ns + times.leave_bytes - times.leave_latency, last_ns)
         if together:
             self._at(ends_ns, PUSHED, host, message)
         self._at(ends_ns, PULLED, host, message)

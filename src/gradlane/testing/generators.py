@@ -126,8 +126,11 @@ def networks(draw: st.DrawFn, overlapping: bool = True, starting: bool = True) -
 @st.composite
 def buses(draw: st.DrawFn) -> Bus:
     """Any bus of 2 to 8 devices on each host, slower than most networks or faster."""
-    packet_bytes = draw(st.sampled_from((1_000, 100_000, 2**20)))
-    return Bus(draw(st.integers(2, 8)), draw(st.integers(0, 20_000)), draw(st.integers(10**7, 10**12)), packet_bytes)
+    packet_bytes, startup_ns = draw(st.sampled_from((1_000, 100_000, 2**20))), draw(st.integers(0, 20_000))
+    return Bus(
+        draw(st.integers(2, 8)), startup_ns, draw(st.integers(10**7, 10**12)), packet_bytes,
+        latency_ns=draw(st.integers(0, startup_ns)),
+    )  # fmt: skip
 
 
 @st.composite

@@ -55,10 +55,14 @@ class Levels(NamedTuple):
     def network(self, source: str) -> Network:
         """The network that fits, with a bus.
 
+        Of the startups within hosts all is latency: the stages of several messages overlap, and what
+        limits messages in a row is what each costs between hosts.
+
         Args:
             source: how it was measured.
         """
         bus = fit_bus(self.reduce_scatter + self.all_gather, self.devices, packet_bytes=PIECE_BYTES, source=source)
+        bus = structs.replace(bus, latency_ns=bus.startup_ns)
         between = fit_network(self.between, self.hosts, streams=self.streams, sharing=_SHARING, source=source)
         return structs.replace(between, workers=self.hosts * self.devices, start_ns=self.start_ns, bus=bus)
 
