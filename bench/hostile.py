@@ -42,6 +42,8 @@ from gradlane.planning.plans import make_plan
 MOST_READING_S, MOST_PLANNING_S, MOST_BYTES = 2.0, 10.0, 2**30
 MOST_TEXT = 2_000
 """Characters of an error: more than anybody reads."""
+MOST_LENGTH = 2**27
+"""Characters of a file at random."""
 
 NETWORK = Network.line(4, 50_000, 10**9)
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
@@ -196,6 +198,18 @@ def _places(tree: Any) -> list[tuple[Any, Any]]:
     return found
 
 
+def _length(tree: Any, known: dict[int, int]) -> int:
+    """About how many characters `tree` has as JSON; what is in it many times is looked at once."""
+    if id(tree) not in known:
+        if isinstance(tree, dict):
+            known[id(tree)] = sum(len(key) + 4 + _length(part, known) for key, part in tree.items()) + 2
+        elif isinstance(tree, list):
+            known[id(tree)] = sum(_length(part, known) + 1 for part in tree) + 2
+        else:
+            known[id(tree)] = len(repr(tree))
+    return known[id(tree)]
+
+
 EXTREME = [0, -1, 1, 2**31, 2**50, 2**63, 10**18, 10**400, 1e308, 0.1, "", "x" * 100_000, None, True, [], {}, [[]] * 1000]
 
 
@@ -219,7 +233,7 @@ def anything(draw: random.Random) -> tuple[str, bytes]:
         }
         data = draw.choice(
             [
-                lambda: kineto(*[json.dumps(event).encode()] * min(times, 20_000)),
+                lambda: kineto(*[json.dumps(event).encode()] * min(times, 20_000, MOST_LENGTH // len(json.dumps(event)))),
                 lambda: chakra(b",".join([b"%d" % draw.choice([1, 2, 2**40])] * times)),
                 lambda: (
                     b"node1 -- Conv -- forward_compute_time=1, backward_compute_time=1, activation_size=1, parameter_size=4\n"
@@ -241,14 +255,16 @@ def anything(draw: random.Random) -> tuple[str, bytes]:
         tree = json.loads((GOLDEN / f"{kind}.json").read_bytes())
         for _ in range(draw.randint(1, 3)):
             node, key = draw.choice(_places(tree))
-            how = draw.randint(0, 2)
+            before, how = node[key], draw.randint(0, 2)
             if how == 0 or not isinstance(node[key], list) or not node[key]:
                 if isinstance(node[key], int) and draw.randint(0, 2):
                     node[key] = draw.choice([each for each in EXTREME if type(each) is int])
                 else:
                     node[key] = copy.deepcopy(draw.choice(EXTREME))  # which is changed itself, perhaps
             else:
-                node[key] = node[key] * min(times, 30_000 // len(node[key]) + 1)
+                node[key] = before * min(times, 30_000 // len(before) + 1)
+            if _length(tree, {}) > MOST_LENGTH:  # what was changed is in lists that are in lists
+                node[key] = before
         if kind == "profile" and draw.randint(0, 1):
             body = tree.get("body")
             tensors = body.get("tensors") if isinstance(body, dict) else None
@@ -287,6 +303,8 @@ def main(count: int = 1_000, seed: int = 1) -> int:
                 if outcome.fault:
                     print(f"FAULT {outcome.what}: {outcome.fault}", flush=True)
             path.unlink()
+            if number % 1_000 == 0:
+                print(f"{number} files", file=sys.stderr, flush=True)
     print(f"{len(WORST)} files of the worst and {count} at random: {len(seen)} readings and plans; {dict(verdicts)}")
     for title, key in (("most time", lambda each: each.seconds), ("most memory", lambda each: each.peak_bytes)):
         print(f"{title}:", *(f"  {show(each)}" for each in sorted(seen, key=key, reverse=True)[:6]), sep="\n")
