@@ -206,6 +206,19 @@ def test_the_latency_of_a_network_is_found_from_its_streams(share, startup_ns, r
         assert fitted.segments[0].latency_ns == pytest.approx(truth.segments[0].latency_ns, abs=startup_ns * 0.02)
 
 
+def test_streams_that_save_more_than_startups_tell_the_rate():
+    # what sums between two hosts of three ranks took beside computing, over links for 6.4 MB/s: (bytes, us alone, us in a row)
+    took = [(256, 4_570, 2_360), (1_024, 4_600, 1_930), (4_096, 5_220, 2_400), (16_384, 10_170, 3_210), (65_536, 17_730, 11_020)]
+    longer = [(262_144, 55_330), (1_048_576, 208_580), (4_194_304, 615_180)]
+    alone = [(size, took_us * 1_000) for size, took_us in [(size, alone_us) for size, alone_us, _ in took] + longer]
+    streams = [(size, 8, 8_000 * in_a_row_us) for size, _, in_a_row_us in took]
+    without = fit_network(alone, 2, sharing=Sharing(2))
+    fitted = fit_network(alone, 2, streams=streams, sharing=Sharing(2))
+    assert without.bytes_per_second == pytest.approx(5.2e6, rel=0.03)
+    assert fitted.bytes_per_second == pytest.approx(6.25e6, rel=0.03)
+    assert fitted.stream_ns(65_536, 8) == pytest.approx(8 * 11_020_000, rel=0.02)
+
+
 def test_of_streams_that_save_nothing_no_latency_comes_and_from_none_neither():
     line = Network.line(2, 200_000, 10**8)
     sharing = Sharing(2, 2)

@@ -42,6 +42,8 @@ LEAST_GAIN = 0.01
 TOLERATED_DROP = 0.02
 # candidates for the latency's part of a startup: far finer than it can be measured
 LATENCY_STEPS = 200
+# from this part of a startup on there is next to no overhead left that a stream could do without
+ALL_LATENCY = 0.9
 # the minimum cost is a mean without this fraction of the samples, the slowest
 STALLED = 0.05
 
@@ -88,7 +90,7 @@ def fit_network(
         streams: triples of size in bytes, number of messages and duration in ns, of equal messages
             that started together. What they save against as many lone messages tells how much of
             the startups, and of the minimum, is latency; both are fitted by least relative absolute
-            error.
+            error. If they save more than all of the startups, they tell the rate, too.
         sharing: how messages in flight shared the network in `streams`.
         algorithm, source: kept in the result; `source` is extended by what was fitted.
 
@@ -132,7 +134,10 @@ def fit_network(
         return network
     small = {kind: taken for kind, taken in in_streams.items() if network.cost_ns(kind[0]) == min_message_ns}
     large = {kind: taken for kind, taken in in_streams.items() if kind not in small}
-    return _fitting(_with_latency_of_least, _fitting(_with_latency, network, large), small)
+    network = _fitting(_with_latency, network, large)
+    if all(segment.latency_ns >= ALL_LATENCY * segment.startup_ns for segment in network.segments):
+        network = _fitting(_with_rate, network, large)
+    return _fitting(_with_latency_of_least, network, small)
 
 
 def fit_bus(samples: Iterable[tuple[int, int]], devices: int, *, packet_bytes: int, source: str = "measured") -> Bus:
@@ -186,6 +191,19 @@ def _fitting(
 def _with_latency(network: Network, step: int) -> Network:
     segments = tuple(
         msgspec.structs.replace(segment, latency_ns=segment.startup_ns * step // LATENCY_STEPS) for segment in network.segments
+    )
+    return msgspec.structs.replace(network, segments=segments)
+
+
+def _with_rate(network: Network, step: int) -> Network:
+    """Of messages alone the bytes may take longer than in a row, where another's fill the gaps between
+    steps of a collective. That is no startup, and a plan seldom has a message alone.
+    """
+    segments = tuple(
+        msgspec.structs.replace(
+            segment, bytes_per_second=min(MAX_RATE, segment.bytes_per_second * (LATENCY_STEPS + step) // LATENCY_STEPS)
+        )
+        for segment in network.segments
     )
     return msgspec.structs.replace(network, segments=segments)
 
