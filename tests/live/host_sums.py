@@ -229,7 +229,9 @@ def session_ends(rank: int, world: int, culprit: int, how: str) -> tuple[str, An
     optimizer = OPTIMIZERS["sgd"](net.parameters())
     generator, kept = torch.Generator().manual_seed(rank), {}
     last = signal.SIGKILL if how == "killed" else signal.SIGSTOP
-    session = gradlane.attach(net, optimizer, "mercury", backend="server", network=GIVEN, timeout=20)
+    # otherwise step() may update what has arrived, and whoever reads another parameter hears of the failure
+    options: dict[str, Any] = {"backend": "server", "network": GIVEN, "timeout": 20, "cross_barrier": False}
+    session = gradlane.attach(net, optimizer, "mercury", **options)
     answer, began = ("", -1, 0.0, False), time.monotonic()
     try:
         for step in range(100_000):
