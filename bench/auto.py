@@ -1,11 +1,13 @@
 """`auto` beside every fixed policy, on emulated devices and hosts: `python -m bench.auto [MODEL...] [--out FOLDER]`.
 
 All arms of a model and a rate train in turns in one run, over both backends; `auto` is measured once it has settled, its
-looking apart. Then, in --finals further rounds, only auto, DDP and the two fastest fixed policies of each backend do: which of
-many is the fastest is known only from times that did not choose it. One row a cell: how long a step took in those under auto,
-under the faster of the two and under torch's DDP, the ratios, and whether auto's plan is the other's too. Profiles are
-stretched and tensors shrunk to the same time and size for all, and a link's rate is such that all bytes take `ratio` times as
-long as computing. With --out what was measured is kept, and a grid that was ended goes on where it was.
+looking apart. Then, in --finals further rounds, only auto, DDP and the two fastest fixed policies of each backend do: which
+of many is the fastest is known only from times that did not choose it. One row a cell: how long a step took in those under
+auto, under the faster of the two and under torch's DDP, the ratios, whether auto's plan is the other's too, and whether its
+bits are DDP's. A row whose backend is "any" is of auto that was told none; beside it stand the fastest fixed policy over any
+backend, and auto with the better of the backends named. Profiles are stretched and tensors shrunk to the same time and size
+for all, and a link's rate is such that all bytes take `ratio` times as long as computing. With --out what was measured is
+kept, and a grid that was ended goes on where it was.
 
 --change FACTOR runs another case: the links of two hosts carry FACTOR times as much for a while, and then what they did before;
 said is how long after the first iteration that differed auto had settled again. --load N with it runs N processes that do
@@ -26,8 +28,10 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Literal
 
 import msgspec
+from msgspec import UNSET
 
 from bench.auto_varying import Counted
 from gradlane import lab, zoo
@@ -38,11 +42,12 @@ from gradlane.core import files
 from gradlane.core.backends import BackendName
 from gradlane.core.cluster import Link, RateStep
 from gradlane.core.plan import Plan
-from gradlane.core.records.search_log import AUTO
+from gradlane.core.records.search_log import ANY, AUTO
 from gradlane.core.records.speedup import Speedup, turn_times
 from gradlane.planning import catalog
 
 MODELS = ("resnet50", "vgg16", "inception-v3", "bert-base", "gpt2", "alexnet", "resnet152", "transformer-base")
+_Backend = BackendName | Literal["any"]
 _WARM_UP_S, _EVERY_NS, _RATES = 20.0, 5 * 10**9, 200
 _HIGH_NS, _LOW_NS = 40 * 10**9, 80 * 10**9  # when the links change, and change back
 
@@ -51,7 +56,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.auto", description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", help=f"names of gradlane zoo; default: {', '.join(MODELS)}")
     parser.add_argument("--ratios", default="0.25,0.5,1,2", help="of communicating to computing (default: %(default)s)")
-    parser.add_argument("--backend", default="all-reduce,server", help="with a comma (default: %(default)s)")
+    parser.add_argument("--backend", default="all-reduce,server,any", help="with a comma (default: %(default)s)")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks-per-host", type=int, default=1, help="they share its link (default: %(default)s)")
     parser.add_argument("--megabytes", type=float, default=8, help="of all tensors, as they are shrunk (default: %(default)s)")
@@ -74,13 +79,13 @@ def main() -> int:
         sys.exit(f"bench.auto: no lab can be made here: {reason}")
     names = given.models or list(MODELS)
     ratios = [float(ratio) for ratio in given.ratios.split(",")]
-    backends: list[BackendName] = given.backend.split(",")
+    backends: list[_Backend] = given.backend.split(",")
     if given.change is not None:
         return _change(names[0], ratios[0], backends[0], given)
     if given.varying is not None:
-        return _vary(names, ratios, backends, given)
-    print("| model | ratio | backend | auto kept | ms | best fixed | ms | auto / best | auto / DDP | plan | bits as DDP |")
-    print("|---|---|---|---|---:|---|---:|---:|---:|---|---|")
+        return _vary(names, ratios, [each for each in backends if each != ANY], given)
+    print("| model | ratio | backend | kept | ms | best fixed | ms | auto / best | auto / DDP | any / named | plan | bits |")
+    print("|---|---|---|---|---:|---|---:|---:|---:|---:|---|---|")
     with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
         for name in names:
             for ratio in ratios:
@@ -92,29 +97,34 @@ def main() -> int:
     return 0
 
 
-def _trial(name: str, ratio: float, backends: list[BackendName], given: argparse.Namespace) -> Trial:
+def _trial(name: str, ratio: float, backends: list[_Backend], given: argparse.Namespace) -> Trial:
     profile, bits, scale = at_ratio(zoo.profile(name), ratio, given.step_ms, given.megabytes)
     arms = []
     for backend in backends:
-        carried = catalog.names(backend)
+        carried = () if backend == ANY else catalog.names(backend)
         wanted = given.policies.split(",") if given.policies else carried
         arms += [ArmSpec(policy, backend) for policy in (AUTO, *wanted) if policy in (AUTO, *carried)]
     how = {"finals": given.finals, "ranks_per_host": given.ranks_per_host}
     return Trial(profile, given.hosts, bits, scale, False, arms, given.rounds, given.steps, 0, 60.0, **how)
 
 
-def _row(trial: Trial, cells: tuple[Cell, ...], ratio: float, backend: BackendName, folder: Path) -> None:
+def _row(trial: Trial, cells: tuple[Cell, ...], ratio: float, backend: _Backend, folder: Path) -> None:
     by_arm = {cell.arm: cell for cell in cells}
     auto, ddp = by_arm[ArmSpec(AUTO, backend).name], by_arm[BASELINE]
-    finalists = [cell for arm in trial.arms if arm.backend == backend and (cell := by_arm[arm.name]).final_step_ns]
-    best = min((cell for cell in finalists if cell is not auto), key=_final_ns)
+    others = [by_arm[arm.name] for arm in trial.arms if backend in (arm.backend, ANY) and arm.policy != AUTO]
+    best = min((cell for cell in others if cell.final_step_ns), key=_final_ns)
+    named = [by_arm[arm.name] for arm in trial.arms if arm.policy == AUTO and backend == ANY != arm.backend]
     plans = [files.read(folder / f"plan-{cell.arm}-rank0.json", Plan) for cell in (auto, best)]
-    auto_turns, *others = (turn_times(cell.final_step_ns, trial.finals) for cell in (auto, best, ddp))
-    longer = [Speedup.of(auto_turns, turns).ratio for turns in others]
+
+    def longer(than: Cell) -> float:
+        return Speedup.of(*(turn_times(cell.final_step_ns, trial.finals) for cell in (auto, than))).ratio
+
+    kept = plans[0].policy if backend != ANY or plans[0].backend is UNSET else f"{plans[0].policy}@{plans[0].backend}"
     same = "the same" if plans[0].messages == plans[1].messages else "another"
     print(
-        f"| {auto.model} | {ratio:g} | {backend} | {plans[0].policy} | {_final_ns(auto) / 1e6:.1f} | "
-        f"{best.arm.partition('@')[0]} | {_final_ns(best) / 1e6:.1f} | {longer[0]:.3f} | {longer[1]:.3f} | {same} | "
+        f"| {auto.model} | {ratio:g} | {backend} | {kept} | {_final_ns(auto) / 1e6:.1f} | "
+        f"{best.arm if backend == ANY else best.arm.partition('@')[0]} | {_final_ns(best) / 1e6:.1f} | {longer(best):.3f} | "
+        f"{longer(ddp):.3f} | {f'{longer(min(named, key=_final_ns)):.3f}' if named else ''} | {same} | "
         f"{'yes' if auto.equal_to_ddp else 'no'} |",
         flush=True,
     )
@@ -124,7 +134,7 @@ def _final_ns(cell: Cell) -> float:
     return statistics.median(cell.final_step_ns)
 
 
-def _change(name: str, ratio: float, backend: BackendName, given: argparse.Namespace) -> int:
+def _change(name: str, ratio: float, backend: _Backend, given: argparse.Namespace) -> int:
     profile, bits, scale = at_ratio(zoo.profile(name), ratio, given.step_ms, given.megabytes)
     link = Link(bits // 8, (RateStep(_HIGH_NS, round(bits // 8 * given.change)), RateStep(_LOW_NS, bits // 8)))
     unlike = tuple(lab.HostSpec(host, link, link) for host in range(given.hosts))
@@ -142,7 +152,7 @@ def _change(name: str, ratio: float, backend: BackendName, given: argparse.Names
             load.wait()
 
 
-def _vary(names: list[str], ratios: list[float], backends: list[BackendName], given: argparse.Namespace) -> int:
+def _vary(names: list[str], ratios: list[float], backends: list[_Backend], given: argparse.Namespace) -> int:
     print("| model | ratio | backend | auto's last | looks | a second | best fixed | a second | auto / best | auto / DDP |")
     print("|---|---|---|---|---:|---:|---|---:|---:|---:|")
     for name, ratio, backend in itertools.product(names, ratios, backends):

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import gradlane
 from gradlane import zoo
+from gradlane.core.records.search_log import ANY
 from gradlane.lab import emulated
 
 _SECONDS = 130  # from the start on, with both changes and some time after the second
@@ -28,7 +29,7 @@ def main(name: str, stretch: str, backend: Any) -> None:
     ends: list[int] = []
     settled: list[bool] = []
     over = torch.zeros(1)
-    with gradlane.attach(model, optimizer, "auto", backend=backend) as session:
+    with gradlane.attach(model, optimizer, "auto", backend=None if backend == ANY else backend) as session:
         while not over:
             optimizer.zero_grad()
             model().backward()

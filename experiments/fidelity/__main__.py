@@ -128,7 +128,7 @@ def _run(trial: Trial, out: Path, again: float | None) -> float:
 
 def _anatomies(trial: Trial, folder: Path) -> dict[str, Anatomy]:
     anatomies = {}
-    for name, plan, outcome in predicted(trial, folder):
+    for name, plan, _, outcome in predicted(trial, folder):
         if name != BASELINE:
             live = files.read(folder / f"timeline-{name}-rank0.json", Timeline)
             anatomy = dissect(plan, live, outcome.timeline())

@@ -14,13 +14,12 @@ import msgspec
 
 from experiments.lab.results import Measured
 from gradlane import lab
-from gradlane.compare.arms import ALONE, ArmSpec
+from gradlane.compare.arms import ALONE, ArmSpec, measured_place
 from gradlane.compare.processes import run_on_lab
 from gradlane.compare.runner import train_in_turns
 from gradlane.core import files
 from gradlane.core.backends import BackendName
 from gradlane.core.cluster import Cluster, Host, Link, RateStep, Worker
-from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
@@ -158,8 +157,7 @@ def cells(point: Point, out: Path, *, simulates: bool = True) -> dict[str, Cell]
     for arm in point.arms:
         plan = files.read(folder / f"plan-{arm.name}-rank0.json", Plan)
         timeline = files.read(folder / f"timeline-{arm.name}-rank0.json", Timeline)
-        network = files.read(folder / f"network-{arm.place}-rank0.json", Network)
-        simulated = _simulated(point, arm, plan, network, alone_ns) if simulates else None
+        simulated = _simulated(point, arm, plan, measured_place(folder, arm.name, arm, plan), alone_ns) if simulates else None
         found[arm.name] = Cell(measured[arm.name]["step_ns"], plan, timeline, alone_ns, simulated)
     return found
 
@@ -172,7 +170,7 @@ def _run(point: Point, folder: Path) -> None:
         raise RunError(str(point), exit_code)
 
 
-def _simulated(point: Point, arm: ArmSpec, plan: Plan, network: Network, alone_ns: int) -> Outcome | None:
+def _simulated(point: Point, arm: ArmSpec, plan: Plan, measured: Place, alone_ns: int) -> Outcome | None:
     spec = point.spec()
     links = [spec.links(host) for host in range(point.hosts)]
     changes = any(link is not None and link.steps for pair in links for link in pair)
@@ -180,7 +178,7 @@ def _simulated(point: Point, arm: ArmSpec, plan: Plan, network: Network, alone_n
         return None  # a run measures its network once; packets cost nothing there; servers alone are simulated unlike
     profile = point.made().scaled(point.scale)
     profile = profile.stretched(alone_ns / profile.compute_ns).in_order_of(plan.tensors)
-    place = where(Place(network, arm.backend, arm.servers))
+    place = where(measured)
     if isinstance(place, Cluster):
         place = msgspec.structs.replace(place, network_classes=point.network_classes)
         if point.unlike:

@@ -29,7 +29,7 @@ def offered(*words: str) -> list[str]:
         (["simulate", "vgg16", "bert"], ["bert-base"]),
         (["whatif", "rates", "alex"], ["alexnet"]),
         (["compare", "--policies", "auto,p3,merc"], ["auto,p3,mercury", "auto,p3,mercury-no-preemption"]),
-        (["compare", "--backend", "all-reduce,"], ["all-reduce,all-reduce", "all-reduce,server"]),
+        (["compare", "--backend", "all-reduce,"], ["all-reduce,all-reduce", "all-reduce,server", "all-reduce,any"]),
         (["launch", "--sum"], ["--summation-order"]),
         (["launch", "--nproc", "2", "--policy", "au"], ["auto"]),
         (["launch", "--backend", ""], ["all-reduce", "server"]),

@@ -38,7 +38,7 @@ from gradlane.core.backends import BACKENDS
 from gradlane.core.fields import need
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
-from gradlane.core.records.search_log import AUTO
+from gradlane.core.records.search_log import ANY, AUTO
 from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError, RunError
 from gradlane.planning import catalog
@@ -82,8 +82,8 @@ def _iterations(text: str) -> str:
     default="all-reduce",
     show_default=True,
     metavar="NAME,...",
-    help="all-reduce, server.",
-    shell_complete=lambda ctx, param, incomplete: completion.beginning_with(incomplete, BACKENDS),
+    help="all-reduce, server; any: only auto, which chooses between them.",
+    shell_complete=lambda ctx, param, incomplete: completion.beginning_with(incomplete, (*BACKENDS, ANY)),
 )
 @click.option("--rounds", type=COUNT, default=5, show_default=True, help="Turns that each policy gets.")
 @click.option("--steps", type=COUNT, default=2, show_default=True, help="Measured steps a turn.")
@@ -228,13 +228,13 @@ def _arms(backends: list[str], chosen: list[str] | None, servers: int) -> list[A
             catalog.get(name)
     arms = []
     for backend in backends:
-        need(backend in BACKENDS, "--backend", backend, "all-reduce or server, or both with a comma")
+        need(backend in (*BACKENDS, ANY), "--backend", backend, "all-reduce, server or any, or several with commas")
         external = servers if backend == "server" else 0
-        carried = (AUTO, *catalog.names(backend, external > 0))  # type: ignore[arg-type]
+        carried = (AUTO, *(() if backend == ANY else catalog.names(backend, external > 0)))  # type: ignore[arg-type]
         for name in chosen or carried:
             if name in carried:
                 arms.append(ArmSpec(name, backend, servers=external))  # type: ignore[arg-type]
-            elif catalog.is_own(name):
+            elif catalog.is_own(name) and backend != ANY:
                 label = ArmSpec(catalog.get(name).name, backend).name  # type: ignore[arg-type]
                 arms.append(ArmSpec(name, backend, label, servers=external))  # type: ignore[arg-type]
     for name in chosen or ():

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
+from msgspec import UNSET
 
 from gradlane.core import files
 from gradlane.core.backends import BackendName
 from gradlane.core.network import Network
+from gradlane.core.place import Place
+from gradlane.core.plan import Plan
+from gradlane.core.records.search_log import ANY
 
 BASELINE = "torch-ddp"
 ALONE = "no-communication"
@@ -18,14 +23,15 @@ class ArmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A policy over a backend. Torch DDP and computation without communication are further arms.
 
     Attributes:
-        policy, backend, knobs: what runs.
+        policy, knobs: what runs.
+        backend: what carries it; "any": none is named, and `auto` chooses.
         label: a name, if the policy's would not be unique.
         packet_bytes: of the transport; None: its default.
         servers: servers in processes and on hosts of their own; 0: one in each worker's process.
     """
 
     policy: str
-    backend: BackendName = "all-reduce"
+    backend: BackendName | Literal["any"] = "all-reduce"
     label: str = ""
     knobs: dict[str, int] = {}
     packet_bytes: int | None = None
@@ -41,16 +47,21 @@ class ArmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.backend}-{self.servers}" if self.servers else self.backend
 
 
-def measured_network(folder: Path, arm: str, spec: ArmSpec) -> Network:
-    """The network on which rank 0 of a run summed.
+def measured_place(folder: Path, arm: str, spec: ArmSpec, plan: Plan) -> Place:
+    """Where an arm's plan ran, with the network as rank 0 of the run measured it.
 
     Args:
         folder: of the run.
-        arm, spec: whose sums. Torch's DDP has a network of its own where sessions sum within hosts
-            first.
+        arm, spec: whose plan. Two kinds of arm have a network of their own: torch's DDP, where
+            sessions sum within hosts first, and those that choose what carries their messages.
+        plan: the plan that was in force.
 
     Raises:
-        OSError, FormatError: there is none that can be read.
+        OSError, FormatError: there is no network that can be read.
     """
-    own = folder / f"network-{BASELINE}-rank0.json"
-    return files.read(own if arm == BASELINE and own.exists() else folder / f"network-{spec.place}-rank0.json", Network)
+    backend = spec.backend
+    if backend == ANY:
+        backend = "all-reduce" if plan.backend is UNSET else plan.backend
+    own = folder / f"network-{arm}-rank0.json"
+    network = files.read(own if own.exists() else folder / f"network-{spec.place}-rank0.json", Network)
+    return Place(network, backend, spec.servers)

@@ -6,9 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
+from gradlane.compare.arms import ALONE, BASELINE
 from gradlane.compare.records import Cell, Comparison, Result
-from gradlane.core.backends import BACKENDS
 from gradlane.core.records.search_log import AUTO
 from gradlane.core.records.speedup import Speedup, disturbed, turn_times
 from gradlane.units import format_bytes
@@ -39,7 +38,6 @@ def evaluate(
     turns = {name: turn_times(arm["step_ns"], outcome["turns"]) for name, arm in arms.items()}
     computing, summing = turns[ALONE], turn_times(outcome["all_reduce_ns"], outcome["turns"])
     bound = Speedup.of(turns[BASELINE], [max(pair) for pair in zip(computing, summing, strict=True)])
-    defaults = [ArmSpec(AUTO, backend).name for backend in BACKENDS]
     results = []
     for name, arm in arms.items():
         if name == ALONE:
@@ -57,7 +55,7 @@ def evaluate(
                 # beyond two ranks a sum's last bits depend on how it is cut, which differs between
                 # two runs of DDP too
                 equal_to_ddp=arm["equal_to_ddp"] if hosts * ranks_per_host == 2 else arm["equal_to_ddp"] or None,
-                note="default" if name in defaults else "",
+                note="default" if name.partition("@")[0] == AUTO else "",
                 card_bytes=arm.get("card_bytes"),
             )
         )

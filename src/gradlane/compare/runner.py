@@ -15,12 +15,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gradlane import lab
-from gradlane.compare.arms import ALONE, BASELINE, ArmSpec, measured_network
+from gradlane.compare.arms import ALONE, BASELINE, ArmSpec, measured_place
 from gradlane.compare.processes import python_module, run_on_lab, run_on_loopback
 from gradlane.compare.records import Cell, hosts_text
 from gradlane.core import files
 from gradlane.core.bus import Bus
-from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
@@ -152,8 +151,8 @@ def cells_of(trial: Trial, folder: Path) -> list[Cell]:
     turns = {name: turn_times(arm["step_ns"], trial.rounds) for name, arm in measured.items()}
     gradient_bytes = files.read(folder / "given.json", Profile).scaled(trial.scale).size_bytes
     cells = []
-    for name, _, outcome in predicted(trial, folder):
-        network = _network(trial, folder, name)
+    for name, _, place, outcome in predicted(trial, folder):
+        network = place.network
         cells.append(
             Cell(
                 model=trial.profile.model,
@@ -188,18 +187,18 @@ def _described(bus: Bus | UnsetType) -> str:
     return "" if bus is UNSET else f"; {bus.devices} devices on {bus.startup_ns} ns + {bus.bytes_per_second} B/s"
 
 
-def predicted(trial: Trial, folder: Path) -> Iterator[tuple[str, Plan, Outcome]]:
-    """For each arm that communicates, its plan and the simulation of it."""
+def predicted(trial: Trial, folder: Path) -> Iterator[tuple[str, Plan, Place, Outcome]]:
+    """For each arm that communicates, its plan, where it ran and the simulation of it there."""
     measured = _measured(folder)
     profile = _as_measured(files.read(folder / "given.json", Profile).scaled(trial.scale), _alone_ns(measured))
     for name in measured:
         if name == ALONE:
             continue
-        spec = _spec(trial, name)
-        place = Place(_network(trial, folder, name), spec.backend, spec.servers)
-        ran = folder / f"plan-{name}-rank0.json"
-        plan = make_plan(get("ddp"), profile, place) if name == BASELINE else files.read(ran, Plan)
-        yield name, plan, predict(plan, profile, place)
+        plan = files.read(folder / f"plan-{name}-rank0.json", Plan)
+        place = measured_place(folder, name, _spec(trial, name), plan)
+        if name == BASELINE:
+            plan = make_plan(get("ddp"), profile, place)
+        yield name, plan, place, predict(plan, profile, place)
 
 
 def _measured(folder: Path) -> dict[str, Any]:
@@ -214,10 +213,6 @@ def _alone_ns(measured: dict[str, Any]) -> int:
 
 def _spec(trial: Trial, name: str) -> ArmSpec:
     return next((arm for arm in trial.arms if arm.name == name), ArmSpec("ddp"))
-
-
-def _network(trial: Trial, folder: Path, name: str) -> Network:
-    return measured_network(folder, name, _spec(trial, name))
 
 
 def _as_measured(profile: Profile, alone_ns: int) -> Profile:

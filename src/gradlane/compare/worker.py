@@ -33,7 +33,7 @@ from gradlane.compare.demo import Digits, DigitsNet
 from gradlane.compare.stock_ddp import StockDdp
 from gradlane.core import files
 from gradlane.core.profile import Profile
-from gradlane.core.records.search_log import AUTO
+from gradlane.core.records.search_log import ANY, AUTO
 from gradlane.emulation.model import Emulated
 from gradlane.lab.card import sent_bytes
 from gradlane.live.backends.all_reduce import AllReduceBackend
@@ -154,7 +154,11 @@ class Arm:
         self.session: Session | IdleSession | None = None
         if spec is not None:
             policy = AUTO if spec.policy == AUTO else catalog.get(spec.policy, **spec.knobs)
-            known |= {"backend": spec.backend, "packet_bytes": spec.packet_bytes, "servers": spec.servers}
+            known |= {
+                "backend": None if spec.backend == ANY else spec.backend,
+                "packet_bytes": spec.packet_bytes,
+                "servers": spec.servers,
+            }
             self.session = attach(self.model, self.optimizer, policy, timeout=timeout_s, **known)
         elif name == BASELINE:
             self.call = nn.parallel.DistributedDataParallel(self.model)
@@ -344,6 +348,8 @@ def _leave(arms: list[Arm], ddp: Arm, out: Path) -> dict[str, ArmOutcome]:
             files.write(out / f"timeline-{arm.name}-rank{rank}.json", arm.session.timeline())
             files.write(out / f"plan-{arm.name}-rank{rank}.json", arm.session.plan)
             files.write(out / f"profile-rank{rank}.json", arm.session.profile())
+            if arm.spec is not None and arm.spec.backend == ANY:
+                files.write(out / f"network-{arm.name}-rank{rank}.json", arm.session.network)
             messages = len(arm.session.plan.messages)
             if arm.session.auto is not None:
                 files.write(out / f"search-{arm.name}.json", arm.session.auto)

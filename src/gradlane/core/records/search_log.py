@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from gradlane.core.backends import BackendName
@@ -10,7 +12,7 @@ from gradlane.units import format_bytes
 
 AUTO = "auto"
 """What users type in place of a policy."""
-ANY = "any"
+ANY: Final = "any"
 """The backend of a job in which `auto` chooses that too."""
 _OVER = {"all-reduce": "over all-reduce", "server": "over servers"}
 

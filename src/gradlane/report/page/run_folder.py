@@ -10,11 +10,10 @@ from typing import Any
 
 import msgspec
 
-from gradlane.compare.arms import ALONE, BASELINE, ArmSpec, measured_network
+from gradlane.compare.arms import ALONE, BASELINE, ArmSpec, measured_place
 from gradlane.compare.evaluation import answer, trial_remarks
 from gradlane.compare.records import Cell, Comparison, Sweep, hosts_text
 from gradlane.core import files
-from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.records.search_log import SearchLog
@@ -145,8 +144,7 @@ class _Run:
         if not iterations:
             return None
         drawn = draw(plan, timelines, iterations, self._links)
-        spec = self._specs[name]
-        place = Place(measured_network(self._folder, name, spec), spec.backend, spec.servers)
+        place = measured_place(self._folder, name, self._specs[name], plan)
         simulated = predict(plan, self._profile, place).timeline()
         return msgspec.structs.replace(drawn, simulated=draw_simulated(plan, simulated, len(iterations)))
 
