@@ -5,7 +5,7 @@
 
 The job's seed chooses its ranks, policy and backend, whom to kill, rank 0 among them, and when: from the moment at which the
 ranks have met in `attach`, so that some die before the first step. A survivor's parameters must be what whole sums make of
-them.
+them, all of one step, or refuse to be read.
 """
 
 from __future__ import annotations

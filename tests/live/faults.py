@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import gc
 import logging
@@ -146,6 +147,69 @@ def raises_in_a_callback(rank: int, world: int, method: str) -> tuple[str, str, 
     seconds = time.monotonic() - began
     session.close()
     return type(failed).__name__, str(failed), repr(failed.__cause__), seconds
+
+
+def left_between_two_steps(rank: int, world: int, backend: str) -> dict[str, Any]:
+    """Rank 1 fails in a backward pass after the last layer's gradients; rank 0 has stepped by then.
+
+    Returns:
+        Of rank 0: whether the last layer was updated, what reading the other parameters raises, before
+        `close` and after it, and whether a checkpoint mends model and optimizer.
+    """
+    model, optimizer, session = _attached(rank, backend)
+    for param in model.parameters():  # gradients with a hook of the script's are sent one by one
+        param.register_post_accumulate_grad_hook(lambda _: None)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(4):
+        _step(model, optimizer, generator)
+    checkpoint = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    before = bits_of(model, optimizer)
+    names = [name for name, _ in model.named_parameters()]
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    if rank == 1:
+
+        def fail(gradient: torch.Tensor) -> None:
+            store.wait(["stepped"])
+            raise LookupError("by the test")
+
+        model.get_parameter(names[0]).register_hook(fail)  # before this gradient is accumulated
+        try:
+            _step(model, optimizer, generator)
+        except LookupError as error:
+            session.abort(error)
+        session.close()
+        return {}
+    _step(model, optimizer, generator)
+    last = model.get_parameter(names[-1])
+    told: dict[str, Any] = {"updated": not torch.equal(last, before[names[-1]])}
+    store.set("stepped", "")
+    told["open"] = [_reads(model, optimizer), _reads(model, optimizer)]
+    session.close()
+    told["closed"] = [_reads(model, optimizer), _reads(model, optimizer)]
+    others = {"deepcopy": lambda: copy.deepcopy(model), "script": lambda: torch.jit.script(model)}
+    others["call"] = lambda: model(Mlp.batch(generator)[0])
+    told["others"] = {name: _raised(call) for name, call in others.items()}
+    model.load_state_dict(checkpoint[0])
+    optimizer.load_state_dict(checkpoint[1])
+    told["mended"] = differences(before, bits_of(model, optimizer))
+    told["classes"] = sorted({type(each).__name__ for each in (optimizer, *model.parameters())})
+    return told
+
+
+def _reads(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    """What reading each parameter, the model's and the optimizer's state raises, if anything."""
+    calls = {name: param.clone for name, param in model.named_parameters()}
+    calls |= {"state_dict": model.state_dict, "state": lambda: optimizer.state, "optimizer": optimizer.state_dict}
+    return {name: text for name, call in calls.items() if (text := _raised(call))}
+
+
+def _raised(call: Any) -> str:
+    try:
+        call()
+    except JobError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def interpreter_that_stands_still(
@@ -335,5 +399,6 @@ def not_finite(rank: int, world: int, backend: str, culprit: int, how: str, valu
     finally:
         handle.remove()
         session.close()
-    finite = all(bool(param.isfinite().all()) for param in model.parameters())
+    readable = [param for param in model.parameters() if not _raised(param.clone)]  # updates of others were deferred
+    finite = all(bool(param.isfinite().all()) for param in readable)
     return (*outcome, done, finite, None if scaler is None else scaler.get_scale())

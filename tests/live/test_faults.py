@@ -227,6 +227,32 @@ def test_another_order_on_one_rank_ends_in_an_error_on_both_and_in_no_wrong_sum(
         assert seconds < 15
 
 
+# -- parameters of two steps ----------------------------------------------------------------------------------
+
+
+@both
+def test_what_a_failed_job_has_not_updated_refuses_to_be_read_until_a_checkpoint_is_loaded(backend):
+    ranks = Ranks(2)  # of its own: the job fails
+    try:
+        found, _ = ranks.run("tests.live.faults:left_between_two_steps", backend=backend)
+    finally:
+        ranks.close()
+    assert found["updated"]
+    told = ["layers.0.weight", "optimizer", "state", "state_dict"]
+    for reads in found["open"]:
+        assert set(told) <= set(reads)
+        assert "layers.3.bias" not in reads
+        assert set(reads.values()) == {"PeerFailed: rank 1 failed: LookupError: by the test"}
+    for reads in found["closed"]:
+        assert list(reads) == list(found["open"][0])
+        assert reads["layers.0.weight"].startswith("JobError: layers.0.weight lacks its update of the last step")
+        assert reads["state"].startswith("JobError: the state of SGD lacks its update of the last step")
+        assert all("(rank 1 failed: LookupError: by the test)" in text for text in reads.values())
+    assert [text for text in found["others"].values() if "load a checkpoint" not in text] == []
+    assert found["mended"] == []
+    assert found["classes"] == ["Parameter", "SGD"]
+
+
 # -- exceptions that have no caller ----------------------------------------------------------------------------
 
 

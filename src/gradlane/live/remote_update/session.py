@@ -27,7 +27,7 @@ from gradlane.live.remote_update.broadcasts import Broadcasts
 from gradlane.live.remote_update.parameter_groups import ParameterGroups
 from gradlane.live.remote_update.states import fetched_states
 from gradlane.live.remote_update.values import SentGradient, Values
-from gradlane.live.session import guards
+from gradlane.live.session import guards, outdated
 from gradlane.live.session.base import SessionBase
 from gradlane.live.session.closures import run_first
 from gradlane.live.session.hooks import Hook, inside_a_backward_pass, is_compiled, parameters_of_scripts
@@ -361,8 +361,16 @@ class ServedSession(SessionBase):
         finally:
             self._detach_hooks()
             guards.unwatch_all(self._params)
+            self._refuse_what_is_awaited()
             self._values.close()
             self._after_close(self)
+
+    def _refuse_what_is_awaited(self) -> None:
+        """Refuse reads of parameters that a failed job has left without their new values."""
+        why = str(self._failure or self._values.failure() or "close() was interrupted")
+        for tensor in self._awaited:
+            lacks = f"{self._names[tensor]} lacks its last value: the servers had not sent it when the job failed ({why})"
+            outdated.refuse_reads(self._params[tensor], f"{lacks}. {outdated.ADVICE}")
 
     def abort(self, error: BaseException) -> None:
         """Fail the job with `error`; the other ranks raise `PeerFailed` with its text."""

@@ -11,10 +11,12 @@ import torch
 
 from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
-from gradlane.live.session import guards, torch_patches
+from gradlane.live.session import guards, outdated, torch_patches
 from gradlane.live.session.deferred_step import DeferredStep, as_at_step
 from gradlane.live.session.finite import Unchecked
 from gradlane.live.session.verification import Unverified
+
+_LACKS = "lacks its update of the last step: step() had left it until its gradients are summed, and the job failed before"
 
 
 class DeferredUpdates:
@@ -107,10 +109,19 @@ class DeferredUpdates:
         while self._steps:
             self.make_current(next(iter(self._steps)))
 
-    def forget(self) -> None:
-        """Drop the deferred updates of a failed job, and remove the guards of its optimizers."""
-        for step in self._steps.values():
-            guards.unwatch_state(step.optimizer)
+    def give_up(self, why: str, name_of: Callable[[int], str]) -> None:
+        """Drop the deferred updates: their parameters and state refuse to be read from now on.
+
+        Args:
+            why: what became of the job.
+            name_of: the name of a tensor.
+        """
+        for tensor, step in self._steps.items():
+            param, optimizer = self._params[tensor], step.optimizer
+            guards.unwatch(param)
+            outdated.refuse_reads(param, f"{name_of(tensor)} {_LACKS} ({why}). {outdated.ADVICE}")
+            guards.unwatch_state(optimizer)
+            outdated.refuse_state(optimizer, f"the state of {type(optimizer).__name__} {_LACKS} ({why}). {outdated.ADVICE}")
         self._steps.clear()
         torch_patches.nothing_is_owed(self)
 

@@ -95,7 +95,7 @@ class PendingGradient(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func in _METADATA:
+        if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         return _call(func, args, kwargs or {})
@@ -191,7 +191,7 @@ _GIVES_MEMORY_AWAY = {
 }
 
 # these reveal nothing of the values, and so need not wait
-_METADATA = {
+METADATA = {
     *(_getter(name) for name in ("shape", "dtype", "device", "layout", "requires_grad", "is_sparse", "is_leaf", "grad_fn")),
     *(_getter(name) for name in ("grad", "is_cuda", "is_cpu", "ndim", "is_quantized", "is_meta", "is_sparse_csr")),
     _gradient_attribute.__set__,
@@ -240,11 +240,6 @@ def unwatch_all(params: Iterable[torch.nn.Parameter]) -> None:
             unwatch(param)
 
 
-def is_watched(param: torch.nn.Parameter) -> bool:
-    """Whether `param` has not been used since `watch`, nor been unwatched."""
-    return id(param) in _watched
-
-
 def _as_its_own(param: Any, call: Callable[..., Any], *args: Any) -> Any:
     """`call(param, *args)`, for which `param` has its own class."""
     watched, param.__class__ = type(param), type(param).__mro__[2]
@@ -267,7 +262,7 @@ class _Pending:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if func in _METADATA:
+        if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         for param in _parameters_in((args, kwargs)):
@@ -290,7 +285,11 @@ def use(param: Any) -> None:
     if entry is not None:
         _, index, touched = entry
         unwatch(param)  # first, so that the update sees an ordinary parameter
-        touched(index)
+        try:
+            touched(index)
+        except BaseException:
+            watch(param, index, touched)  # the next use must not find what this one did not get
+            raise
 
 
 def _parameters_in(value: Any) -> Iterator[_Pending]:
@@ -350,20 +349,20 @@ def own_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
 
 # these show, replace or copy the state; everything else of an optimizer (groups, learning rates,
 # defaults) is already as it is after step()
-_GETS_AT_STATE = frozenset(("state", "__setstate__", "__getstate__", "__reduce_ex__", "__deepcopy__"))
+GETS_AT_STATE = frozenset(("state", "__setstate__", "__getstate__", "__reduce_ex__", "__deepcopy__"))
 
 
 class _PendingOptimizer:
     """Mixed into the class of an optimizer with deferred updates."""
 
     def __getattribute__(self, name: str) -> Any:
-        if name in _GETS_AT_STATE and id(self) in _owing:
+        if name in GETS_AT_STATE and id(self) in _owing:
             _settle(self)
             return getattr(self, name)  # by now the optimizer has its own class again
         return super().__getattribute__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _GETS_AT_STATE:
+        if name in GETS_AT_STATE:
             _settle(self)
         object.__setattr__(self, name, value)  # torch's optimizers define no __setattr__
 
@@ -372,4 +371,8 @@ def _settle(optimizer: Any) -> None:
     entry = _owing.get(id(optimizer))
     if entry is not None:
         unwatch_state(optimizer)
-        entry[1]()
+        try:
+            entry[1]()
+        except BaseException:
+            watch_state(*entry)
+            raise

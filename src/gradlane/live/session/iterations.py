@@ -244,9 +244,7 @@ class Iterations(SessionBase):
         be compiled again and again.
         """
         for param in module.parameters():
-            if guards.is_watched(param):
-                guards.unwatch(param)
-                self._parameter_used(self._tensor_of[id(param)])
+            guards.use(param)
 
     def _after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
         if not torch.is_grad_enabled() or inside_a_backward_pass() or is_traced():

@@ -208,7 +208,8 @@ class Session(Iterations):
         """Wait for what is in flight, and detach: remove hooks, threads, sockets, process groups.
 
         Raises:
-            JobError: the last sums failed. If the job had failed before, nothing is raised.
+            JobError: the last sums failed. If the job had failed before, nothing is raised; parameters
+                whose update `step()` had left until their sums arrive refuse to be read.
         """
         if self._closed:
             return
@@ -224,7 +225,7 @@ class Session(Iterations):
                 self._tell_what_was_verified()
         finally:
             self._detach_hooks()
-            self._deferred.forget()
+            self._deferred.give_up(str(self._failures.failure or "close() was interrupted"), self._name_of)
             guards.unwatch_all(self._params)
             self._gradients.close(failed=self.failed)
             if self._controller is not None:

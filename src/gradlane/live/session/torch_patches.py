@@ -17,7 +17,7 @@ import torch
 import torch._functorch.eager_transforms as functorch
 import torch.jit._recursive as torchscript
 
-from gradlane.live.session import guards
+from gradlane.live.session import guards, outdated
 from gradlane.live.session.hooks import Hook
 
 _settlers: dict[int, Callable[[], None]] = {}  # by id() of the owner: runs its deferred updates
@@ -66,6 +66,7 @@ def guard_torchscript() -> None:
         _settle_all()
         for param in module.parameters():
             guards.use(param)
+            outdated.check(param)
         with _without_hooks(module):
             return really(module, *args, **kwargs)  # type: ignore[no-untyped-call]
 
