@@ -21,6 +21,7 @@ Choice = TypeVar("Choice")
 # a trial is cut if its fastest iteration is this many times the best median: after one iteration,
 # two, more
 _CUT_AT = (3.0, 1.5, 1.25)
+_DISAGREE = 1.1  # two iterations of which one took this many times as long as the other
 _FINALS = 3  # at most this many of the best choices are measured again
 _WORTH_A_CHANGE = 0.99
 
@@ -30,7 +31,8 @@ class TryOptions(msgspec.Struct, frozen=True):
 
     Attributes:
         trials: the most trials, the starting choice included.
-        iterations: measured iterations of a trial; its value is their median.
+        iterations: measured iterations of a trial; its value is their median. One more is measured if
+            it is an even number, the two in the middle disagree, and the trial may be the best.
         settle: iterations after a change that are not measured.
         loss: no trial starts once slower choices have lost this many iterations' time, in
             iterations of the best choice.
@@ -142,9 +144,15 @@ class TrialRunner(Generic[Choice]):
         wanted = self._options.iterations
         if self._finals is not None:
             wanted = self._options.final_iterations or wanted
-        if len(self._times) < wanted and not bad:
+        if not bad and (len(self._times) < wanted or (len(self._times) == wanted and self._is_in_doubt(best_ns))):
             return False
         return self._end_trial(cut=bad and len(self._times) < wanted)
+
+    def _is_in_doubt(self, best_ns: int | None) -> bool:
+        """Whether one iteration more would tell more than the mean of the two in the middle, which disagree."""
+        slower = sorted(self._times)[len(self._times) // 2]
+        faster = sorted(self._times)[(len(self._times) - 1) // 2]
+        return slower > faster * _DISAGREE and (best_ns is None or min(self._times) < best_ns)
 
     def _end_trial(self, cut: bool) -> bool:
         attempt = Attempt(self.choice, tuple(self._times), cut)
