@@ -218,22 +218,24 @@ def anything(draw: random.Random) -> tuple[str, bytes]:
     kind = draw.choice([*NOUNS, "trace", "trace", "trace", "profile", "lab"])
     times = int(10 ** draw.uniform(0, 5.5))
     if kind == "trace":
-        event = {
-            "ph": "X",
-            "cat": "cpu_op",
-            "name": draw.choice(["torch::autograd::AccumulateGrad", "ProfilerStep#1", "Optimizer.step", "aten::add"]),
-            "ts": draw.choice([0, 1, 5.5, 1e300]),
-            "dur": draw.choice([0, 1, 1e18, -1]),
-            "tid": 1,
-            "args": {
-                "Input Dims": [[draw.choice([1, 2**50, -1])] * draw.choice([0, 1, 70, 4000])],
-                "Input type": ["float"],
-                "Sequence number": draw.randint(-1, 3),
-            },
-        }
+        event = json.dumps(
+            {
+                "ph": "X",
+                "cat": "cpu_op",
+                "name": draw.choice(["torch::autograd::AccumulateGrad", "ProfilerStep#1", "Optimizer.step", "aten::add"]),
+                "ts": draw.choice([0, 1, 5.5, 1e300]),
+                "dur": draw.choice([0, 1, 1e18, -1]),
+                "tid": 1,
+                "args": {
+                    "Input Dims": [[draw.choice([1, 2**50, -1])] * draw.choice([0, 1, 70, 4000])],
+                    "Input type": ["float"],
+                    "Sequence number": draw.randint(-1, 3),
+                },
+            }
+        ).encode()
         data = draw.choice(
             [
-                lambda: kineto(*[json.dumps(event).encode()] * min(times, 20_000, MOST_LENGTH // len(json.dumps(event)))),
+                lambda: kineto(*[event] * min(times, 20_000, MOST_LENGTH // len(event))),
                 lambda: chakra(b",".join([b"%d" % draw.choice([1, 2, 2**40])] * times)),
                 lambda: (
                     b"node1 -- Conv -- forward_compute_time=1, backward_compute_time=1, activation_size=1, parameter_size=4\n"

@@ -28,18 +28,14 @@ ENTER, PUSHED, PULLED = 0, 1, 2
 
 
 class _Times(NamedTuple):
-    """What a message takes in each stage, in ns. packet: of the message's first packet."""
+    """What a message takes in each stage after any startup, in ns. packet: of the message's first packet."""
 
-    enter_startup: int
     enter_packet: int
     enter_bytes: int
-    enter_latency: int
     between_packet: int
     between_bytes: int
-    leave_startup: int
     leave_packet: int
     leave_bytes: int
-    leave_latency: int
 
 
 class HostFabric:
@@ -78,7 +74,7 @@ class HostFabric:
             self._ranks_of[host].append(rank)
         self._host_of = host_of
         self._two_phase = [message.two_phase for message in plan.messages]
-        enter, leave = stages
+        self._enter, self._leave = enter, leave = stages
         self._times: list[_Times] = []
         for message in plan.messages:
             size_bytes = message.size_bytes
@@ -87,9 +83,9 @@ class HostFabric:
             halves = 2 if collective and message.two_phase else 1
             self._times.append(
                 _Times(
-                    enter.startup_ns, enter.bytes_ns(first_bytes), enter.bytes_ns(size_bytes), enter.latency_ns,
+                    enter.bytes_ns(first_bytes), enter.bytes_ns(size_bytes),
                     packet_ns // halves, bytes_ns // halves,
-                    leave.startup_ns, leave.bytes_ns(first_bytes), leave.bytes_ns(size_bytes), leave.latency_ns,
+                    leave.bytes_ns(first_bytes), leave.bytes_ns(size_bytes),
                 )
             )  # fmt: skip
         hosts, messages = len(self._ranks_of), len(plan.messages)
@@ -107,9 +103,9 @@ class HostFabric:
         if self._waits_for_others(host, message):
             return
         times = self._times[message]
-        begins_ns = max(self._entered_until[host], now_ns) + times.enter_startup
+        begins_ns = max(self._entered_until[host], now_ns) + self._enter.startup_ns
         self._summed[host][message] = begins_ns + times.enter_bytes
-        self._entered_until[host] = begins_ns + times.enter_bytes - times.enter_latency
+        self._entered_until[host] = begins_ns + times.enter_bytes - self._enter.latency_ns
         self._begun[host][message] = begins_ns + times.enter_packet
         self._at(begins_ns + times.enter_packet, ENTER, host, message)
 
@@ -172,10 +168,10 @@ class HostFabric:
         # its bytes took this long at least, so its first packet came so much before its last; whether it
         # came earlier still, the fabric does not tell
         first_ns = max(self._begun[host][message], now_ns - times.between_bytes) + times.between_packet
-        begins_ns = max(self._left_until[host], first_ns) + times.leave_startup
+        begins_ns = max(self._left_until[host], first_ns) + self._leave.startup_ns
         last_ns = here_ns + times.leave_packet
         ends_ns = max(begins_ns + times.leave_bytes, last_ns)
-        self._left_until[host] = max(begins_ns + times.leave_bytes - times.leave_latency, last_ns)
+        self._left_until[host] = max(begins_ns + times.leave_bytes - self._leave.latency_ns, last_ns)
         if together:
             self._at(ends_ns, PUSHED, host, message)
         self._at(ends_ns, PULLED, host, message)
