@@ -171,26 +171,35 @@ class Arm:
     def warm_up(self) -> None:
         """Step until the policy's own plan is in force: the first arm profiles, Prophet and `auto`
         take longer.
+
+        Nothing is flushed meanwhile: `auto` compares iterations, and one that ends with a flush takes longer.
         """
-        self.turn(WARM_UP_STEPS)
+        dist.barrier()
+        self._train(WARM_UP_STEPS + 1)
         if self.session is None:
             return
         while (self.session.tuning or not self.session.settled) and self.extra_turns < MOST_EXTRA_TURNS:
-            self.turn(WARM_UP_STEPS)
+            self._train(WARM_UP_STEPS + 1)
             self.extra_turns += 1
+        self.session.flush()
+
+    def _train(self, steps: int) -> list[int]:
+        """Run steps; returns when each began, and then when the last one ended."""
+        marks = []
+        for _ in range(steps):
+            marks.append(time.perf_counter_ns())
+            loss = self.step()
+        marks.append(time.perf_counter_ns())
+        self.last_loss = float(loss.detach())
+        return marks
 
     def turn(self, steps: int, into: list[int] | None = None) -> None:
         """Run one step that is not counted, then `steps` steps whose times go to `into`."""
         dist.barrier()
         sent_before = sent_bytes()
-        marks = []
-        for _ in range(steps + 1):
-            marks.append(time.perf_counter_ns())
-            loss = self.step()
-        marks.append(time.perf_counter_ns())
+        marks = self._train(steps + 1)
         if self.session is not None:
             self.session.flush()
-        self.last_loss = float(loss.detach())
         if sent_before is not None and into is not None:
             self.card_bytes.append(((sent_bytes() or 0) - sent_before) // (steps + 1))
         if into is not None:
