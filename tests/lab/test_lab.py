@@ -143,17 +143,22 @@ def test_output_of_rank_0_comes_as_it_is_and_that_of_others_with_their_rank() ->
 
 
 def test_no_line_comes_between_two_parts_of_another(tmp_path: Path) -> None:
-    # `python -u` writes a line and its end apart; rank 0 does so until rank 1 has printed all of its own
+    # `python -u` writes a line and its end apart; rank 0 does so before, while and until rank 1 prints all of its own
     program = f"""
 import os
 from pathlib import Path
-done = Path({str(tmp_path / "done")!r})
+begun, done = Path({str(tmp_path / "begun")!r}), Path({str(tmp_path / "done")!r})
 if os.environ["RANK"] == "1":
+    while not begun.exists():
+        pass
     for _ in range(2000):
         print("x" * 50)
     done.touch()
-while not done.exists():
+else:
     print("x" * 50)
+    begun.touch()
+    while not done.exists():
+        print("x" * 50)
 """
     lines = run_lab("--hosts", "2", "--timeout", str(LIMIT_SECONDS), *python(program)).stdout.splitlines()
     assert lines.count("[1] " + "x" * 50) == 2000

@@ -90,7 +90,7 @@ def test_compare_of_a_model_puts_the_simulator_beside_each_arm_and_goes_on_where
     [
         (["--hosts", "2,4"], "expected a MODEL with them"),
         (["--servers", 1], "expected a MODEL, --backend server and emulated hosts"),
-        (["--backend", "nccl"], "expected all-reduce or server"),
+        (["--backend", "nccl"], "got 'nccl', expected all-reduce, server or any"),
         (["--policies", "mercury"], "got mercury, which all-reduce cannot carry"),
         (["vgg77"], "vgg77"),
     ],
