@@ -68,8 +68,10 @@ void Compare(size_t bytes, std::chrono::milliseconds at_least) {
         {"widen and reduce bf16", widen(DType::kBF16), {}},
         {"narrow f16", narrow(DType::kF16), {}},
         {"narrow bf16", narrow(DType::kBF16), {}},
-        {"crc32c", [&] { crc = Crc32c(from.data(), bytes, crc); }, {}},
     };
+    for (const Crc32cKernel& kernel : RunnableCrc32c()) {
+        contests.push_back({std::string("crc32c ") + kernel.isa, [&] { crc = kernel.extend(crc, from.data(), bytes); }, {}});
+    }
     for (int round = 0; round < kRounds; ++round) {
         for (Contest& contest : contests) {
             contest.gigabytes_per_second.push_back(Measure(contest.run, bytes, at_least));

@@ -14,7 +14,7 @@ namespace gradlane {
 uint32_t Crc32c(const void* data, size_t n, uint32_t seed = 0);
 
 // The ways of computing it that this CPU has, the best last, which Crc32c() takes: "table", "sse4.2",
-// "armv8". For tests, which compare them. `extend` takes and gives the register, the complement of a
+// "vpclmulqdq", "armv8". For tests, which compare them. `extend` takes and gives the register, the complement of a
 // checksum.
 struct Crc32cKernel {
     const char* isa;

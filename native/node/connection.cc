@@ -39,11 +39,10 @@ Connection::Io Connection::Parse(Owner& owner) {
             const size_t taken = std::min(stage_end_ - stage_begin_, remaining_);
             if (taken != 0) std::memcpy(into_, stage_.data() + stage_begin_, taken);
             stage_begin_ += taken;
-            into_ += taken;
-            remaining_ -= taken;
+            Received(taken);
             if (remaining_ != 0) return Io::kDone;
             in_payload_ = false;
-            if ((header_.flags & kFlagChecksum) != 0 && Crc32c(payload_, header_.length) != header_.payload_crc) {
+            if ((header_.flags & kFlagChecksum) != 0 && crc_ != header_.payload_crc) {
                 return Fault(Code::kCorrupt, "the checksum of a payload does not match: damaged on the way");
             }
             ++received_packets;
@@ -68,9 +67,17 @@ Connection::Io Connection::Parse(Owner& owner) {
         }
         stage_begin_ += kHeaderBytes;
         in_payload_ = true;
-        payload_ = into_ = sink.into;
+        into_ = sink.into;
         remaining_ = header_.length;
+        crc_ = 0;
     }
+}
+
+// Bytes of the payload have come to `into_`. Their checksum is taken now, while they are in the cache.
+void Connection::Received(size_t bytes) {
+    if ((header_.flags & kFlagChecksum) != 0) crc_ = Crc32c(into_, bytes, crc_);
+    into_ += bytes;
+    remaining_ -= bytes;
 }
 
 // Before this side waits for the poller: it has taken what the kernel had, or leaves the rest for later.
@@ -82,7 +89,8 @@ void Connection::AwaitRest() {
 }
 
 Connection::Io Connection::Read(Owner& owner, size_t budget, int64_t now_ns) {
-    for (size_t taken = 0; taken < budget;) {
+    bool drained = false;  // the kernel had less than there was room for
+    for (size_t taken = 0; taken < budget && !drained;) {
         const Io parsed = Parse(owner);
         if (parsed != Io::kDone) return parsed;
         // the rest of a payload goes where it belongs; what follows it, to the stage, which is empty then
@@ -94,7 +102,8 @@ Connection::Io Connection::Read(Owner& owner, size_t budget, int64_t now_ns) {
             direct = remaining_;
             iov[parts++] = {into_, remaining_};
         }
-        iov[parts++] = {stage_.data() + stage_end_, kStageBytes - stage_end_};
+        const size_t room = kStageBytes - stage_end_;
+        iov[parts++] = {stage_.data() + stage_end_, room};
         const ssize_t n = readv(socket_.get(), iov, parts);
         if (n == 0) return Io::kEnd;
         if (n < 0) {
@@ -109,17 +118,15 @@ Connection::Io Connection::Read(Owner& owner, size_t budget, int64_t now_ns) {
         heard_ns = now_ns;
         taken += got;
         received_bytes += got;
+        drained = got < direct + room;
         const size_t straight = std::min(got, direct);
-        if (in_payload_) {
-            into_ += straight;
-            remaining_ -= straight;
-        }
+        if (in_payload_) Received(straight);
         stage_end_ += got - straight;
     }
     const Io parsed = Parse(owner);
     if (parsed != Io::kDone) return parsed;
     AwaitRest();
-    return Io::kMore;
+    return drained ? Io::kDone : Io::kMore;
 }
 
 void Connection::FillBatch(Owner& owner) {
@@ -138,7 +145,8 @@ void Connection::FillBatch(Owner& owner) {
         packet.header.sender = sender;
         if (checksum) {
             packet.header.flags |= kFlagChecksum;
-            packet.header.payload_crc = Crc32c(packet.payload, packet.header.length);
+            // that of a result is there: several connections send it
+            if (packet.header.type != FrameType::kResult) packet.header.payload_crc = Crc32c(packet.payload, packet.header.length);
         }
         uint8_t* header = headers_[batch_packets_].data();
         Encode(packet.header, header);
@@ -178,7 +186,7 @@ Connection::Io Connection::Write(Owner& owner, size_t budget, int64_t now_ns) {
             gone -= taken;
             if (part.iov_len == 0) ++iov_begin_;
         }
-        if (batch_left_ != 0) continue;
+        if (batch_left_ != 0) return Io::kBlocked;  // the kernel took what it had room for
         sent_packets += batch_packets_;
         for (size_t i = 0; i < batch_packets_; ++i) {
             packets_[i].buffer.reset();

@@ -103,6 +103,7 @@ class Connection {
 
     Io Parse(Owner& owner);
     Io Fault(Code code, std::string why);
+    void Received(size_t bytes);
     void AwaitRest();
     void FillBatch(Owner& owner);
 
@@ -117,9 +118,9 @@ class Connection {
     size_t stage_begin_ = 0, stage_end_ = 0;
     Header header_;
     bool in_payload_ = false;
-    uint8_t* payload_ = nullptr;
-    uint8_t* into_ = nullptr;
+    uint8_t* into_ = nullptr;  // where the rest of the payload goes
     size_t remaining_ = 0;
+    uint32_t crc_ = 0;  // of what has come of it
     size_t awaited_ = 1;  // bytes that must have come before the poller tells
     std::array<uint8_t, kMaxControlBytes> control_payload_;
 

@@ -344,7 +344,8 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     void StartMessages();
     bool RunEngine();
     void QueueResult(uint32_t rank, uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout,
-                     uint32_t place, uint32_t iteration, BufferRef result);
+                     uint32_t place, uint32_t iteration, BufferRef result, uint32_t crc);
+    uint32_t ChecksumOf(const Layout& layout, uint32_t place, const BufferRef& result) const;
     struct Route;
     int32_t OwnerOf(uint32_t tensor, const Spec& spec) const;
     Route RouteOf(const DefineCommand& define) const;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "digest/crc32c.h"
+
 namespace gradlane {
 
 // -- commands ---------------------------------------------------------------------------------------------
@@ -369,21 +371,29 @@ void Node::SweepOver() {
 
 void Node::Return(uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout, uint32_t place,
                   uint32_t iteration, BufferRef sum) {
+    const uint32_t crc = ChecksumOf(*layout, place, sum);
     for (uint32_t rank = 0; rank < to_worker_.size(); ++rank) {
         const auto signed_rank = static_cast<int32_t>(rank);
         if (spec.rail && std::find(hosts_->rail.begin(), hosts_->rail.end(), rank) == hosts_->rail.end()) continue;
         if (signed_rank == options_.rank || (spec.to != kAll ? spec.to != signed_rank : spec.from == signed_rank)) continue;
-        QueueResult(rank, tensor, spec, layout, place, iteration, sum);
+        QueueResult(rank, tensor, spec, layout, place, iteration, sum, crc);
     }
 }
 
 void Node::ReturnTo(uint32_t rank, uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout, uint32_t place,
                     uint32_t iteration, BufferRef parameters) {
-    QueueResult(rank, tensor, spec, layout, place, iteration, std::move(parameters));
+    const uint32_t crc = ChecksumOf(*layout, place, parameters);
+    QueueResult(rank, tensor, spec, layout, place, iteration, std::move(parameters), crc);
+}
+
+// While the bytes are in the cache, and once for all connections that they leave on.
+uint32_t Node::ChecksumOf(const Layout& layout, uint32_t place, const BufferRef& result) const {
+    if (!options_.checksum) return 0;
+    return Crc32c(result.data(), layout.by_server[static_cast<uint32_t>(options_.server)][place].length);
 }
 
 void Node::QueueResult(uint32_t rank, uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout, uint32_t place,
-                       uint32_t iteration, BufferRef result) {
+                       uint32_t iteration, BufferRef result, uint32_t crc) {
     Connection* connection = to_worker_[rank][spec.lane];
     if (connection == nullptr) return;  // it is lost, and the node has failed of it
     Run run;
@@ -396,6 +406,7 @@ void Node::QueueResult(uint32_t rank, uint32_t tensor, const Spec& spec, const s
     run.next = place;
     run.end = place + 1;
     run.buffer = std::move(result);
+    run.payload_crc = crc;
     Queue(*connection, QueuePriority(spec), std::move(run));
 }
 

@@ -34,6 +34,7 @@ struct Run {
     uint32_t server = 0;
     uint32_t next = 0, end = 0;  // places in layout->by_server[server]
     BufferRef buffer;            // of the one packet (result)
+    uint32_t payload_crc = 0;    // and its checksum, where checksums are sent
 };
 
 struct Packet {
@@ -72,7 +73,10 @@ class PacketQueue {
         packet.header.iteration = run.iteration;
         packet.header.priority = run.priority;
         switch (run.type) {
-            case FrameType::kResult: packet.payload = run.buffer.data(); break;
+            case FrameType::kResult:
+                packet.payload = run.buffer.data();
+                packet.header.payload_crc = run.payload_crc;
+                break;
             case FrameType::kMessage: packet.payload = run.memory; break;  // its offset is the size of the message
             default: packet.payload = run.memory + piece.offset; break;
         }

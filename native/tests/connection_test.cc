@@ -222,6 +222,7 @@ TEST(TheOwnersRefusalAndThePeersEndAreTold) {
     const Bytes whole = FrameOf(1, 10);
     Say(other.theirs, whole.data(), whole.size() - 1);
     other.theirs = Fd();
+    CHECK(ended.Read(got, 1 << 20, 0) == Connection::Io::kDone);
     CHECK(ended.Read(got, 1 << 20, 0) == Connection::Io::kEnd);
     CHECK_EQ(got.frames.size(), 0);
 }
