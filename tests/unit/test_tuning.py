@@ -110,6 +110,15 @@ def test_a_lucky_trial_is_found_out_when_it_is_measured_again():
     assert more.knobs == {"slice_bytes": 64}
 
 
+def test_a_trial_of_which_one_iteration_was_disturbed_is_measured_again():
+    table = {64: 20 * MS, 128: 9 * MS, 256: 8_300_000, 512: 8 * MS}
+    tuning = Tuning(SPACE, sizes(1, 2, 3), TuneOptions(trials=4, iterations=2, settle=0))
+    # 512 bytes take 8.8 and 8 ms first, more than 8.3 on average
+    seen = run(tuning, lambda size, index: 8_800_000 if index == 6 else table[size])
+    assert [size for size, _ in seen] == [64] * 2 + [128] * 2 + [256] * 2 + [512] * 2 + [256] * 2 + [512] * 2 + [64] * 2
+    assert tuning.knobs == {"slice_bytes": 512}
+
+
 @pytest.mark.parametrize(("times_as_long", "measured"), [(3.1, 1), (2.9, 2), (1.6, 2), (1.4, 3), (1.2, 5), (1.0, 5)])
 def test_a_bad_trial_ends_the_earlier_the_worse_it_is(times_as_long, measured):
     tuning = Tuning(SPACE, sizes(1), TuneOptions(trials=2, iterations=5))

@@ -21,7 +21,7 @@ from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.planning.monitor import LEARN, PATIENCE, Crowd, Monitor, Moved, Observed, observe, slowed
 from gradlane.planning.pattern import shift_of, with_pattern
 
-_PART_OF_TIME = 0.005  # that watching may take
+_PART_OF_TIME = 0.002  # that watching may take, which delays rank 0 and with it all others
 
 
 class Watch:
