@@ -72,8 +72,10 @@ class Watch:
             What has changed since `settle`; None for nothing, while the machine is crowded
             (`monitor.Crowd`), and for an iteration that is left out.
         """
+        # settled before the iteration is known: one that had a pause in it (an evaluation) would end each rest
+        is_due = self._since_ns >= self._rest_ns
         self._since_ns += iteration_ns
-        if self._since_ns < self._rest_ns:
+        if not is_due:
             return None
         began_ns = now_ns()
         moved = self._look(plan, profile, iteration_ns, watching)
