@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Message, Plan, Slice
@@ -13,21 +15,38 @@ MS = 10**6
 PLAN = Plan("p", "m", (TensorSpec("t", 4000),), (Message((Slice(0, 0, 4000),)),))
 
 
-def test_no_look_is_at_an_iteration_because_there_was_a_pause_in_it():
+def looks(iterations_ns: Sequence[int]) -> list[int]:
+    """Which of these iterations were looked at; those of 1 ms are normal."""
+    over: list[int] = []
     seen: list[int] = []
-    recorder, iteration = Recorder(), 0
 
     def look(last: bool) -> list[Row]:
-        seen.append(iteration)
+        seen.append(len(over))
         return []
+
+    recorder = Recorder()
 
     recorder.note_elsewhere(look)
     watch = Watch(recorder, (Place(Network.line(2, MS, 10**6), "all-reduce"),), stream_ordered=False)
+    watch.settle(MS)
     profile = profile_of((1, 4000))
-    for iteration in range(LEARN + 300):
-        # a look takes the processor more than 10 us, so that the rest is longer than the two iterations between pauses
-        pause = iteration >= LEARN and iteration % 3 == 0
-        watch.observe(PLAN, profile, 3600 * 10**9 if pause else MS)
-    rested = [each for each in seen if each >= LEARN]
+    for took_ns in iterations_ns:
+        watch.observe(PLAN, profile, took_ns)
+        over.append(took_ns)
+    return seen
+
+
+# A look takes the processor more than 10 us, so that the rest behind it is longer than two iterations of 1 ms.
+def test_no_look_is_at_an_iteration_because_there_was_a_pause_in_it():
+    pauses = [3600 * 10**9 if each % 3 == 0 else MS for each in range(300)]
+    rested = [each for each in looks([MS] * LEARN + pauses) if each >= LEARN]
     assert rested
-    assert all(each % 3 == 1 for each in rested)
+    assert all((each - LEARN) % 3 == 1 for each in rested)
+
+
+def test_behind_an_iteration_that_differs_the_next_is_looked_at():
+    seen = looks([MS] * LEARN + [MS // 4] * 300)
+    first = next(each for each in seen if each >= LEARN)
+    assert first > LEARN  # it rested
+    # all of them but for those in which other processes had the processor; it would be one in twenty at most
+    assert len(seen[seen.index(first) :]) > 150

@@ -162,10 +162,21 @@ class Drift:
         self._last.append(value)
         if len(self._last) < self._patience or not self.normal:
             return None
-        high, low = self.normal * (1 + self._moved), self.normal / (1 + self._moved)
+        low, high = self._band(self.normal)
         if min(self._last) > high or max(self._last) < low:
             return median(self._last) / self.normal
         return None
+
+    @property
+    def suspects(self) -> bool:
+        """Whether the last value was beyond the band, so that the next may tell of a change."""
+        if not self.normal or not self._last:
+            return False
+        low, high = self._band(self.normal)
+        return not low <= self._last[-1] <= high
+
+    def _band(self, normal: float) -> tuple[float, float]:
+        return normal / (1 + self._moved), normal * (1 + self._moved)
 
 
 @dataclass(frozen=True)
@@ -226,6 +237,11 @@ class Monitor:
             self._shifted(shift),
         )
         return None if moved == Moved() else moved
+
+    @property
+    def suspects(self) -> bool:
+        """Whether the last iteration differed so much that a change would look like it."""
+        return any(drift.suspects for drift in (self._network, self._compute, self._iteration))
 
     def _is_felt(self, network: float) -> bool:
         """Whether iterations have become longer or shorter as the network's `network` says."""

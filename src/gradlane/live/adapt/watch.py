@@ -80,9 +80,10 @@ class Watch:
         began_ns = now_ns()
         moved = self._look(plan, profile, iteration_ns, watching)
         self._costs_ns.append(now_ns() - began_ns)
-        # what is normal is learned from iterations in a row; in some looks another process has the
-        # processor, so the shortest one counts
-        self._rest_ns = round(min(self._costs_ns) / _PART_OF_TIME) if len(self._costs_ns) == LEARN else 0
+        # what is normal is learned from iterations in a row, and so is what has changed: one iteration with a pause in
+        # it has a normal one behind it; in some looks another process has the processor, so the shortest one counts
+        rests = len(self._costs_ns) == LEARN and not self._monitor.suspects
+        self._rest_ns = round(min(self._costs_ns) / _PART_OF_TIME) if rests else 0
         self._since_ns = 0
         return moved
 
