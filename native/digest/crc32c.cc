@@ -109,11 +109,18 @@ GRADLANE_SSE42 uint32_t ExtendBySse42(uint32_t start, const uint8_t* data, size_
 
 #define GRADLANE_VPCLMUL __attribute__((target("avx512f,vpclmulqdq,sse4.2,pclmul")))
 
-// Factors that move 16 bytes `bytes` further on: for their first eight in the low half, for the others in the high
-// one. The product comes out one power low, and a factor of 32 bits stands 32 powers too high: hence 33.
+// Factors that move 16 bytes `bytes` further on: one for their first eight, one for the others. The product comes out
+// one power low, and a factor of 32 bits stands 32 powers too high: hence 33.
 template <size_t bytes>
-GRADLANE_VPCLMUL inline __m128i Factors() {
-    return _mm_set_epi64x(PowerOfX(8 * bytes - 33), PowerOfX(8 * bytes + 64 - 33));
+constexpr uint32_t kFirst = PowerOfX(8 * bytes + 64 - 33);
+template <size_t bytes>
+constexpr uint32_t kOthers = PowerOfX(8 * bytes - 33);
+
+// Those of each 16 bytes of a register.
+template <size_t bytes>
+GRADLANE_VPCLMUL inline __m512i Factors() {
+    constexpr uint32_t f = kFirst<bytes>, o = kOthers<bytes>;
+    return _mm512_set_epi64(o, f, o, f, o, f, o, f);
 }
 
 GRADLANE_VPCLMUL inline __m512i Moved(__m512i from, __m512i factors, __m512i onto) {
@@ -136,19 +143,20 @@ GRADLANE_VPCLMUL uint32_t ExtendByVpclmul(uint32_t crc, const uint8_t* data, siz
         const auto load = [&](size_t i) GRADLANE_VPCLMUL { return _mm512_loadu_si512(data + 64 * i); };
         __m512i a = _mm512_xor_si512(load(0), _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(crc))));
         __m512i b = load(1), c = load(2), d = load(3);
-        const __m512i by_block = _mm512_broadcast_i32x4(Factors<kBlock>());
+        const __m512i by_block = Factors<kBlock>();
         for (data += kBlock, n -= kBlock; n >= kBlock; data += kBlock, n -= kBlock) {
             a = Moved(a, by_block, load(0));
             b = Moved(b, by_block, load(1));
             c = Moved(c, by_block, load(2));
             d = Moved(d, by_block, load(3));
         }
-        const __m512i by_register = _mm512_broadcast_i32x4(Factors<64>());
+        const __m512i by_register = Factors<64>();
         d = Moved(Moved(Moved(a, by_register, b), by_register, c), by_register, d);
-        __m128i last = _mm512_extracti32x4_epi32(d, 0);
-        last = Moved(last, Factors<16>(), _mm512_extracti32x4_epi32(d, 1));
-        last = Moved(last, Factors<16>(), _mm512_extracti32x4_epi32(d, 2));
-        last = Moved(last, Factors<16>(), _mm512_extracti32x4_epi32(d, 3));
+        alignas(64) __m128i parts[4];
+        _mm512_store_si512(parts, d);
+        const __m128i by_part = _mm_set_epi64x(kOthers<16>, kFirst<16>);
+        __m128i last = parts[0];
+        for (size_t i = 1; i < 4; ++i) last = Moved(last, by_part, parts[i]);
         const uint64_t first = _mm_crc32_u64(0, static_cast<uint64_t>(_mm_cvtsi128_si64(last)));
         crc = static_cast<uint32_t>(_mm_crc32_u64(first, static_cast<uint64_t>(_mm_extract_epi64(last, 1))));
     }

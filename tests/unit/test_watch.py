@@ -25,7 +25,6 @@ def looks(iterations_ns: Sequence[int]) -> list[int]:
         return []
 
     recorder = Recorder()
-
     recorder.note_elsewhere(look)
     watch = Watch(recorder, (Place(Network.line(2, MS, 10**6), "all-reduce"),), stream_ordered=False)
     watch.settle(MS)
