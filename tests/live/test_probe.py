@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from gradlane.core import files
 from gradlane.core.network import Network, Sharing
-from gradlane.live.backends.probe import STREAM, measure, sweep, sweep_streams
+from gradlane.live.backends.probe import LONGEST_STREAM, STREAM, measure, sweep, sweep_streams
 from tests.live.ranks import Ranks
 
 
@@ -24,9 +24,9 @@ def measured(rank: int, world: int) -> dict[str, Any]:
 def test_ranks_measure_messages_alone_and_in_streams_and_find_the_same_network(two_ranks: Ranks) -> None:
     first, second = two_ranks.run("tests.live.test_probe:measured")
     assert first == second
-    assert {(size, messages) for size, messages, _ in first["streams"]} <= {
-        (4_096, STREAM), (65_536, STREAM), (1_048_576, STREAM)
-    }  # fmt: skip
+    lengths = {(size, messages) for size, messages, _ in first["streams"]}
+    assert all(STREAM <= messages <= (STREAM if size == 1_048_576 else LONGEST_STREAM) for size, messages in lengths)
+    assert (4_096, LONGEST_STREAM) in lengths  # on loopback as many take far less than 100 ms
     assert all(duration_ns > 0 for _, _, duration_ns in first["streams"])
     network = files.loads(first["network"].encode(), Network)
     assert network.sharing == Sharing(max_in_flight=2, chunks=2, chunk_bytes=4 * 2**20)

@@ -4,7 +4,6 @@ in streams.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +19,10 @@ from gradlane.planning.fit import fit_network
 from gradlane.units import NS_PER_SECOND
 
 QUICK_SIZES = tuple(256 * 4**power for power in range(8))  # 256 B .. 4 MiB
-STREAM = 8  # messages started together
+STREAM, LONGEST_STREAM = 8, 32  # messages started together
+SMALL_BYTES = 256 << 10  # up to this, streams have more messages than `STREAM` ...
+STREAM_NS = 100_000_000  # ... as many as take about this, at most
+IN_A_ROW = 4  # so many sums of a small message are timed as one
 # a message that takes longer alone is mostly bytes: a stream of such messages says too little about
 # startup
 LONGEST_IN_STREAM_NS = 30_000_000
@@ -40,9 +42,10 @@ def sweep(
 ) -> list[tuple[int, int]]:
     """Time single all-reduces of growing sizes (collective).
 
-    The first all-reduce of a size is not counted. Then all sizes are repeated in rounds, the fast
-    ones up to four times a round, so that a disturbance of the machine does not fall on one size
-    alone.
+    The first all-reduce of a size is not counted. Then all sizes are repeated in rounds, so that a
+    disturbance of the machine does not fall on one size alone. In a round, fast ones are summed up to
+    four times in a row and timed together: who is early for a sum waits for the others, which would
+    count with each sum and happens once.
 
     Args:
         group: the ranks.
@@ -55,8 +58,8 @@ def sweep(
         dtype: of the tensors; to add halves takes a processor longer, byte for byte.
 
     Returns:
-        (size_bytes, duration_ns) of each all-reduce, where the duration is the longest of all
-        ranks; the same on every rank.
+        (size_bytes, duration_ns) of each all-reduce, or of one of those in a row, where the duration is
+        the longest of all ranks; the same on every rank.
     """
     all_reduce = all_reduce or (lambda data: _sum(group, device, [data]))
 
@@ -67,13 +70,16 @@ def sweep(
             break
         swept.append(torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device=device))
         took_ns += _slowest(group, device, [_timed(device, all_reduce, swept[-1])])
-    swept = [
-        data for data, taken in zip(swept, took_ns, strict=True) for _ in range(max(1, min(4, took_ns[-1] // (4 * taken))))
-    ]
+    in_a_row = [max(1, min(IN_A_ROW, took_ns[-1] // (4 * taken))) for taken in took_ns]
+
+    def sum_in_a_row(which: int) -> None:
+        for _ in range(in_a_row[which]):
+            all_reduce(swept[which])
+
     samples: list[tuple[int, int]] = []
     for _ in range(repeats):
-        durations = _slowest(group, device, [_timed(device, all_reduce, data) for data in swept])
-        samples += [(data.nbytes, duration) for data, duration in zip(swept, durations, strict=True)]
+        durations = _slowest(group, device, [_timed(device, sum_in_a_row, which) for which in range(len(swept))])
+        samples += [(data.nbytes, duration // count) for data, duration, count in zip(swept, durations, in_a_row, strict=True)]
     return samples
 
 
@@ -85,7 +91,9 @@ def sweep_streams(
     dtype: torch.dtype = torch.float32,
     start: Start | None = None,
 ) -> list[tuple[int, int, int]]:
-    """Time streams of 8 all-reduces that are started together (collective).
+    """Time streams of all-reduces that are started together (collective): of 8, and of small messages
+    of up to 32, since what the first and the last of a stream take by themselves is no part of a
+    message's cost.
 
     Args:
         group, device, repeats, dtype: as for `sweep`.
@@ -101,21 +109,24 @@ def sweep_streams(
         if min(taken for size, taken in alone if size == size_bytes) <= LONGEST_IN_STREAM_NS
     ]  # fmt: skip
     start = start or partial(_start, group, device)
-    # fast sizes are measured twice a round: they cost little, and a stall of milliseconds distorts
-    # them most
-    longest_ns = max((taken for size, taken in alone if size in sizes), default=0)
     typical_ns = {size: median(taken for each, taken in alone if each == size) for size in sizes}
-    sizes = [size for size in sizes for _ in range(2 if 4 * typical_ns[size] < longest_ns else 1)]
-    memory = [torch.zeros(max(sizes, default=0) // dtype.itemsize, dtype=dtype, device=device) for _ in range(STREAM)]
+    messages = {
+        size: max(STREAM, min(LONGEST_STREAM, round(STREAM_NS / typical_ns[size]))) if size <= SMALL_BYTES else STREAM
+        for size in sizes
+    }
+    memory = [
+        torch.zeros(max(size for size in sizes if messages[size] > place) // dtype.itemsize, dtype=dtype, device=device)
+        for place in range(max(messages.values(), default=0))
+    ]
     found: list[tuple[int, int, int]] = []
     for _ in range(repeats):
         durations = []
         for size_bytes in sizes:
             dist.barrier(group)
-            parts = [part[: size_bytes // dtype.itemsize] for part in memory]
+            parts = [part[: size_bytes // dtype.itemsize] for part in memory[: messages[size_bytes]]]
             durations.append(_timed(device, lambda parts: start(parts)(), parts))
         slowest = _slowest(group, device, durations)
-        found += [(size_bytes, STREAM, duration) for size_bytes, duration in zip(sizes, slowest, strict=True)]
+        found += [(size_bytes, messages[size_bytes], taken) for size_bytes, taken in zip(sizes, slowest, strict=True)]
     return found
 
 
@@ -186,25 +197,14 @@ def _sum(group: Any, device: torch.device, data: list[torch.Tensor]) -> None:
 
 
 def _start(group: Any, device: torch.device, data: list[torch.Tensor]) -> Callable[[], None]:
-    """Start all sums; return a call that waits for them.
-
-    On the CPU by callback, as a session does where messages wait for others to end: Gloo's thread
-    runs the callback before it begins the next sum, so that Python's time there is part of what a
-    message costs.
-    """
-    ended = threading.Semaphore(0)
+    """Start all sums, as a session does; return a call that waits for them."""
     works = []
     for each in data:
         work = dist.all_reduce(each, group=group, async_op=True)
         assert work is not None
-        if device.type == "cpu":
-            work.get_future().add_done_callback(lambda _: ended.release())
         works.append(work)
 
     def wait() -> None:
-        if device.type == "cpu":
-            for _ in works:
-                ended.acquire()
         for work in works:
             work.wait()
 
