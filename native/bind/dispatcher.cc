@@ -89,6 +89,7 @@ void BindDispatcher(nb::module_& module) {
             return starts;
         })
         .def("done", &Dispatcher::done)
+        .def("blocking", &Dispatcher::Blocking)
         .def("state", [](Dispatcher& dispatcher) { return AsTuple(dispatcher.Describe()); })
         .def("is_in_second_phase", [](Dispatcher& dispatcher, uint32_t message) {
             return dispatcher.IsInSecondPhase(Message(dispatcher, message));

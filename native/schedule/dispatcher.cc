@@ -35,6 +35,7 @@ void Dispatcher::Begin() {
         lane.order.clear();
         lane.next = 0;
         lane.in_flight_bytes = 0;
+        lane.in_flight.clear();
     }
     if (schedule_.sequence && !schedule_.follow) {
         for (const uint32_t index : *schedule_.sequence) lanes_[messages[index].lane].order.push_back(index);
@@ -61,8 +62,10 @@ void Dispatcher::Ready(uint32_t tensor, Starts* starts) {
 
 void Dispatcher::Finished(uint32_t message, Starts* starts) {
     const Schedule::Message& details = schedule_.messages[message];
+    LaneState& lane = lanes_[details.lane];
     is_in_flight_[message] = 0;
-    lanes_[details.lane].in_flight_bytes -= details.bytes;
+    lane.in_flight_bytes -= details.bytes;
+    if (schedule_.windows[details.lane]) lane.in_flight.erase(std::ranges::find(lane.in_flight, message));
     if (is_reduced_[message]) {
         --unfinished_;
         return Start(details.lane, starts);
@@ -81,13 +84,22 @@ void Dispatcher::Finished(uint32_t message, Starts* starts) {
             Enqueue(second);
         }
     }
-    for (uint32_t lane = 0; lane < lanes_.size(); ++lane) Start(lane, starts);
+    for (uint32_t index = 0; index < lanes_.size(); ++index) Start(index, starts);
 }
 
 void Dispatcher::Allow(uint32_t message, Starts* starts) {
     const uint32_t lane = schedule_.messages[message].lane;
     lanes_[lane].order.push_back(message);
     Start(lane, starts);
+}
+
+std::vector<uint32_t> Dispatcher::Blocking() const {
+    std::vector<uint32_t> blocking;
+    for (const LaneState& lane : lanes_) {
+        // what is at the head after a fact has not started for want of room: the window is not empty
+        if (Head(lane)) blocking.push_back(lane.in_flight.front());
+    }
+    return blocking;
 }
 
 Dispatcher::State Dispatcher::Describe() const {
@@ -123,6 +135,7 @@ void Dispatcher::Start(uint32_t index, Starts* starts) {
         }
         is_in_flight_[*message] = 1;
         lane.in_flight_bytes += bytes;
+        if (window) lane.in_flight.push_back(*message);
         starts->push_back(*message);
     }
 }

@@ -60,6 +60,9 @@ class Dispatcher {
     // The messages that need `tensor`; the same in every iteration, so that any thread may ask.
     const std::vector<uint32_t>& WaitersOf(uint32_t tensor) const { return waiters_[tensor]; }
     bool IsInFlight(uint32_t message) const { return is_in_flight_[message]; }
+    // Of each lane whose next message waits for room in the window, the message in flight that started
+    // first.
+    std::vector<uint32_t> Blocking() const;
     // Whether `message` is two-phase and its first phase has finished.
     bool IsInSecondPhase(uint32_t message) const { return is_reduced_[message]; }
 
@@ -85,6 +88,7 @@ class Dispatcher {
         std::vector<uint32_t> order;  // if they start in an order that is given
         size_t next = 0;              // the place in `order` of the next message
         uint64_t in_flight_bytes = 0;
+        std::vector<uint32_t> in_flight;  // in the order of their starts, if the lane has a window
     };
 
     void Enqueue(uint32_t message);

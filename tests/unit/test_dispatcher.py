@@ -215,6 +215,7 @@ class Watch:
                 self.check_start(start)
             for lane in range(len(plan.lanes)):
                 self.check_nothing_could_start(lane)
+            assert self.dispatcher.blocking() == self.blocking()
             assert self.dispatcher.in_flight == set(self.in_flight)
         assert self.dispatcher.done
         return self.started
@@ -243,6 +244,13 @@ class Watch:
         self.eligible.remove(message)
         self.in_flight.append(message)
         self.started.append(message)
+
+    def blocking(self) -> list[int]:
+        """Of each lane whose next message does not fit, the first of those in flight; they are in the order of starts."""
+        full = [
+            lane for lane in range(len(self.plan.lanes)) if (head := self.next_of(lane)) is not None and not self.fits(head)
+        ]
+        return [next(m for m in self.in_flight if self.plan.messages[m].lane == lane) for lane in full]
 
     def check_nothing_could_start(self, lane: int) -> None:
         message = self.next_of(lane)
@@ -285,15 +293,20 @@ def test_second_halves_start_when_all_messages_are_reduced_the_most_urgent_first
         for _ in range(2):
             dispatcher.begin()
             assert [dispatcher.ready(tensor) for tensor in range(3)] == [[0], [], []]
+            assert dispatcher.blocking() == [0]
             assert dispatcher.finished(0) in ([1], [2])
             (first,) = dispatcher.in_flight
+            assert dispatcher.blocking() == [first]
             assert not dispatcher.in_second_phase(first)
             (second,) = dispatcher.finished(first)
             assert not dispatcher.done
             # both are reduced: the second halves go by priority
+            assert dispatcher.blocking() == []  # no second half may start yet
             assert dispatcher.finished(second) == [2]
             assert dispatcher.in_second_phase(2)
+            assert dispatcher.blocking() == [2]
             assert dispatcher.finished(2) == [1]
+            assert dispatcher.blocking() == []
             assert not dispatcher.done
             assert dispatcher.finished(1) == []
             assert dispatcher.done

@@ -68,7 +68,7 @@ class Dispatcher:
         self._orders = [list(order) for order in self._orders_at_first]
         self._next = [0] * lanes
         self._in_flight_bytes = [0] * lanes
-        self._in_flight: set[int] = set()
+        self._in_flight: dict[int, None] = {}  # in the order of their starts
         self._arrivals = 0
         self._unfinished = len(self._sizes)
         self._unreduced = len(self._sizes)
@@ -104,7 +104,7 @@ class Dispatcher:
 
         Returns the messages to start now, in order.
         """
-        self._in_flight.remove(message)
+        del self._in_flight[message]
         lane = self._lane_of[message]
         self._in_flight_bytes[lane] -= self._sizes[message]
         if message in self._reduced:
@@ -145,6 +145,14 @@ class Dispatcher:
         """Whether every message of this iteration has finished."""
         return self._unfinished == 0
 
+    def blocking(self) -> list[int]:
+        """Of each lane whose next message waits for room in the window, the message in flight that started first.
+
+        Nothing else that ends can make room sooner, where messages of a lane end in the order of their starts.
+        """
+        lanes = [lane for lane in range(len(self._windows)) if self._head(lane) is not None]
+        return [next(message for message in self._in_flight if self._lane_of[message] == lane) for lane in lanes]
+
     def in_second_phase(self, message: int) -> bool:
         """Whether `message` is two-phase and its first half has finished."""
         return message in self._reduced
@@ -175,7 +183,7 @@ class Dispatcher:
                 self._next[lane] += 1
             else:
                 heapq.heappop(self._queues[lane])
-            self._in_flight.add(message)
+            self._in_flight[message] = None
             self._in_flight_bytes[lane] = used + self._sizes[message]
             starts.append(message)
 

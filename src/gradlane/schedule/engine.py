@@ -120,6 +120,10 @@ class Engine:
         """Whether `message` is of two phases and the first has ended."""
         return self._dispatcher.in_second_phase(message)
 
+    def blocking(self) -> list[int]:
+        """Of each lane whose next message waits for room in the window, the message under way that started first."""
+        return self._dispatcher.blocking()
+
     def describe_state(self) -> str:
         """What is under way and what is waited for, for error messages."""
         return self._dispatcher.describe_state()

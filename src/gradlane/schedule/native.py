@@ -22,12 +22,14 @@ class NativeDispatcher:
         ready, finished, allow: take a fact and return the messages to start now, as the
             specification's methods do.
         in_second_phase: whether a message is two-phase and its first half has finished.
+        blocking: of each lane whose next message waits for room, the message in flight that started first.
     """
 
     ready: Callable[[int], list[int]]
     finished: Callable[[int], list[int]]
     allow: Callable[[int], list[int]]
     in_second_phase: Callable[[int], bool]
+    blocking: Callable[[], list[int]]
 
     def __init__(self, plan: Plan, *, follow: bool = False) -> None:
         """Prepare for the first `begin`; the arguments are the specification's."""
@@ -38,6 +40,7 @@ class NativeDispatcher:
         self.finished = self._machine.finished
         self.allow = self._machine.allow
         self.in_second_phase = self._machine.is_in_second_phase
+        self.blocking = self._machine.blocking
 
     def begin(self) -> None:
         """Begin a new iteration; the one before must have finished."""

@@ -22,9 +22,8 @@ from gradlane.transport import NodeEngine
 OnDone = Callable[[int, BaseException | None], None]
 """Called with a message and None, or what went wrong, on any thread, once for each `start` and
 `start_second_phase` that did not return True. Of a two-phase message whose sending is told
-(`tells_sends`) the end of the first phase is told by `OnSent` instead. Where no message has to end
-before another may start, a backend may tell an end late: when it is asked to `look`, or once the
-message is awaited (`await_ends`)."""
+(`tells_sends`) the end of the first phase is told by `OnSent` instead. A backend may tell an end
+late: when it is asked to `look`, or once the message is awaited (`await_ends`)."""
 OnSent = Callable[[int], None]
 """Called with a message on any thread, once, before its end, if the backend `tells_sends`."""
 

@@ -114,6 +114,7 @@ class Driver:
             raise
         self._engine: Engine | NodeEngine
         self._communicated_ns, self._under_way = self.communicated_ns, 0
+        self._has_windows, self._makes_room = any(lane.window_bytes is not None for lane in plan.lanes), False
         self._node_engine = self._backend.carry_out(self._keeps_log, self.failures.suspect)
         # the engine of the plan before may have been a node's
         self.failures.interrupt = lambda: None
@@ -159,6 +160,7 @@ class Driver:
                 self._events[tensor] = reached
             self._backend.look()
             self._tell(self._own_engine.ready, tensors)
+            self._make_room()
         return now
 
     def range_of(self, tensors: Sequence[int]) -> torch.Tensor:
@@ -285,6 +287,7 @@ class Driver:
             with self._lock:
                 if not self._closed and self.failures.failure is None:
                     self._tell(fact, message)
+                    self._make_room()
         except BaseException as error:  # this thread has no caller that could handle it
             if self.failures.failure is None:
                 self.abort(error)
@@ -293,6 +296,24 @@ class Driver:
         """Let `message` start, which rank 0 put next."""
         self._backend.expect(message)
         self._tell(self._own_engine.allow, message)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Be told of the ends for want of which messages wait.
+
+        Of other ends somebody hears who looks: to be told of one costs a turn at the interpreter's lock.
+        """
+        if not self._has_windows or self._makes_room:  # told of an end from within: the loop below goes on with it
+            return
+        self._makes_room = True
+        try:
+            self._backend.look()
+            awaited: list[int] = []
+            while (blocking := self._own_engine.blocking()) != awaited:
+                awaited = blocking
+                self._backend.await_ends(blocking)
+        finally:
+            self._makes_room = False
 
     # -- waiting -----------------------------------------------------------------------------------
 
