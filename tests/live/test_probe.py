@@ -26,7 +26,6 @@ def test_ranks_measure_messages_alone_and_in_streams_and_find_the_same_network(t
     assert first == second
     lengths = {(size, messages) for size, messages, _ in first["streams"]}
     assert all(STREAM <= messages <= (STREAM if size == 1_048_576 else LONGEST_STREAM) for size, messages in lengths)
-    assert (4_096, LONGEST_STREAM) in lengths  # on loopback as many take far less than 100 ms
     assert all(duration_ns > 0 for _, _, duration_ns in first["streams"])
     network = files.loads(first["network"].encode(), Network)
     assert network.sharing == Sharing(max_in_flight=2, chunks=2, chunk_bytes=4 * 2**20)

@@ -45,6 +45,7 @@ NOUNS: dict[str, Any] = {
         min_message_ns=90_000,
         min_message_latency_ns=40_000,
         start_ns=35_000,
+        wakeup_ns=120_000,
     ),
     "cluster": Cluster(
         (Host(Link(10**9, (RateStep(5_000, 10**8),)), Link(10**9)), Host(Link(2 * 10**9), Link(2 * 10**9))),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gradlane import policies
 from gradlane.core.checks import check_timeline
-from gradlane.core.network import CostSegment, Network
+from gradlane.core.network import CostSegment, Network, Sharing
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Span
@@ -197,6 +197,22 @@ def test_the_network_serves_all_lanes_in_the_order_of_hand_over():
     network = Network.line(2, 0, 10**9)
     sends = simulate(plan, profile, network, iterations=1).of("send")
     assert [(send.subject, send.start_ns, send.end_ns) for send in sends] == [(0, 0, 20), (1, 0, 24)]
+
+
+@pytest.mark.parametrize(("window", "in_flight", "expected"), [
+    (None, 1, [(0, 0, 20), (1, 0, 24), (2, 0, 28)]),  # nobody waits for an end
+    (1, 1, [(0, 0, 27), (1, 27, 38), (2, 38, 49)]),  # each waits for the one before
+    (24, 2, [(0, 0, 27), (1, 0, 31), (2, 27, 38)]),  # the third waits for the first, and not for the second
+])  # fmt: skip
+def test_a_message_that_waited_for_room_starts_later_by_a_wakeup(window, in_flight, expected):
+    sizes = (20, 4, 4)
+    specs = tuple(TensorSpec(f"t{index}", size) for index, size in enumerate(sizes))
+    profile = Profile("three", "none", tuple(TensorProfile(spec, 0, 0) for spec in specs), (Layer("only", 0),), 0)
+    messages = tuple(Message((Slice(index, 0, size),)) for index, size in enumerate(sizes))
+    plan = Plan("test", "three", specs, messages, (Lane(window_bytes=window),))
+    network = msgspec.structs.replace(Network.line(2, 0, 10**9), wakeup_ns=7, sharing=Sharing(in_flight))
+    sends = simulate(plan, profile, network, iterations=1).of("send")
+    assert [(send.subject, send.start_ns, send.end_ns) for send in sends] == expected
 
 
 def test_a_piecewise_network_costs_what_the_piece_of_the_size_says():

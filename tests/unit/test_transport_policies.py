@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -161,6 +162,7 @@ def test_a_block_of_several_gradients_pays_startup_once():
 @settings(max_examples=60, deadline=None)
 @given(profile=profiles(), network=networks())
 def test_no_block_of_prophet_is_under_way_when_a_more_urgent_gradient_becomes_ready(profile, network):
+    network = msgspec.structs.replace(network, wakeup_ns=0)  # of which the paper knows nothing
     plan = policies.get("prophet", partition_bytes=4096).plan(profile, network)
     profile = stepwise(profile)  # a step's gradients are ready with its last
     urgency = profile.urgency()

@@ -105,6 +105,9 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             segment's `latency_ns`.
         start_ns: the time for which a message that starts keeps the thread that computes from
             computing. No part of any other time here.
+        wakeup_ns: how much later a message starts that waited for another's end, in a window or as a
+            second phase: a thread wakes up for the end. No part of any other time here. Ignored with a
+            bus, whose stages are timed by threads that wake up.
         bus: the devices of each host, among which a message is summed before it goes between hosts,
             and spread afterwards. UNSET, and left out of files: each worker has a host of its own,
             or `segments` are of a path that makes no difference between them.
@@ -119,6 +122,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_message_ns: int = msgspec.field(default=0, name="least_ns")
     min_message_latency_ns: int = msgspec.field(default=0, name="least_latency_ns")
     start_ns: int = 0
+    wakeup_ns: int = 0
     bus: Bus | UnsetType = UNSET
 
     def __post_init__(self) -> None:
@@ -129,6 +133,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need_int("least_ns", self.min_message_ns, 0, MAX_NS)
         need_int("least_latency_ns", self.min_message_latency_ns, 0, self.min_message_ns)
         need_int("start_ns", self.start_ns, 0, MAX_NS)
+        need_int("wakeup_ns", self.wakeup_ns, 0, MAX_NS)
         need(0 <= self.residual < 1e6, "residual", self.residual, "a relative error of 0 or more")
         for before, after in itertools.pairwise(self.segments):
             need(before.up_to_bytes < after.up_to_bytes, "pieces", after.up_to_bytes, "ascending up_to_bytes")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from gradlane import policies
 from gradlane.core.fields import need_int
@@ -92,20 +93,22 @@ class Searched(msgspec.Struct, frozen=True):
             The plan, its simulated iteration time and the lower bound.
         """
         # what starting messages takes from computing moves with the messages: it is counted in the end
-        free = msgspec.structs.replace(network, start_ns=0)
+        free = msgspec.structs.replace(network, start_ns=0, wakeup_ns=0)
         bound_ns = lower_bound_ns(profile, free)
-        problem = ScheduleProblem(profile, free)
+        one_by_one = _one_by_one(network)
+        best_ns = bound_ns if one_by_one == free else lower_bound_ns(profile, one_by_one)
+        problem = ScheduleProblem(profile, one_by_one)
         others = starting_plans(profile, free)
         starts = sorted(_distinct(problem.schedule_of(plan) for plan in others), key=lambda order: order.value)
         best = starts[0]
         for order in starts[:MERGED_ANEW]:
-            if best.value > bound_ns:
-                best = min(best, best_batches(problem, order, bound_ns), key=lambda order: order.value)
-        best = self._climb(best, bound_ns, progress)
+            if best.value > best_ns:
+                best = min(best, best_batches(problem, order, best_ns), key=lambda order: order.value)
+        best = self._climb(best, best_ns, progress)
         plan = _as_plan(self.name, best.groups, profile)
-        assert iteration_ns(plan, profile, free) == best.value, "the search and the simulator disagree"
+        assert iteration_ns(plan, profile, one_by_one) == best.value, "the search and the simulator disagree"
         found = Found(plan, iteration_ns(plan, profile, network), bound_ns)
-        if network.overlaps or network.start_ns:
+        if network.overlaps or network.start_ns or network.wakeup_ns:
             # fewer messages may be better, or several in flight, with this order or another; not
             # every server carries two-phase messages
             whole = [each for each in others if not each.second_phases]
@@ -142,6 +145,18 @@ class Searched(msgspec.Struct, frozen=True):
                 if current.value < best.value:
                     best, quiet = current, 0
         return best
+
+
+def _one_by_one(network: Network) -> Network:
+    """What messages cost where each waits for the one before it, and starting them takes nothing from computing: every
+    message takes `wakeup_ns` longer.
+    """
+    wakeup_ns = network.wakeup_ns if network.bus is UNSET else 0
+    segments = tuple(
+        msgspec.structs.replace(segment, startup_ns=segment.startup_ns + wakeup_ns) for segment in network.segments
+    )
+    least_ns = network.min_message_ns + wakeup_ns if network.min_message_ns else 0
+    return msgspec.structs.replace(network, segments=segments, min_message_ns=least_ns, start_ns=0, wakeup_ns=0)
 
 
 def starting_plans(profile: Profile, network: Network) -> list[Plan]:

@@ -7,15 +7,17 @@ share the network between hosts as `shared_link.py` says; where hosts have sever
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
+import msgspec
 from msgspec import UNSET
 
 from gradlane.core.cluster import Link, RateStep
 from gradlane.core.fields import MAX_RATE
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
-from gradlane.sim.fabric import Fabric, Notice
+from gradlane.sim.fabric import FOREVER, Fabric, Notice
 from gradlane.sim.hosts import HostFabric
 from gradlane.sim.shared_link import SharedLink
 from gradlane.units import NS_PER_SECOND
@@ -41,7 +43,8 @@ def carrier(plan: Plan, network: Network, ranks: int, steps: Sequence[RateStep] 
     def rate(size_bytes: int) -> int:
         return network.segment_of(size_bytes).bytes_per_second * fastest // nominal
 
-    between = CollectiveFabric(plan, network.between, host_of[-1] + 1, steps)
+    # whoever measures stages is told of their ends (`Network.wakeup_ns`)
+    between = CollectiveFabric(plan, msgspec.structs.replace(network.between, wakeup_ns=0), host_of[-1] + 1, steps)
     stages = (bus.reduce_scatter, bus.all_gather)
     return HostFabric(between, plan, host_of, stages, bus.packet_bytes, rate, collective=True)
 
@@ -73,6 +76,10 @@ class CollectiveFabric:
         self._link = SharedLink(network, Link(NS_PER_SECOND, scaled) if scaled else None)
         self._issued = [0] * len(plan.messages)
         self._tells: dict[int, list[bool]] = {}  # `Notice.pulled` of the notices at the end of a message (or half) in flight
+        # where messages wait for the ends of others, somebody is told of those, which takes a while
+        waits = plan.second_phases or any(lane.window_bytes is not None for lane in plan.lanes)
+        self._wakeup_ns = network.wakeup_ns if waits else 0
+        self._ended: deque[tuple[int, int]] = deque()  # messages, each behind the time of its notice
 
     def hand_over(self, now_ns: int, rank: int, message: int) -> None:
         """`Fabric.hand_over`: a rank issues an all-reduce, or a reduce-scatter."""
@@ -95,13 +102,16 @@ class CollectiveFabric:
 
     def next_ns(self) -> int:
         """`Fabric.next_ns`."""
-        return self._link.next_ns()
+        return min(self._link.next_ns(), self._ended[0][0] if self._ended else FOREVER)
 
     def run(self, until_ns: int) -> list[Notice]:
         """`Fabric.run`."""
-        while (now_ns := self._link.next_ns()) <= until_ns:
-            self.events += 1
-            message = self._link.run()
-            if message is not None:
+        while (now_ns := self.next_ns()) <= until_ns:
+            if self._ended and self._ended[0][0] == now_ns:
+                _, message = self._ended.popleft()
                 return [Notice(now_ns, rank, message, pulled) for pulled in self._tells[message] for rank in self._ranks]
+            self.events += 1
+            ended = self._link.run()
+            if ended is not None:
+                self._ended.append((now_ns + self._wakeup_ns, ended))
         return []

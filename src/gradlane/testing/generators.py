@@ -120,6 +120,7 @@ def networks(draw: st.DrawFn, overlapping: bool = True, starting: bool = True) -
         min_message_ns=min_message_ns,
         min_message_latency_ns=draw(st.integers(0, min_message_ns)),
         start_ns=draw(st.sampled_from((0, 0, 40_000))) if starting else 0,
+        wakeup_ns=draw(st.sampled_from((0, 0, 90_000))) if starting else 0,
     )
 
 

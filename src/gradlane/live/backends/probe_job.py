@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from gradlane.core import files
 from gradlane.live.backends.hierarchy import Stages, hosts_of, levels_of
-from gradlane.live.backends.probe import FULL_SIZES, fit, measure_start, sweep, sweep_streams
+from gradlane.live.backends.probe import FULL_SIZES, fit, measure_start, measure_wakeup, sweep, sweep_streams
 from gradlane.live.backends.probe_levels import in_turns, time_levels
 from gradlane.live.backends.process_groups import NewGroups, ProcessGroups
 
@@ -30,9 +30,9 @@ def main(out: str, budget_s: float) -> None:
         budget_s /= 2  # each way of summing gets a half
     samples = sweep(group, device, FULL_SIZES, repeats=7, budget_s=budget_s)
     streams = sweep_streams(group, device, samples)
-    start_ns = measure_start(group, device)
+    times = {"start_ns": measure_start(group, device), "wakeup_ns": measure_wakeup(group, device)}
     written: dict[str, object] = {"samples": samples, "streams": streams}
-    networks = {"flat": fit(group, device, samples, streams, start_ns, "gradlane probe, Gloo")}
+    networks = {"flat": fit(group, device, samples, streams, "gradlane probe, Gloo", **times)}
     groups = ProcessGroups(NewGroups(None, dist.distributed_c10d._get_default_store(), "probe"), _TIMEOUT_S)
     if hosts is not None:
         stages = Stages(groups, hosts)
