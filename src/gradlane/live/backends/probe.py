@@ -243,8 +243,8 @@ def _sum_by_callbacks(group: Any, data: list[torch.Tensor]) -> None:
 
     go_on()
     ended.wait()
-    for work in works:
-        work.wait()
+    while works:  # emptied, since the callback refers to it: a cycle would keep the group's connections open
+        works.pop(0).wait()
 
 
 def _sum(group: Any, device: torch.device, data: list[torch.Tensor]) -> None:
