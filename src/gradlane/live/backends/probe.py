@@ -237,7 +237,7 @@ def _sum_by_callbacks(group: Any, data: list[torch.Tensor]) -> None:
             work = dist.all_reduce(each, group=group, async_op=True)
             assert work is not None
             works.append(work)
-            work.get_future().add_done_callback(go_on)
+            work.get_future().add_done_callback(go_on)  # noqa: F821
         except RuntimeError:  # a connection is broken, as a work before says
             ended.set()
 
@@ -245,6 +245,7 @@ def _sum_by_callbacks(group: Any, data: list[torch.Tensor]) -> None:
     ended.wait()
     while works:  # emptied, since the callback refers to it: a cycle would keep the group's connections open
         works.pop(0).wait()
+    del go_on  # it refers to itself, and to the group
 
 
 def _sum(group: Any, device: torch.device, data: list[torch.Tensor]) -> None:
