@@ -154,8 +154,8 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def between(self) -> Network:
-        """The network between hosts alone, with one worker for each host."""
-        return self if self.bus is UNSET else msgspec.structs.replace(self, workers=self.hosts, bus=UNSET)
+        """The network between hosts alone, with one worker for each host; of a bus, without `wakeup_ns`."""
+        return self if self.bus is UNSET else msgspec.structs.replace(self, workers=self.hosts, bus=UNSET, wakeup_ns=0)
 
     @property
     def path(self) -> Network:

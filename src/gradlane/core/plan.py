@@ -182,6 +182,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         two_phase = (index for index, message in enumerate(self.messages) if message.two_phase)
         return tuple(sorted(two_phase, key=lambda index: (self.messages[index].priority, index)))
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether a lane has a window, so that a message may wait for the end of another."""
+        return any(lane.window_bytes is not None for lane in self.lanes)
+
     def with_sequence(self, sequence: tuple[int, ...]) -> Plan:
         """The same plan with the order of its messages fixed."""
         return msgspec.structs.replace(self, sequence=sequence)

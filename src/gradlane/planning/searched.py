@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar, NamedTuple
 
 import msgspec
-from msgspec import UNSET
 
 from gradlane import policies
 from gradlane.core.fields import need_int
@@ -151,7 +150,7 @@ def _one_by_one(network: Network) -> Network:
     """What messages cost where each waits for the one before it, and starting them takes nothing from computing: every
     message takes `wakeup_ns` longer.
     """
-    wakeup_ns = network.wakeup_ns if network.bus is UNSET else 0
+    wakeup_ns = network.between.wakeup_ns
     segments = tuple(
         msgspec.structs.replace(segment, startup_ns=segment.startup_ns + wakeup_ns) for segment in network.segments
     )

@@ -30,7 +30,7 @@ def why_not_ddp(plan: Plan) -> str | None:
             expected += 1
         if message.hold_until is not None:
             return f"message {index} is held back, and DDP starts a bucket as soon as it is full"
-    if any(lane.window_bytes is not None for lane in plan.lanes):
+    if plan.has_windows:
         return "it has a window, and DDP hands over each bucket as soon as it is full"
     return None
 

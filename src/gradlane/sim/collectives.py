@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-import msgspec
 from msgspec import UNSET
 
 from gradlane.core.cluster import Link, RateStep
@@ -43,8 +42,7 @@ def carrier(plan: Plan, network: Network, ranks: int, steps: Sequence[RateStep] 
     def rate(size_bytes: int) -> int:
         return network.segment_of(size_bytes).bytes_per_second * fastest // nominal
 
-    # whoever measures stages is told of their ends (`Network.wakeup_ns`)
-    between = CollectiveFabric(plan, msgspec.structs.replace(network.between, wakeup_ns=0), host_of[-1] + 1, steps)
+    between = CollectiveFabric(plan, network.between, host_of[-1] + 1, steps)
     stages = (bus.reduce_scatter, bus.all_gather)
     return HostFabric(between, plan, host_of, stages, bus.packet_bytes, rate, collective=True)
 
@@ -77,8 +75,7 @@ class CollectiveFabric:
         self._issued = [0] * len(plan.messages)
         self._tells: dict[int, list[bool]] = {}  # `Notice.pulled` of the notices at the end of a message (or half) in flight
         # where messages wait for the ends of others, somebody is told of those, which takes a while
-        waits = plan.second_phases or any(lane.window_bytes is not None for lane in plan.lanes)
-        self._wakeup_ns = network.wakeup_ns if waits else 0
+        self._wakeup_ns = network.wakeup_ns if plan.second_phases or plan.has_windows else 0
         self._ended: deque[tuple[int, int]] = deque()  # messages, each behind the time of its notice
 
     def hand_over(self, now_ns: int, rank: int, message: int) -> None:

@@ -181,8 +181,7 @@ class AllReduceBackend:
         self._plan = plan
         # Second phases start when all first ones have ended. Groups of one lane end messages in no order, so that
         # which of them makes room first is not known.
-        has_windows = any(lane.window_bytes is not None for lane in plan.lanes)
-        self._tells_at_once = bool(two_phase) or (self._weight > 1 and has_windows)
+        self._tells_at_once = bool(two_phase) or (self._weight > 1 and plan.has_windows)
         self.begin([[] for _ in plan.lanes])
 
     def _set_traffic_class(self, group: int, traffic_class: TrafficClass) -> None:

@@ -226,26 +226,38 @@ def _sum_by_callbacks(group: Any, data: list[torch.Tensor]) -> None:
     """Sum one after another, each from the callback of the one before, as a session does where a window
     holds messages back.
     """
-    coming, works, ended = iter(data), [], threading.Event()
+    chain = _Chain(group, data)
+    chain.go_on()
+    chain.wait()
 
-    def go_on(_: Any = None) -> None:
-        each = next(coming, None)
+
+class _Chain:
+    """Sums of which each is started by the end of the one before."""
+
+    def __init__(self, group: Any, data: list[torch.Tensor]) -> None:
+        self._group, self._coming = group, iter(data)
+        self._works: list[Any] = []
+        self._ended = threading.Event()
+
+    def go_on(self, _: Any = None) -> None:
+        """Start the next sum; the callback of the one before."""
+        each = next(self._coming, None)
         if each is None:
-            ended.set()
+            self._ended.set()
             return
         try:
-            work = dist.all_reduce(each, group=group, async_op=True)
+            work = dist.all_reduce(each, group=self._group, async_op=True)
             assert work is not None
-            works.append(work)
-            work.get_future().add_done_callback(go_on)  # noqa: F821
+            self._works.append(work)
+            work.get_future().add_done_callback(self.go_on)
         except RuntimeError:  # a connection is broken, as a work before says
-            ended.set()
+            self._ended.set()
 
-    go_on()
-    ended.wait()
-    while works:  # emptied, since the callback refers to it: a cycle would keep the group's connections open
-        works.pop(0).wait()
-    del go_on  # it refers to itself, and to the group
+    def wait(self) -> None:
+        """Wait for all sums, and forget them: they refer to this object, and would keep the group's connections open."""
+        self._ended.wait()
+        while self._works:
+            self._works.pop(0).wait()
 
 
 def _sum(group: Any, device: torch.device, data: list[torch.Tensor]) -> None:

@@ -114,7 +114,7 @@ class Driver:
             raise
         self._engine: Engine | NodeEngine
         self._communicated_ns, self._under_way = self.communicated_ns, 0
-        self._has_windows, self._makes_room = any(lane.window_bytes is not None for lane in plan.lanes), False
+        self._has_windows, self._makes_room = plan.has_windows, False
         self._node_engine = self._backend.carry_out(self._keeps_log, self.failures.suspect)
         # the engine of the plan before may have been a node's
         self.failures.interrupt = lambda: None
@@ -307,7 +307,6 @@ class Driver:
             return
         self._makes_room = True
         try:
-            self._backend.look()
             awaited: list[int] = []
             while (blocking := self._own_engine.blocking()) != awaited:
                 awaited = blocking
