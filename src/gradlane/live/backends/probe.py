@@ -198,13 +198,17 @@ def measure_start(group: Any, device: torch.device, repeats: int = 9, start: Sta
     return _slowest(group, device, [round(median(took_ns))])[0]
 
 
-def measure_wakeup(group: Any, device: torch.device, repeats: int = 15) -> int:
+def measure_wakeup(group: Any, device: torch.device, repeats: int = 15, budget_s: float = 0.5) -> int:
     """Measure how much later a sum starts by the callback of the one before it than by a thread that
     waited for that (collective).
 
+    Args:
+        repeats: runs of 16 small sums each way, where they take no longer than `budget_s`; at least 3.
+        budget_s: where a sum takes longer, the difference is a smaller part of it, and needs fewer runs.
+
     Returns:
-        The difference of the medians over `repeats` runs of 16 small sums, of the slowest rank, in ns
-        a sum; the same on every rank. 0 on a device with streams, where no message waits for an end.
+        The difference of the medians over the runs, of the slowest rank, in ns a sum; the same on
+        every rank. 0 on a device with streams, where no message waits for an end.
     """
     if device.type != "cpu":
         return 0
@@ -214,10 +218,13 @@ def measure_wakeup(group: Any, device: torch.device, repeats: int = 15) -> int:
         for each in memory:
             _sum(group, device, [each])
 
-    took_ns = []
-    for _ in range(repeats):
+    took_ns: list[list[int]] = []
+    while len(took_ns) < repeats:
         dist.barrier(group)
         took_ns.append([_timed(device, by_thread, memory), _timed(device, partial(_sum_by_callbacks, group), memory)])
+        if len(took_ns) == 1:
+            fit_in = int(budget_s * NS_PER_SECOND) // max(1, sum(_slowest(group, device, took_ns[0])))
+            repeats = max(min(3, repeats), min(repeats, fit_in))
     waited_ns, told_ns = (median(_slowest(group, device, list(each))) for each in zip(*took_ns, strict=True))
     return max(0, round(told_ns - waited_ns)) // len(memory)
 
