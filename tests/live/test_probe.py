@@ -17,7 +17,7 @@ def measured(rank: int, world: int) -> dict[str, Any]:
     """Run on each rank."""
     group, device = dist.new_group(), torch.device("cpu")
     alone = sweep(group, device, (4_096, 65_536, 1_048_576), repeats=2)
-    network = measure(group, device, "a test", sizes=(4_096, 65_536, 1_048_576))
+    network = measure(group, device, sizes=(4_096, 65_536, 1_048_576)).network(group, device, "a test")
     return {"streams": sweep_streams(group, device, alone, repeats=2), "network": files.dumps(network).decode()}
 
 

@@ -106,14 +106,12 @@ def fit_network(
     sizes = np.array(sorted(by_size), dtype=np.float64)
     medians = np.array([np.median(by_size[size]) for size in sizes])
     in_streams = _stream_medians(streams)
-    in_a_row = medians.copy()
     for (size_bytes, messages), duration_ns in in_streams.items():
-        in_a_row[sizes == size_bytes] = duration_ns / messages
         # Messages one after another cannot take less than together. If medians say so, some
         # messages take much longer than the median one, and a plan pays for those too.
         medians[sizes == size_bytes] = np.maximum(medians[sizes == size_bytes], duration_ns / messages)
     kept = _thinned(sizes)
-    shape = _shape(sizes[kept], medians[kept], in_a_row[kept])
+    shape = _shape(sizes[kept], medians[kept])
     segments, min_message_ns = shape.segments, round(shape.least)
     if min_message_ns:
         # A lone small message wakes threads that sleep, which sometimes takes several times as
@@ -278,12 +276,12 @@ def _line(sizes: Floats, medians: Floats) -> _Line:
     return _Line(float(startup[best]), float(slope[best]), float(errors[best]))
 
 
-def _shape(sizes: Floats, medians: Floats, in_a_row: Floats) -> _Shape:
+def _shape(sizes: Floats, medians: Floats) -> _Shape:
     """One line, or a line with a minimum or two lines if they are clearly better."""
     line = _line(sizes, medians)
     best = _Shape(line.error / max(1, len(sizes) - 2), (_segment(line),))
     for other, part in (
-        (_line_and_floor(sizes, medians, in_a_row), WORTH_A_FLOOR),
+        (_line_and_floor(sizes, medians), WORTH_A_FLOOR),
         (_two_lines(sizes, medians), WORTH_A_PIECE),
     ):
         if other is not None and _is_worth(other.error, best.error, part):
@@ -295,20 +293,18 @@ def _is_worth(error: float, simpler: float, part: float) -> bool:
     return error <= part * simpler and simpler - error >= LEAST_GAIN
 
 
-def _line_and_floor(sizes: Floats, medians: Floats, in_a_row: Floats) -> _Shape | None:
+def _line_and_floor(sizes: Floats, medians: Floats) -> _Shape | None:
     """A line and a minimum, for the best number of sizes on the minimum.
 
-    The minimum is the median of the smallest sizes' cost per message in streams (`in_a_row`); the
-    line is fitted to the other sizes.
+    The minimum is the median of the smallest sizes' costs; the line is fitted to the other sizes.
     """
     count = len(sizes)
     best: _Shape | None = None
     for split in range(LEAST_SIZES_ON_FLOOR, count - LEAST_SIZES_ABOVE + 1):
-        floor = float(np.median(in_a_row[:split]))
+        floor = float(np.median(medians[:split]))
         line = _line(sizes[split:], medians[split:])
-        seen = np.concatenate((in_a_row[:split], medians[split:]))
         # three parameters: the line's two and the minimum, which ends where the line rises above it
-        error = float(np.sum(np.abs(np.maximum(floor, line.at(sizes)) - seen) / seen)) / (count - 3)
+        error = float(np.sum(np.abs(np.maximum(floor, line.at(sizes)) - medians) / medians)) / (count - 3)
         if best is None or error < best.error:
             best = _Shape(error, (_segment(line),), floor, split)
     return best

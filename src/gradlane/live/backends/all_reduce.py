@@ -22,7 +22,7 @@ from gradlane.errors import JobError, OrderError, UnsupportedError
 from gradlane.live.backends.base import OnDone, OnSent
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.hierarchy import HierarchicalSum, Hosts, Stages, hosts_of, is_gloo, levels_of, nothing
-from gradlane.live.backends.probe import measure
+from gradlane.live.backends.probe import Probed, measure
 from gradlane.live.backends.probe_levels import BlockingSums, in_turns, time_levels
 from gradlane.live.backends.process_groups import NewGroups, OnEnd, ProcessGroups, UnderWay
 from gradlane.live.backends.sockets import set_traffic_class
@@ -80,6 +80,7 @@ class AllReduceBackend:
         self.is_hierarchical = algorithm == "hierarchical"
         self.networks: dict[Algorithm, Network] = {}
         """What `measure` has measured."""
+        self._probed: Probed | None = None
         self._streams, self.has_streams = streams, streams is not None
         self._stream = None if streams is None else streams.open()
         self._ends: dict[int, Event] = {}
@@ -126,7 +127,8 @@ class AllReduceBackend:
         """
         group, device = self.control_group, self.control_device
         if self._algorithm != "hierarchical":
-            self.networks["flat"] = measure(group, device, source, self._dtype, budget_s=budget_s)
+            self._probed = measure(group, device, self._dtype, budget_s=budget_s)
+            self.networks["flat"] = self._probed.network(group, device, source)
         if self._hosts is None:
             return self.networks["flat"]
         if not self._stages:
@@ -136,6 +138,18 @@ class AllReduceBackend:
         if self._algorithm is None:
             self.is_hierarchical = self._pays(max(size_bytes for size_bytes, _ in levels.between))
         return self.networks["hierarchical" if self.is_hierarchical else "flat"]
+
+    def measure_again(self, budget_s: float, source: str) -> Network:
+        """Measure flat sums once more (collective), after `measure`.
+
+        Returns:
+            The network of all measurements so far, which says more of a long run than the first.
+        """
+        assert self._probed is not None
+        group, device = self.control_group, self.control_device
+        self._probed = self._probed.and_later(measure(group, device, self._dtype, budget_s=budget_s))
+        self.networks["flat"] = self._probed.network(group, device, source)
+        return self.networks["flat"]
 
     def sum_and_wait(self, data: torch.Tensor) -> None:
         """Sum a tensor by the algorithm in use, in place (collective). Nothing may be under way."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ QUICK_SIZES = tuple(256 * 4**power for power in range(8))  # 256 B .. 4 MiB
 STREAM, LONGEST_STREAM = 8, 32  # messages started together
 SMALL_BYTES = 256 << 10  # up to this, streams have more messages than `STREAM` ...
 STREAM_NS = 100_000_000  # ... as many as take about this, at most
-IN_A_ROW = 4  # so many sums of a small message are timed as one
+IN_A_ROW, IN_A_ROW_NS = 16, 40_000_000  # so many sums of a small message are timed as one, or as take about this
 # a message that takes longer alone is mostly bytes: a stream of such messages says too little about
 # startup
 LONGEST_IN_STREAM_NS = 30_000_000
@@ -45,7 +45,7 @@ def sweep(
 
     The first all-reduce of a size is not counted. Then all sizes are repeated in rounds, so that a
     disturbance of the machine does not fall on one size alone. In a round, fast ones are summed up to
-    four times in a row and timed together: who is early for a sum waits for the others, which would
+    16 times in a row and timed together: who is early for a sum waits for the others, which would
     count with each sum and happens once.
 
     Args:
@@ -71,7 +71,7 @@ def sweep(
             break
         swept.append(torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device=device))
         took_ns += _slowest(group, device, [_timed(device, all_reduce, swept[-1])])
-    in_a_row = [max(1, min(IN_A_ROW, took_ns[-1] // (4 * taken))) for taken in took_ns]
+    in_a_row = [max(1, min(IN_A_ROW, IN_A_ROW_NS // taken, took_ns[-1] // (4 * taken))) for taken in took_ns]
 
     def sum_in_a_row(which: int) -> None:
         for _ in range(in_a_row[which]):
@@ -145,36 +145,43 @@ def sharing(group: Any, device: torch.device) -> Sharing:
     return Sharing(max_in_flight=2, chunks=2 * (workers - 1), chunk_bytes=workers * 2 * 2**20)
 
 
-def measure(group: Any, device: torch.device, source: str, dtype: torch.dtype = torch.float32, **options: Any) -> Network:
-    """Measure the network of torch.distributed's all-reduces in `group` (collective).
+class Probed(NamedTuple):
+    """What all-reduces took, once or several times: results of `sweep`, `sweep_streams`, `measure_start`
+    and `measure_wakeup`. The same on every rank.
+    """
+
+    samples: list[tuple[int, int]]
+    streams: list[tuple[int, int, int]]
+    start_ns: list[int]
+    wakeup_ns: list[int]
+
+    def and_later(self, later: Probed) -> Probed:
+        """Both, as if measured together."""
+        samples, streams = self.samples + later.samples, self.streams + later.streams
+        return Probed(samples, streams, self.start_ns + later.start_ns, self.wakeup_ns + later.wakeup_ns)
+
+    def network(self, group: Any, device: torch.device, source: str) -> Network:
+        """Fit a network. Not collective.
+
+        Args:
+            source: how the network was measured, for its record.
+        """
+        workers = dist.get_world_size(group)
+        network = fit_network(self.samples, workers, streams=self.streams, sharing=sharing(group, device), source=source)
+        start_ns, wakeup_ns = round(median(self.start_ns)), round(median(self.wakeup_ns))
+        return structs.replace(network, start_ns=start_ns, wakeup_ns=wakeup_ns)
+
+
+def measure(group: Any, device: torch.device, dtype: torch.dtype = torch.float32, **options: Any) -> Probed:
+    """Measure torch.distributed's all-reduces in `group` (collective).
 
     Args:
-        source: how the network was measured, for its record.
         dtype: of what is summed.
         options: for `sweep`.
     """
     samples = sweep(group, device, dtype=dtype, **options)
     streams = sweep_streams(group, device, samples, dtype=dtype)
-    times = {"start_ns": measure_start(group, device), "wakeup_ns": measure_wakeup(group, device)}
-    return fit(group, device, samples, streams, source, **times)
-
-
-def fit(
-    group: Any,
-    device: torch.device,
-    samples: list[tuple[int, int]],
-    streams: list[tuple[int, int, int]],
-    source: str,
-    **times: int,
-) -> Network:
-    """Fit a network to the results of `sweep` and `sweep_streams`. Not collective.
-
-    Args:
-        times: of the processor: `start_ns` and `wakeup_ns` of the network.
-    """
-    workers = dist.get_world_size(group)
-    network = fit_network(samples, workers, streams=streams, sharing=sharing(group, device), source=source)
-    return structs.replace(network, **times)
+    return Probed(samples, streams, [measure_start(group, device)], [measure_wakeup(group, device)])
 
 
 def measure_start(group: Any, device: torch.device, repeats: int = 9, start: Start | None = None) -> int:

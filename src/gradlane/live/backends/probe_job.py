@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from gradlane.core import files
 from gradlane.live.backends.hierarchy import Stages, hosts_of, levels_of
-from gradlane.live.backends.probe import FULL_SIZES, fit, measure_start, measure_wakeup, sweep, sweep_streams
+from gradlane.live.backends.probe import FULL_SIZES, measure
 from gradlane.live.backends.probe_levels import in_turns, time_levels
 from gradlane.live.backends.process_groups import NewGroups, ProcessGroups
 
@@ -28,11 +28,9 @@ def main(out: str, budget_s: float) -> None:
     hosts = levels_of(hosts_of(group), dist.get_rank())
     if hosts is not None:
         budget_s /= 2  # each way of summing gets a half
-    samples = sweep(group, device, FULL_SIZES, repeats=7, budget_s=budget_s)
-    streams = sweep_streams(group, device, samples)
-    times = {"start_ns": measure_start(group, device), "wakeup_ns": measure_wakeup(group, device)}
-    written: dict[str, object] = {"samples": samples, "streams": streams}
-    networks = {"flat": fit(group, device, samples, streams, "gradlane probe, Gloo", **times)}
+    probed = measure(group, device, sizes=FULL_SIZES, repeats=7, budget_s=budget_s)
+    written: dict[str, object] = {"samples": probed.samples, "streams": probed.streams}
+    networks = {"flat": probed.network(group, device, "gradlane probe, Gloo")}
     groups = ProcessGroups(NewGroups(None, dist.distributed_c10d._get_default_store(), "probe"), _TIMEOUT_S)
     if hosts is not None:
         stages = Stages(groups, hosts)

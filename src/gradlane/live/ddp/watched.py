@@ -269,7 +269,8 @@ class Watch:
         if self._buckets is not None:
             self._buckets.iteration = self._step - self._hooked
         if self._step == self._alone:
-            self._network = probe.measure(call.process_group, self._device, "measured by gradlane advise")
+            group, device = call.process_group, self._device
+            self._network = probe.measure(group, device).network(group, device, "measured by gradlane advise")
             self.is_alone = True
             self._hook_parts(call.module)
         if self._step == self.last:
