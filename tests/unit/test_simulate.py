@@ -200,12 +200,12 @@ def test_the_network_serves_all_lanes_in_the_order_of_hand_over():
 
 
 @pytest.mark.parametrize(("window", "in_flight", "expected"), [
-    (None, 1, [(0, 0, 20), (1, 0, 24), (2, 0, 28)]),  # nobody waits for an end
-    (1, 1, [(0, 0, 27), (1, 27, 38), (2, 38, 49)]),  # each waits for the one before
-    (24, 2, [(0, 0, 27), (1, 0, 31), (2, 27, 38)]),  # the third waits for the first, and not for the second
+    (None, 1, [(0, 0, 20), (1, 0, 24), (2, 0, 32)]),  # nobody waits for an end
+    (1, 1, [(0, 0, 27), (1, 27, 38), (2, 38, 46)]),  # each waits for the one before, and nobody for the last
+    (24, 2, [(0, 0, 27), (1, 0, 24), (2, 27, 35)]),  # the third waits for the first, and not for the second
 ])  # fmt: skip
 def test_a_message_that_waited_for_room_starts_later_by_a_wakeup(window, in_flight, expected):
-    sizes = (20, 4, 4)
+    sizes = (20, 4, 8)
     specs = tuple(TensorSpec(f"t{index}", size) for index, size in enumerate(sizes))
     profile = Profile("three", "none", tuple(TensorProfile(spec, 0, 0) for spec in specs), (Layer("only", 0),), 0)
     messages = tuple(Message((Slice(index, 0, size),)) for index, size in enumerate(sizes))

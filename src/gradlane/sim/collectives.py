@@ -7,7 +7,6 @@ share the network between hosts as `shared_link.py` says; where hosts have sever
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from msgspec import UNSET
@@ -16,7 +15,7 @@ from gradlane.core.cluster import Link, RateStep
 from gradlane.core.fields import MAX_RATE
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
-from gradlane.sim.fabric import FOREVER, Fabric, Notice
+from gradlane.sim.fabric import Fabric, Notice
 from gradlane.sim.hosts import HostFabric
 from gradlane.sim.shared_link import SharedLink
 from gradlane.units import NS_PER_SECOND
@@ -71,12 +70,18 @@ class CollectiveFabric:
         scaled = tuple(
             RateStep(step.at_ns, min(MAX_RATE, max(1, step.bytes_per_second * NS_PER_SECOND // nominal))) for step in steps
         )
-        self._link = SharedLink(network, Link(NS_PER_SECOND, scaled) if scaled else None)
+        self._link = SharedLink(network, Link(NS_PER_SECOND, scaled) if scaled else None, self._telling_ns)
         self._issued = [0] * len(plan.messages)
         self._tells: dict[int, list[bool]] = {}  # `Notice.pulled` of the notices at the end of a message (or half) in flight
-        # where messages wait for the ends of others, somebody is told of those, which takes a while
-        self._wakeup_ns = network.wakeup_ns if plan.second_phases or plan.has_windows else 0
-        self._ended: deque[tuple[int, int]] = deque()  # messages, each behind the time of its notice
+        self._wakeup_ns = network.wakeup_ns
+        self._in_flight: list[dict[int, None]] = [{} for _ in plan.lanes]  # by lane, in the order of their starts
+        # by lane, the most urgent last: those that have begun are dropped when they are met
+        by_urgency = sorted(range(len(plan.messages)), key=lambda message: -plan.messages[message].priority)
+        self._by_urgency = [
+            [each for each in by_urgency if plan.messages[each].lane == lane] for lane in range(len(plan.lanes))
+        ]
+        self._to_begin: list[list[int]] = [[] for _ in plan.lanes]
+        self._begun: list[set[int]] = [set() for _ in plan.lanes]  # in this iteration
 
     def hand_over(self, now_ns: int, rank: int, message: int) -> None:
         """`Fabric.hand_over`: a rank issues an all-reduce, or a reduce-scatter."""
@@ -96,19 +101,40 @@ class CollectiveFabric:
         details = self._plan.messages[message]
         network_class = self._plan.lanes[details.lane].network_priority
         self._link.add(now_ns, message, details.size_bytes, network_class, half, details.lane)
+        self._in_flight[details.lane][message] = None
+        begun = self._begun[details.lane]
+        if not begun or len(begun) == len(self._by_urgency[details.lane]):
+            begun.clear()
+            self._to_begin[details.lane] = self._by_urgency[details.lane].copy()
+        begun.add(message)
+
+    def _telling_ns(self, message: int) -> int:
+        """What it takes to tell of the end of `message`, as a session asks for it: of the first in flight where
+        the next one does not fit into the window; of all where second phases wait for all first ones.
+
+        The next one is taken to be the most urgent that has not begun, whether or not it is ready.
+        """
+        if self._plan.second_phases:
+            return self._wakeup_ns
+        lane = self._plan.messages[message].lane
+        window, to_begin, in_flight = self._plan.lanes[lane].window_bytes, self._to_begin[lane], self._in_flight[lane]
+        while to_begin and to_begin[-1] in self._begun[lane]:
+            to_begin.pop()
+        if window is None or not to_begin or message != next(iter(in_flight)):
+            return 0
+        bytes_then = sum(self._plan.messages[each].size_bytes for each in (*in_flight, to_begin[-1]))
+        return self._wakeup_ns if bytes_then > window else 0
 
     def next_ns(self) -> int:
         """`Fabric.next_ns`."""
-        return min(self._link.next_ns(), self._ended[0][0] if self._ended else FOREVER)
+        return self._link.next_ns()
 
     def run(self, until_ns: int) -> list[Notice]:
         """`Fabric.run`."""
         while (now_ns := self.next_ns()) <= until_ns:
-            if self._ended and self._ended[0][0] == now_ns:
-                _, message = self._ended.popleft()
-                return [Notice(now_ns, rank, message, pulled) for pulled in self._tells[message] for rank in self._ranks]
             self.events += 1
             ended = self._link.run()
             if ended is not None:
-                self._ended.append((now_ns + self._wakeup_ns, ended))
+                del self._in_flight[self._plan.messages[ended].lane][ended]
+                return [Notice(now_ns, rank, ended, pulled) for pulled in self._tells[ended] for rank in self._ranks]
         return []

@@ -12,7 +12,7 @@ the overhead of one message also keeps the link from the messages of other lanes
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 
 from gradlane.core.cluster import Link
@@ -24,7 +24,7 @@ from gradlane.units import NS_PER_SECOND
 class _Passing:
     """A message in flight, or waiting to be: its chunks, and what is left of the present one."""
 
-    __slots__ = ("_parts", "_turn", "_turns", "handling_ns", "key", "lane", "message", "since_ns", "transfer_ns")
+    __slots__ = ("_parts", "_turn", "_turns", "handling_ns", "is_told", "key", "lane", "message", "since_ns", "transfer_ns")
 
     def __init__(self, key: tuple[int, int], lane: int, message: int, turns: int, parts: tuple[int, int, int]) -> None:
         self.key, self.lane, self.message = key, lane, message
@@ -33,6 +33,7 @@ class _Passing:
         # flight yet
         self.since_ns = FOREVER
         self.handling_ns = self.transfer_ns = 0
+        self.is_told = False  # all chunks have passed; what is left is to tell of it
 
     def next_turn(self, now_ns: int) -> bool:
         """Begin the next chunk. Returns False if there is none."""
@@ -45,6 +46,10 @@ class _Passing:
         self.since_ns = now_ns + latency_ns
         return True
 
+    def tell(self, now_ns: int, takes_ns: int) -> None:
+        """All chunks have passed: let the processor tell whoever waits for that."""
+        self.is_told, self.since_ns, self.handling_ns = True, now_ns, takes_ns
+
     @property
     def order(self) -> tuple[int, int, int]:
         network_class, number = self.key
@@ -54,14 +59,19 @@ class _Passing:
 class SharedLink:
     """The messages in flight on one network. The times that its owner passes never go back."""
 
-    def __init__(self, network: Network, pace: Link | None = None) -> None:
+    def __init__(
+        self, network: Network, pace: Link | None = None, telling_ns: Callable[[int], int] = lambda message: 0
+    ) -> None:
         """Begin at time 0 with nothing in flight.
 
         Args:
             network: what messages cost, and how they share the link.
             pace: how the network's rate changes over time: a link that carries 10^9 bytes per
                 second while the network has its own rate. None: the rate never changes.
+            telling_ns: what it takes the processor to tell of the end of a message, asked when its
+                last byte has passed.
         """
+        self._telling_ns = telling_ns
         self._network, self._pace = network, pace
         self._at_once, self._overlaps = network.sharing.max_in_flight, network.overlaps
         self._lanes: dict[int, list[tuple[tuple[int, int], _Passing]]] = {}
@@ -118,15 +128,23 @@ class SharedLink:
             The message that has ended then; None if none has.
         """
         next_ns = self.next_ns()
+        told = self._handled if self._handled is not None and self._handled.is_told else None
         passing = self._on_link if self._turn_ends_ns() == next_ns else None
         self._carry(next_ns)
         ended = None
-        if passing is not None and not passing.next_turn(next_ns):
-            ended = passing.message
-            waiting = self._lanes[passing.lane]
-            del waiting[bisect_left(waiting, (passing.key,))]
+        if told is not None and not told.handling_ns:
+            ended = told  # if a turn ends now too, the next call sees it
+        elif passing is not None and not passing.next_turn(next_ns):
+            takes_ns = self._telling_ns(passing.message)
+            if takes_ns:
+                passing.tell(next_ns, takes_ns)
+            else:
+                ended = passing
+        if ended is not None:
+            waiting = self._lanes[ended.lane]
+            del waiting[bisect_left(waiting, (ended.key,))]
         self._settle()
-        return ended
+        return None if ended is None else ended.message
 
     def _under_way(self) -> Iterator[_Passing]:
         return (passing for waiting in self._lanes.values() for _, passing in waiting[: self._at_once])

@@ -172,16 +172,20 @@ class Probed(NamedTuple):
         return structs.replace(network, start_ns=start_ns, wakeup_ns=wakeup_ns)
 
 
-def measure(group: Any, device: torch.device, dtype: torch.dtype = torch.float32, **options: Any) -> Probed:
+def measure(
+    group: Any, device: torch.device, dtype: torch.dtype = torch.float32, budget_s: float = 1.0, **options: Any
+) -> Probed:
     """Measure torch.distributed's all-reduces in `group` (collective).
 
     Args:
         dtype: of what is summed.
+        budget_s: see `sweep`; half of it again goes to the wake-up.
         options: for `sweep`.
     """
-    samples = sweep(group, device, dtype=dtype, **options)
+    samples = sweep(group, device, dtype=dtype, budget_s=budget_s, **options)
     streams = sweep_streams(group, device, samples, dtype=dtype)
-    return Probed(samples, streams, [measure_start(group, device)], [measure_wakeup(group, device)])
+    wakeup_ns = measure_wakeup(group, device, budget_s=budget_s / 2)
+    return Probed(samples, streams, [measure_start(group, device)], [wakeup_ns])
 
 
 def measure_start(group: Any, device: torch.device, repeats: int = 9, start: Start | None = None) -> int:
@@ -205,13 +209,13 @@ def measure_start(group: Any, device: torch.device, repeats: int = 9, start: Sta
     return _slowest(group, device, [round(median(took_ns))])[0]
 
 
-def measure_wakeup(group: Any, device: torch.device, repeats: int = 15, budget_s: float = 0.5) -> int:
+def measure_wakeup(group: Any, device: torch.device, repeats: int = 45, budget_s: float = 0.5) -> int:
     """Measure how much later a sum starts by the callback of the one before it than by a thread that
     waited for that (collective).
 
     Args:
-        repeats: runs of 16 small sums each way, where they take no longer than `budget_s`; at least 3.
-        budget_s: where a sum takes longer, the difference is a smaller part of it, and needs fewer runs.
+        repeats: runs of 16 small sums each way; fewer where they would take longer than `budget_s`, but
+            at least 3.
 
     Returns:
         The difference of the medians over the runs, of the slowest rank, in ns a sum; the same on
