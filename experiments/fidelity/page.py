@@ -73,7 +73,7 @@ than simulated.
 | 32 + 1/16 | 1 0.12 | 1 0.13 | 1 0.23 | 1 0.17 |
 | 2 + 2 + 2 + 2 | 0.38 0.50 0.88 1 | 0.38 0.50 0.88 1 | 0.45 0.52 0.94 1 | 0.44 0.50 0.94 1 |
 
-`gradlane probe` and sessions measure messages alone, small ones four in a row, and streams of eight,
+`gradlane probe` and sessions measure messages alone, small ones up to 16 in a row, and streams of eight,
 of small ones up to 32. If a stream takes longer than its messages would take alone, because some of
 them stall, the mean over the stream is taken as the cost of a message, since a plan pays for stalls
 too. `gradlane.sim.shared_link`

@@ -264,6 +264,16 @@ def test_what_no_message_goes_below_is_found_and_bytes_behind_it_cost_nothing(se
     assert fitted.source.endswith("one line and a least cost")
 
 
+def test_what_small_messages_take_in_streams_says_nothing_of_what_they_take_alone():
+    # two emulated hosts beside computing: alone all small ones take the same, together tiny ones take longer than others
+    alone_us = {256: 1914, 1024: 2001, 4096: 1891, 16_384: 1602, 65_536: 2664, 262_144: 8715}
+    together_us = {256: 1452, 1024: 902, 4096: 699, 16_384: 599, 65_536: 2303, 262_144: 8634}
+    streams = [(size, 32, 32_000 * each) for size, each in together_us.items()]
+    fitted = fit_network([(size, 1_000 * each) for size, each in alone_us.items()], 2, streams=streams, sharing=Sharing(2, 2))
+    assert fitted.min_message_ns == pytest.approx(1_900_000, rel=0.05)
+    assert fitted.cost_ns(262_144) == pytest.approx(8_715_000, rel=0.05)
+
+
 def test_what_a_least_cost_saves_in_a_row_is_its_latency():
     # alone a small message takes twice as long: it wakes who sleeps
     sizes = [256 * 4**power for power in range(8)]

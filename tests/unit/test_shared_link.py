@@ -41,6 +41,13 @@ def test_a_message_alone_takes_what_the_network_says_however_many_turns_it_has()
         assert ends(SharedLink(network), [12_345]) == [network.cost_ns(12_345)] == [12_445]
 
 
+def test_to_tell_of_an_end_takes_the_processor_and_keeps_what_is_told_in_flight():
+    # the first has passed at 110; the second, whose turn is before, is handled until 140; then the first is told of, for 200;
+    # the third is in flight from 150, when the second ends, and is handled from 340
+    link = SharedLink(TWO_AT_ONCE, telling_ns=lambda message: 200 if message == 0 else 0)
+    assert ends(link, [10, 10, 10]) == [340, 150, 390]
+
+
 def test_latency_and_handling_of_the_second_message_pass_behind_the_first():
     # 60 + 40 + 1000, then the other's 1000; it was handled meanwhile
     assert ends(SharedLink(TWO_AT_ONCE), [1_000, 1_000]) == [1_100, 2_100]
