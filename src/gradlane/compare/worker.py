@@ -6,8 +6,9 @@ affects all equally. A step lasts from its start to the start of the next, so th
 a policy leaves for the next forward pass; the first step after a change of arm follows a flush and
 is not counted. The first arm that needs a network or a profile measures it for all others, the
 network while another thread computes. `auto` measures both itself, and its steps count once it has
-settled. All-reduces are measured again halfway and in the end, for the simulator: what it gets is of
-the whole run, as the steps are. The results are files for the parent process.
+settled. All-reduces are measured again halfway and in the end, half of the times without computing, for
+the simulator: what it gets is of the whole run, as the steps are, of which computing is a part. The
+results are files for the parent process.
 
 Run as `python -m gradlane.compare.worker CONFIG` under any torchrun-like launcher.
 """
@@ -49,6 +50,7 @@ MOST_EXTRA_TURNS = 60  # if an arm takes longer to settle
 FINALISTS = 2
 WATCHED_STEPS = 6  # of torch DDP, in the end
 _BUDGET_S, _SOURCE = 3.0, "measured by compare, beside computing"
+_SOURCE_OF_ALL = "measured by compare, half of it beside computing"
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -249,8 +251,10 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
                 f"{f'round {turn}' if turn else 'warm-up'} {arm.name:16s} {each_ms:7.1f} ms a step"
                 + ("" if config.profile else f", loss {arm.last_loss:.3f}")
             )
+        if turn == config.rounds:
+            maker.measure_again(beside_computing=True)
         if turn in (config.rounds // 2, config.rounds):
-            maker.measure_again()
+            maker.measure_again(beside_computing=False)
     finalists = _finalists(arms) if config.finals else []
     outcomes = _leave([arm for arm in arms if arm not in finalists], arms[0], Path(config.out))
     for turn in range(config.finals):
@@ -320,11 +324,11 @@ class _Maker:
         with _computing(self._load()) if network is None else contextlib.nullcontext():
             return Arm(name, spec, self._load(), self._config.timeout_s, network=network, profile=self._known)
 
-    def measure_again(self) -> None:
+    def measure_again(self, beside_computing: bool) -> None:
         """Measure all-reduces once more, where they are not summed within hosts first."""
         if not self._sums.is_hierarchical:
-            with _computing(self._load()):
-                self.networks[ArmSpec("ddp").place] = self._sums.measure_again(_BUDGET_S, _SOURCE)
+            with _computing(self._load()) if beside_computing else contextlib.nullcontext():
+                self.networks[ArmSpec("ddp").place] = self._sums.measure_again(_BUDGET_S, _SOURCE_OF_ALL)
 
     def learn(self, arm: Arm) -> None:
         """Keep what `arm` has measured, for the arms that follow."""
