@@ -28,6 +28,6 @@ def test_ranks_measure_messages_alone_and_in_streams_and_find_the_same_network(t
     assert all(STREAM <= messages <= (STREAM if size == 1_048_576 else LONGEST_STREAM) for size, messages in lengths)
     assert all(duration_ns > 0 for _, _, duration_ns in first["streams"])
     network = files.loads(first["network"].encode(), Network)
-    assert network.sharing == Sharing(max_in_flight=2, chunks=2, chunk_bytes=4 * 2**20)
+    assert network.sharing == Sharing(max_in_flight=2, chunks=2, chunk_bytes=4 * 2**20, network_classes=1)
     assert 0 <= network.segments[-1].latency_ns <= network.startup_ns
     assert "streams of" in network.source

@@ -41,7 +41,7 @@ NOUNS: dict[str, Any] = {
         "ring",
         0.04,
         "written by hand",
-        Sharing(max_in_flight=2, chunks=6, chunk_bytes=8_388_608),
+        Sharing(max_in_flight=2, chunks=6, chunk_bytes=8_388_608, network_classes=2),
         min_message_ns=90_000,
         min_message_latency_ns=40_000,
         start_ns=35_000,

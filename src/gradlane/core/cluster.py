@@ -18,11 +18,10 @@ from msgspec import UNSET, UnsetType
 
 from gradlane.core.bus import Bus
 from gradlane.core.fields import MAX_BYTES, MAX_NS, MAX_RATE, need, need_int, need_name
-from gradlane.core.network import MAX_WORKERS, Network, staged
+from gradlane.core.network import MAX_WORKERS, NETWORK_CLASSES, Network, staged
 from gradlane.units import NS_PER_SECOND
 
 MAX_STEPS = 1_000_000
-NETWORK_CLASSES = 8
 
 
 class RateStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

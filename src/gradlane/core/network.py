@@ -26,6 +26,7 @@ from gradlane.units import NS_PER_SECOND
 
 MAX_WORKERS = 1_000_000
 MAX_SEGMENTS = 16
+NETWORK_CLASSES = 8
 
 
 class CostSegment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,16 +68,20 @@ class Sharing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         chunks: number of chunks in which every `chunk_bytes` of a message, or part of them, is
             sent. Chunks of other messages go in between.
         chunk_bytes: see `chunks`.
+        network_classes: how many classes of lanes the network serves one before the other; 1 where it
+            does not look at them, as where it was measured by one lane.
     """
 
     max_in_flight: int = msgspec.field(default=1, name="at_once")
     chunks: int = msgspec.field(default=1, name="turns")
     chunk_bytes: int = msgspec.field(default=MAX_BYTES, name="turn_bytes")
+    network_classes: int = NETWORK_CLASSES
 
     def __post_init__(self) -> None:
         need_int("at_once", self.max_in_flight, 1, 1024)
         need_int("turns", self.chunks, 1, 2 * MAX_WORKERS)
         need_int("turn_bytes", self.chunk_bytes, 1, MAX_BYTES)
+        need_int("network_classes", self.network_classes, 1, NETWORK_CLASSES)
 
     def chunks_of(self, size_bytes: int) -> int:
         """The number of chunks in which a message of `size_bytes` is sent."""

@@ -11,8 +11,9 @@ from collections import Counter
 
 import msgspec
 
-from gradlane.core.cluster import NETWORK_CLASSES, Cluster, Link, RateStep, random_steps
+from gradlane.core.cluster import Cluster, Link, RateStep, random_steps
 from gradlane.core.fields import MAX_NS, MAX_RATE, need, need_int, need_name
+from gradlane.core.network import NETWORK_CLASSES
 from gradlane.core.traffic_class import DSCP
 from gradlane.errors import InputError
 

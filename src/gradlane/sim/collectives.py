@@ -73,7 +73,7 @@ class CollectiveFabric:
         self._link = SharedLink(network, Link(NS_PER_SECOND, scaled) if scaled else None, self._telling_ns)
         self._issued = [0] * len(plan.messages)
         self._tells: dict[int, list[bool]] = {}  # `Notice.pulled` of the notices at the end of a message (or half) in flight
-        self._wakeup_ns = network.wakeup_ns
+        self._wakeup_ns, self._classes = network.wakeup_ns, network.sharing.network_classes
         self._in_flight: list[dict[int, None]] = [{} for _ in plan.lanes]  # by lane, in the order of their starts
         # by lane, the most urgent last: those that have begun are dropped when they are met
         by_urgency = sorted(range(len(plan.messages)), key=lambda message: -plan.messages[message].priority)
@@ -99,7 +99,7 @@ class CollectiveFabric:
         self._issued[message] = 0
         self._tells[message] = tells
         details = self._plan.messages[message]
-        network_class = self._plan.lanes[details.lane].network_priority
+        network_class = min(self._plan.lanes[details.lane].network_priority, self._classes - 1)
         self._link.add(now_ns, message, details.size_bytes, network_class, half, details.lane)
         self._in_flight[details.lane][message] = None
         begun = self._begun[details.lane]

@@ -104,7 +104,12 @@ def networks(draw: st.DrawFn, overlapping: bool = True, starting: bool = True) -
     """
     sharing = Sharing()
     if overlapping and draw(st.booleans()):
-        sharing = Sharing(draw(st.integers(1, 4)), draw(st.integers(1, 6)), draw(st.sampled_from((10_000, MAX_BYTES))))
+        sharing = Sharing(
+            draw(st.integers(1, 4)),
+            draw(st.integers(1, 6)),
+            draw(st.sampled_from((10_000, MAX_BYTES))),
+            draw(st.sampled_from((1, 8))),
+        )
     segments: list[CostSegment] = []
     startup_ns, rate = draw(st.integers(0, 2_000_000)), draw(st.integers(10**6, 10**11))
     segments.append(CostSegment(startup_ns, rate, latency_ns=draw(st.integers(0, startup_ns)) if overlapping else 0))

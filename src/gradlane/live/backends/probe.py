@@ -137,12 +137,13 @@ def sharing(group: Any, device: torch.device) -> Sharing:
     Gloo has two threads per group. Its ring (gloo/allreduce.cc) moves 1 / workers of a message in
     each of 2 (workers - 1) steps, at most two segments of 1 MiB at once; segments of another
     message go in between. On a device with streams, sums run one after another, and the launch of
-    the next overlaps with the one before.
+    the next overlaps with the one before. Whether switches look at classes of lanes is not measured,
+    and taken to be no.
     """
     workers = dist.get_world_size(group)
     if device.type != "cpu" or workers == 1:
-        return Sharing(max_in_flight=2)
-    return Sharing(max_in_flight=2, chunks=2 * (workers - 1), chunk_bytes=workers * 2 * 2**20)
+        return Sharing(max_in_flight=2, network_classes=1)
+    return Sharing(max_in_flight=2, chunks=2 * (workers - 1), chunk_bytes=workers * 2 * 2**20, network_classes=1)
 
 
 class Probed(NamedTuple):

@@ -26,7 +26,7 @@ _BUDGET_WITHIN = 0.25  # of the time that sizes between hosts get
 _SIZES_WITHIN = QUICK_SIZES[2:]
 _TURNS = 5
 # every message queues behind the pieces of those before it
-_SHARING = Sharing(max_in_flight=2)
+_SHARING = Sharing(max_in_flight=2, network_classes=1)
 
 Pieces = Sequence[Sequence[Step]]
 """The pieces of a tensor, each with its steps."""
