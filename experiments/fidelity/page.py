@@ -113,10 +113,10 @@ lane has a process group of its own, with up to two sums in flight.
   end of each message is told by a thread of torch.distributed, which handles no other message meanwhile.
   The simulator counts that (`Network.wakeup_ns`), as measured of sums one after another; it was 0 to
   0.5 ms, in which noise is a large part.
-- **`geryon` over Gloo** is simulated up to 20 % too long where messages are many and small. Its lanes have
-  process groups of their own, and so threads of their own that handle messages; the simulator has one
-  processor for all lanes. With a processor for each lane the 11 trials of this version were wrong by 3.3 %
-  in the median and 13 % at most, where one has 5.7 % and 20 %; the simulator does not have that yet.
+- **`geryon` over Gloo** is simulated 13 % too short for BERT-Base on four hosts. Its lanes have process groups of
+  their own, and so threads of their own that handle messages, as in the simulator; but all of them share
+  the cores. With one processor for all lanes the 11 trials of this version were wrong by 5.7 % in the
+  median and 20 % at most, where now it is 3.3 % and 13 %.
 - **`geryon` over servers**: predictions are 12 % too short for GoogLeNet on two and four hosts;
   those for `bytescheduler` and VGG-16 on two hosts 10 %. Why is not known.
 - **`dear` over Gloo** takes 2 to 4 % longer than simulated.
@@ -125,7 +125,7 @@ The cells come from runs of one backend after another (`--backends`, `--add`), a
 version. Over servers those of BERT-Base on two hosts and of Inception-v3 on four shared the machine
 with a compiler ("others"). Over all-reduce, the trials of VGG-16 and AlexNet and that of ResNet-50 on four
 hosts are of versions that measured the network only before the first step, and fitted it otherwise. For the
-other 11, whose messages are smaller and more, nine of ten cells are wrong by less than 7.0 %. Finals were not
+other 11, whose messages are smaller and more, nine of ten cells are wrong by less than 6.7 %. Finals were not
 run with this version.
 
 With `blocks` over servers, steps take longer than simulated where communicating takes as long as

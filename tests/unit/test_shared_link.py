@@ -143,8 +143,13 @@ def test_policies_that_plan_by_the_papers_startup_do_not_see_latency(profile, ne
 
 def test_a_lane_has_as_many_under_way_as_another_whatever_that_has():
     assert ends(SharedLink(TWO_AT_ONCE), [1, 1, 1]) == [101, 141, 202]
-    # the third begins at once, and its latency passes with theirs
-    assert ends(SharedLink(TWO_AT_ONCE), [1, 1, 1], lanes=[0, 0, 1]) == [101, 141, 181]
+    # the third begins at once, and its lane has a processor of its own; at 100 the link takes it behind the first
+    assert ends(SharedLink(TWO_AT_ONCE), [1, 1, 1], lanes=[0, 0, 1]) == [101, 141, 102]
+
+
+def test_ends_in_two_lanes_are_told_of_at_the_same_time():
+    link = SharedLink(msgspec.structs.replace(TWO_AT_ONCE, segments=(CostSegment(100, 10**12),)), telling_ns=lambda message: 50)
+    assert ends(link, [1, 1], lanes=[0, 1]) == [151, 152]
 
 
 @settings(max_examples=60, deadline=None)

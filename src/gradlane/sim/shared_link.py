@@ -2,11 +2,15 @@
 
 Of each lane the `Sharing.max_in_flight` messages that were added first are in flight, the most
 urgent first. A message passes in chunks, and each chunk has three stages: latency, which delays no
-other message; per-message overhead, which the processor spends on one message at a time while the
-link carries another's bytes; and the chunk's bytes, which have the link to themselves. Overhead and
-link are each given to the message that came first; a more urgent message preempts at once, and the
-message that it interrupts continues where it stopped. On a network whose messages do not overlap,
-the overhead of one message also keeps the link from the messages of other lanes.
+other message; per-message overhead, which the lane's processor spends on one message at a time while
+the link carries another's bytes; and the chunk's bytes, which have the link to themselves. Processors
+and link are each given to the message that came first; on the link a more urgent message preempts at
+once, and the message that it interrupts continues where it stopped. On a network whose messages do not
+overlap there is one processor, and the overhead of one message also keeps the link from the messages of
+other lanes.
+
+Where somebody waits for the end of a message, its lane's processor has to tell them: the message is in
+flight until it has.
 """
 
 from __future__ import annotations
@@ -76,7 +80,7 @@ class SharedLink:
         self._at_once, self._overlaps = network.sharing.max_in_flight, network.overlaps
         self._lanes: dict[int, list[tuple[tuple[int, int], _Passing]]] = {}
         self._numbers = 0
-        self._handled: _Passing | None = None
+        self._handled: list[_Passing] = []  # one of each lane at most, or one at all
         self._on_link: _Passing | None = None
         self._now_ns = 0  # up to which these two have been carried
         self._next_ns: int | None = FOREVER  # `next_ns`, as fabrics ask often; None: to be found
@@ -128,13 +132,11 @@ class SharedLink:
             The message that has ended then; None if none has.
         """
         next_ns = self.next_ns()
-        told = self._handled if self._handled is not None and self._handled.is_told else None
         passing = self._on_link if self._turn_ends_ns() == next_ns else None
         self._carry(next_ns)
-        ended = None
-        if told is not None and not told.handling_ns:
-            ended = told  # if a turn ends now too, the next call sees it
-        elif passing is not None and not passing.next_turn(next_ns):
+        # of all that ends now, each call sees one
+        ended = next((handled for handled in self._handled if handled.is_told and not handled.handling_ns), None)
+        if ended is None and passing is not None and not passing.next_turn(next_ns):
             takes_ns = self._telling_ns(passing.message)
             if takes_ns:
                 passing.tell(next_ns, takes_ns)
@@ -150,7 +152,7 @@ class SharedLink:
         return (passing for waiting in self._lanes.values() for _, passing in waiting[: self._at_once])
 
     def _handling_ends_ns(self) -> int:
-        return FOREVER if self._handled is None else self._now_ns + self._handled.handling_ns
+        return self._now_ns + min((handled.handling_ns for handled in self._handled), default=FOREVER)
 
     def _turn_ends_ns(self) -> int:
         passing = self._on_link
@@ -161,25 +163,28 @@ class SharedLink:
         return self._pace.finish_ns(self._now_ns, passing.transfer_ns)
 
     def _settle(self) -> None:
-        """Choose which message is handled and which has the link: of the most urgent class, the one
+        """Choose which messages are handled and which has the link: of the most urgent class, the one
         that waits longest.
         """
-        self._handled = self._on_link = self._next_ns = None
+        self._on_link = self._next_ns = None
+        heads: dict[int, _Passing] = {}
         for passing in self._under_way():
             if passing.since_ns == FOREVER:
                 passing.next_turn(self._now_ns)
             if passing.since_ns > self._now_ns:
                 continue
-            if passing.handling_ns:
-                if self._handled is None or passing.order < self._handled.order:
-                    self._handled = passing
+            if passing.handling_ns or passing.is_told:
+                processor = passing.lane if self._overlaps else 0
+                if processor not in heads or passing.order < heads[processor].order:
+                    heads[processor] = passing
             elif self._on_link is None or passing.order < self._on_link.order:
                 self._on_link = passing
-        if self._handled is not None and self._on_link is not None and not self._overlaps:
-            if self._handled.order < self._on_link.order:
+        self._handled = list(heads.values())
+        if self._handled and self._on_link is not None and not self._overlaps:
+            if self._handled[0].order < self._on_link.order:
                 self._on_link = None
             else:
-                self._handled = None
+                self._handled = []
 
     def _carry(self, now_ns: int) -> None:
         """Let time pass to `now_ns`.
@@ -187,10 +192,10 @@ class SharedLink:
         Neither the handling nor the chunk on the link ends before that.
         """
         begun_ns, self._now_ns = self._now_ns, now_ns
-        if self._handled is not None:
-            self._handled.handling_ns -= now_ns - begun_ns
-            if not self._handled.handling_ns and self._overlaps:  # otherwise it has the link already
-                self._handled.since_ns = now_ns
+        for handled in self._handled:
+            handled.handling_ns -= now_ns - begun_ns
+            if not handled.handling_ns and self._overlaps:  # otherwise it has the link already
+                handled.since_ns = now_ns
         if self._on_link is None:
             return
         if self._pace is None:
