@@ -25,9 +25,15 @@ MIB = 1 << 20
 class Proven:
     """A worker without a node: it has been greeted, and says whatever it is told to."""
 
-    def __init__(self, rank: int, world: int, port: int) -> None:
+    def __init__(self, rank: int, world: int, port: int, receive_buffer: int | None = None) -> None:
         self.rank = rank
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.socket = socket.socket()
+        self.socket.settimeout(10)
+        # Before it connects. A buffer made smaller later throws away what its earlier window let in, and then also
+        # the acknowledgements that tell of room at the server: the pushes stop for good, and nothing is tested.
+        if receive_buffer is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.connect(("127.0.0.1", port))
         said = hello(rank, world)
         self.socket.sendall(frame(HELLO, said))
         challenge = exactly(self.socket, HEADER_BYTES + 64)[HEADER_BYTES:]
@@ -43,12 +49,12 @@ def push(tensor: int, place: int, iteration: int) -> bytes:
 
 
 @contextmanager
-def server_of(world: int, **options: object) -> Iterator[tuple[Node, list[Proven]]]:
-    """A server in a process of its own, and its proven members."""
+def server_of(world: int, receive_buffer: int | None = None, **options: object) -> Iterator[tuple[Node, list[Proven]]]:
+    """A server without a worker, and its proven members, of which the last has this receive buffer, in bytes."""
     with ExitStack() as stack:
         fields = {"packet_bytes": PACKET, "linger_s": 0.1, **options}
         node = stack.enter_context(Node(NodeOptions(world=world, servers=1, rank=None, server=0, tell_tables=True, **fields)))  # type: ignore[arg-type]
-        members = [Proven(rank, world, node.port) for rank in range(world)]
+        members = [Proven(rank, world, node.port, receive_buffer if rank == world - 1 else None) for rank in range(world)]
         for member in members:
             stack.enter_context(member.socket)
         node.join(5)
@@ -106,11 +112,10 @@ def test_who_ends_a_tensor_too_early_is_named_and_not_who_goes_on_with_it() -> N
 
 def test_a_member_that_takes_no_sums_is_named_before_they_fill_the_memory() -> None:
     size = 100 * (30 << 10)
-    with server_of(2, packet_bytes=30 << 10) as (node, members):
+    with server_of(2, receive_buffer=4096, packet_bytes=30 << 10) as (node, members):
         members[0].say(frame(DEFINE, define(size)))
         parts = [frame(PUSH, bytes(30 << 10), offset=place * (30 << 10), iteration=0) for place in range(100)]
         members[0].say(*parts)
-        members[1].socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         try:
             for iteration in range(200):
                 for place in range(100):
