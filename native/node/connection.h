@@ -97,7 +97,7 @@ class Connection {
     static constexpr size_t kBatch = 16;  // packets in one call to the kernel, when they are small
     // A packet is of use only when it is whole, so the poller need not tell of each part. Of a larger one it tells
     // twice or more, so that the kernel's buffer need not hold it.
-    static constexpr size_t kMostAwaited = 128 << 10;
+    static constexpr size_t kMostAwaited = 256 << 10;
     // A larger batch would choose packets too early.
     static constexpr size_t kBatchBytes = 24 << 10;
 

@@ -30,4 +30,10 @@ std::shared_ptr<const Layout> Dealer::Cut(uint64_t bytes, uint32_t packet_bytes,
     return layout;
 }
 
+std::shared_ptr<const Layout> Dealer::CutEvenly(uint64_t bytes, uint32_t packet_bytes, uint32_t servers) {
+    const uint64_t share = (bytes + servers - 1) / servers;
+    const uint64_t packets = std::max<uint64_t>(1, (share + packet_bytes - 1) / packet_bytes);  // of a server
+    return Dealer(servers).Cut(bytes, static_cast<uint32_t>(((share + packets - 1) / packets + 63) / 64 * 64));
+}
+
 }  // namespace gradlane

@@ -37,6 +37,10 @@ class Dealer {
     // of them, or kDealt.
     std::shared_ptr<const Layout> Cut(uint64_t bytes, uint32_t packet_bytes, int32_t at = kDealt);
 
+    // Cuts a tensor that is dealt alone: all servers get equally many packets of equal length, but for what the last of
+    // the tensor lack, so that no host's card carries more than another's.
+    static std::shared_ptr<const Layout> CutEvenly(uint64_t bytes, uint32_t packet_bytes, uint32_t servers);
+
   private:
     std::vector<uint64_t> dealt_;
 };

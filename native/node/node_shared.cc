@@ -113,10 +113,7 @@ std::shared_ptr<const Layout> Node::CutForRail(uint32_t tensor, const Spec& spec
     } else if (bytes <= kSmallestCut) {
         at = static_cast<int32_t>(tensor % hosts);
     }
-    // as many packets for each server, so that no host's card carries more than another's
-    const uint64_t each = (bytes / hosts + options_.packet_bytes - 1) / options_.packet_bytes, packets = std::max<uint64_t>(1, each) * hosts;
-    const auto packet = at == kDealt ? static_cast<uint32_t>(((bytes + packets - 1) / packets + 63) / 64 * 64) : options_.packet_bytes;
-    const auto cut = Dealer(hosts).Cut(bytes, std::min(packet, options_.packet_bytes), at);
+    const auto cut = at == kDealt ? Dealer::CutEvenly(bytes, options_.packet_bytes, hosts) : Dealer(hosts).Cut(bytes, options_.packet_bytes, at);
     auto layout = std::make_shared<Layout>();
     layout->by_server.resize(options_.membership.servers);
     for (uint32_t host = 0; host < hosts; ++host) {

@@ -128,9 +128,7 @@ std::shared_ptr<const Layout> Node::Cut(uint32_t tensor, const Spec& spec) {
     Dealer alone(servers);
     if (spec.at != kDealt) return alone.Cut(spec.bytes, options_.packet_bytes, spec.at);
     if (spec.bytes <= kSmallestCut) return alone.Cut(spec.bytes, options_.packet_bytes, static_cast<int32_t>(tensor % servers));
-    const uint64_t share = ((spec.bytes + servers - 1) / servers + 63) / 64 * 64;
-    const auto packet = static_cast<uint32_t>(std::min<uint64_t>(options_.packet_bytes, share));
-    return alone.Cut(spec.bytes, packet);
+    return Dealer::CutEvenly(spec.bytes, options_.packet_bytes, servers);
 }
 
 // Whether the tensor can be here, with what it is cut into and what it takes in `state`; else the node has failed of it.

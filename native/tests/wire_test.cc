@@ -157,6 +157,31 @@ TEST(PacketsCoverATensorOnceAndServersEvenly) {
     }
 }
 
+TEST(ATensorThatIsDealtAloneIsCutIntoEqualPartsOfServers) {
+    constexpr uint32_t kMost = 256 << 10;
+    for (uint32_t servers = 1; servers < 8; ++servers) {
+        for (const uint64_t bytes : {uint64_t{0}, uint64_t{1}, uint64_t{4097}, uint64_t{1'000'000}, uint64_t{9'999'999}, uint64_t{100'000'000}}) {
+            const auto layout = Dealer::CutEvenly(bytes, kMost, servers);
+            const uint64_t each = (bytes + uint64_t{servers} * kMost - 1) / (uint64_t{servers} * kMost);  // packets: as few as can be
+            CHECK(layout->packets <= each * servers);
+            uint64_t sum = 0, most = 0, least = bytes;
+            for (const auto& pieces : layout->by_server) {
+                CHECK(pieces.size() <= each);
+                uint64_t dealt = 0;
+                for (const Piece& piece : pieces) {
+                    CHECK(piece.length <= kMost && piece.offset % 64 == 0);
+                    dealt += piece.length;
+                }
+                sum += dealt;
+                most = std::max(most, dealt);
+                least = std::min(least, dealt);
+            }
+            CHECK_EQ(sum, bytes);
+            CHECK(most - least <= 64 * each * servers);  // lengths are rounded up, and the last packets lack that
+        }
+    }
+}
+
 TEST(AWorkerAndAServerOfOneJobMeet) {
     const Membership job = Job();
     const auto [server, worker] = Greet(job, job, HelloOf(job));

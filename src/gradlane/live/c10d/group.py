@@ -40,7 +40,9 @@ _BOOL_OPS = {ReduceOp.SUM: "max", ReduceOp.MIN: "min", ReduceOp.MAX: "max", Redu
 
 # on loopback a packet costs processor time, not link time, so that large packets are faster
 _LOCAL_PACKET_BYTES = 512 << 10
-_PACKET_BYTES = 128 << 10
+# between hosts larger ones take no less of the processor, and make the next sum wait longer
+_PACKET_BYTES = 256 << 10
+_UNSENT_BYTES = 128 << 10
 
 _thread = threading.local()
 
@@ -110,6 +112,7 @@ class Group(Names, _Base):  # type: ignore[misc]
             rank_order=options.rank_order,
             checksum=options.checksum,
             deal_evenly=True,
+            unsent_bytes=_UNSENT_BYTES,
         )
         self._node = form(store, wanted, own_address(), timeout_s, options.packet_bytes or _LOCAL_PACKET_BYTES)
         shares = share_if_possible(store, self._node, timeout_s, options.shared_memory)

@@ -29,7 +29,7 @@ class Options:
             ranks are on one host, messages go through it too. Where it is not given, GRADLANE_SHARED_MEMORY=0 in the
             environment turns it off.
         packet_bytes: a multiple of 64 up to 512 KiB. With smaller packets an urgent call is sent
-            sooner. None for 512 KiB if all ranks are on one host, else 128 KiB.
+            sooner. None for 512 KiB if all ranks are on one host, else 256 KiB.
 
     Raises:
         InputError: `order` is neither "fifo" nor "lifo", or GRADLANE_SHARED_MEMORY neither 0 nor 1.
