@@ -125,10 +125,9 @@ class AllReduceBackend:
             budget_s: see `probe.sweep`.
             source: of the network.
         """
-        group, device = self.control_group, self.control_device
+        group = self.control_group
         if self._algorithm != "hierarchical":
-            self._probed = measure(group, device, self._dtype, budget_s=budget_s)
-            self.networks["flat"] = self._probed.network(group, device, source)
+            self._fit(measure(group, self.control_device, self._dtype, budget_s=budget_s), source)
         if self._hosts is None:
             return self.networks["flat"]
         if not self._stages:
@@ -146,10 +145,14 @@ class AllReduceBackend:
             The network of all measurements so far, which says more of a long run than the first.
         """
         assert self._probed is not None
-        group, device = self.control_group, self.control_device
-        self._probed = self._probed.and_later(measure(group, device, self._dtype, budget_s=budget_s))
-        self.networks["flat"] = self._probed.network(group, device, source)
-        return self.networks["flat"]
+        later = measure(self.control_group, self.control_device, self._dtype, budget_s=budget_s)
+        return self._fit(self._probed.and_later(later), source)
+
+    def _fit(self, probed: Probed, source: str) -> Network:
+        """Keep what was measured of flat sums, and the network that it tells of (collective)."""
+        self._probed = probed
+        network = self.networks["flat"] = probed.network(self.control_group, self.control_device, source)
+        return network
 
     def sum_and_wait(self, data: torch.Tensor) -> None:
         """Sum a tensor by the algorithm in use, in place (collective). Nothing may be under way."""
