@@ -178,7 +178,7 @@ def through_a_change(rank: int, world: int, policy: str, delays_s: tuple[float, 
             train_until(lambda: session.settled and not session.tuning)
             profiled = session.profile().source
             here = len(losses)
-            train_until(lambda: len(losses) > here + 60)
+            train_until(lambda: len(losses) > here + 60 and not session.tuning)  # a look before the change is no answer to it
             late.delay_s = delays_s[1]
             if policy == "auto":
                 train_until(lambda: session.tuning)
