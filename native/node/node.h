@@ -364,6 +364,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     void HearLast();
     void TellWaiting();
     std::shared_ptr<const Layout> Cut(uint32_t tensor, const Spec& spec);
+    std::shared_ptr<const Layout> CutAlone(uint32_t tensor, uint64_t bytes, uint32_t servers, int32_t at) const;
     bool Register(const DefineCommand& command, int32_t teller);  // teller: the rank that a server has it from, or -1
     bool Admit(const DefineCommand& command, int32_t teller, Tensor* state);
     void Sent(uint32_t tensor, Tensor& state);

@@ -106,14 +106,11 @@ std::shared_ptr<const Layout> Node::CutForRail(uint32_t tensor, const Spec& spec
     } else if (owner != static_cast<int32_t>(hosts_->place)) {
         part.end = 0;
     }
-    const uint64_t bytes = part.end - part.begin;
     int32_t at = kDealt;  // its host
     if (spec.at != kDealt) {
         at = static_cast<int32_t>(std::find(rail.begin(), rail.end(), static_cast<uint32_t>(spec.at)) - rail.begin());
-    } else if (bytes <= kSmallestCut) {
-        at = static_cast<int32_t>(tensor % hosts);
     }
-    const auto cut = at == kDealt ? Dealer::CutEvenly(bytes, options_.packet_bytes, hosts) : Dealer(hosts).Cut(bytes, options_.packet_bytes, at);
+    const auto cut = CutAlone(tensor, part.end - part.begin, hosts, at);
     auto layout = std::make_shared<Layout>();
     layout->by_server.resize(options_.membership.servers);
     for (uint32_t host = 0; host < hosts; ++host) {

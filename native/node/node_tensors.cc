@@ -123,12 +123,15 @@ bool Node::RunEngine() {
 
 std::shared_ptr<const Layout> Node::Cut(uint32_t tensor, const Spec& spec) {
     if (spec.rail) return CutForRail(tensor, spec);
-    const uint32_t servers = options_.membership.servers;
     if (!options_.deal_evenly) return dealer_.Cut(spec.bytes, options_.packet_bytes, spec.at);
-    Dealer alone(servers);
-    if (spec.at != kDealt) return alone.Cut(spec.bytes, options_.packet_bytes, spec.at);
-    if (spec.bytes <= kSmallestCut) return alone.Cut(spec.bytes, options_.packet_bytes, static_cast<int32_t>(tensor % servers));
-    return Dealer::CutEvenly(spec.bytes, options_.packet_bytes, servers);
+    return CutAlone(tensor, spec.bytes, options_.membership.servers, spec.at);
+}
+
+// Of a tensor, or of a rail's part of it, that is dealt to `servers` without regard to other tensors.
+std::shared_ptr<const Layout> Node::CutAlone(uint32_t tensor, uint64_t bytes, uint32_t servers, int32_t at) const {
+    if (at == kDealt && bytes <= kSmallestCut) at = static_cast<int32_t>(tensor % servers);
+    if (at == kDealt) return Dealer::CutEvenly(bytes, options_.packet_bytes, servers);
+    return Dealer(servers).Cut(bytes, options_.packet_bytes, at);
 }
 
 // Whether the tensor can be here, with what it is cut into and what it takes in `state`; else the node has failed of it.

@@ -40,7 +40,7 @@ _BOOL_OPS = {ReduceOp.SUM: "max", ReduceOp.MIN: "min", ReduceOp.MAX: "max", Redu
 
 # on loopback a packet costs processor time, not link time, so that large packets are faster
 _LOCAL_PACKET_BYTES = 512 << 10
-# between hosts larger ones take no less of the processor, and make the next sum wait longer
+# between hosts smaller ones take more processor time; larger ones take no less, and sums wait longer for them
 _PACKET_BYTES = 256 << 10
 _UNSENT_BYTES = 128 << 10
 
