@@ -122,11 +122,11 @@ lane has a process group of its own, with up to two sums in flight.
 - **`dear` over Gloo** takes 2 to 4 % longer than simulated.
 
 The cells come from runs of one backend after another (`--backends`, `--add`), and not all of one
-version. Over servers only the trials of BERT-Base on two hosts and of ResNet-50 and Inception-v3 on four are of
-this one. Over all-reduce all trials have the
-network measured again halfway and at the end. The 11 of models with smaller and more messages were run before
-the last two changes of the simulator, and simulated anew from what they had left: nine of ten of their cells
-are wrong by less than 6.7 %, and of the other seven's by less than 3.2 %. Finals were not run with this version.
+version. Over servers only the trials of BERT-Base on two hosts and of ResNet-50 and Inception-v3 on
+four are of this version. Over all-reduce the network was measured again halfway and at the end of all
+trials. The 11 of models with smaller and more messages were run before the last two changes of the
+simulator, and simulated anew from what they had left: nine of ten of their cells are wrong by less
+than 6.7 %, and of the other seven's by less than 3.2 %. Finals were not run with this version.
 
 With `blocks` over servers, steps take longer than simulated where communicating takes as long as
 computing. The most urgent block is the last to be ready, and queues behind other blocks on the way
