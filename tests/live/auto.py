@@ -180,21 +180,24 @@ def through_a_change(rank: int, world: int, policy: str, delays_s: tuple[float, 
             here = len(losses)
             train_until(lambda: len(losses) > here + 60 and not session.tuning)  # a look before the change is no answer to it
             late.delay_s = delays_s[1]
-            if policy == "auto":
-                train_until(lambda: session.tuning)
-                train_until(lambda: not session.tuning)
-            else:
-                believed, moved, slower_at = session.network.bytes_per_second, torch.zeros(1), len(losses)
-                while not moved:
-                    here = len(losses)
-                    # blocks that are assembled for another reason just then, such as gradients that a busy machine
-                    # makes late, begin to learn what is normal when the network is slow already
-                    if here > slower_at + 80:
-                        late.delay_s, slower_at = late.delay_s * 4, here
-                        assert late.delay_s < 1
-                    train_until(lambda here=here: len(losses) > here + 8)
-                    moved.fill_(session.network.bytes_per_second < believed)  # which only rank 0 knows of
-                    dist.broadcast(moved, 0)
+            believed, looked = session.network.bytes_per_second, len(session.auto.looks) if session.auto else 0
+
+            def sees_it() -> bool:
+                if session.auto is None:
+                    return session.network.bytes_per_second < believed
+                return any("take" in look.why and "times as long" in look.why for look in session.auto.looks[looked:])
+
+            seen, slower_at = torch.zeros(1), len(losses)
+            while not seen:
+                here = len(losses)
+                # A session that answers to something else just then, such as gradients that a busy machine makes late,
+                # begins to learn what is normal when the network is slow already.
+                if here > slower_at + 80:
+                    late.delay_s, slower_at = late.delay_s * 4, here
+                    assert late.delay_s < 1
+                train_until(lambda here=here: len(losses) > here + 8 and not session.tuning)
+                seen.fill_(sees_it())  # which only rank 0 knows
+                dist.broadcast(seen, 0)
             session.flush()
             bits, chosen, rate = bits_of(model, optimizer), session.auto, session.network.bytes_per_second
     reference = under_ddp(rank, len(losses))

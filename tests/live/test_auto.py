@@ -107,9 +107,8 @@ def test_a_network_that_becomes_slower_makes_it_look_again(two_ranks, backend):
     assert first["plans"] == second["plans"]
     before, *_, after = first["auto"].looks
     assert before.why == "the job has begun"
-    # on a busy machine the same slow messages may first be seen by gradients that become ready late
-    assert "times as long" in after.why or "earlier or later" in after.why
-    assert after.bytes_per_second < before.bytes_per_second
+    assert "take" in after.why
+    assert "times as long" in after.why
     assert after.verdict.endswith(f"looked again since {after.why}")
     assert first["lines"] == [f"gradlane: {look.verdict}" for look in first["auto"].looks]
 
