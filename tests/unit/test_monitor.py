@@ -109,6 +109,19 @@ def test_a_network_that_changes_is_told_once_and_not_again_after_settling(factor
     assert not any(monitor.observe(after) for _ in range(50))
 
 
+@given(st.integers(0, LEARN), st.floats(1.41, 50))
+def test_a_network_that_slows_while_normal_is_learned_after_another_change_is_told(before, factor):
+    usual, slow = Observed(100 * MS, 50 * MS, 1.0), Observed(200 * MS, 50 * MS, factor)
+    monitor = Monitor()
+    assert not any(monitor.observe(usual) for _ in range(LEARN))
+    for _ in range(2):  # such a change may come again before anything else was learned
+        monitor = monitor.under_another_plan(Moved(pattern=0.2))
+    told = [monitor.observe(seen) for seen in [usual] * before + [slow] * PATIENCE]
+    assert told == [None] * (before + PATIENCE - 1) + [Moved(network=factor)]
+    monitor = monitor.under_another_plan(Moved(network=factor, pattern=0.2))
+    assert not any(monitor.observe(slow) for _ in range(50))
+
+
 @given(st.floats(1 / 50, 50), st.floats(0.96, 1.04))
 def test_a_network_that_changes_where_iterations_do_not_is_no_change(factor, felt):
     monitor = Monitor(100 * MS)

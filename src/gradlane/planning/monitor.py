@@ -148,6 +148,10 @@ class Drift:
         self._first: list[float] = []
         self._last: deque[float] = deque(maxlen=patience)
 
+    def anew(self) -> Drift:
+        """One that has seen nothing yet and knows what is normal if this one does."""
+        return Drift(self._moved, self.normal, self._patience)
+
     def observe(self, value: float) -> float | None:
         """Take in a value.
 
@@ -216,6 +220,17 @@ class Monitor:
         self._last_shifts: deque[float] = deque(maxlen=LONG_PATIENCE)
         self._last_ns: deque[int] = deque(maxlen=PATIENCE)
 
+    def under_another_plan(self, moved: Moved) -> Monitor:
+        """The monitor of the plan that answers to `moved`.
+
+        What is normal is learned anew, but for a network that has not changed: it may do so while
+        that is learned.
+        """
+        monitor = Monitor()
+        if moved.network == 1.0:
+            monitor._network = self._network.anew()
+        return monitor
+
     def observe(self, seen: Observed, shift: float | None = None) -> Moved | None:
         """Take in an iteration.
 
@@ -229,11 +244,10 @@ class Monitor:
         """
         self._last_ns.append(seen.iteration_ns)
         network = None if seen.slowness is None else self._network.observe(seen.slowness)
-        iteration = self._iteration.observe(seen.iteration_ns)
         moved = Moved(
             network if network is not None and self._is_felt(network) else 1.0,
             self._compute.observe(seen.compute_ns) or 1.0,
-            iteration or 1.0,
+            self._iteration.observe(seen.iteration_ns) or 1.0,
             self._shifted(shift),
         )
         return None if moved == Moved() else moved
@@ -244,7 +258,9 @@ class Monitor:
         return any(drift.suspects for drift in (self._network, self._compute, self._iteration))
 
     def _is_felt(self, network: float) -> bool:
-        """Whether iterations have become longer or shorter as the network's `network` says."""
+        """Whether iterations have become longer or shorter as the network's `network` says; so it is
+        taken to be until their normal time is known.
+        """
         if not self._iteration.normal:
             return True
         factor = median(self._last_ns) / self._iteration.normal

@@ -77,7 +77,7 @@ class Replanning:
         assert planner.profile is not None
         planner.plan_for(self._watch.places())
         planner.profile = self._watch.profile(planner.profile, moved)
-        self._watch.settle()
+        self._watch.settle_after(moved)
         rate = format_rate(planner.network.bytes_per_second)
         log.warning("gradlane: %s blocks are assembled anew for %s: %s", self._policy.name, rate, moved)
         return self._policy

@@ -49,12 +49,21 @@ class Watch:
         self._since_ns = self._rest_ns = 0  # since the last look, and until the next
 
     def settle(self, iteration_ns: int | None = None) -> None:
-        """Another plan is in force for good: learn anew what is normal.
+        """Another plan was chosen for good by trying: learn anew what is normal.
 
         Args:
             iteration_ns: the normal iteration time in ns, if it is known already.
         """
-        self._monitor, self._crowd = Monitor(iteration_ns), Crowd()
+        self._begin(Monitor(iteration_ns))
+
+    def settle_after(self, moved: Moved) -> None:
+        """Another plan is in force for good, made for what has `moved`; see
+        `Monitor.under_another_plan`.
+        """
+        self._begin(self._monitor.under_another_plan(moved))
+
+    def _begin(self, monitor: Monitor) -> None:
+        self._monitor, self._crowd = monitor, Crowd()
         self._costs_ns.clear()
         self._rest_ns = 0
 
@@ -69,7 +78,7 @@ class Watch:
             watching: False while plans are tried: the iteration is recorded and not judged.
 
         Returns:
-            What has changed since `settle`; None for nothing, while the machine is crowded
+            What has changed since the plan is in force for good; None for nothing, while the machine is crowded
             (`monitor.Crowd`), and for an iteration that is left out.
         """
         # settled before the iteration is known: one that had a pause in it (an evaluation) would end each rest
