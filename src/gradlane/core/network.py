@@ -111,8 +111,8 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         start_ns: the time for which a message that starts keeps the thread that computes from
             computing. No part of any other time here.
         wakeup_ns: how much later a message starts that waited for another's end, in a window or as a
-            second phase: a thread wakes up for the end. No part of any other time here. Ignored with a
-            bus, whose stages are timed by threads that wake up.
+            second phase: a thread wakes up for the end, while another updates what has come. No part of
+            any other time here. Ignored with a bus, whose stages are timed by threads that wake up.
         bus: the devices of each host, among which a message is summed before it goes between hosts,
             and spread afterwards. UNSET, and left out of files: each worker has a host of its own,
             or `segments` are of a path that makes no difference between them.
