@@ -31,6 +31,11 @@ UNLIKE = Cluster(
     packet_bytes=64,
 )
 SHARED = Network(3, (CostSegment(20_000, 10**8, latency_ns=5_000),), sharing=Sharing(2, 4, 20))
+WAKING = msgspec.structs.replace(SHARED, wakeup_ns=40_000)
+
+
+def is_even(message):
+    return message % 2 == 0
 
 
 @pytest.mark.parametrize("cluster", [LIKE, msgspec.structs.replace(LIKE, sum_bytes_per_second=10**8, network_classes=2), APART])
@@ -57,12 +62,12 @@ def test_packets_where_each_worker_is_answered_alone(cluster):
     )
 
 
-@pytest.mark.parametrize("network", [Network.line(3, 30_000, GIGABIT), SHARED])
+@pytest.mark.parametrize("network", [Network.line(3, 30_000, GIGABIT), SHARED, WAKING])
 @pytest.mark.parametrize("steps", [(), CHANGING.steps])
 def test_collectives(network, steps):
     bound = {} if steps else {"least_ns": partial(lower_bound_ns, where=network)}
     check_fabric(
-        lambda job: CollectiveFabric(job.plan, network, network.workers, steps),
+        lambda job: CollectiveFabric(job.plan, network, network.workers, is_even, steps),
         ranks=network.workers,
         wires=("fifo",),
         one_order=True,
@@ -78,7 +83,12 @@ def test_collectives_of_hosts_with_two_devices(network, steps):
     network = msgspec.structs.replace(network, workers=4, bus=BUS)
     bound = {} if steps else {"least_ns": partial(lower_bound_ns, where=network)}
     check_fabric(
-        lambda job: carrier(job.plan, network, 4, steps), ranks=4, wires=("fifo",), one_order=True, examples=25, **bound
+        lambda job: carrier(job.plan, network, 4, is_even, steps),
+        ranks=4,
+        wires=("fifo",),
+        one_order=True,
+        examples=25,
+        **bound,
     )
 
 

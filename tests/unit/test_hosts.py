@@ -176,10 +176,13 @@ def test_one_device_a_host_is_to_the_nanosecond_what_it_was(job: Job, network: N
     def run(fabric):
         return Simulation([job], [(0, 100)], fabric, receives=bool(job.plan.second_phases)).run()
 
-    before = CollectiveFabric(job.plan, network, 1)
+    def is_even(message):
+        return message % 2 == 0
+
+    before = CollectiveFabric(job.plan, network, 1, is_even)
     nothing = (Nothing(0, 1), Nothing(0, 1))
     around = HostFabric(
-        CollectiveFabric(job.plan, network, 1), job.plan, [0], nothing, 2**20,
+        CollectiveFabric(job.plan, network, 1, is_even), job.plan, [0], nothing, 2**20,
         lambda size_bytes: network.segment_of(size_bytes).bytes_per_second, collective=True,
     )  # fmt: skip
     assert run(around) == run(before)

@@ -215,6 +215,19 @@ def test_a_message_that_waited_for_room_starts_later_by_a_wakeup(window, in_flig
     assert [(send.subject, send.start_ns, send.end_ns) for send in sends] == expected
 
 
+def test_an_end_for_which_nothing_waits_yet_is_not_told():
+    """The second gradient is ready after the first message has ended, whose end made room unheard."""
+    specs = (TensorSpec("early", 20), TensorSpec("late", 4))
+    ready = (0, 22)
+    gradients = tuple(TensorProfile(spec, at, 0) for spec, at in zip(specs, ready, strict=True))
+    profile = Profile("two", "none", gradients, (Layer("only", 0),), 22)
+    messages = tuple(Message((Slice(index, 0, spec.size_bytes),)) for index, spec in enumerate(specs))
+    plan = Plan("test", "two", specs, messages, (Lane(window_bytes=1),))
+    network = msgspec.structs.replace(Network.line(2, 0, 10**9), wakeup_ns=7)
+    sends = simulate(plan, profile, network, iterations=1).of("send")
+    assert [(send.subject, send.start_ns, send.end_ns) for send in sends] == [(0, 0, 20), (1, 22, 26)]
+
+
 def test_a_piecewise_network_costs_what_the_piece_of_the_size_says():
     network = Network(2, (CostSegment(1, 10**9, up_to_bytes=8), CostSegment(100, 10**9)))
     assert [network.cost_ns(size) for size in (4, 8, 9)] == [5, 9, 109]

@@ -20,7 +20,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
 from gradlane.sim.collectives import carrier
-from gradlane.sim.fabric import Fabric, Job
+from gradlane.sim.fabric import Job
 from gradlane.sim.simulation import Simulation
 from gradlane.sim.starting import delayed
 from gradlane.sim.steady import planned_ahead
@@ -47,7 +47,7 @@ def simulate(plan: Plan, profile: Profile, network: Network, iterations: int = 3
     """
     refuse_what_cannot_be_done(plan, "all-reduce")
     profile = delayed(plan, profile, network.start_ns)
-    return _run(plan, profile, carrier(plan, network, 1), [100], iterations)[0]
+    return _run(plan, profile, network, [100], iterations)[0]
 
 
 def simulate_heterogeneous(
@@ -93,21 +93,23 @@ def simulate_heterogeneous(
     if plan.sequence is None:
         plan = planned_ahead(plan, profile, network)
     profile = delayed(plan, profile, network.start_ns)
-    return _run(plan, profile, carrier(plan, network, len(percent), steps), percent, iterations, jitter, seed)
+    return _run(plan, profile, network, percent, iterations, steps, jitter, seed)
 
 
 def _run(
     plan: Plan,
     profile: Profile,
-    fabric: Fabric,
+    network: Network,
     percent: Sequence[int],
     iterations: int,
+    steps: Sequence[RateStep] = (),
     jitter: float = 0.0,
     seed: int = 0,
 ) -> tuple[Timeline, ...]:
     ranks = [(0, each) for each in percent]
     # without two-phase messages nothing is received apart from being sent
     receives = bool(plan.second_phases)
+    fabric = carrier(plan, network, len(ranks), lambda message: run.awaits(message), steps)
     run = Simulation([Job(plan, profile)], ranks, fabric, iterations, jitter=jitter, seed=seed, receives=receives)
     (timelines,) = run.run()
     return timelines

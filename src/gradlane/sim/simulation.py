@@ -71,6 +71,10 @@ class Simulation:
         """How many steps the run has taken so far, those of the fabric included."""
         return self._events + self._fabric.events
 
+    def awaits(self, message: int) -> bool:
+        """Whether a worker waits for the end of `message`, which is in flight, to start another; of the only job."""
+        return any(rank.awaits(message) for rank in self._ranks)
+
     def run(self) -> list[tuple[Timeline, ...]]:
         """Run to the end.
 

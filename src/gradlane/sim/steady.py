@@ -93,7 +93,7 @@ def _communicate(dispatcher: NativeDispatcher, plan: Plan, profile: Profile, net
     """
     refuse_what_cannot_be_done(plan, "all-reduce")
     dispatcher.begin()
-    fabric = carrier(plan, network, 1)
+    fabric = carrier(plan, network, 1, lambda message: message in dispatcher.blocking())
     begun: dict[int, tuple[int, int]] = {}  # a message under way: its number, and since when
     sent: list[Sent | None] = []
     gradient, gradients = 0, len(profile.tensors)

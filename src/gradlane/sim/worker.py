@@ -93,6 +93,10 @@ class SimulatedWorker:
             self.pushed_iterations += 1
         return self._started(self._dispatcher.finished(message), now_ns)
 
+    def awaits(self, message: int) -> bool:
+        """Whether another message waits for the room that the end of `message` makes."""
+        return message in self._dispatcher.blocking()
+
     def asks_for(self, message: int) -> bool:
         """Whether the next start of `message` is its second half: the servers have the message."""
         return self._dispatcher.in_second_phase(message)
