@@ -6,9 +6,8 @@ affects all equally. A step lasts from its start to the start of the next, so th
 a policy leaves for the next forward pass; the first step after a change of arm follows a flush and
 is not counted. The first arm that needs a network or a profile measures it for all others, the
 network while another thread computes. `auto` measures both itself, and its steps count once it has
-settled. All-reduces are measured again halfway and in the end, half of the times without computing, for
-the simulator: what it gets is of the whole run, as the steps are, of which computing is a part. The
-results are files for the parent process.
+settled. Between turns all-reduces are measured again, for the simulator: what it gets is of the whole
+run, as the steps are. The results are files for the parent process.
 
 Run as `python -m gradlane.compare.worker CONFIG` under any torchrun-like launcher.
 """
@@ -49,8 +48,8 @@ WARM_UP_STEPS = 3  # twice, until the final plan is in force
 MOST_EXTRA_TURNS = 60  # if an arm takes longer to settle
 FINALISTS = 2
 WATCHED_STEPS = 6  # of torch DDP, in the end
+MEASUREMENTS = 8  # of all-reduces, between turns: small ones take 0.5 to 2 ms on the same hosts, from one minute to the next
 _BUDGET_S, _SOURCE = 3.0, "measured by compare, beside computing"
-_SOURCE_OF_ALL = "measured by compare, half of it beside computing"
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -251,10 +250,8 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
                 f"{f'round {turn}' if turn else 'warm-up'} {arm.name:16s} {each_ms:7.1f} ms a step"
                 + ("" if config.profile else f", loss {arm.last_loss:.3f}")
             )
-        if turn == config.rounds:
-            maker.measure_again(beside_computing=True)
-        if turn in (config.rounds // 2, config.rounds):
-            maker.measure_again(beside_computing=False)
+            if turn:
+                maker.turn_ended(arm)
     finalists = _finalists(arms) if config.finals else []
     outcomes = _leave([arm for arm in arms if arm not in finalists], arms[0], Path(config.out))
     for turn in range(config.finals):
@@ -285,6 +282,8 @@ class _Maker:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._profile = files.read(config.profile, Profile) if config.profile else None
+        over_all_reduce = 1 + sum(spec.backend == "all-reduce" for spec in config.arms)  # and torch's DDP
+        self._turns, self._turns_of_all = 0, config.rounds * over_all_reduce
         self.batch_size = 0
         model: nn.Module = DigitsNet()
         self._known: Profile | None = None  # what policies plan with
@@ -324,11 +323,14 @@ class _Maker:
         with _computing(self._load()) if network is None else contextlib.nullcontext():
             return Arm(name, spec, self._load(), self._config.timeout_s, network=network, profile=self._known)
 
-    def measure_again(self, beside_computing: bool) -> None:
-        """Measure all-reduces once more, where they are not summed within hosts first."""
-        if not self._sums.is_hierarchical:
-            with _computing(self._load()) if beside_computing else contextlib.nullcontext():
-                self.networks[ArmSpec("ddp").place] = self._sums.measure_again(_BUDGET_S, _SOURCE_OF_ALL)
+    def turn_ended(self, arm: Arm) -> None:
+        """Measure all-reduces once more if enough turns have used them since; not where they are summed within hosts first."""
+        if self._sums.is_hierarchical or arm.name == ALONE or (arm.spec is not None and arm.spec.backend != "all-reduce"):
+            return
+        due, self._turns = self._turns * MEASUREMENTS // self._turns_of_all, self._turns + 1
+        if self._turns * MEASUREMENTS // self._turns_of_all > due:
+            with _computing(self._load()):
+                self.networks[ArmSpec("ddp").place] = self._sums.measure_again(_BUDGET_S, _SOURCE)
 
     def learn(self, arm: Arm) -> None:
         """Keep what `arm` has measured, for the arms that follow."""
