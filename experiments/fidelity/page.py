@@ -26,8 +26,8 @@ pair of model and rate has one trial, on 2, 3 or 4 hosts in turns. In a trial al
 backends (the arms) are alive in one job and train in turns, as in `gradlane compare`. Each has
 {steps} measured steps; an arm of a trial is a cell. The simulator gets the profile that the devices
 emulated and the network that the run measured, and simulates the plan that ran. All-reduces are
-measured before the first step and eight times between turns; every other time a thread computes beside
-them, as it does in a part of each step.
+measured before the first step and eight times between turns, while another thread computes; what older
+trials did instead stands below.
 
 An error above 0 means that the simulated iteration is longer than the median measured step. The
 column "of the fastest step" has the median error against the fastest step of each cell, which other
