@@ -14,11 +14,14 @@ class Proxy:
     """Relays each connection made to `address` to the target. `up` is towards the target, `down` from it.
 
     Every byte of a direction has its place in the stream, from 0. Faults act on all connections, those made later too.
+    With `holds_bytes` the kernel takes no more than about that from a peer ahead of what is passed on, and not some MB.
     """
 
-    def __init__(self, target: tuple[str, int]) -> None:
+    def __init__(self, target: tuple[str, int], holds_bytes: int | None = None) -> None:
         self._target = target
+        self._holds_bytes = holds_bytes
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._hold(self._listener)  # whom it accepts inherits it
         self.address: tuple[str, int] = self._listener.getsockname()
         self._sockets: list[socket.socket] = []
         self._swallows = threading.Event()
@@ -59,14 +62,21 @@ class Proxy:
         while True:
             try:
                 near = self._listener.accept()[0]
-                far = socket.create_connection(self._target)
+                far = socket.socket()
+                self._sockets += [near, far]
+                self._hold(far)
+                far.connect(self._target)
             except OSError:
                 return
             for each in (near, far):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._sockets += [near, far]
             self._start(self._relay, near, far, "up")
             self._start(self._relay, far, near, "down")
+
+    def _hold(self, each: socket.socket) -> None:
+        if self._holds_bytes is not None:  # before it connects, as the window is agreed upon then
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._holds_bytes)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._holds_bytes)
 
     def _relay(self, source: socket.socket, target: socket.socket, way: str) -> None:
         at = 0

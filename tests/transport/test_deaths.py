@@ -67,7 +67,7 @@ def test_whoever_is_named_in_a_failure_is_so_even_to_those_whom_a_frame_under_wa
     def through(rank: int, server: int, address: str, port: int) -> tuple[str, int]:
         if rank != 0:
             return address, port
-        relays.append(Proxy((address, port)))
+        relays.append(Proxy((address, port), holds_bytes=128 << 10))
         return relays[0].address
 
     with job(servers_apart(2, 1), LARGE, through) as running:
