@@ -168,6 +168,20 @@ def test_two_servers_and_one_worker_as_in_geryons_figure_5():
     assert arrived[2][0] == pytest.approx(800_000, rel=0.01)
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["fluid", "packets"])
+@pytest.mark.parametrize(("classes", "urgent_ns", "other_ns"), [(1, 800_000, 800_000), (2, 400_000, 800_000)])
+def test_lanes_share_a_link_unless_it_serves_their_classes(whole, classes, urgent_ns, other_ns):
+    specs = (TensorSpec("other", 400_000), TensorSpec("urgent", 400_000))
+    tensors = tuple(TensorProfile(spec, 0, 1 - place) for place, spec in enumerate(specs))
+    profile = Profile("two", "none", tensors, (Layer("first", 0), Layer("second", 0)), 0)
+    messages = (Message((Slice(0, 0, 400_000),), lane=1), Message((Slice(1, 0, 400_000),), lane=0))
+    lanes = (Lane(), Lane(network_priority=1))
+    plan = Plan("test", "two", specs, messages, lanes, crosses_barrier=True, wire="packet-fifo")
+    cluster = msgspec.structs.replace(Cluster.homogeneous(1, 1, GB, network_classes=classes), packet_bytes=1_000)
+    (timeline,) = simulation((Job(plan, profile),), cluster, 1, whole=whole).run()[0]
+    assert ends(timeline, "send") == {0: pytest.approx(other_ns, rel=0.01), 1: pytest.approx(urgent_ns, rel=0.01)}
+
+
 # -- by hand ----------------------------------------------------------------------------------------------
 
 

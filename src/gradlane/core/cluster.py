@@ -153,8 +153,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             time).
         update_bytes_per_second: rate at which a server updates parameters. None: the workers
             update, in the profile's times.
-        network_classes: number of priority classes of the fabric, 1 to 8. Lanes of lower priority
-            than the last class share it.
+        network_classes: number of priority classes of every link, 1 to 8. Lanes of lower priority
+            than the last class share it; with 1 all lanes do.
         packet_bytes: the largest unit that a link serves without a pause.
         source: where the numbers come from.
         bus: the workers of a host are devices that sum a message first, and the host sends the sum

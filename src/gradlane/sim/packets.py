@@ -160,7 +160,8 @@ class PacketFabric:
         lane = self._jobs[job].plan.messages[message].lane
         key = (host, job, lane, is_pull)
         if key not in self._streams:
-            self._streams[key] = _Connection(job, self._jobs[job].plan.lanes[lane].network_priority)
+            priority = self._jobs[job].plan.lanes[lane].network_priority
+            self._streams[key] = _Connection(job, min(priority, self._cluster.network_classes - 1))
         return self._streams[key]
 
     def _key(self, job: int, message: int) -> Key:
@@ -223,7 +224,7 @@ class PacketFabric:
             self._carry(now_ns, port, load, deal.size[packet])
         else:
             classes = self._ports[to]
-            classes[min(stream.classed, len(classes) - 1)].append(load)
+            classes[stream.classed].append(load)
         self._next_up(now_ns, host)
 
     def _downlink_done(self, now_ns: int, host: int) -> None:

@@ -19,7 +19,7 @@ from gradlane.core import files
 from gradlane.core.bus import MAX_DEVICES, Bus
 from gradlane.core.cluster import Cluster
 from gradlane.core.collectives import ALGORITHMS, all_reduce, flat_ring
-from gradlane.core.network import MAX_WORKERS, Network
+from gradlane.core.network import MAX_WORKERS, NETWORK_CLASSES, Network
 from gradlane.core.profile import Profile
 from gradlane.core.wire_dtype import WIRE_DTYPES
 from gradlane.errors import FormatError, InputError
@@ -189,8 +189,8 @@ class Place:
         if self.servers is not None:
             servers = workers.hosts if self.servers == AS_MANY else int(self.servers)
             return Cluster.homogeneous(
-                workers.total, servers, rate, colocated=self.colocated, startup_ns=startup_ns, devices=workers.devices,
-                bus=UNSET if self.flat else bus,
+                workers.total, servers, rate, colocated=self.colocated, startup_ns=startup_ns,
+                network_classes=NETWORK_CLASSES, devices=workers.devices, bus=UNSET if self.flat else bus,
             )  # fmt: skip
         if self.flat and bus is not UNSET:
             return flat_ring(workers.hosts, bus, startup_ns=startup_ns, bytes_per_second=rate, crossings=self.crossings)
