@@ -117,6 +117,21 @@ def test_waiting_shifts_the_schedule_and_computing_does_not() -> None:
     assert clock.now_ns() - began == 27_000
 
 
+@pytest.mark.parametrize("waited_ns", [1_000_000, 60_000_000])
+def test_no_layer_runs_before_the_sum_is_there_that_it_waits_for(waited_ns: int) -> None:
+    """The script computes between the passes; then the pass waits for a sum, or for a lock, as a host may that runs ahead."""
+    clock = TurnedClock()
+    model = emulated(SMALL, clock=clock)
+    model().backward()
+    first = dict(model.named_parameters())["a.inner.weight"]
+    began = clock.now_ns()
+    clock.compute(40_000_000)
+    first.detach = lambda: clock.block(waited_ns)  # as a parameter with a pending update waits
+    model()
+    there = began + 40_000_000 + waited_ns
+    assert clock.now_ns() == (there + 12_000 if waited_ns > 2_000_000 else there)
+
+
 def test_what_a_pass_could_not_make_up_for_is_not_owed_by_the_next() -> None:
     clock = TurnedClock()
     device = Device(clock)

@@ -3,8 +3,9 @@
 It behaves like a GPU stream for the thread that feeds it. Work starts when the work before it has
 ended or, if the thread had to wait for something (a sum from the network), when the thread comes,
 whichever is later. What the thread computes in between (hooks, optimizers) does not delay the
-device, as a host runs ahead of its device. The schedule is absolute, so late wake-ups do not add
-up.
+device, as a host runs ahead of its device, but work that needs a sum does not start before the sum is
+there: a wait of more than 2 ms began after what the thread computed before it. The schedule is absolute,
+so late wake-ups do not add up.
 
 Owned by one `Emulated`; used by whichever thread runs its passes, one at a time.
 """
@@ -20,7 +21,7 @@ from typing import Protocol
 
 _PR_SET_TIMERSLACK = 29
 _TIMER_SLACK_NS = 1_000  # the default of 50 us is the largest part of how late a sleeper wakes on an idle machine
-# a pass that ends later than this means that the thread could not keep up with the device
+# a pass that ends later than this means that the thread could not keep up with the device; shorter waits are for locks
 _NOISE_NS = 2_000_000
 
 
@@ -90,9 +91,14 @@ class Device:
         self._due_ns = 0
         self._seen_ns = self._seen_busy_ns = 0
 
+    def begin_pass(self) -> None:
+        """Begin a forward pass: what the script did since the last pass precedes whatever this one waits for."""
+        self._due_ns = self._start_ns()
+        self._mark_time()
+
     def run(self, work_ns: int) -> None:
         """Work for `work_ns`, after earlier work and after whatever the thread has just waited for."""
-        self._due_ns += self._blocked_ns() + work_ns
+        self._due_ns = self._start_ns() + work_ns
         self._clock.sleep_until(self._due_ns)
         self._mark_time()
 
@@ -101,14 +107,18 @@ class Device:
         if self._seen_ns - self._due_ns > _NOISE_NS:
             self._due_ns = self._seen_ns
 
-    def _blocked_ns(self) -> int:
-        """How long the thread was blocked, other than for a processor, since its last call."""
+    def _start_ns(self) -> int:
+        """When work can start: after earlier work, and after waits of the thread since its last call, other than for a
+        processor.
+        """
         now, busy = self._clock.now_ns(), self._clock.busy_ns()
         if self._thread != threading.get_ident():
             # another thread's times do not compare with the last one's, so start again
             self._thread = threading.get_ident()
-            return max(0, now - self._due_ns)
-        return max(0, (now - self._seen_ns) - (busy - self._seen_busy_ns))
+            return max(self._due_ns, now)
+        blocked = max(0, (now - self._seen_ns) - (busy - self._seen_busy_ns))
+        # which of the time since was the wait is not known; it ended after as long as it lasted, or later
+        return (max(self._due_ns, self._seen_ns) if blocked > _NOISE_NS else self._due_ns) + blocked
 
     def _mark_time(self) -> None:
         self._seen_ns, self._seen_busy_ns = self._clock.now_ns(), self._clock.busy_ns()

@@ -111,6 +111,7 @@ class Emulated(nn.Module):
         chained: torch.Tensor = _End.apply(origin, self)  # type: ignore[no-untyped-call]
         unused = set(range(len(self._params)))
         last = len(self._params) - 1  # the first gradient that backward makes ready is the last of the chain
+        self._device.begin_pass()
         for layer, tensors in enumerate(self._layers):
             for tensor in tensors:
                 self._params[tensor].detach()  # if this parameter's update is pending, this line waits for it
