@@ -171,6 +171,11 @@ class Arm:
         self.last_loss = float("nan")
         self.extra_turns = 0  # more than other arms had
 
+    @property
+    def uses_all_reduce(self) -> bool:
+        """Whether torch.distributed's all-reduce carries its messages throughout."""
+        return self.name == BASELINE if self.spec is None else self.spec.backend == "all-reduce"
+
     def warm_up(self) -> None:
         """Step until the policy's own plan is in force: the first arm profiles, Prophet and `auto`
         take longer.
@@ -250,8 +255,8 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
                 f"{f'round {turn}' if turn else 'warm-up'} {arm.name:16s} {each_ms:7.1f} ms a step"
                 + ("" if config.profile else f", loss {arm.last_loss:.3f}")
             )
-            if turn:
-                maker.turn_ended(arm)
+            if turn and arm.uses_all_reduce:
+                maker.turn_ended(of=config.rounds * sum(each.uses_all_reduce for each in arms))
     finalists = _finalists(arms) if config.finals else []
     outcomes = _leave([arm for arm in arms if arm not in finalists], arms[0], Path(config.out))
     for turn in range(config.finals):
@@ -282,8 +287,7 @@ class _Maker:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._profile = files.read(config.profile, Profile) if config.profile else None
-        over_all_reduce = 1 + sum(spec.backend == "all-reduce" for spec in config.arms)  # and torch's DDP
-        self._turns, self._turns_of_all = 0, config.rounds * over_all_reduce
+        self._turns = 0
         self.batch_size = 0
         model: nn.Module = DigitsNet()
         self._known: Profile | None = None  # what policies plan with
@@ -323,12 +327,12 @@ class _Maker:
         with _computing(self._load()) if network is None else contextlib.nullcontext():
             return Arm(name, spec, self._load(), self._config.timeout_s, network=network, profile=self._known)
 
-    def turn_ended(self, arm: Arm) -> None:
-        """Measure all-reduces once more if enough turns have used them since; not where they are summed within hosts first."""
-        if self._sums.is_hierarchical or arm.name == ALONE or (arm.spec is not None and arm.spec.backend != "all-reduce"):
-            return
-        due, self._turns = self._turns * MEASUREMENTS // self._turns_of_all, self._turns + 1
-        if self._turns * MEASUREMENTS // self._turns_of_all > due:
+    def turn_ended(self, of: int) -> None:
+        """A turn has ended, one of the `of` that use all-reduces: after each eighth of these, measure all-reduces again,
+        unless they are summed within hosts first.
+        """
+        due, self._turns = self._turns * MEASUREMENTS // of, self._turns + 1
+        if self._turns * MEASUREMENTS // of > due and not self._sums.is_hierarchical:
             with _computing(self._load()):
                 self.networks[ArmSpec("ddp").place] = self._sums.measure_again(_BUDGET_S, _SOURCE)
 
