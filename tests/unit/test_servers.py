@@ -147,15 +147,21 @@ def test_slices_over_servers_are_delayed_by_no_more_than_bytescheduler_says(laye
 ONE_TENSOR = chain((10, 4_000, 3, 20))
 
 
-def test_two_servers_and_one_worker_as_in_geryons_figure_5():
-    # both parameters reach the worker's downlink, which is the narrow one, at the same time
-    wide, narrow = Link(10**13), Link(GB)
-    hosts = (Host(wide, narrow), Host(wide, wide), Host(wide, wide))
+def two_lanes(wire: str) -> tuple[Plan, Profile]:
+    """Two equal tensors, ready at once: the urgent one is message 1 and has the lane of the higher priority."""
     specs = (TensorSpec("later", 400_000), TensorSpec("urgent", 400_000))
     tensors = tuple(TensorProfile(spec, 0, 1 - place) for place, spec in enumerate(specs))
     profile = Profile("two", "none", tensors, (Layer("first", 0), Layer("second", 0)), 0)
     messages = (Message((Slice(0, 0, 400_000),), lane=1), Message((Slice(1, 0, 400_000),), lane=0))
-    plan = Plan("test", "two", specs, messages, (Lane(), Lane(network_priority=1)), crosses_barrier=True)
+    plan = Plan("test", "two", specs, messages, (Lane(), Lane(network_priority=1)), crosses_barrier=True, wire=wire)
+    return plan, profile
+
+
+def test_two_servers_and_one_worker_as_in_geryons_figure_5():
+    # both parameters reach the worker's downlink, which is the narrow one, at the same time
+    wide, narrow = Link(10**13), Link(GB)
+    hosts = (Host(wide, narrow), Host(wide, wide), Host(wide, wide))
+    plan, profile = two_lanes("fifo")
     arrived = {}
     for classes in (1, 2):
         cluster = Cluster(hosts, (Worker(0),), (Server(1), Server(2)), network_classes=classes, packet_bytes=1_000)
@@ -171,12 +177,7 @@ def test_two_servers_and_one_worker_as_in_geryons_figure_5():
 @pytest.mark.parametrize("whole", [False, True], ids=["fluid", "packets"])
 @pytest.mark.parametrize(("classes", "urgent_ns", "other_ns"), [(1, 800_000, 800_000), (2, 400_000, 800_000)])
 def test_lanes_share_a_link_unless_it_serves_their_classes(whole, classes, urgent_ns, other_ns):
-    specs = (TensorSpec("other", 400_000), TensorSpec("urgent", 400_000))
-    tensors = tuple(TensorProfile(spec, 0, 1 - place) for place, spec in enumerate(specs))
-    profile = Profile("two", "none", tensors, (Layer("first", 0), Layer("second", 0)), 0)
-    messages = (Message((Slice(0, 0, 400_000),), lane=1), Message((Slice(1, 0, 400_000),), lane=0))
-    lanes = (Lane(), Lane(network_priority=1))
-    plan = Plan("test", "two", specs, messages, lanes, crosses_barrier=True, wire="packet-fifo")
+    plan, profile = two_lanes("packet-fifo")
     cluster = msgspec.structs.replace(Cluster.homogeneous(1, 1, GB, network_classes=classes), packet_bytes=1_000)
     (timeline,) = simulation((Job(plan, profile),), cluster, 1, whole=whole).run()[0]
     assert ends(timeline, "send") == {0: pytest.approx(other_ns, rel=0.01), 1: pytest.approx(urgent_ns, rel=0.01)}

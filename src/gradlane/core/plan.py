@@ -99,6 +99,10 @@ class Lane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             need_int("window_bytes", self.window_bytes, 1, MAX_BYTES)
         need_int("network_priority", self.network_priority, 0, 7)
 
+    def network_class(self, classes: int) -> int:
+        """The class in which a network that serves `classes` of them (1 or more) has this lane: its own, or the last."""
+        return min(self.network_priority, classes - 1)
+
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The schedule of one iteration.

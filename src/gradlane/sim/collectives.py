@@ -96,7 +96,7 @@ class CollectiveFabric:
         self._issued[message] = 0
         self._tells[message] = tells
         details = self._plan.messages[message]
-        network_class = min(self._plan.lanes[details.lane].network_priority, self._classes - 1)
+        network_class = self._plan.lanes[details.lane].network_class(self._classes)
         self._link.add(now_ns, message, details.size_bytes, network_class, half, details.lane)
 
     def _telling_ns(self, message: int) -> int:

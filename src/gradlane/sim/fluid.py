@@ -113,7 +113,7 @@ class FluidFabric:
         self._now = now_ns
         plan = self._jobs[rank].plan
         details = plan.messages[message]
-        network_class = min(plan.lanes[details.lane].network_priority, self._cluster.network_classes - 1)
+        network_class = plan.lanes[details.lane].network_class(self._cluster.network_classes)
         name = (network_class, rank, details.lane)
         if name not in self._streams:
             self._streams[name] = _Connection(network_class)

@@ -160,8 +160,8 @@ class PacketFabric:
         lane = self._jobs[job].plan.messages[message].lane
         key = (host, job, lane, is_pull)
         if key not in self._streams:
-            priority = self._jobs[job].plan.lanes[lane].network_priority
-            self._streams[key] = _Connection(job, min(priority, self._cluster.network_classes - 1))
+            served = self._jobs[job].plan.lanes[lane].network_class(self._cluster.network_classes)
+            self._streams[key] = _Connection(job, served)
         return self._streams[key]
 
     def _key(self, job: int, message: int) -> Key:
@@ -223,8 +223,7 @@ class PacketFabric:
         if self._carries[port] is None:
             self._carry(now_ns, port, load, deal.size[packet])
         else:
-            classes = self._ports[to]
-            classes[stream.classed].append(load)
+            self._ports[to][stream.classed].append(load)
         self._next_up(now_ns, host)
 
     def _downlink_done(self, now_ns: int, host: int) -> None:
