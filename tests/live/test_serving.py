@@ -8,6 +8,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,31 +26,37 @@ APART = [(name, KNOBS.get(name, {})) for name in catalog.names("server", externa
 
 
 class Served:
-    """Ranks with servers of their own."""
+    """Ranks with servers of their own, which have come to the job: whoever comes later misses its first calls."""
 
-    def __init__(self, world: int, servers: int, folder: Path, *options: str) -> None:
+    def __init__(self, world: int, servers: int, *options: str) -> None:
         self.ranks = Ranks(world)
-        self.said = [folder / f"server-{server}.txt" for server in range(servers)]
-        self.servers = []
-        for path in self.said:
-            with path.open("w") as file:
-                command = command_line("server", self.ranks.store, *options)
-                self.servers.append(subprocess.Popen(command, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"}))
+        command = command_line("server", self.ranks.store, *options)
+        # unbuffered, so that what is read until a server has come is no more than that
+        how: dict[str, Any] = {"stderr": subprocess.PIPE, "bufsize": 0, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+        self.servers = [subprocess.Popen(command, **how) for _ in range(servers)]
+        self.said: list[str] = []  # what each has said since it came, once they are closed
+        try:
+            for server in self.servers:
+                assert any(b" has come to the job " in line for line in server.stderr), "a server ended before it came"
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> list[int]:
         """The servers' exit codes, once the job is over."""
         self.ranks.close()
         try:
-            return [server.wait(20) for server in self.servers]
+            self.said = [server.communicate(timeout=20)[1].decode() for server in self.servers]
         finally:
             for server in self.servers:
                 server.kill()
                 server.wait()
+        return [server.returncode for server in self.servers]
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    served = Served(2, 2, tmp_path)
+def served() -> Iterator[Served]:
+    served = Served(2, 2)
     yield served
     served.close()
 
@@ -66,14 +73,13 @@ def test_every_policy_over_servers_of_their_own_equals_ddp_bit_for_bit(served: S
     for found in served.ranks.run("tests.live.cases:equals_ddp", backend="server", servers=2, **options):
         assert found == {str(policy): [] for policy in APART}
     assert served.close() == [0, 0]
-    texts = [path.read_text() for path in served.said]
-    for text in texts:
+    for text in served.said:
         assert text.count("all workers have left") >= len(APART)
         assert text.splitlines()[-1].endswith("the job is over")
 
 
-def test_in_rank_order_servers_of_their_own_give_the_bits_of_servers_in_the_ranks(tmp_path: Path) -> None:
-    served = Served(3, 2, tmp_path)
+def test_in_rank_order_servers_of_their_own_give_the_bits_of_servers_in_the_ranks() -> None:
+    served = Served(3, 2)
     try:
         case = "tests.live.servers:train_under_each"
         inside = served.ranks.run(case, summation_order="rank", only="wfbp")[0]["wfbp"]
@@ -86,12 +92,12 @@ def test_in_rank_order_servers_of_their_own_give_the_bits_of_servers_in_the_rank
 
 def test_a_killed_server_is_named_by_all_ranks(served: Served) -> None:
     outcomes = served.ranks.try_run("tests.live.servers:train_until_it_fails", servers=2, kill=served.servers[0].pid)
-    (number,) = {line.split()[2] for line in served.said[0].read_text().splitlines() if " of 2 serves 2 workers " in line}
+    assert sorted(served.close()) == [-signal.SIGKILL, 1]
+    (number,) = {line.split()[2] for line in served.said[0].splitlines() if " of 2 serves 2 workers " in line}
     for fine, (error, text, rank) in outcomes:
         assert fine
         assert (error, rank) == ("PeerDied", None)
         assert text.startswith(f"transport: server {number} at 127.0.0.1:")
-    assert sorted(served.close()) == [-signal.SIGKILL, 1]
 
 
 def test_a_server_that_is_killed_while_a_call_forms_is_named_and_the_next_call_has_all(served: Served) -> None:
@@ -102,8 +108,8 @@ def test_a_server_that_is_killed_while_a_call_forms_is_named_and_the_next_call_h
     assert sorted(served.close()) == [0, 1]  # one says that a call failed
 
 
-def test_a_model_that_a_server_has_no_memory_for_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    served = Served(2, 1, tmp_path, "--memory", "20KiB")
+def test_a_model_that_a_server_has_no_memory_for_is_refused_before_the_first_step() -> None:
+    served = Served(2, 1, "--memory", "20KiB")
     try:
         outcomes = served.ranks.run("tests.live.servers:train_until_it_fails", servers=1)
         assert all("20480 are allowed" in text for _, text, _ in outcomes)

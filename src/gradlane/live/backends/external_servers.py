@@ -163,9 +163,9 @@ def serve(
     store = _connect(at, wait_s, say)
     address = address or address_towards(store.host, store.port)
     max_bytes = max_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    say(f"this server has come to the job at {at}")
     # of the calls that were made before, all but the last are over
     number, well = max(0, store.add(f"{_PREFIX}/calls", 0) - 1), True
+    say(f"this server has come to the job at {at}")
     while (call := _next_call(store, number)) is not None:
         server = store.add(f"{_PREFIX}/places/{number}", 1) - 1
         if server < call.servers:
