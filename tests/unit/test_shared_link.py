@@ -143,13 +143,33 @@ def test_policies_that_plan_by_the_papers_startup_do_not_see_latency(profile, ne
 
 def test_a_lane_has_as_many_under_way_as_another_whatever_that_has():
     assert ends(SharedLink(TWO_AT_ONCE), [1, 1, 1]) == [101, 141, 202]
-    # the third begins at once, and its lane has a processor of its own; at 100 the link takes it behind the first
-    assert ends(SharedLink(TWO_AT_ONCE), [1, 1, 1], lanes=[0, 0, 1]) == [101, 141, 102]
+    # the third begins at once, and is handled from 140 on, behind the second one
+    assert ends(SharedLink(TWO_AT_ONCE), [1, 1, 1], lanes=[0, 0, 1]) == [101, 141, 181]
 
 
-def test_ends_in_two_lanes_are_told_of_at_the_same_time():
+@settings(max_examples=100, deadline=None)
+@given(sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=6), chunks=st.integers(1, 6))
+def test_lanes_share_the_link_evenly(sizes, chunks):
+    network = Network(2, (CostSegment(0, 10**9),), sharing=Sharing(max_in_flight=2, chunks=chunks))
+    # while a message is on its way, each other one has passed as many bytes, or all that it has
+    expected = [sum(min(other, size) for other in sizes) for size in sizes]
+    found = ends(SharedLink(network), sizes, lanes=list(range(len(sizes))))
+    assert found == pytest.approx(expected, abs=2 * chunks * len(sizes) ** 2)
+
+
+def test_a_lane_s_share_is_the_others_once_it_is_empty_and_a_more_urgent_class_takes_all():
+    network = Network(2, (CostSegment(0, 10**9),), sharing=Sharing(max_in_flight=2))
+    assert ends(SharedLink(network), [1_000, 100], lanes=[0, 1]) == [1_100, 200]
+    # two of a class share what an urgent one leaves from 150 on
+    assert ends(SharedLink(network), [1_000, 100, 50], [0, 0, 100], [1, 1, 0], [0, 1, 2]) == [1_150, 250, 150]
+    halved = Link(10**9, (RateStep(0, 5 * 10**8),))
+    assert ends(SharedLink(network, halved), [1_000, 100], lanes=[0, 1]) == [2_200, 400]
+
+
+def test_ends_in_two_lanes_are_told_of_one_after_the_other():
     link = SharedLink(msgspec.structs.replace(TWO_AT_ONCE, segments=(CostSegment(100, 10**12),)), telling_ns=lambda message: 50)
-    assert ends(link, [1, 1], lanes=[0, 1]) == [151, 152]
+    # they are handled until 100 and 200, and have passed at 101 and 201
+    assert ends(link, [1, 1], lanes=[0, 1]) == [250, 300]
 
 
 @settings(max_examples=60, deadline=None)

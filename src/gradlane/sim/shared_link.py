@@ -2,15 +2,15 @@
 
 Of each lane the `Sharing.max_in_flight` messages that were added first are in flight, the most
 urgent first. A message passes in chunks, and each chunk has three stages: latency, which delays no
-other message; per-message overhead, which the lane's processor spends on one message at a time while
-the link carries another's bytes; and the chunk's bytes, which have the link to themselves. Processors
-and link are each given to the message that came first; on the link a more urgent message preempts at
-once, and the message that it interrupts continues where it stopped. On a network whose messages do not
-overlap there is one processor, and the overhead of one message also keeps the link from the messages of
-other lanes.
+other message; per-message overhead, which the processor spends on one message at a time while the
+link carries another's bytes; and the chunk's bytes. A lane passes its chunks one after another, and
+lanes share the link evenly, as their connections do; on a network that serves classes of lanes the most
+urgent class has the link to itself, and a message that it interrupts continues where it stopped. The
+processor, and a lane's part of the link, are given to the message that came first. On a network whose
+messages do not overlap, the overhead of a message and its bytes keep the link from all others.
 
-Where somebody waits for the end of a message, its lane's processor has to tell them: the message is in
-flight until it has.
+Where somebody waits for the end of a message, the processor has to tell them: the message is in flight
+until it has.
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ class _Passing:
         self.is_told, self.since_ns, self.handling_ns = True, now_ns, takes_ns
 
     @property
+    def network_class(self) -> int:
+        return self.key[0]
+
+    @property
     def order(self) -> tuple[int, int, int]:
         network_class, number = self.key
         return network_class, self.since_ns, number
@@ -80,9 +84,9 @@ class SharedLink:
         self._at_once, self._overlaps = network.sharing.max_in_flight, network.overlaps
         self._lanes: dict[int, list[tuple[tuple[int, int], _Passing]]] = {}
         self._numbers = 0
-        self._handled: list[_Passing] = []  # one of each lane at most, or one at all
-        self._on_link: _Passing | None = None
-        self._now_ns = 0  # up to which these two have been carried
+        self._handled: _Passing | None = None
+        self._on_link: list[_Passing] = []  # one of each lane at most, which share it evenly
+        self._now_ns = 0  # up to which these have been carried
         self._next_ns: int | None = FOREVER  # `next_ns`, as fabrics ask often; None: to be found
 
     def add(
@@ -132,10 +136,11 @@ class SharedLink:
             The message that has ended then; None if none has.
         """
         next_ns = self.next_ns()
-        passing = self._on_link if self._turn_ends_ns() == next_ns else None
+        passing = self._ends_next if self._turn_ends_ns() == next_ns else None
+        handled = self._handled
         self._carry(next_ns)
         # of all that ends now, each call sees one
-        ended = next((handled for handled in self._handled if handled.is_told and not handled.handling_ns), None)
+        ended = handled if handled is not None and handled.is_told and not handled.handling_ns else None
         if ended is None and passing is not None and not passing.next_turn(next_ns):
             takes_ns = self._telling_ns(passing.message)
             if takes_ns:
@@ -152,60 +157,73 @@ class SharedLink:
         return (passing for waiting in self._lanes.values() for _, passing in waiting[: self._at_once])
 
     def _handling_ends_ns(self) -> int:
-        return self._now_ns + min((handled.handling_ns for handled in self._handled), default=FOREVER)
+        return FOREVER if self._handled is None else self._now_ns + self._handled.handling_ns
+
+    @property
+    def _ends_next(self) -> _Passing:
+        """The message whose chunk is the next to leave the link, on which there is one."""
+        return min(self._on_link, key=lambda passing: passing.transfer_ns)
 
     def _turn_ends_ns(self) -> int:
-        passing = self._on_link
-        if passing is None:
+        if not self._on_link:
             return FOREVER
+        left_ns = self._ends_next.transfer_ns * len(self._on_link)
         if self._pace is None:
-            return self._now_ns + passing.transfer_ns
-        return self._pace.finish_ns(self._now_ns, passing.transfer_ns)
+            return self._now_ns + left_ns
+        return self._pace.finish_ns(self._now_ns, left_ns)
 
     def _settle(self) -> None:
-        """Choose which messages are handled and which has the link: of the most urgent class, the one
+        """Choose which message is handled and which have the link: of the most urgent class, of each lane the one
         that waits longest.
         """
-        self._on_link = self._next_ns = None
-        heads: dict[int, _Passing] = {}
+        self._next_ns = self._handled = None
+        waiting: dict[int, _Passing] = {}  # for the link, the first of each lane
         for passing in self._under_way():
             if passing.since_ns == FOREVER:
                 passing.next_turn(self._now_ns)
             if passing.since_ns > self._now_ns:
                 continue
             if passing.handling_ns or passing.is_told:
-                processor = passing.lane if self._overlaps else 0
-                if processor not in heads or passing.order < heads[processor].order:
-                    heads[processor] = passing
-            elif self._on_link is None or passing.order < self._on_link.order:
-                self._on_link = passing
-        self._handled = list(heads.values())
-        if self._handled and self._on_link is not None and not self._overlaps:
-            if self._handled[0].order < self._on_link.order:
-                self._on_link = None
+                if self._handled is None or passing.order < self._handled.order:
+                    self._handled = passing
+                continue
+            lane = passing.lane if self._overlaps else 0
+            if lane not in waiting or passing.order < waiting[lane].order:
+                waiting[lane] = passing
+        most_urgent = min((passing.network_class for passing in waiting.values()), default=0)
+        self._on_link = [passing for passing in waiting.values() if passing.network_class == most_urgent]
+        if self._handled is not None and self._on_link and not self._overlaps:
+            if self._handled.order < self._on_link[0].order:
+                self._on_link = []
             else:
-                self._handled = []
+                self._handled = None
 
     def _carry(self, now_ns: int) -> None:
         """Let time pass to `now_ns`.
 
-        Neither the handling nor the chunk on the link ends before that.
+        Neither the handling nor a chunk on the link ends before that.
         """
         begun_ns, self._now_ns = self._now_ns, now_ns
-        for handled in self._handled:
-            handled.handling_ns -= now_ns - begun_ns
-            if not handled.handling_ns and self._overlaps:  # otherwise it has the link already
-                handled.since_ns = now_ns
-        if self._on_link is None:
-            return
+        if self._handled is not None:
+            self._handled.handling_ns -= now_ns - begun_ns
+            if not self._handled.handling_ns and self._overlaps:  # otherwise it has the link already
+                self._handled.since_ns = now_ns
+        if self._on_link:
+            each_ns = self._carried_ns(begun_ns, now_ns) // len(self._on_link)
+            for passing in self._on_link:
+                passing.transfer_ns -= each_ns
+
+    def _carried_ns(self, begun_ns: int, now_ns: int) -> int:
+        """What the link carried meanwhile, in nanoseconds of its nominal rate."""
         if self._pace is None:
-            self._on_link.transfer_ns -= now_ns - begun_ns
-            return
+            return now_ns - begun_ns
+        carried_ns = 0
         while begun_ns < now_ns:
             rate, changes_ns = self._pace.at(begun_ns)
             until_ns = now_ns if changes_ns is None else min(now_ns, changes_ns)
-            self._on_link.transfer_ns -= rate * (until_ns - begun_ns) // NS_PER_SECOND
+            carried_ns += rate * (until_ns - begun_ns) // NS_PER_SECOND
             begun_ns = until_ns
+        return carried_ns
 
 
 def _half(parts: tuple[int, int, int], half: int) -> tuple[int, int, int]:
