@@ -57,8 +57,8 @@ struct Collector : Connection::Owner {
 };
 
 Bytes FrameOf(uint32_t tensor, size_t length) {
-    Bytes frame(kHeaderBytes + length);
-    for (size_t i = 0; i < length; ++i) frame[kHeaderBytes + i] = static_cast<uint8_t>(tensor * 31 + i * 7);
+    Bytes frame(kHeaderBytes);
+    for (size_t i = 0; i < length; ++i) frame.push_back(static_cast<uint8_t>(tensor * 31 + i * 7));
     Header header;
     header.type = FrameType::kPush;
     header.flags = kFlagChecksum;
