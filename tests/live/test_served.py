@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,9 +214,9 @@ def test_a_rank_that_dies_ends_the_training_of_all():
         ranks.close()
 
 
-def test_servers_of_their_own_give_what_ddp_gives(tmp_path: Path):
+def test_servers_of_their_own_give_what_ddp_gives():
     name = "a_branch_left_out_by_one_rank_only"
-    served = Served(2, 2, tmp_path)
+    served = Served(2, 2)
     assert served.ranks.run("tests.live.served:compare", name=name, servers=2) == [[], []]
     assert served.close() == [0, 0]
 

@@ -29,6 +29,7 @@ class Served:
     """Ranks with servers of their own, which have come to the job: whoever comes later misses its first calls."""
 
     def __init__(self, world: int, servers: int, *options: str) -> None:
+        """options: of `gradlane server`."""
         self.ranks = Ranks(world)
         command = command_line("server", self.ranks.store, *options)
         # unbuffered, so that what is read until a server has come is no more than that
