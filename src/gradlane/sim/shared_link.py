@@ -85,7 +85,7 @@ class SharedLink:
         self._lanes: dict[int, list[tuple[tuple[int, int], _Passing]]] = {}
         self._numbers = 0
         self._handled: _Passing | None = None
-        self._on_link: list[_Passing] = []  # one of each lane at most, which share it evenly
+        self._on_link: list[_Passing] = []  # one of each lane at most, which share it evenly; the next to leave is first
         self._now_ns = 0  # up to which these have been carried
         self._next_ns: int | None = FOREVER  # `next_ns`, as fabrics ask often; None: to be found
 
@@ -136,7 +136,7 @@ class SharedLink:
             The message that has ended then; None if none has.
         """
         next_ns = self.next_ns()
-        passing = self._ends_next if self._turn_ends_ns() == next_ns else None
+        passing = self._on_link[0] if self._turn_ends_ns() == next_ns else None
         handled = self._handled
         self._carry(next_ns)
         # of all that ends now, each call sees one
@@ -159,15 +159,10 @@ class SharedLink:
     def _handling_ends_ns(self) -> int:
         return FOREVER if self._handled is None else self._now_ns + self._handled.handling_ns
 
-    @property
-    def _ends_next(self) -> _Passing:
-        """The message whose chunk is the next to leave the link, on which there is one."""
-        return min(self._on_link, key=lambda passing: passing.transfer_ns)
-
     def _turn_ends_ns(self) -> int:
         if not self._on_link:
             return FOREVER
-        left_ns = self._ends_next.transfer_ns * len(self._on_link)
+        left_ns = self._on_link[0].transfer_ns * len(self._on_link)
         if self._pace is None:
             return self._now_ns + left_ns
         return self._pace.finish_ns(self._now_ns, left_ns)
@@ -192,6 +187,8 @@ class SharedLink:
                 waiting[lane] = passing
         most_urgent = min((passing.network_class for passing in waiting.values()), default=0)
         self._on_link = [passing for passing in waiting.values() if passing.network_class == most_urgent]
+        if len(self._on_link) > 1:
+            self._on_link.sort(key=lambda passing: passing.transfer_ns)
         if self._handled is not None and self._on_link and not self._overlaps:
             if self._handled.order < self._on_link[0].order:
                 self._on_link = []
