@@ -3,10 +3,12 @@
 from gradlane.sim.allreduce import simulate, simulate_heterogeneous
 from gradlane.sim.fabric import Job
 from gradlane.sim.servers import simulate_jobs, simulate_servers
+from gradlane.sim.sharding import few_packets
 from gradlane.sim.steady import iteration_ns, planned_ahead
 
 __all__ = [
     "Job",
+    "few_packets",
     "iteration_ns",
     "planned_ahead",
     "simulate",

@@ -39,6 +39,7 @@ def simulate_servers(
     staleness: int | None = 0,
     jitter: float = 0.0,
     seed: int = 0,
+    whole: bool = False,
 ) -> tuple[Timeline, ...]:
     """Run iterations of one job on the whole cluster.
 
@@ -47,14 +48,16 @@ def simulate_servers(
         profile: one iteration's computation; has the tensors of the plan.
         cluster: workers, servers, and the hosts that they are on.
         iterations: as in `simulate_jobs`, like the arguments after it.
+        whole: simulate every worker and packet, though the workers are all alike.
 
     Returns:
-        A timeline for each worker; a single one where the workers are all alike.
+        A timeline for each worker; a single one where the workers are all alike, unless `whole`.
 
     Raises:
         PlanError, InputError: as `simulate_jobs` does.
     """
-    return simulate_jobs((Job(plan, profile),), cluster, iterations, staleness=staleness, jitter=jitter, seed=seed)[0]
+    job = Job(plan, profile)
+    return simulation((job,), cluster, iterations, staleness=staleness, jitter=jitter, seed=seed, whole=whole).run()[0]
 
 
 def simulate_jobs(
@@ -104,7 +107,7 @@ def simulation(
     """The run of `simulate_jobs`, which has the other arguments, before it begins.
 
     Args:
-        whole: simulate every worker and packet, though the workers are all alike.
+        whole: as in `simulate_servers`.
     """
     need(len(jobs) > 0, "jobs", len(jobs), "1 or more")
     place = Place.of(cluster)

@@ -1,16 +1,25 @@
-"""Sharding: which packets a job's messages are cut into, and which server gets each."""
+"""Sharding: which packets a job's messages are cut into, and which server gets each.
+
+A message is cut into equal packets, as many for each server, as gradlane's transport cuts it. A message
+whose server is given is cut into packets of full size.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+
+from msgspec import UNSET
 
 from gradlane.core.cluster import Cluster
+from gradlane.core.plan import Message
+from gradlane.core.profile import Profile
 from gradlane.errors import InputError
 from gradlane.sim.fabric import Job
 from gradlane.units import format_bytes
 
 MAX_PACKETS = 1_000_000  # of one iteration of a job: a second to cut
+FEW_PACKETS = 5_000  # of one iteration, of all workers together
+_ALIGN = 64  # bytes, of which packets are multiples
 
 
 class Sharding:
@@ -35,7 +44,8 @@ class Sharding:
             InputError: there would be more than `MAX_PACKETS`.
         """
         plan = job.plan
-        packets = plan.size_bytes // cluster.packet_bytes + len(plan.messages)
+        runs_of = [_runs(job, message, cluster) for message in plan.messages]
+        packets = sum(-(-run_bytes // packet_bytes) for runs in runs_of for run_bytes, packet_bytes, _ in runs)
         if packets > MAX_PACKETS:
             raise InputError(
                 f"packet_bytes: got {cluster.packet_bytes}, with which {format_bytes(plan.size_bytes)} of {plan.model} are "
@@ -49,17 +59,12 @@ class Sharding:
         self.first: list[int] = []  # by message, and one more
         self.units: list[list[int]] = []
         dealer = _Dealer([server.weight for server in cluster.servers])
-        for index, message in enumerate(plan.messages):
+        for index, runs in enumerate(runs_of):
             self.first.append(len(self.size))
             units: dict[int, int] = {}
-            if job.placement is None:
-                # a message is cut as a whole, whatever slices it has
-                runs: Sequence[tuple[int, int | None]] = [(message.size_bytes, None)]
-            else:
-                runs = [(piece.size_bytes, job.placement[piece.tensor]) for piece in message.slices]
-            for run_bytes, placed in runs:
-                for start in range(0, run_bytes, cluster.packet_bytes):
-                    size_bytes = min(cluster.packet_bytes, run_bytes - start)
+            for run_bytes, packet_bytes, placed in runs:
+                for start in range(0, run_bytes, packet_bytes):
+                    size_bytes = min(packet_bytes, run_bytes - start)
                     server = dealer.deal(size_bytes) if placed is None else placed
                     if by_packet or server not in units:
                         units[server] = len(self.units)
@@ -70,6 +75,33 @@ class Sharding:
                     self.message.append(index)
                     self.unit.append(units[server])
         self.first.append(len(self.size))
+
+
+def few_packets(profile: Profile, cluster: Cluster) -> bool:
+    """Whether the gradients of a profile are so few packets that each can be simulated, with every worker, in tens of
+    milliseconds an iteration.
+
+    Where hosts have several devices, workers hand over messages in one order only if that is fixed.
+    """
+    if cluster.bus is not UNSET:
+        return False
+    packets = profile.size_bytes // cluster.packet_bytes + len(profile.tensors) * len(cluster.servers)
+    return packets * len(cluster.workers) <= FEW_PACKETS
+
+
+def _runs(job: Job, message: Message, cluster: Cluster) -> list[tuple[int, int, int | None]]:
+    """What a message is cut into packets as: bytes, bytes of a packet, and the server, None for all."""
+    if job.placement is None:
+        # a message is cut as a whole, whatever slices it has
+        return [(message.size_bytes, _even(message.size_bytes, cluster), None)]
+    return [(piece.size_bytes, cluster.packet_bytes, job.placement[piece.tensor]) for piece in message.slices]
+
+
+def _even(size_bytes: int, cluster: Cluster) -> int:
+    """The bytes of a packet, of which each server gets as few as it can and all equally many."""
+    share = -(-size_bytes // len(cluster.servers))
+    packets = -(-share // cluster.packet_bytes)
+    return min(cluster.packet_bytes, -(-share // (packets * _ALIGN)) * _ALIGN)
 
 
 class _Dealer:

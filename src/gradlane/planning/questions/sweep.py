@@ -31,11 +31,13 @@ class Case:
         where: an all-reduce network, or a cluster with parameter servers.
         labels: what distinguishes the case in a table, as in {"bits_per_second": 10**10, "workers":
             8}.
+        whole: simulate every worker and packet of a cluster, though the workers are all alike.
     """
 
     profile: Profile
     where: Where
     labels: dict[str, str | int] = field(default_factory=dict)
+    whole: bool = False
 
     @property
     def workers(self) -> int:
@@ -122,7 +124,7 @@ def _simulated(plan: Plan, case: Case, bound_ns: int | None) -> Outcome:
         bound_ns = lower_bound_ns(case.profile, case.where)
     if isinstance(case.where, Network):
         return Outcome(case, plan, iteration_ns(plan, case.profile, case.where), bound_ns)
-    timelines = simulate_servers(plan, case.profile, case.where)
+    timelines = simulate_servers(plan, case.profile, case.where, whole=case.whole)
     slowest = max(timelines, key=lambda timeline: timeline.iteration_ns()[-1])
     return Outcome(case, plan, slowest.iteration_ns()[-1], bound_ns, slowest)
 
