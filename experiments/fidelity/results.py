@@ -37,18 +37,26 @@ class TrialResult(msgspec.Struct, frozen=True):
         return (self.model, self.hosts, self.ratio, self.ranks_per_host) == (model, hosts, ratio, ranks_per_host)
 
     def beside(self, other: TrialResult) -> TrialResult:
-        """This one, with the arms that another result of the trial has and this one has not."""
+        """This one, with the arms that another result of the trial has and this one has not, and the finals of backends
+        that this one has not.
+        """
         mine = {cell.arm for cell in self.cells}
         return msgspec.structs.replace(
             self,
             others=max(self.others, other.others),
             cells=(*(cell for cell in other.cells if cell.arm not in mine), *self.cells),
             anatomies={**other.anatomies, **self.anatomies},
+            finals=(*(cell for cell in other.finals if backend_of(cell) not in self.backends), *self.finals),
         )
 
     @property
     def backends(self) -> list[BackendName]:
         return sorted({backend_of(cell) for cell in self.own})
+
+    @property
+    def judged(self) -> list[BackendName]:
+        """Backends that the finals are of."""
+        return sorted({backend_of(cell) for cell in self.finals if cell.arm != BASELINE})
 
     @property
     def own(self) -> list[Cell]:
@@ -59,7 +67,10 @@ class TrialResult(msgspec.Struct, frozen=True):
         return self._loss_of_choice(backend, self.cells)
 
     def judged_loss_of_choice(self, backend: BackendName) -> float:
-        """As `loss_of_choice`, by the finals: the least of many medians of a few steps is below that of any measured anew."""
+        """As `loss_of_choice`, by the finals: the least of many medians of a few steps is below that of any measured anew.
+
+        backend: one of `judged`.
+        """
         return self._loss_of_choice(backend, self.finals)
 
     @property

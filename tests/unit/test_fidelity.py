@@ -92,7 +92,22 @@ def test_finals_of_the_choice_and_the_fastest_others_judge_it():
     text = page(Results("", "", (trial,), finals="its command"))
     assert "| 1 of 2 | 2 of 2 |" in text
     assert "beside the 3 fastest others in a later run of 3 measured steps an arm,\n\n    its command" in text
-    assert "| 9.1% (all-reduce), 0.0% (server); 2.0%, 0.0% in finals |" in text
+    assert "| 9.1% (all-reduce), 0.0% (server); 2.0% (all-reduce), 0.0% (server) in finals |" in text
+
+
+def test_finals_of_a_backend_that_runs_again_are_left_behind():
+    finals = (cell("torch-ddp", 90, 0), cell("wfbp", 100, 0), cell("blocks", 101, 0), cell("wfbp@server", 95, 0))
+    cells = (cell("wfbp", 100, 90), cell("blocks", 90, 100), cell("wfbp@server", 100, 90), cell("blocks@server", 90, 95))
+    first = TrialResult("vgg16", 2, 1.0, 0.1, cells, {}, finals)
+    again = TrialResult("vgg16", 2, 1.0, 0.1, (cell("wfbp@server", 101, 90), cell("blocks@server", 90, 95)), {})
+    both = again.beside(first)
+    assert [each.arm for each in both.finals] == ["torch-ddp", "wfbp", "blocks"]
+    assert (both.judged, both.judged_loss_of_choice("all-reduce")) == (["all-reduce"], 0)
+    text = page(Results("", "", (both,), finals="its command"))
+    # of the two choices one is judged by finals, and the other was 12 % slower
+    assert "| 0 of 2 | 1 of 1 |" in text
+    assert "| 0 of 1 | - |" in text
+    assert "within 3 % in 1 of 2." in text
 
 
 def test_hosts_of_several_ranks_have_a_section_and_arms_of_a_trial_may_come_from_several_runs():

@@ -16,6 +16,7 @@ from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError
 from gradlane.sim import Job, simulate_jobs, simulate_servers
 from gradlane.sim.servers import simulation
+from gradlane.sim.sharding import Sharding
 from gradlane.testing.generators import LAYERS, carried, chain, clusters, planned, profiles
 from gradlane.testing.oracles import mercury_algorithm_1, mercury_iteration
 
@@ -118,6 +119,21 @@ def test_packets_between_alike_workers_take_about_what_the_flow_does(name, coloc
     for packets in timelines:
         check_timeline(packets, plan)
         assert packets.iteration_ns()[-1] == pytest.approx(flow.iteration_ns()[-1], rel=0.06)
+
+
+@settings(deadline=None)
+@given(size=st.integers(1, 250_000), servers=st.integers(1, 6), packet_bytes=st.integers(64, 40_000))
+def test_each_server_gets_as_few_packets_of_a_message_as_can_be_and_equally_many(size, servers, packet_bytes):
+    profile = chain((10, 4 * size, 3, 20))
+    cluster = msgspec.structs.replace(Cluster.homogeneous(2, servers, GB), packet_bytes=packet_bytes)
+    dealt = Sharding(Job(planned("mercury", profile, cluster), profile), cluster)
+    each = -(-4 * size // (servers * packet_bytes))  # packets, at least, of the server that has most
+    held = [[size for size, to in zip(dealt.size, dealt.server, strict=True) if to == server] for server in range(servers)]
+    assert sum(dealt.size) == 4 * size
+    assert max(dealt.size) <= packet_bytes
+    assert max(map(len, held)) <= each
+    # lengths are rounded up to 64 bytes, and the last packets lack that
+    assert max(map(sum, held)) - min(map(sum, held)) <= 64 * each * servers
 
 
 def test_what_one_worker_pushes_does_not_keep_another_from_its_sums():
