@@ -121,6 +121,20 @@ def test_packets_between_alike_workers_take_about_what_the_flow_does(name, coloc
         assert packets.iteration_ns()[-1] == pytest.approx(flow.iteration_ns()[-1], rel=0.06)
 
 
+@pytest.mark.parametrize("cluster", [Cluster.homogeneous(1, 1, GB // 10), Cluster.homogeneous(2, 2, GB // 10, colocated=True)])
+def test_a_switch_does_not_wait_for_a_packet_to_come_whole(cluster):
+    # one packet each way: the flow, of infinitely small ones, takes as long
+    cluster = msgspec.structs.replace(cluster, packet_bytes=10**6, startup_ns=70)
+    profile = chain((10, 4_096, 3, 20))
+    plan = planned("wfbp", profile, cluster)
+    (flow,) = simulate_servers(plan, profile, cluster)
+    away = 4_096 // len(cluster.workers)  # bytes that pass a link each way
+    assert flow.iteration_ns()[-1] == profile.compute_ns + 2 * (70 + 10 * away)
+    assert {each.iteration_ns()[-1] for each in simulate_servers(plan, profile, cluster, whole=True)} == {
+        flow.iteration_ns()[-1]
+    }
+
+
 @settings(deadline=None)
 @given(size=st.integers(1, 250_000), servers=st.integers(1, 6), packet_bytes=st.integers(64, 40_000))
 def test_each_server_gets_as_few_packets_of_a_message_as_can_be_and_equally_many(size, servers, packet_bytes):

@@ -2,8 +2,8 @@
 
 **Links.** A host's uplink takes one packet at a time. Lanes of a more urgent network class go
 first; lanes of one class take turns by bytes, as do pushes and pulls, and jobs, where a host has
-several. The switch has a queue for each class before each downlink, and sends a packet on when all
-of it has come.
+several. The switch sends on what it has of a packet while the downlink is free, as frames are small. A
+packet that has come whole waits otherwise, in a queue for each class before each downlink.
 
 **Connections.** Each lane has a connection each way to each host. Its packets leave in the order of
 `gradlane.schedule.wire_order`. At most two packets' bytes of a connection are in flight, as flow
@@ -71,6 +71,7 @@ class PacketFabric:
         hosts = len(cluster.hosts)
         self._links: list[Link] = [host.up for host in cluster.hosts] + [host.down for host in cluster.hosts]
         self._carries: list[tuple[_Connection, _Item, int, int] | None] = [None] * (2 * hosts)  # (stream, item, from, to)
+        self._since = [0] * (2 * hosts)  # when each uplink began with its packet, and each downlink was done with its last
         self._streams: dict[tuple[int, int, int, bool], _Connection] = {}
         self._ready: list[list[tuple[int, int, int, _Connection]]] = [[] for _ in range(hosts)]
         self._clock = [0] * hosts
@@ -197,17 +198,18 @@ class PacketFabric:
                 self._clock[host] = served
                 stream.served = served + size_bytes
                 self._queue(host, stream)
-                self._carry(now_ns, host, (stream, item, host, to), size_bytes)
+                self._carry(now_ns, host, (stream, item, host, to), size_bytes, now_ns)
                 return
 
-    def _carry(self, now_ns: int, link: int, load: tuple[_Connection, _Item, int, int], size_bytes: int) -> None:
-        self._carries[link] = load
+    def _carry(self, begun_ns: int, link: int, load: tuple[_Connection, _Item, int, int], size_bytes: int, now_ns: int) -> None:
+        """A link carries a packet, and has done so since `begun_ns`."""
+        self._carries[link], self._since[link] = load, begun_ns
         details = self._links[link]
         if details.steps:
-            end_ns = details.finish_ns(now_ns, size_bytes)
+            end_ns = details.finish_ns(begun_ns, size_bytes)
         else:
-            end_ns = now_ns - -size_bytes * NS_PER_SECOND // details.bytes_per_second
-        heapq.heappush(self._heap, (end_ns, self._numbers, link, (0, 0, 0)))
+            end_ns = begun_ns - -size_bytes * NS_PER_SECOND // details.bytes_per_second
+        heapq.heappush(self._heap, (max(end_ns, now_ns), self._numbers, link, (0, 0, 0)))
         self._numbers += 1
 
     def _uplink_done(self, now_ns: int, host: int) -> None:
@@ -221,7 +223,8 @@ class PacketFabric:
             self._left(now_ns, rank, deal.message[packet])
         port = len(self._ports) + to
         if self._carries[port] is None:
-            self._carry(now_ns, port, load, deal.size[packet])
+            # while the port was free it sent on what came
+            self._carry(max(self._since[host], self._since[port]), port, load, deal.size[packet], now_ns)
         else:
             self._ports[to][stream.classed].append(load)
         self._next_up(now_ns, host)
@@ -230,11 +233,11 @@ class PacketFabric:
         port = len(self._ports) + host
         load = self._carries[port]
         assert load is not None
-        self._carries[port] = None
+        self._carries[port], self._since[port] = None, now_ns
         for waiting in self._ports[host]:
             if waiting:
                 following = waiting.popleft()
-                self._carry(now_ns, port, following, self._deals[following[0].job].size[following[1][1]])
+                self._carry(now_ns, port, following, self._deals[following[0].job].size[following[1][1]], now_ns)
                 break
         stream, (_, packet, rank, is_pull), source, _ = load
         sizes = self._deals[stream.job].size
