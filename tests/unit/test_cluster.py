@@ -45,6 +45,8 @@ def test_a_schedule_is_followed_nanosecond_by_nanosecond(gaps, rates, start, siz
         left -= next((step.bytes_per_second for step in reversed(steps) if step.at_ns <= now), 10**9) // 10**9
         now += 1
     assert link.finish_ns(start, size) == now
+    assert link.carried_bytes(start, now) == size - left
+    assert link.carried_bytes(start, now - 1) < size
 
 
 def test_random_steps_are_the_same_for_a_seed_and_others_for_another():

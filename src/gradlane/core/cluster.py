@@ -78,6 +78,16 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             left -= rate * (changes_ns - start_ns)
             start_ns = changes_ns
 
+    def carried_bytes(self, start_ns: int, end_ns: int) -> int:
+        """How many bytes pass from `start_ns` to `end_ns`, rounded down: the inverse of `finish_ns`."""
+        carried = 0
+        while start_ns < end_ns:
+            rate, changes_ns = self.at(start_ns)
+            until_ns = end_ns if changes_ns is None else min(end_ns, changes_ns)
+            carried += rate * (until_ns - start_ns)
+            start_ns = until_ns
+        return carried // NS_PER_SECOND
+
     @property
     def fastest(self) -> int:
         """The highest rate that the link ever has, in bytes per second."""

@@ -22,7 +22,6 @@ from itertools import accumulate
 from gradlane.core.cluster import Link
 from gradlane.core.network import Network
 from gradlane.sim.fabric import FOREVER
-from gradlane.units import NS_PER_SECOND
 
 
 class _Passing:
@@ -206,21 +205,11 @@ class SharedLink:
             if not self._handled.handling_ns and self._overlaps:  # otherwise it has the link already
                 self._handled.since_ns = now_ns
         if self._on_link:
-            each_ns = self._carried_ns(begun_ns, now_ns) // len(self._on_link)
+            # of a link on which a byte is a nanosecond of the nominal rate
+            passed_ns = now_ns - begun_ns if self._pace is None else self._pace.carried_bytes(begun_ns, now_ns)
+            each_ns = passed_ns // len(self._on_link)
             for passing in self._on_link:
                 passing.transfer_ns -= each_ns
-
-    def _carried_ns(self, begun_ns: int, now_ns: int) -> int:
-        """What the link carried meanwhile, in nanoseconds of its nominal rate."""
-        if self._pace is None:
-            return now_ns - begun_ns
-        carried_ns = 0
-        while begun_ns < now_ns:
-            rate, changes_ns = self._pace.at(begun_ns)
-            until_ns = now_ns if changes_ns is None else min(now_ns, changes_ns)
-            carried_ns += rate * (until_ns - begun_ns) // NS_PER_SECOND
-            begun_ns = until_ns
-        return carried_ns
 
 
 def _half(parts: tuple[int, int, int], half: int) -> tuple[int, int, int]:
