@@ -108,11 +108,11 @@ with connections of its own: lanes share the link evenly, and one processor hand
 - **Hundreds of small messages over Gloo.** Two cores carry up to four hosts, and a small message takes
   1 to 3 ms between two of them, from one minute to the next. Steps of policies that send each tensor
   by itself are simulated up to 12 % too long or too short.
-- **`p3` over Gloo** takes up to 17 % longer than simulated. Where its window is full, the end of each
+- **`p3` over Gloo** takes up to 15 % longer than simulated. Where its window is full, the end of each
   message is told by a thread of torch.distributed, which handles no other message meanwhile, while the thread
   that trains updates what has come. The simulator counts that (`Network.wakeup_ns`), as measured of sums one
-  after another: 0.5 to 0.9 ms on three and four hosts and 0 to 0.3 ms on two. GoogLeNet's 158 messages on
-  four hosts take 1.0 ms each more than that.
+  after another: 0.3 to 0.9 ms on three and four hosts and 0 to 0.3 ms on two. GoogLeNet's 158 messages on
+  four hosts take 0.5 ms each more than that, and on another day they took 1.0 ms more.
 - **`geryon` over Gloo**: its two lanes share the link and one processor. Until this version each lane had a
   processor of its own in the simulator, and lanes took turns by chunks on the link. Both versions simulated the
   same measured steps, in percent of them:
@@ -136,25 +136,24 @@ with connections of its own: lanes share the link evenly, and one processor hand
 
   | | before | now |
   |---|---|---|
-  | median; nine of ten below | 0.6 %; 2.5 % | 0.7 %; 2.4 % |
+  | median; nine of ten below | 0.62 %; 2.49 % | 0.65 %; 2.42 % |
   | nine of ten below, `p3` | 6.1 % | 3.3 % |
   | `mercury` | 4.1 % | 3.1 % |
   | `blocks` | 3.9 % | 2.5 % |
   | `tictac` | 3.1 % | 3.8 % |
   | how much slower the choice was than the best, mean of 18 trials | 0.62 % | 0.51 % |
 
-  Inception-v3 on four hosts has more packets than are simulated. On three hosts `mercury` is called best, and was
-  4.6 % slower than the best in the finals.
-- **`dear` over Gloo** takes 2 to 6 % longer than simulated (median 3.7 %). Its reduce-scatter is an all-to-all in segments,
+  Inception-v3 on four hosts has more packets than are simulated. Of Inception-v3 on three hosts `mercury` is called
+  best, and was 4.6 % slower than `searched` in the finals.
+- **`dear` over Gloo** takes 2 to 5 % longer than simulated (median 3.2 %). Its reduce-scatter is an all-to-all in segments,
   and neither phase was measured by itself: the simulator gives each half of what an all-reduce takes.
 
 The cells come from runs of one backend after another (`--backends`, `--add`), and not all of one
 version. All over servers have 6 measured steps (`--rounds 3`) and are of this version, and so are those over
-all-reduce of policies that cross the barrier, but for some (ResNet-50 on two hosts, GoogLeNet and BERT-Base on two and
-four) of the version before. Others over all-reduce are older. What has changed since is the emulated device, which
-started a layer earlier than the sum that it waits for, by what the script had computed until it waited; behind
-the barrier that changes nothing. Of older cells, those with 8 measured steps measured the network nine times, as
-this version does, and others four times, half of the times without computing.
+all-reduce of policies that cross the barrier. Others over all-reduce are older in part. What has changed since is the
+emulated device, which started a layer earlier than the sum that it waits for, by what the script had computed
+until it waited; behind the barrier that changes nothing. Of older cells, those with 8 measured steps measured the
+network nine times, as this version does, and others four times, half of the times without computing.
 
 Small messages may take far longer on one day than on another: Inception-v3 on three hosts over Gloo took 967 ms
 a step under `tictac`, and 1642 ms the day after. What is measured in the same run follows for the most part: simulated
