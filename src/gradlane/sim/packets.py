@@ -204,11 +204,7 @@ class PacketFabric:
     def _carry(self, begun_ns: int, link: int, load: tuple[_Connection, _Item, int, int], size_bytes: int, now_ns: int) -> None:
         """A link carries a packet, and has done so since `begun_ns`."""
         self._carries[link], self._since[link] = load, begun_ns
-        details = self._links[link]
-        if details.steps:
-            end_ns = details.finish_ns(begun_ns, size_bytes)
-        else:
-            end_ns = begun_ns - -size_bytes * NS_PER_SECOND // details.bytes_per_second
+        end_ns = self._links[link].finish_ns(begun_ns, size_bytes)
         heapq.heappush(self._heap, (max(end_ns, now_ns), self._numbers, link, (0, 0, 0)))
         self._numbers += 1
 
