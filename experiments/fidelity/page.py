@@ -229,7 +229,7 @@ def page(results: Results, of_hosts: Results | None = None) -> str:
         median, most = spread([cell.error for cell in final])
         steps = min(len(cell.step_ns) for cell in final)
         text += JUDGED.format(
-            judged=sum(bool(trial.finals) for trial in results.trials), rivals=RIVALS, steps=steps, command=results.finals,
+            judged=sum(bool(trial.judged) for trial in results.trials), rivals=RIVALS, steps=steps, command=results.finals,
             count=len(final), median=median, most=most, within=_within(_last_losses(results.trials)),
         )  # fmt: skip
     keys: tuple[tuple[str, Callable[[TrialResult, Cell], str]], ...] = (
@@ -324,7 +324,7 @@ def _trial(trial: TrialResult) -> tuple[str, ...]:
     median, _ = spread([cell.error for cell in trial.own])
     worst = max(trial.own, key=lambda cell: abs(cell.error))
     losses = ", ".join(f"{trial.loss_of_choice(backend):.1%} ({backend})" for backend in trial.backends)
-    if trial.finals:
+    if trial.judged:
         losses += "; " + ", ".join(f"{trial.judged_loss_of_choice(over):.1%} ({over})" for over in trial.judged) + " in finals"
     return (
         trial.model, _shape(trial), f"{trial.ratio:g}", f"{trial.others:.0%}", str(len(trial.own)), f"{median:.1%}",

@@ -11,11 +11,11 @@ from gradlane.core.bus import Bus
 from gradlane.core.cluster import Cluster
 from gradlane.core.network import Network
 from gradlane.core.place import Place
-from gradlane.planning.measured import has_few_packets, where
+from gradlane.planning.measured import where
 from gradlane.planning.plans import make_plan
 from gradlane.planning.questions.prediction import predict
 from gradlane.planning.ranking import Question, rank
-from gradlane.sim import simulate_servers
+from gradlane.sim import few_packets, simulate_servers
 
 
 @settings(deadline=None)
@@ -42,7 +42,7 @@ def test_where_packets_are_few_a_prediction_has_each_of_them(workers: int, few: 
     plan = make_plan(policies.get("blocks"), GOOGLENET, place)
     cluster = where(place)
     assert isinstance(cluster, Cluster)
-    assert has_few_packets(GOOGLENET, place) == few
+    assert few_packets(GOOGLENET, cluster) == few
     (flow,) = simulate_servers(plan, GOOGLENET, cluster)
     expected = flow.iteration_ns()[-1]
     if few:
@@ -62,4 +62,4 @@ def test_the_plans_ranked_best_are_predicted_packet_by_packet() -> None:
     (flow,) = simulate_servers(best.plan, GOOGLENET, cluster, 2)
     found = best.predicted.iteration_ns
     assert found == max(timeline.iteration_ns()[-1] for timeline in packets) != flow.iteration_ns()[-1]
-    assert not has_few_packets(GOOGLENET, Place(FOUR_HOSTS, "all-reduce"))
+    assert not few_packets(GOOGLENET, where(Place(FOUR_HOSTS, "all-reduce")))

@@ -5,7 +5,7 @@ simulator's network. Servers are simulated link by link, so their links get the 
 messages the measured one.
 
 Workers that are all alike can be simulated as one, with packets that are infinitely small. Where a plan
-has few packets they are not small beside its messages, and all are simulated (`has_few_packets`).
+has few packets they are not small beside its messages, and all are simulated (`sim.few_packets`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from gradlane.core.cluster import Cluster
 from gradlane.core.fields import MAX_RATE
 from gradlane.core.network import Network
 from gradlane.core.place import Place
-from gradlane.core.profile import Profile
-from gradlane.sim import few_packets
 
 
 def where(place: Place) -> Network | Cluster:
@@ -35,9 +33,3 @@ def where(place: Place) -> Network | Cluster:
         network.workers, servers or hosts, rate, colocated=servers == 0, startup_ns=between.startup_ns, network_classes=1,
         devices=network.workers // hosts, bus=network.bus,
     )  # fmt: skip
-
-
-def has_few_packets(profile: Profile, place: Place) -> bool:
-    """Whether each packet of an iteration can be simulated, at a place whose network was measured there."""
-    simulated = where(place)
-    return isinstance(simulated, Cluster) and few_packets(profile, simulated)

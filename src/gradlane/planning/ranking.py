@@ -25,10 +25,10 @@ from gradlane.core.profile import Profile
 from gradlane.core.records.search_log import Choice, Predicted
 from gradlane.errors import InputError, PlanError
 from gradlane.planning import catalog
-from gradlane.planning.measured import has_few_packets, where
+from gradlane.planning.measured import where
 from gradlane.planning.plans import make_plan
 from gradlane.planning.search.space import MOST_PIECES, Space
-from gradlane.sim import iteration_ns, simulate_servers
+from gradlane.sim import few_packets, iteration_ns, simulate_servers
 
 SAFE = Choice("ddp")
 """DDP's own buckets: over all-reduce the only plan that is sure to be no slower than DDP."""
@@ -182,11 +182,12 @@ def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> A
             choice = msgspec.structs.replace(choice, look=question.look)
             found[alike] = _predicted(choice, plan, place, question), place
     by_expected = sorted(found.values(), key=lambda each: each[0].expected_ns)
+    has_few = {place.backend: few_packets(profile, where(place)) for place in places}
     exact: list[Ranked] = []
     for each, place in by_expected[: 2 * question.most]:
         if now_ns() > deadline_ns + question.budget_ns // 4:
             break
-        again = has_few_packets(profile, place)
+        again = has_few[place.backend]
         exact.append(_predicted(each.choice, each.plan, place, question, whole=True) if again else each)
     ranked = sorted(exact, key=lambda each: each.expected_ns) + [each for each, _ in by_expected[len(exact) :]]
     return Answer(tuple(each.predicted for each in ranked), tuple(_worth_trying(ranked, question)))

@@ -11,6 +11,7 @@ import heapq
 from msgspec import UNSET
 
 from gradlane.core.cluster import Cluster
+from gradlane.core.network import Network
 from gradlane.core.plan import Message
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
@@ -77,20 +78,20 @@ class Sharding:
         self.first.append(len(self.size))
 
 
-def few_packets(profile: Profile, cluster: Cluster) -> bool:
+def few_packets(profile: Profile, where: Network | Cluster) -> bool:
     """Whether the gradients of a profile are so few packets that each can be simulated, with every worker, in tens of
-    milliseconds an iteration.
+    milliseconds an iteration. An all-reduce has none.
 
     Where hosts have several devices, workers hand over messages in one order only if that is fixed.
     """
-    if cluster.bus is not UNSET:
+    if isinstance(where, Network) or where.bus is not UNSET:
         return False
-    packets = profile.size_bytes // cluster.packet_bytes + len(profile.tensors) * len(cluster.servers)
-    return packets * len(cluster.workers) <= FEW_PACKETS
+    packets = profile.size_bytes // where.packet_bytes + len(profile.tensors) * len(where.servers)
+    return packets * len(where.workers) <= FEW_PACKETS
 
 
 def _runs(job: Job, message: Message, cluster: Cluster) -> list[tuple[int, int, int | None]]:
-    """What a message is cut into packets as: bytes, bytes of a packet, and the server, None for all."""
+    """The parts of a message that are cut into packets each: its bytes, those of a packet, and its server; None: all."""
     if job.placement is None:
         # a message is cut as a whole, whatever slices it has
         return [(message.size_bytes, _even(message.size_bytes, cluster), None)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
-from gradlane.planning.measured import has_few_packets, where
+from gradlane.planning.measured import where
 from gradlane.planning.questions.sweep import Case, Outcome, judge_plan
+from gradlane.sim import few_packets
 
 
 def predict(plan: Plan, profile: Profile, place: Place) -> Outcome:
@@ -16,4 +17,5 @@ def predict(plan: Plan, profile: Profile, place: Place) -> Outcome:
     """
     if plan.tensors != profile.specs:
         profile = profile.in_order_of(plan.tensors)
-    return judge_plan(plan, Case(profile, where(place), whole=has_few_packets(profile, place)))
+    simulated = where(place)
+    return judge_plan(plan, Case(profile, simulated, whole=few_packets(profile, simulated)))
