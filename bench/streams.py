@@ -49,7 +49,7 @@ def connect(name: str, shared_memory: bool) -> ParameterServerBackend:
     """A backend of its own."""
     groups = NewGroups(None, dist.distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store()), name)
     options = {"packet_bytes": NodeOptions.packet_bytes, "rank_order": False, "shared_memory": shared_memory}
-    return ParameterServerBackend(None, groups, groups.store, 60.0, fingerprint=bytes(32), **options)  # type: ignore[arg-type]
+    return ParameterServerBackend(groups, groups.store, 60.0, fingerprint=bytes(32), **options)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

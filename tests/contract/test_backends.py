@@ -37,7 +37,7 @@ def made(name: str, **options: Any) -> Any:
     groups = new_groups()
     if name == "all-reduce":
         return AllReduceBackend(torch.device("cpu"), None, groups, TIMEOUT_S, **options)
-    return ParameterServerBackend(None, groups, groups.store, TIMEOUT_S, fingerprint=bytes(32), packet_bytes=1024, **options)
+    return ParameterServerBackend(groups, groups.store, TIMEOUT_S, fingerprint=bytes(32), packet_bytes=1024, **options)
 
 
 def check(rank: int, world: int, name: str, options: dict[str, Any], **checked: Any) -> list[str]:

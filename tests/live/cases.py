@@ -90,19 +90,19 @@ def equals_ddp_on_a_slow_network(rank: int, world: int, **case: Any) -> tuple[di
         return equals_ddp(rank, world, **case), sum(deferred)
 
 
-def equals_ddp_with_streams(rank: int, world: int, eager: bool, **case: Any) -> dict[str, list[str]]:
+def equals_ddp_with_streams(rank: int, world: int, eager: bool, orders: bool, **case: Any) -> dict[str, list[str]]:
     """As `equals_ddp`, with the CPU taken for a device with streams."""
-    with streams_on_the_host(eager):
+    with streams_on_the_host(eager, orders):
         return equals_ddp(rank, world, **case)
 
 
-def waits_for_the_device(rank: int, world: int, backend: Any) -> tuple[int, list[int]]:
+def waits_for_the_device(rank: int, world: int, backend: Any, orders: bool) -> tuple[int, list[int]]:
     """How many gradients there are, and how often the host waited for the device in each of eight steps."""
     net = MODELS["convolutions"]()
     opt = OPTIMIZERS["sgd"](net.parameters())
     counts = []
     options: dict[str, Any] = {"backend": backend, "timeout": 30, "profile_iterations": 2}
-    with streams_on_the_host(eager=True) as streams, gradlane.attach(net, opt, "wfbp", **options) as session:
+    with streams_on_the_host(True, orders) as streams, gradlane.attach(net, opt, "wfbp", **options) as session:
         for _ in range(8):
             before = streams.waits[0]
             train(net, net, opt, net.batch, 1, rank)

@@ -67,12 +67,19 @@ class _Reached(End):
 class HostStreams:
     """What the script's own stream is given is done at once, as on any CPU. `waits[0]` is how often the host waited for it."""
 
-    def __init__(self, eager: bool) -> None:
-        self._eager = eager
+    def __init__(self, eager: bool, orders: bool = False) -> None:
+        self._eager, self._orders = eager, orders
+        self._scripts = OnHost(eager=True)
         self.waits = [0]
 
-    def open(self) -> OnHost:
+    def open(self, urgent: bool = False) -> OnHost:
         return OnHost(self._eager)
+
+    def scripts(self) -> OnHost:
+        return self._scripts
+
+    def orders(self, group: object) -> bool:
+        return self._orders
 
     def so_far(self) -> Event:
         return _Reached(self.waits)
@@ -81,12 +88,12 @@ class HostStreams:
         event.synchronize()
 
     def host_memory(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(like, torch.nan)
+        return torch.full(like.shape, torch.nan, dtype=like.dtype)
 
 
 @contextlib.contextmanager
-def streams_on_the_host(eager: bool) -> Iterator[HostStreams]:
-    """Sessions attached inside take the CPU for a device with streams."""
-    streams = HostStreams(eager)
+def streams_on_the_host(eager: bool, orders: bool = False) -> Iterator[HostStreams]:
+    """Sessions attached inside take the CPU for a device with streams, in which collectives take their turn if `orders`."""
+    streams = HostStreams(eager, orders)
     with patch("gradlane.live.startup.attach.streams_of", lambda device: streams):
         yield streams

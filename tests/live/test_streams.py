@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable, Iterable
+from queue import SimpleQueue
 
 import pytest
 import torch
+from torch import nn
 
-from gradlane.live.backends.gradient_buffers import MessageBuffer
+from gradlane.live.backends.gradient_buffers import GradientBuffers
 from gradlane.live.backends.staging import Staging
-from gradlane.live.backends.streams import DeviceStreams
-from tests.live.streams import HostStreams
+from gradlane.live.backends.streams import DeviceStreams, Event
+from tests.live.streams import HostStreams, OnHost
 
 POLICIES = {
-    "all-reduce": ["wfbp", ["bytescheduler", {"partition_bytes": 1000, "credit_bytes": 3000}], "mg-wfbp"],
+    "all-reduce": ["wfbp", ["bytescheduler", {"partition_bytes": 1000, "credit_bytes": 3000}], "mg-wfbp", "geryon", "dear"],
+    "all-reduce in streams": ["wfbp", ["bytescheduler", {"partition_bytes": 1000, "credit_bytes": 3000}], "mg-wfbp", "dear"],
     "server": ["wfbp", ["bytescheduler", {"partition_bytes": 1000, "credit_bytes": 3000}], "mercury", "geryon"],
 }
 
@@ -24,18 +27,20 @@ def test_a_device_with_streams_gives_the_bits_of_ddp(two_ranks, backend, eager):
     found = two_ranks.run(
         "tests.live.cases:equals_ddp_with_streams",
         eager=eager,
+        orders="streams" in backend,
         model="convolutions",
         optimizer="sgd",
         policies=POLICIES[backend],
         steps=12,
-        backend=backend,
+        backend=backend.split()[0],
     )
     assert found == [{str(policy): [] for policy in POLICIES[backend]}] * 2
 
 
 @pytest.mark.parametrize("backend", POLICIES)
 def test_the_host_waits_for_the_device_at_each_gradient_of_a_measured_iteration_and_of_no_other(two_ranks, backend):
-    for gradients, waits in two_ranks.run("tests.live.cases:waits_for_the_device", backend=backend):
+    case = {"backend": backend.split()[0], "orders": "streams" in backend}
+    for gradients, waits in two_ranks.run("tests.live.cases:waits_for_the_device", **case):
         first, *measured, after = waits[0], waits[1], waits[2], waits[3:]
         assert first == 0
         assert all(count > gradients for count in measured)
@@ -57,35 +62,85 @@ def test_two_ranks_on_one_cuda_device_give_the_bits_of_ddp_over_servers(two_rank
     assert found == [{str(policy): []}] * 2
 
 
-def test_a_message_goes_down_and_comes_back_when_it_is_waited_for_and_not_before():
-    staging = Staging(HostStreams(eager=False))
+def test_a_plan_with_several_lanes_is_refused_where_sums_take_their_turn_in_a_stream(two_ranks):
+    for ok, (kind, text, _) in two_ranks.try_run(
+        "tests.live.cases:equals_ddp_with_streams",
+        eager=True,
+        orders=True,
+        model="convolutions",
+        optimizer="sgd",
+        policies=["geryon"],
+    ):
+        assert (ok, kind) == (False, "PlanError")
+        assert "plan geryon: it has 2 lanes" in text
+
+
+def staged(eager: bool = False) -> tuple[Staging, GradientBuffers]:
+    """Slots of three tensors, as if on a device, with what this rank produced in them."""
+    params = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, dtype=torch.float64))]
+    slots = GradientBuffers(params)
+    staging = Staging(HostStreams(eager))
+    staging.take_up(params, slots)
+    staging.begin()
+    for tensor, slot in enumerate(slots.slots):
+        slot.fill_(tensor + 1)
+    return staging, slots
+
+
+def test_gradients_come_down_and_sums_go_up_when_somebody_waits_and_not_before():
+    staging, slots = staged()
+    told: SimpleQueue[BaseException | None] = SimpleQueue()
     try:
-        parts = [torch.tensor([1.0, 2.0]), torch.tensor([3.0])]
-        buffer = MessageBuffer(parts)
-        (memory,) = staging.prepare([buffer])
-        down = threading.Event()
-        errors: list[BaseException | None] = []
-
-        def then(error: BaseException | None) -> None:
-            errors.append(error)
-            down.set()
-
-        staging.bring_down(0, buffer, [], then)
-        assert down.wait(10)
-        assert errors == [None]
-        assert memory.tolist() == [1.0, 2.0, 3.0]
-        memory.mul_(10)
-        staging.bring_up(0, buffer)
-        assert not staging.has_ended(0)
-        assert parts[0].tolist() == [1.0, 2.0]
-        staging.join(0)
-        assert staging.has_ended(0)
-        assert [part.tolist() for part in parts] == [[10.0, 20.0], [30.0]]
+        staging.bring_down([0, 1], told.put)
+        staging.bring_down([2], told.put)
+        assert [told.get(timeout=10), told.get(timeout=10)] == [None, None]
+        assert [slot.tolist() for slot in staging.mirror.slots] == [[1.0, 1.0], [2.0], [3.0]]
+        for slot in staging.mirror.slots:
+            slot.mul_(10)
+        assert [slot.tolist() for slot in slots.slots] == [[1.0, 1.0], [2.0], [3.0]]
+        staging.bring_up([0, 2])
+        assert [slot.tolist() for slot in slots.slots] == [[10.0, 10.0], [2.0], [30.0]]
+        staging.bring_up([0, 1, 2])
+        assert [slot.tolist() for slot in slots.slots] == [[10.0, 10.0], [20.0], [30.0]]
     finally:
         staging.close()
 
 
-class _Broken:
+def test_a_sum_goes_up_once_an_iteration():
+    staging, slots = staged(eager=True)
+    try:
+        staging.mirror.slots[0].fill_(5)
+        staging.bring_up([0])
+        slots.slots[0].fill_(7)  # the script's
+        staging.bring_up([0])
+        assert slots.slots[0].tolist() == [7.0, 7.0]
+        staging.begin()
+        staging.bring_up([0])
+        assert slots.slots[0].tolist() == [5.0, 5.0]
+    finally:
+        staging.close()
+
+
+class _Broken(HostStreams):
+    """A device that fails at the first copy down."""
+
+    failed = False
+
+    def open(self, urgent: bool = False) -> OnHost:
+        stream = super().open(urgent)
+        run = stream.run
+
+        def fail(work: Callable[[], object], after: Iterable[Event] = ()) -> Event:
+            if self.failed:
+                return run(work, after)
+            self.failed = True
+            return _Failure()
+
+        stream.run = fail  # type: ignore[method-assign]
+        return stream
+
+
+class _Failure:
     def query(self) -> bool:
         return False
 
@@ -93,23 +148,17 @@ class _Broken:
         raise RuntimeError("an illegal memory access was encountered")
 
 
-def test_a_device_that_fails_is_reported_and_the_next_message_still_goes():
-    staging = Staging(HostStreams(eager=False))
+def test_a_device_that_fails_is_reported_and_the_next_gradient_still_goes():
+    params = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))]
+    staging = Staging(_Broken(eager=False))
+    told: SimpleQueue[BaseException | None] = SimpleQueue()
     try:
-        buffers = [MessageBuffer([torch.ones(4)]) for _ in range(2)]
-        staging.prepare(buffers)
-        errors: list[BaseException | None] = []
-        both = threading.Barrier(2)
-
-        def then(error: BaseException | None) -> None:
-            errors.append(error)
-            if len(errors) == 2:
-                both.wait(10)
-
-        staging.bring_down(0, buffers[0], [_Broken()], then)
-        staging.bring_down(1, buffers[1], [], then)
-        both.wait(10)
-        assert [str(error) for error in errors] == ["an illegal memory access was encountered", "None"]
+        staging.take_up(params, GradientBuffers(params))
+        staging.bring_down([0], told.put)
+        staging.bring_down([1], told.put)
+        staging.then(told.put)
+        errors = [str(told.get(timeout=10)) for _ in range(3)]
+        assert errors == ["an illegal memory access was encountered", "None", "None"]
     finally:
         staging.close()
 

@@ -27,13 +27,14 @@ HIERARCHICAL_PAYS = 1.05
 BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 
 
-def why_not(plan: Plan, backend: BackendName, external: bool = False) -> str | None:
+def why_not(plan: Plan, backend: BackendName, external: bool = False, in_stream: bool = False) -> str | None:
     """Why a backend cannot carry a plan.
 
     Args:
         plan: the plan to be carried.
         backend: "all-reduce" or "server".
         external: whether the servers run in processes of their own.
+        in_stream: whether all-reduces take their turn in a stream of a device, as NCCL's do.
 
     Returns:
         The reason, or None if `backend` can carry `plan`.
@@ -45,6 +46,12 @@ def why_not(plan: Plan, backend: BackendName, external: bool = False) -> str | N
             f"wire {plan.wire!r} needs gradlane's own transport, and all-reduce has 'fifo' only; expected servers "
             "(backend='server', simulated: --servers)"
         )
+    if in_stream and len(plan.lanes) > 1:
+        return (
+            f"it has {len(plan.lanes)} lanes, each with a communicator of its own, and NCCL's communicators may wait for one "
+            "another for ever if ranks start messages in different orders; expected a plan with one lane, a process group "
+            "with Gloo, or backend='server'"
+        )
     for index, message in enumerate(plan.messages if external else ()):
         if message.two_phase:
             return (
@@ -54,8 +61,8 @@ def why_not(plan: Plan, backend: BackendName, external: bool = False) -> str | N
     return None
 
 
-def refuse_what_cannot_be_done(plan: Plan, backend: BackendName, external: bool = False) -> None:
+def refuse_what_cannot_be_done(plan: Plan, backend: BackendName, external: bool = False, in_stream: bool = False) -> None:
     """Raise `PlanError` if `backend` cannot carry `plan`, with the reason from `why_not`."""
-    reason = why_not(plan, backend, external)
+    reason = why_not(plan, backend, external, in_stream)
     if reason is not None:
         raise PlanError(f"plan {plan.policy}: {reason}; gradlane policies says which policies {backend} carries")

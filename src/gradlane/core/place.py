@@ -24,12 +24,15 @@ class Place(msgspec.Struct, frozen=True):
             each rank's process.
         coordinated: over all-reduce, rank 0 decides the order of messages during the iteration, so
             that the plan fixes none.
+        in_stream: all-reduces take their turn in a stream of a device, as NCCL's do, which carries
+            plans of one lane.
     """
 
     network: Network
     backend: BackendName = "all-reduce"
     servers: int = 0
     coordinated: bool = False
+    in_stream: bool = False
 
     def __post_init__(self) -> None:
         need(self.backend in BACKENDS, "backend", self.backend, "'all-reduce' or 'server'")

@@ -36,7 +36,7 @@ def accepted(plan: Plan, profile: Profile, place: Place) -> Plan:
         PlanError: as `make_plan`.
     """
     check_plan(plan, profile.specs)
-    refuse_what_cannot_be_done(plan, place.backend, place.has_external_servers)
+    refuse_what_cannot_be_done(plan, place.backend, place.has_external_servers, place.in_stream)
     if place.needs_sequence and plan.sequence is None:
         plan = planned_ahead(plan, profile, place.network)
     return plan

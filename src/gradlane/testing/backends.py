@@ -78,7 +78,7 @@ def check_backend(
             for index, count in enumerate(_ELEMENTS)
         )
         for wire in wires:
-            for plan in _plans(specs, wire, two_phase):
+            for plan in _plans(specs, wire, two_phase, lanes=1 if backend.has_streams else 2):
                 for named in over:
                     run = _Run(backend, structs.replace(plan, backend=named), getattr(torch, dtype), device, timeout_s)
                     run.run()
@@ -97,25 +97,26 @@ def _check_measured(backend: Backend, world: int) -> None:
     assert both.tolist() == [digest, -digest], f"measure: ranks have measured different networks, this one {network}"
 
 
-def _plans(specs: tuple[TensorSpec, ...], wire: Wire, two_phase: bool) -> list[Plan]:
-    """A message a tensor; then tensors that are cut, merged across gaps and held back on two lanes,
+def _plans(specs: tuple[TensorSpec, ...], wire: Wire, two_phase: bool, lanes: int) -> list[Plan]:
+    """A message a tensor; then tensors that are cut, merged across gaps and held back on one or two lanes,
     and so in two phases.
     """
+    other = lanes - 1
     each = tuple(Message((Slice(tensor, 0, spec.size_bytes),), tensor) for tensor, spec in enumerate(specs))
     half = specs[4].size_bytes // 2
     mixed = (
         Message((Slice(0, 0, specs[0].size_bytes), Slice(2, 0, specs[2].size_bytes)), priority=3),
-        Message((Slice(4, half, specs[4].size_bytes - half),), priority=1, lane=1),
+        Message((Slice(4, half, specs[4].size_bytes - half),), priority=1, lane=other),
         Message((Slice(1, 0, specs[1].size_bytes),), hold_until=5),
-        Message((Slice(3, 0, specs[3].size_bytes), Slice(4, 0, half)), priority=2, lane=1),
+        Message((Slice(3, 0, specs[3].size_bytes), Slice(4, 0, half)), priority=2, lane=other),
         Message((Slice(5, 0, specs[5].size_bytes),), priority=4),
     )
     plan = Plan("check", "check", specs, each, wire=wire)
-    lanes = (Lane(window_bytes=specs[2].size_bytes), Lane())
-    found = [plan, structs.replace(plan, messages=mixed, lanes=lanes)]
+    windows = (Lane(window_bytes=specs[2].size_bytes), Lane())[:lanes]
+    found = [plan, structs.replace(plan, messages=mixed, lanes=windows)]
     if two_phase:
         split = tuple(structs.replace(message, two_phase=place != 2) for place, message in enumerate(mixed))
-        found.append(structs.replace(plan, messages=split, lanes=lanes))
+        found.append(structs.replace(plan, messages=split, lanes=windows))
     return found
 
 

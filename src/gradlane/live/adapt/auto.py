@@ -19,8 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
-import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
@@ -166,7 +165,7 @@ class Auto:
         most = _MOST_PLANS if not look else _MOST_PLANS_AGAIN if iteration_ns < _SLOW_NS else 1
         budget_ns = min(max(_LEAST_RANKING_NS, _RANKING_ITERATIONS * iteration_ns), _MOST_RANKING_NS[bool(look)])
         self._assumed, self._crosses = planner.places[0].network, planner.crosses
-        places = tuple(Place(place.network, place.backend, place.servers) for place in planner.places)
+        places = tuple(structs.replace(place, coordinated=False) for place in planner.places)
         self._ranking = RankingProcess(Question(planner.profile, places, look, most, budget_ns, planner.crosses))
 
     def _try(self, answer: Answer, planner: Planner, in_force: Plan) -> None:
@@ -176,7 +175,7 @@ class Auto:
         if not answer.worth_trying:  # the ranking has failed
             assert planner.profile is not None
             unranked = itertools.islice(candidates_at(planner.profile, planner.places), _UNRANKED + 1)
-            others = [msgspec.structs.replace(choice, look=len(self._about.looks)) for _, choice in unranked][1:]
+            others = [structs.replace(choice, look=len(self._about.looks)) for _, choice in unranked][1:]
         self._choosing = Choosing(self._in_force, self._about.safe, others, again=bool(self._about.looks))
 
     def _plan_of_choice(self) -> Policy | Plan | None:
@@ -203,7 +202,7 @@ class Auto:
             self._why, self._began, iteration, self._assumed.bytes_per_second, self._answer.predicted, choosing.tried,
             choosing.choice, verdict,
         )  # fmt: skip
-        self._about = msgspec.structs.replace(self._about, looks=(*self._about.looks, look))
+        self._about = structs.replace(self._about, looks=(*self._about.looks, look))
         kept_ns = choosing.median_ns(choosing.choice)
         assert kept_ns is not None
         now = now_ns()
@@ -222,4 +221,4 @@ class Auto:
 
     def _record_switch(self, iteration: int) -> None:
         switch = Switch(iteration, now_ns(), self._in_force)
-        self._about = msgspec.structs.replace(self._about, switches=(*self._about.switches, switch)[-_MOST_SWITCHES:])
+        self._about = structs.replace(self._about, switches=(*self._about.switches, switch)[-_MOST_SWITCHES:])

@@ -21,10 +21,10 @@ from gradlane.core.traffic_class import TrafficClass, traffic_classes
 from gradlane.errors import JobError, OrderError, UnsupportedError
 from gradlane.live.backends.base import OnDone, OnSent
 from gradlane.live.backends.gradient_buffers import MessageBuffer
-from gradlane.live.backends.hierarchy import HierarchicalSum, Hosts, Stages, hosts_of, is_gloo, levels_of, nothing
+from gradlane.live.backends.hierarchy import HierarchicalSum, Hosts, Stages, hosts_of, levels_of, nothing
 from gradlane.live.backends.probe import Probed, measure
 from gradlane.live.backends.probe_levels import BlockingSums, in_turns, time_levels
-from gradlane.live.backends.process_groups import NewGroups, OnEnd, ProcessGroups, UnderWay
+from gradlane.live.backends.process_groups import NewGroups, OnEnd, ProcessGroups, UnderWay, is_gloo
 from gradlane.live.backends.sockets import set_traffic_class
 from gradlane.live.backends.streams import Event, Streams
 from gradlane.live.backends.two_phase import TwoPhase
@@ -32,18 +32,23 @@ from gradlane.units import format_bytes, format_ns
 
 log = logging.getLogger("gradlane")
 
+_SHORTLY_BYTES = 64 << 10
+"""Behind a sum in a stream: an update for each small tensor costs the host more than to wait for so much."""
+
 
 class AllReduceBackend:
     """A `Backend` over torch.distributed; its methods are documented there.
 
-    On the CPU a thread of torch.distributed reports a sum done when its bytes have arrived. On a
-    device with streams a sum is reported done as soon as it is queued: the device runs queued sums
-    one after another, so that a lane never has more than one message on the wire, and `join` makes
-    a stream wait for a sum.
+    On the CPU a thread of torch.distributed reports a sum done when its bytes have arrived. NCCL's sums
+    take their turn in a stream of the device: one is reported done as soon as it is queued, and `join`
+    makes the script's stream wait for it. Plans have one lane there, with one communicator: two could
+    wait for each other, since nothing fixes the order in which ranks start messages of two lanes. The
+    lane's messages run one after another in the agreed order, so that no more than one is ever on the
+    wire, whatever its window.
 
     Args:
         device: that the message buffers are on.
-        streams: of `device`; None for the CPU.
+        streams: of `device`, if sums take their turn in them; None for the CPU.
         new_groups: makes process groups over the ranks of the job.
         timeout_s: seconds after which torch.distributed fails a sum.
         weight: process groups per lane, 1 or more; the lane's messages are dealt over them.
@@ -82,8 +87,9 @@ class AllReduceBackend:
         """What `measure` has measured."""
         self._probed: Probed | None = None
         self._streams, self.has_streams = streams, streams is not None
-        self._stream = None if streams is None else streams.open()
+        self._stream = None if streams is None else streams.open(urgent=True)
         self._ends: dict[int, Event] = {}
+        self._queued: list[int] = []  # messages of this iteration, in the stream's order
         self._expected: list[list[int]] = []
         self._issued: list[int] = []
         self._tells_at_once = True
@@ -176,10 +182,12 @@ class AllReduceBackend:
         """Take up a plan, with `weight` process groups for each lane (collective).
 
         Raises:
+            PlanError: it has several lanes, and sums take their turn in a stream.
             UnsupportedError: lanes have traffic classes, which a group's connections cannot be
                 given; on all ranks.
         """
-        refuse_what_cannot_be_done(plan, "all-reduce")
+        refuse_what_cannot_be_done(plan, "all-reduce", in_stream=self.has_streams)
+        self._sizes = [buffer.tensor.numel() * buffer.tensor.element_size() for buffer in buffers]
         parts = len(plan.lanes) * self._weight
         self._open(parts)
         for part, traffic_class in enumerate(traffic_classes(plan) * self._weight):
@@ -204,8 +212,8 @@ class AllReduceBackend:
     def _set_traffic_class(self, group: int, traffic_class: TrafficClass) -> None:
         if self._streams is not None:
             raise UnsupportedError(
-                "the plan's lanes ask for classes in the network, which sums of tensors on a device do not have; expected "
-                "tensors in CPU memory, or backend='server'"
+                "the plan's lane asks for a class in the network, which NCCL's connections do not have; expected a process "
+                "group with Gloo, or backend='server'"
             )
         set_traffic_class(self._groups[group], self._groups.sockets(group), traffic_class)
         self._traffic_classes[group] = traffic_class
@@ -225,6 +233,7 @@ class AllReduceBackend:
         self._expected = expected
         self._issued = [0] * len(expected)
         self._awaited.clear()
+        self._queued.clear()
 
     def expect(self, message: int) -> None:
         self._expected[self._lanes[message]].append(message)
@@ -269,6 +278,7 @@ class AllReduceBackend:
             buffer.scatter()
 
         self._ends[message] = self._stream.run(queue, after=ready)
+        self._queued.append(message)
         return True
 
     def start_second_phase(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
@@ -293,6 +303,8 @@ class AllReduceBackend:
             finish()
 
         self._ends[message] = self._stream.run(queue)
+        self._queued.remove(message)  # the second phase ends the sum
+        self._queued.append(message)
         return True
 
     def _next_in_order(self, message: int) -> int:
@@ -344,12 +356,31 @@ class AllReduceBackend:
         """Whether the sum of `message`, which was reported done, is there."""
         return self._streams is None or self._ends[message].query()
 
+    def ended_with(self, messages: Iterable[int]) -> set[int]:
+        """Messages that have ended, or that the stream ends before the last of `messages` or shortly after it."""
+        ends = set(messages)
+        last = max((place for place, message in enumerate(self._queued) if message in ends), default=-1)
+        behind = 0
+        for place, message in enumerate(self._queued):
+            if place > last:
+                behind += self._sizes[message]
+            if behind <= _SHORTLY_BYTES or self._ends[message].query():
+                ends.add(message)
+        return ends
+
+    def interrupt(self) -> None:
+        """The job has failed: end the sums that are stuck in streams, so that what waits for them goes on to the failure."""
+        if self._streams is not None:
+            self._groups.abort()
+
     def close(self, failure: JobError | None) -> None:
         """Destroy the process groups, unless the job failed: then sums are stuck in them
         (`process_groups`).
         """
         if failure is None:
             self._groups.close()
+        else:
+            self.interrupt()
 
 
 def _after(then: Callable[[], None], message: int, on_done: OnDone) -> OnEnd:

@@ -47,7 +47,9 @@ class Backend(Protocol):
     """
 
     has_streams: bool
-    """Whether what is reported done may still be queued on a device, see `join`."""
+    """Whether messages are summed on a device, in its streams: what is reported done may still be queued
+    there, see `join`. Otherwise they are in CPU memory, and `so_far`, `join`, `has_ended` and `ended_with`
+    have nothing to say."""
     needs_one_order: bool
     """Whether every rank must start the messages of a lane in one order, since what meets on the
     network is told apart by that alone. `prepare` may change this, and `tells_sends`."""
@@ -176,6 +178,14 @@ class Backend(Protocol):
         """Whether the sum of `message`, which has ended for the host, is there; on a device it may
         still be queued.
         """
+
+    def ended_with(self, messages: Iterable[int]) -> set[int]:
+        """On a device: the messages that have ended once `messages` have, those that have ended by now, and
+        those for which there is not long to wait behind them.
+        """
+
+    def interrupt(self) -> None:
+        """The job has failed: end what is stuck on a device. Called on any thread, perhaps several times; does not wait."""
 
     def close(self, failure: JobError | None) -> None:
         """Give back threads, connections and memory. Called once; nothing is called after it.

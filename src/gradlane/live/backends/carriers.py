@@ -42,7 +42,7 @@ _STREAMS = 5  # that are timed for each size of packet
 
 
 class Carriers:
-    """A `Backend` over two others; its methods are documented there. On the CPU only.
+    """A `Backend` over two others; its methods are documented there. Messages are in CPU memory.
 
     Plans that name no carrier are carried by all-reduce, which also has the control group. If the
     node of the servers fails while all-reduce carries, the next plan over servers fails the job.
@@ -104,7 +104,7 @@ class Carriers:
         self._in_force.expect(message)
 
     def so_far(self) -> Event | None:
-        """None: it is on the CPU."""
+        """None: messages are in CPU memory."""
         return None
 
     def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
@@ -124,6 +124,12 @@ class Carriers:
 
     def has_ended(self, message: int) -> bool:
         return self._in_force.has_ended(message)
+
+    def ended_with(self, messages: Iterable[int]) -> set[int]:
+        return self._in_force.ended_with(messages)
+
+    def interrupt(self) -> None:
+        """Nothing is on a device: nothing to do."""
 
     def close(self, failure: JobError | None) -> None:
         """Close both, all-reduce last."""

@@ -15,7 +15,7 @@ Owned by one session. Nothing here blocks, locks or communicates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,13 +40,17 @@ class GradientBuffers:
 
     Args:
         params: in the order of the plan's tensors.
+        memory: allocates a buffer of the shape and dtype of a tensor, on any device; None for zeros on
+            the device of the parameters.
 
     Attributes:
         slots: for each parameter a tensor of its shape and strides in the buffer's memory.
         presence: for each parameter its presence element, of shape (1,).
     """
 
-    def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(
+        self, params: Sequence[torch.nn.Parameter], memory: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> None:
         lengths: list[int] = []
         kinds: dict[tuple[torch.dtype, torch.device], int] = {}
         self._places: list[_Place] = []
@@ -59,7 +63,10 @@ class GradientBuffers:
             lengths[buffer] = end
             self._places.append(_Place(buffer, start, param.numel(), end))
         self._buffers = [
-            torch.zeros(length, dtype=dtype, device=device) for length, (dtype, device) in zip(lengths, kinds, strict=True)
+            torch.zeros(length, dtype=dtype, device=device)
+            if memory is None
+            else memory(torch.empty(length, dtype=dtype, device="meta"))
+            for length, (dtype, device) in zip(lengths, kinds, strict=True)
         ]
         self.slots = [self._slot(place, param) for place, param in zip(self._places, params, strict=True)]
         self.presence = [
@@ -92,6 +99,16 @@ class GradientBuffers:
         begin, end = self._places[first], self._places[last]
         assert begin.buffer == end.buffer, f"tensors {first} and {last} are in different buffers"
         return self._buffers[begin.buffer][begin.start : end.end]
+
+    def runs(self, tensors: Sequence[int]) -> list[tuple[int, int]]:
+        """First and last of each run of neighbours in one buffer, of `tensors` in ascending order."""
+        runs: list[tuple[int, int]] = []
+        for tensor in tensors:
+            if runs and runs[-1][1] == tensor - 1 and self._places[tensor].buffer == self._places[tensor - 1].buffer:
+                runs[-1] = (runs[-1][0], tensor)
+            else:
+                runs.append((tensor, tensor))
+        return runs
 
     def message_buffers(self, plan: Plan) -> list[MessageBuffer]:
         """The memory of each message of `plan`, whose tensors must be `params`, in that order."""

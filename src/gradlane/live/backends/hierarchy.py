@@ -44,17 +44,6 @@ class Hosts(NamedTuple):
     peers: tuple[int, ...]
 
 
-def is_gloo(group: Any, device: torch.device) -> bool:
-    """Whether Gloo carries sums of tensors on `device`; others sum hierarchically by themselves."""
-    if device.type != "cpu":
-        return False
-    try:
-        # a group that was made without a backend's name has one for each device, and no name itself
-        return str(group._get_backend(device).name()) == "gloo"
-    except RuntimeError:  # it has none for the device, or is carried by a class in Python, as "gradlane" is
-        return False
-
-
 def hosts_of(group: Any) -> list[int]:
     """For each rank of `group` the number of its host, from 0 (collective).
 

@@ -30,7 +30,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import median
 from typing import Any, Literal
 
@@ -50,8 +49,7 @@ from gradlane.live.backends.gradient_buffers import MessageBuffer, dtype_name
 from gradlane.live.backends.pieces import Pieces, cut
 from gradlane.live.backends.probe import QUICK_SIZES, sweep
 from gradlane.live.backends.process_groups import NewGroups
-from gradlane.live.backends.staging import Staging
-from gradlane.live.backends.streams import Event, Streams
+from gradlane.live.backends.streams import Event
 from gradlane.live.torch_versions import global_ranks
 from gradlane.planning.fit import fit_network
 from gradlane.transport import MessageMemory, Node, NodeEngine, NodeOptions, WireLane
@@ -87,8 +85,6 @@ class ParameterServerBackend:
     with the same arguments.
 
     Args:
-        streams: of the device that the message buffers are on, which are then copied through CPU
-            memory (`Staging`); None for the CPU.
         new_groups: makes process groups over the ranks of the job.
         store: for this session alone.
         timeout_s: seconds to connect, and for each wait of `measure`.
@@ -111,12 +107,12 @@ class ParameterServerBackend:
     """
 
     control_device = torch.device("cpu")
+    has_streams = False
     needs_one_order = False
     tells_sends = True
 
     def __init__(
         self,
-        streams: Streams | None,
         new_groups: NewGroups,
         store: Any,
         timeout_s: float,
@@ -136,11 +132,8 @@ class ParameterServerBackend:
         self._dtype, self._wants_memory = dtype, shared_memory
         self._owns_control = control is None
         if control is None:
-            # the job's own may be NCCL, which does not take CPU tensors
-            control = new_groups.make(timeout_s, None if streams is None else "gloo")
+            control = new_groups.make_for_cpu(timeout_s)
         self._control: Any = control
-        self._streams, self.has_streams = streams, streams is not None
-        self._staging = None if streams is None else Staging(streams)
         self._store, self._timeout_s, self._servers_store = store, timeout_s, servers_store
         world, rank = dist.get_world_size(control), dist.get_rank(control)
         self._options = NodeOptions(
@@ -205,10 +198,7 @@ class ParameterServerBackend:
                 if state.undone > 0:
                     continue
                 del self._under_way[message]
-                if self._staging is None:
-                    state.buffer.scatter()
-                else:
-                    self._staging.bring_up(message, state.buffer)
+                state.buffer.scatter()
                 state.on_done(message, None)
 
     def _report_failure(self, error: JobError) -> None:
@@ -329,8 +319,8 @@ class ParameterServerBackend:
             log.info("gradlane: each server holds at most %s of packets at once", format_bytes(self.most_held_bytes(buffers)))
         self._node.forget_below(self._next)
         self._engine, self._buffers = None, buffers
-        memory = [buffer.tensor for buffer in buffers] if self._staging is None else self._staging.prepare(buffers)
         self._first = self._next
+        memory = [buffer.tensor for buffer in buffers]
         self._pieces = Pieces(self._node, self._first, plan, memory, self._weight, self._piece_bytes)
         self._next = self._pieces.end
 
@@ -338,10 +328,8 @@ class ParameterServerBackend:
     def _piece_bytes(self) -> int | None:
         return PIECE_BYTES if self.levels == ("memory", "network") else None
 
-    def carry_out(self, keeps_log: bool, on_failure: Callable[[JobError], None]) -> NodeEngine | None:
-        """On the CPU the node starts messages by itself. On a device their bytes are staged first."""
-        if self._staging is not None:
-            return None
+    def carry_out(self, keeps_log: bool, on_failure: Callable[[JobError], None]) -> NodeEngine:
+        """The node starts messages by itself."""
         memory = [MessageMemory(buffer.tensor.data_ptr(), buffer.copied_ranges()) for buffer in self._buffers]
         self._on_failure = on_failure
         self._engine = NodeEngine(self._node, self._plan, memory, self._first, pieces=self._pieces.counts, keeps_log=keeps_log)
@@ -373,34 +361,19 @@ class ParameterServerBackend:
         """No order is agreed upon: nothing to do."""
 
     def so_far(self) -> Event | None:
-        return None if self._streams is None else self._streams.so_far()
+        """None: messages are in CPU memory."""
+        return None
 
     def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
         """Hand `buffer` to the node. Returns False: the thread reports the end."""
         pieces = self._pieces.counts[message]
         self._under_way[message] = _UnderWay(buffer, on_done, on_sent, pieces, pieces)
-        if self._staging is None:
-            buffer.gather()
-            self._push(message)
-        else:
-            self._staging.bring_down(message, buffer, ready, partial(self._brought_down, message))
-        return False
-
-    def _push(self, message: int) -> None:
+        buffer.gather()
         self._pieces.push(message)
         # the thread may have reported it before this message was in flight
         if self._failure is not None:
             self._report_failure(self._failure)
-
-    def _brought_down(self, message: int, error: BaseException | None) -> None:
-        try:
-            if error is not None:
-                raise error
-            self._push(message)
-        except (JobError, RuntimeError) as failure:
-            taken = self._under_way.pop(message, None)
-            if taken is not None:
-                taken.on_done(message, failure)
+        return False
 
     def start_second_phase(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
         """Let this rank's server return its part of the sum, as in an all-gather. Returns False, as
@@ -416,23 +389,24 @@ class ParameterServerBackend:
         """Ends are told by themselves: nothing to do."""
 
     def join(self, message: int) -> None:
-        """Make the script's stream wait until the sum of `message` is back on the device; nothing
-        to do on the CPU.
-        """
-        if self._staging is not None:
-            self._staging.join(message)
+        """The sum is in CPU memory: nothing to do."""
 
     def has_ended(self, message: int) -> bool:
-        """Whether the sum of `message`, which was reported done, is there."""
-        return self._staging is None or self._staging.has_ended(message)
+        """True: the sum of `message`, which was reported done, is there."""
+        return True
+
+    def ended_with(self, messages: Iterable[int]) -> set[int]:
+        """Those alone: of others their own ends tell."""
+        return set(messages)
+
+    def interrupt(self) -> None:
+        """Nothing is on a device: nothing to do."""
 
     def close(self, failure: JobError | None) -> None:
         """End the node and its thread: after everything queued is sent, or at once if the job has
         failed.
         """
         self._ending.set()
-        if self._staging is not None:
-            self._staging.close()
         if failure is not None:
             self._node.abort(str(failure))
         self._shut()

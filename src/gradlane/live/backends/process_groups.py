@@ -26,6 +26,16 @@ from gradlane.live.backends import calls
 from gradlane.live.backends.sockets import Sockets, open_sockets, shut_down
 from gradlane.live.torch_versions import new_process_group
 
+
+def is_gloo(group: Any, device: torch.device) -> bool:
+    """Whether Gloo carries what `group` does with tensors on `device`."""
+    try:
+        # a group that was made without a backend's name has one for each device, and no name itself
+        return str(group._get_backend(device).name()) == "gloo"
+    except RuntimeError:  # it has none for the device, or is carried by a class in Python, as "gradlane" is
+        return False
+
+
 _END_S = 5.0  # for sums to end once their connections are shut down, and for callbacks
 
 
@@ -119,6 +129,11 @@ class NewGroups:
         self._made += 1
         return new_process_group(self._like, self.store, name, timedelta(seconds=timeout_s), backend, members)
 
+    def make_for_cpu(self, timeout_s: float) -> Any:
+        """As `make`, for tensors in CPU memory, which the job's own backend may not take, as NCCL does not."""
+        like: Any = dist.group.WORLD if self._like is None else self._like
+        return self.make(timeout_s, None if torch.device("cpu") in like._device_types else "gloo")
+
 
 class ProcessGroups:
     """A list of process groups, in the order in which they were opened.
@@ -150,6 +165,22 @@ class ProcessGroups:
         self._all.append(self._new_groups.make(self._timeout_s, members=members))
         self._sockets.append(open_sockets() - self._before)
         self._before = None
+
+    def abort(self) -> None:
+        """End all collectives in the groups, on a thread of its own: what waits for them goes on, without a result.
+
+        torch.distributed would wait for its own timeout and then end the process.
+        """
+        groups, self._all = self._all, []
+        if not groups:
+            return
+
+        def end() -> None:
+            for group in groups:
+                with contextlib.suppress(RuntimeError, AttributeError):  # before PyTorch 2.6 groups have no `abort`
+                    group.abort()
+
+        threading.Thread(target=end, name="gradlane-abort", daemon=True).start()
 
     def sockets(self, index: int) -> Sockets:
         """The sockets that this process gained while group `index` was made: its connections are

@@ -1,24 +1,23 @@
-"""Staging: copies a device's messages to CPU memory and back, since gradlane's transport sends and
-receives there.
+"""Staging: a copy of a device's gradient slots in CPU memory, where the host sums them.
 
-One stream copies gradients down to the CPU and another copies sums up to the device: both
-directions of the bus are used at once, and each stream waits only for what it copies, not for the
-script's stream. A message is copied down as a whole, because the bus is much faster than the
-network.
+Gloo and gradlane's transport send and receive in CPU memory. A gradient is copied down as soon as the
+device has it, long before its message may start, and its sum is copied up when somebody needs it. So
+whatever carries messages works on CPU memory as for a model on the CPU, and knows of no device.
 
-Owns one thread, which blocks until the next copy down has ended and then calls back. Nothing on the
-host waits for copies up.
+Copies down have one stream and copies up another: both directions of the bus are used at once, and
+neither waits for the script's stream. Owns one thread, which sleeps until the next copy down has
+ended and then says so.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from threading import Thread
 
 import torch
 
-from gradlane.live.backends.gradient_buffers import MessageBuffer
+from gradlane.live.backends.gradient_buffers import GradientBuffers
 from gradlane.live.backends.streams import Event, Streams
 
 Then = Callable[[BaseException | None], None]
@@ -27,54 +26,83 @@ _LEFT_S = 5.0  # for which `close` waits for a copy in flight
 
 
 class Staging:
-    """CPU memory for each message of a plan, and the copies between it and the device that has
-    `streams`.
+    """The copies between the slots of one session on a device and their mirror in CPU memory.
+
+    Threads: the training thread calls all methods, or a thread of autograd's that it waits for.
+
+    Args:
+        streams: of the device.
+
+    Attributes:
+        mirror: slots in pinned CPU memory, laid out as those on the device; set by `take_up`.
     """
+
+    mirror: GradientBuffers
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._down, self._up = streams.open(), streams.open()
-        self._host: list[torch.Tensor] = []
-        self._ends: dict[int, Event] = {}
-        self._leaving: SimpleQueue[tuple[Event, Then] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="gradlane-staging", daemon=True)
+        # gradients that wait to be sent go before kernels that are merely next
+        self._down, self._up = streams.open(urgent=True), streams.open(urgent=True)
+        self._returned: dict[int, Event] = {}  # by tensor: the end of its copy up, in this iteration
+        self._last_return: Event | None = None
+        self._leaving: SimpleQueue[tuple[Event | None, Then] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="gradlane-staging", daemon=True)
         self._thread.start()
 
-    def prepare(self, buffers: Sequence[MessageBuffer]) -> list[torch.Tensor]:
-        """Allocate and return CPU memory for each of `buffers`, in their order. No copy may be in
-        flight.
-        """
-        self._host = [self._streams.host_memory(buffer.tensor) for buffer in buffers]
-        self._ends.clear()
-        return self._host
+    def take_up(self, params: Sequence[torch.nn.Parameter], slots: GradientBuffers) -> None:
+        """Mirror other slots. No copy may be in flight.
 
-    def bring_down(self, message: int, buffer: MessageBuffer, ready: Sequence[Event], then: Then) -> None:
-        """Copy `buffer` to the CPU memory of `message` once the events `ready` are over; then call
-        `then`.
+        Args:
+            params: those of `slots`, in order.
+            slots: on the device.
         """
+        self._slots, self.mirror = slots, GradientBuffers(params, self._streams.host_memory)
+        self._returned.clear()
+        self._last_return = None
+
+    def begin(self) -> None:
+        """A new iteration begins: every sum of the one before has been copied up."""
+        self._returned.clear()
+
+    def bring_down(self, tensors: Sequence[int], then: Then) -> None:
+        """Copy the slots of `tensors` to the mirror once the device has computed them; then call `then`.
+
+        Args:
+            tensors: one, or neighbours of one dtype.
+            then: told of the end, after those of all earlier copies.
+        """
+        first, last = tensors[0], tensors[-1]
 
         def work() -> None:
-            buffer.gather()
-            self._host[message].copy_(buffer.tensor, non_blocking=True)
+            self.mirror.range_of(first, last).copy_(self._slots.range_of(first, last), non_blocking=True)
 
-        self._leaving.put((self._down.run(work, ready), then))
+        after = [self._streams.so_far()]
+        if self._last_return is not None:  # it reads the mirror
+            after.append(self._last_return)
+        self._leaving.put((self._down.run(work, after), then))
 
-    def bring_up(self, message: int, buffer: MessageBuffer) -> None:
-        """Copy the CPU memory of `message` back to `buffer`. Call `join` before using it."""
+    def then(self, call: Then) -> None:
+        """Call `call` after the ends of all copies down so far were told."""
+        self._leaving.put((None, call))
 
-        def work() -> None:
-            buffer.tensor.copy_(self._host[message], non_blocking=True)
-            buffer.scatter()
+    def bring_up(self, tensors: Sequence[int]) -> None:
+        """Let the script's stream wait until the sums of `tensors`, which are in the mirror, are in their slots.
 
-        self._ends[message] = self._up.run(work)
+        A sum is copied once an iteration. The host does not wait.
+        """
+        missing = sorted(tensor for tensor in tensors if tensor not in self._returned)
+        if missing:
 
-    def join(self, message: int) -> None:
-        """Make the script's stream wait until `message` is back on the device."""
-        self._streams.join(self._ends[message])
+            def work() -> None:
+                for first, last in self._slots.runs(missing):
+                    self._slots.range_of(first, last).copy_(self.mirror.range_of(first, last), non_blocking=True)
 
-    def has_ended(self, message: int) -> bool:
-        """Whether `message` is back on the device, without waiting."""
-        return message in self._ends and self._ends[message].query()
+            # the slots are free: the copy down, which the host knows to be over, was the last to use them
+            self._last_return = self._up.run(work)
+            self._returned.update(dict.fromkeys(missing, self._last_return))
+        # the copies up are in one stream, so that the last of them ends last
+        for event in {id(event): event for event in map(self._returned.__getitem__, tensors)}.values():
+            self._streams.join(event)
 
     def close(self) -> None:
         """End the thread, after at most 5 s."""
@@ -85,7 +113,8 @@ class Staging:
         while (leaving := self._leaving.get()) is not None:
             event, then = leaving
             try:
-                event.synchronize()
+                if event is not None:
+                    event.synchronize()
             except RuntimeError as error:
                 then(error)
             else:

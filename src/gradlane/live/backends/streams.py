@@ -1,17 +1,18 @@
 """Streams: a device's queues of work, beside the stream that the training script fills. The host
-never waits for them.
+never waits for them, unless it asks an event.
 
-Sessions use a device's streams and events only through these interfaces, so that tests can run
-backends with threads in place of streams.
+Sessions use a device's streams and events only through these interfaces. `gradlane.testing.streams`
+has streams on the CPU, which check that every access to memory is ordered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
+from gradlane.live.backends.process_groups import is_gloo
 from gradlane.live.torch_versions import require_release
 
 
@@ -26,7 +27,7 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """A queue of work that a device runs in order."""
+    """A queue of work that a device runs in order. Two objects for one queue are equal."""
 
     def run(self, work: Callable[[], object], after: Iterable[Event] = ()) -> Event:
         """Call `work` with this stream as the current one, so that its kernels are queued here.
@@ -43,8 +44,15 @@ class Stream(Protocol):
 class Streams(Protocol):
     """The streams of one device."""
 
-    def open(self) -> Stream:
-        """A new stream."""
+    def open(self, urgent: bool = False) -> Stream:
+        """A new stream.
+
+        Args:
+            urgent: the device prefers its work to that of ordinary streams.
+        """
+
+    def scripts(self) -> Stream:
+        """The stream that this thread queues work on: the script's own, or a side stream that the script has entered."""
 
     def so_far(self) -> Event:
         """An event at the end of the work queued on the script's stream so far."""
@@ -57,6 +65,12 @@ class Streams(Protocol):
         not block the host.
         """
 
+    def orders(self, group: Any) -> bool:
+        """Whether a collective of this process group takes its turn in the current stream, as NCCL's do.
+
+        Gloo's are carried out by the host: a wait for one blocks the host.
+        """
+
 
 class DeviceStreams:
     """The streams of an accelerator that torch supports."""
@@ -64,8 +78,11 @@ class DeviceStreams:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def open(self) -> Stream:
-        return _DeviceStream(self._device)
+    def open(self, urgent: bool = False) -> Stream:
+        return _DeviceStream(self._device, torch.Stream(self._device, priority=-1 if urgent else 0))
+
+    def scripts(self) -> Stream:
+        return _DeviceStream(self._device, torch.accelerator.current_stream(self._device))
 
     def so_far(self) -> Event:
         return torch.accelerator.current_stream(self._device).record_event()
@@ -77,13 +94,25 @@ class DeviceStreams:
     def host_memory(self, like: torch.Tensor) -> torch.Tensor:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
+    def orders(self, group: Any) -> bool:
+        return not is_gloo(group, self._device)
+
 
 class _DeviceStream:
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, torch.Stream(device)
+    def __init__(self, device: torch.device, stream: torch.Stream) -> None:
+        self._device, self._stream = device, stream
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _DeviceStream) and self._stream == other._stream
+
+    def __hash__(self) -> int:
+        return hash(self._stream)
 
     def run(self, work: Callable[[], object], after: Iterable[Event] = ()) -> Event:
-        with self._stream:
+        # `with self._stream` needs PyTorch 2.7
+        before = torch.accelerator.current_stream(self._device)
+        torch.accelerator.set_stream(self._stream)
+        try:
             for event in after:
                 assert isinstance(event, torch.Event)
                 self._stream.wait_event(event)
@@ -92,6 +121,8 @@ class _DeviceStream:
             end = torch.Event(self._device, blocking=True)
             self._stream.record_event(end)
             return end
+        finally:
+            torch.accelerator.set_stream(before)
 
 
 def streams_of(device: torch.device) -> Streams | None:

@@ -3,8 +3,8 @@
 Where the backend can carry the plan out by itself (`Backend.carry_out`), the driver tells the node's
 engine what is ready and asks it what has arrived. Elsewhere it owns the engine, starts its messages
 on the backend, and records the times. A fact is then handled at once, under one lock, by the thread
-that brings it: the training thread, the backend's thread that finished a sum, or the control
-channel's thread. Waiting and failing is in `failures.py`; what rank 0 decides for all is in
+that brings it: the training thread, the backend's thread that finished a sum, the thread that waits for a
+device (`Staging`), or the control channel's thread. Waiting and failing is in `failures.py`; what rank 0 decides for all is in
 `coordination.py`.
 """
 
@@ -23,7 +23,8 @@ from gradlane.errors import JobError, OrderError
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.gradient_buffers import GradientBuffers
 from gradlane.live.backends.process_groups import ProcessGroups
-from gradlane.live.backends.streams import Event
+from gradlane.live.backends.staging import Staging
+from gradlane.live.backends.streams import Event, Streams
 from gradlane.live.comm.coordination import Coordination
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.live.comm.stragglers import BusyTimes
@@ -41,6 +42,8 @@ class Driver:
         rank: of this process.
         coordination: with the other ranks, and its failures.
         backend: carries the messages.
+        streams: of the device that the model is on; None for the CPU. Unless the backend sums in these
+            streams (`has_streams`), gradients are staged in CPU memory.
         recorder: keeps the times of what happens.
         on_buffers: called with a number of forward passes and why rank 0 sends its buffers after
             them, see `ControlChannel`.
@@ -59,6 +62,7 @@ class Driver:
         global_rank: int,
         coordination: Coordination,
         backend: Backend,
+        streams: Streams | None,
         recorder: Recorder,
         on_buffers: Callable[[int, int], None],
         keeps_log: bool = False,
@@ -67,6 +71,8 @@ class Driver:
         self.iteration = -1
         self.coordination, self.failures = coordination, coordination.failures
         self._backend = backend
+        self.streams = streams
+        self._staging = None if streams is None or backend.has_streams else Staging(streams)
         self._recorder = recorder
         self._keeps_log = keeps_log
         self._lock = self.failures.lock
@@ -98,9 +104,13 @@ class Driver:
         # if the tensors are the same, the slots stay: others refer to them, and caches hold them
         if plan.tensors != self._laid_out:
             self._gradient_buffers, self._laid_out = GradientBuffers(params), plan.tensors
+            if self._staging is not None:
+                self._staging.take_up(params, self._gradient_buffers)
         self.plan = plan
         self.slots = self._gradient_buffers.slots
-        self._buffers = self._gradient_buffers.message_buffers(plan)
+        # those that are summed
+        self._summed = self._gradient_buffers if self._staging is None else self._staging.mirror
+        self._buffers = self._summed.message_buffers(plan)
         self._events: list[Event | None] = [None] * len(params)
         self._began_ns = [0] * len(plan.messages)
         self._coordinated, self._chooses = coordinated, coordinated and self.rank == 0
@@ -117,11 +127,10 @@ class Driver:
         self._has_windows, self._makes_room = plan.has_windows, False
         self._node_engine = self._backend.carry_out(self._keeps_log, self.failures.suspect)
         # the engine of the plan before may have been a node's
-        self.failures.interrupt = lambda: None
+        self.failures.interrupt = self._interrupt
         self._recorder.note_elsewhere(lambda last: [])
         if self._node_engine is not None:
             node_engine = self._engine = self._node_engine
-            self.failures.interrupt = node_engine.interrupt
             self._recorder.note_elsewhere(lambda last: node_engine.spans(last=last))
         else:
             self._engine = self._own_engine = Engine(
@@ -131,8 +140,10 @@ class Driver:
 
     def begin(self) -> None:
         """Begin an iteration. All sums of the one before must have arrived."""
-        if not self._backend.has_streams:
+        if self.streams is None:
             self._busy_times.step(now_ns(), self.failures.waited_ns)
+        if self._staging is not None:
+            self._staging.begin()
         self._gradient_buffers.mark_all_present()
         with self._lock:
             self.iteration += 1
@@ -145,11 +156,19 @@ class Driver:
             self.coordination.begin(self.iteration)
 
     def ready(self, tensors: Sequence[int]) -> int:
-        """Report that the slots of `tensors`, one or more, hold this rank's gradients.
+        """Report that the slots of `tensors`, one or more, hold this rank's gradients, or will once the
+        device has done what it was given so far.
 
         Returns:
             The time of this, in ns of the monotonic clock.
         """
+        if self._staging is not None:
+            self._staging.bring_down(tensors, lambda error: self._brought_down(tensors, error))
+            return now_ns()
+        return self._ready(tensors)
+
+    def _ready(self, tensors: Sequence[int]) -> int:
+        """Tell the engine that the memory in which `tensors` are summed holds this rank's gradients."""
         if self._node_engine is not None:
             return self._node_engine.ready(tensors)
         reached = self._backend.so_far()
@@ -170,7 +189,11 @@ class Driver:
     def all_are_ready(self) -> None:
         """Every gradient of this iteration was reported ready."""
         if self._node_engine is not None:
-            self._node_engine.flush()
+            node_engine = self._node_engine
+            if self._staging is None:
+                node_engine.flush()
+            else:
+                self._staging.then(lambda error: node_engine.flush())
 
     def put_absent(self, tensor: int, gradient: torch.Tensor | None, scale: float, counts: bool) -> None:
         """Fill the slot of a tensor that got no gradient in this backward pass.
@@ -190,7 +213,7 @@ class Driver:
 
     def used_by_anybody(self, tensor: int) -> bool:
         """Whether any rank produced a gradient for `tensor`, whose sum must have arrived."""
-        return float(self._gradient_buffers.presence[tensor]) != 0
+        return float(self._summed.presence[tensor]) != 0
 
     def put_not_finite(self, tensor: int) -> None:
         """Mark this rank's gradient of `tensor`, before it is ready, as one that is not finite."""
@@ -198,7 +221,7 @@ class Driver:
 
     def is_finite(self, tensor: int) -> bool:
         """Whether no rank has marked its gradient of `tensor`, whose sum must have arrived."""
-        return math.isfinite(float(self._gradient_buffers.presence[tensor]))
+        return math.isfinite(float(self._summed.presence[tensor]))
 
     @property
     def log(self) -> Log | None:
@@ -269,6 +292,17 @@ class Driver:
         except RuntimeError as error:  # torch.distributed refuses, since a connection is broken
             self.failures.suspect(error)
 
+    def _brought_down(self, tensors: Sequence[int], error: BaseException | None) -> None:
+        """Called on the thread of `Staging`: the gradients of `tensors` are in the memory that is summed."""
+        try:
+            if error is not None:
+                raise JobError(f"{self.where}: the device failed while it copied gradients to CPU memory: {error}") from error
+            if not self._closed and self.failures.failure is None:
+                self._ready(tensors)
+        except BaseException as failure:  # this thread has no caller that could handle it
+            if self.failures.failure is None:
+                self.abort(failure)
+
     def _message_done(self, message: int, error: BaseException | None) -> None:
         """Called by the backend on any thread, once for each message or phase that has ended."""
         if isinstance(error, (JobError, RuntimeError)):  # torch.distributed raises RuntimeError
@@ -317,14 +351,21 @@ class Driver:
     # -- waiting -----------------------------------------------------------------------------------
 
     def has_arrived(self, tensor: int) -> bool:
-        """Whether the sum of `tensor` is in its slot. Does not wait."""
+        """Whether the sum of `tensor` has arrived. Does not wait. Call `wait_for` before using it on a device."""
         if not self._engine.has_arrived(tensor):
             return False
         return not self._backend.has_streams or all(map(self._backend.has_ended, self._engine.messages_of(tensor)))
 
+    def arriving_with(self, tensor: int) -> Callable[[int], bool]:
+        """Which sums whoever waits for `tensor` need not wait for any longer: a predicate on tensors."""
+        if not self._backend.has_streams:
+            return self._engine.has_arrived
+        come = self._backend.ended_with(self._engine.messages_of(tensor))
+        return lambda other: come.issuperset(self._engine.messages_of(other))
+
     @property
     def all_are_there(self) -> bool:
-        """Whether every sum of this iteration is in its slot. On a device, where it may be queued, False."""
+        """Whether every sum of this iteration has arrived. Where sums are queued on a device, False."""
         self.look()
         return self._engine.all_arrived and not self._backend.has_streams
 
@@ -340,15 +381,33 @@ class Driver:
                 self._backend.look()
 
     def wait_for(self, tensor: int) -> None:
-        """Wait until the sum of `tensor` is in its slot. On a device, the stream waits instead.
+        """Wait until the sum of `tensor` is in its slot.
+
+        On a device the script's stream waits for the slot. The host waits for the sum, unless it is queued on
+        the device too.
 
         Raises:
             JobError: the job has failed, or the sum did not arrive in time.
         """
-        if not self._engine.has_arrived(tensor):
-            self._wait(lambda: self._engine.has_arrived(tensor), tensor, f"the sum of {self.plan.tensors[tensor].name}")
-        if self._backend.has_streams and self.iteration >= 0:
-            for message in self._engine.messages_of(tensor):
+        self.wait_for_each((tensor,))
+
+    def wait_for_each(self, tensors: Sequence[int]) -> None:
+        """Wait until the sums of all `tensors` are in their slots, as `wait_for` does."""
+        for tensor in tensors:
+            if not self._engine.has_arrived(tensor):
+                self._wait_for_one(tensor)
+        if self.streams is not None and self.iteration >= 0:
+            self._join(tensors)
+
+    def _wait_for_one(self, tensor: int) -> None:
+        self._wait(lambda: self._engine.has_arrived(tensor), tensor, f"the sum of {self.plan.tensors[tensor].name}")
+
+    def _join(self, tensors: Sequence[int]) -> None:
+        """Make the script's stream wait for sums that have arrived for the host."""
+        if self._staging is not None:
+            self._staging.bring_up(tensors)
+        else:
+            for message in {message for tensor in tensors for message in self._engine.messages_of(tensor)}:
                 self._backend.join(message)
 
     def wait_for_all(self) -> None:
@@ -359,9 +418,8 @@ class Driver:
         """
         if not self._engine.all_arrived:
             self._wait(lambda: self._engine.all_arrived, None, "the sums of this iteration")
-        if self._backend.has_streams and self.iteration >= 0:
-            for message in range(len(self.plan.messages)):
-                self._backend.join(message)
+        if self.streams is not None and self.iteration >= 0:
+            self._join(range(len(self.slots)))
 
     @property
     def told_if_awaited(self) -> int:
@@ -404,7 +462,7 @@ class Driver:
         self._recorder.add("wait", self.iteration, -1 if tensor is None else tensor, began, ended)
 
     def wait_for_works(self, groups: ProcessGroups, works: Sequence[Any], what: str) -> None:
-        """Wait for collectives of torch.distributed. On a device, the stream waits instead.
+        """Wait for collectives of torch.distributed. On a device, the script's stream waits for them too.
 
         Args:
             groups: in which they were begun.
@@ -414,11 +472,11 @@ class Driver:
         Raises:
             JobError: the job has failed, or they did not end in time.
         """
-        if self._backend.has_streams:
-            for work in works:
-                work.wait()  # the stream waits, the host does not
-        else:
+        if self.streams is None or not self.streams.orders(groups[0]):
             self.failures.wait_for_works(groups, works, what)
+        if self.streams is not None:
+            for work in works:
+                work.wait()
 
     def decide(self, decided: int | None) -> int:
         """Agree on what rank 0 decided for the next iteration, see `Coordination.decide`."""
@@ -439,9 +497,18 @@ class Driver:
         """Fail this rank with `error`, and tell the other ranks."""
         self.coordination.abort(error)
 
+    def _interrupt(self) -> None:
+        """End waits, since something has failed or is suspected to have."""
+        if self._node_engine is not None:
+            self._node_engine.interrupt()
+        if self.failures.failure is not None:
+            self._backend.interrupt()
+
     def close(self) -> None:
         """Close the control channel, then the backend."""
         self._closed = True
+        if self._staging is not None:
+            self._staging.close()
         self.coordination.channel.close()
         self._backend.close(self.failures.verdict())
 

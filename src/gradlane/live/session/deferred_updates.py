@@ -93,8 +93,9 @@ class DeferredUpdates:
         if tensor not in self._steps:
             return
         batches: dict[int, tuple[DeferredStep, list[int]]] = {}
+        comes = self._driver.arriving_with(tensor)
         for other, step in self._steps.items():
-            if other == tensor or self._driver.has_arrived(other):
+            if other == tensor or comes(other):
                 batches.setdefault(id(step), (step, []))[1].append(other)
         for step, tensors in batches.values():
             self._update(step, tensors)
@@ -128,8 +129,7 @@ class DeferredUpdates:
     def _update(self, step: DeferredStep, tensors: list[int]) -> None:
         began = now_ns()
         before: list[torch.Tensor | None] = []
-        for tensor in tensors:
-            self._driver.wait_for(tensor)  # on a device, the stream waits
+        self._driver.wait_for_each(tensors)
         self._finite.updates(tensors)
         step.owes -= len(tensors)
         for tensor in tensors:

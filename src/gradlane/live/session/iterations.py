@@ -27,6 +27,7 @@ from gradlane.live.adapt.controller import PlanController
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.gradient_buffers import dtype_name
+from gradlane.live.backends.streams import Streams
 from gradlane.live.comm.coordination import Coordination
 from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
@@ -57,6 +58,7 @@ class Iterations(SessionBase):
     Args:
         job: the model and optimizers on this rank.
         backend: carries the messages.
+        streams: of the device that the model is on; None for the CPU.
         planner: makes the plans, and measures the profile for them.
         controller: changes the plan while the job trains; None to keep it.
         first_plan: in force until the policy's own plan is there.
@@ -72,6 +74,7 @@ class Iterations(SessionBase):
         self,
         job: Job,
         backend: Backend,
+        streams: Streams | None,
         *,
         planner: Planner,
         controller: PlanController | None,
@@ -90,7 +93,7 @@ class Iterations(SessionBase):
         self._optimizers = list(job.optimizers)
         self._planner, self._controller = planner, controller
         self._coordinated, self._may_cross = planner.place.coordinated, may_cross
-        self._backend = backend
+        self._backend, self._streams = backend, streams
         self._buffers = buffers
         self._device = job.device
         self._recorder = Recorder()
@@ -117,7 +120,7 @@ class Iterations(SessionBase):
         # tensors whose updates were still deferred when this backward pass began
         self._stale: frozenset[int] = frozenset()
         on_buffers = (lambda forward, why: None) if buffers is None else buffers.announced
-        self._driver = Driver(job.rank, job.global_rank, coordination, backend, self._recorder, on_buffers, keeps_log)
+        self._driver = Driver(job.rank, job.global_rank, coordination, backend, streams, self._recorder, on_buffers, keeps_log)
         self._failures = self._driver.failures
         self._verifier = verifier
         verifier.connect(self._driver.abort, self._driver.wait_for_works)
@@ -126,7 +129,7 @@ class Iterations(SessionBase):
         self._deferred = DeferredUpdates(self._driver, self._recorder, verifier, self._finite)
         if buffers is not None:
             buffers.connect(self._driver.coordination.announce_buffers, self._failures.notify)
-        self._meter = Meter(self._driver, planner, on_device=backend.has_streams)
+        self._meter = Meter(self._driver, planner, on_device=streams is not None)
         self._take_up(first_plan)
         self._attach_hooks(self._params, self._optimizers)
 
@@ -162,9 +165,8 @@ class Iterations(SessionBase):
 
     def _catch_up(self, iteration: int) -> None:
         """If `iteration` is measured, wait until the device has done what it was given so far."""
-        reached = self._backend.so_far() if self._planner.measures(iteration) else None
-        if reached is not None:
-            reached.synchronize()
+        if self._streams is not None and self._planner.measures(iteration):
+            self._streams.so_far().synchronize()
 
     def _now(self, iteration: int) -> int:
         """Return the current time. While profiling, first wait for the device to catch up."""
@@ -507,8 +509,7 @@ class Iterations(SessionBase):
         tensors = self._gradients.that_stand_for_sums(self._stepped)
         if not all_are_there and not (defer and self._all_arrive_soon(tensors)):
             tensors = self._hide_what_is_late(optimizer, tensors) if defer else tensors
-            for tensor in tensors:
-                self._driver.wait_for(tensor)
+        self._driver.wait_for_each(tensors)
         # GradScaler has such an optimizer leave out the step by itself
         if not hasattr(optimizer, "grad_scale"):
             self._finite.updates(tensors)

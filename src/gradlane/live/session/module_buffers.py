@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from gradlane.errors import UnsupportedError
-from gradlane.live.backends.process_groups import NewGroups, ProcessGroups
+from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_gloo
 from gradlane.live.torch_versions import broadcast_from
 
 _ALIGN = 16
@@ -169,6 +169,8 @@ class BufferSync:
         self._announces = self._on_cpu and has_channel
         for _ in range(1 + self._announces):
             self._groups.open()
+        # whether the host carries broadcasts out, so that their ends are told; NCCL's are in streams
+        self._by_host = self._on_cpu or is_gloo(self._groups[0], self._last.bytes.device)
         self._may_be_early = not always_at_start and self._announces
         # whether regular broadcasts come at the end of forward passes; the same on all ranks
         self._at_end = False
@@ -481,7 +483,7 @@ class BufferSync:
     def _start(self, message: _Message, group: int) -> _Message:
         message.ended = False
         message.work = broadcast_from(0, message.bytes, self._groups[group], async_op=True)
-        if self._on_cpu:
+        if self._by_host:
 
             def end(error: BaseException | None) -> None:
                 message.ended = error is None
@@ -493,11 +495,10 @@ class BufferSync:
         return message
 
     def _wait(self, message: _Message, wait_until: WaitUntil) -> _Message:
-        if self._on_cpu:
-            if not message.ended:
-                wait_until(lambda: message.ended, "the broadcast of the model's buffers")
-        elif message.work is not None:
-            message.work.wait()  # the stream waits, the host does not
+        if self._by_host and not message.ended:
+            wait_until(lambda: message.ended, "the broadcast of the model's buffers")
+        if not self._on_cpu and message.work is not None:
+            message.work.wait()  # the stream waits
         message.work = None
         return message
 

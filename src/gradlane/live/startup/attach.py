@@ -19,7 +19,7 @@ import torch.distributed as dist
 import gradlane
 from gradlane import policies
 from gradlane.core import files
-from gradlane.core.backends import refuse_what_cannot_be_done
+from gradlane.core.backends import BackendName, refuse_what_cannot_be_done
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
@@ -37,9 +37,8 @@ from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.carriers import CONNECT_S, Carriers, with_servers
 from gradlane.live.backends.copies import copy_from
-from gradlane.live.backends.hierarchy import is_gloo
 from gradlane.live.backends.parameter_server import ParameterServerBackend
-from gradlane.live.backends.process_groups import NewGroups
+from gradlane.live.backends.process_groups import NewGroups, is_gloo
 from gradlane.live.backends.streams import streams_of
 from gradlane.live.comm.coordination import Coordination
 from gradlane.live.session.deferred_step import why_it_needs_the_barrier
@@ -262,7 +261,6 @@ def _start_of(job: Job, options: AttachOptions) -> _Start:
     _refuse_what_does_not_fit(chosen, job, options)
     backend = options.backend
     repeats = not isinstance(chosen, Plan) and replans(chosen)
-    stream_ordered = streams_of(job.device) is not None and backend == "all-reduce"
     first: Policy | Plan = chosen
     controller: PlanController | None = None
     fault = ""
@@ -270,7 +268,7 @@ def _start_of(job: Job, options: AttachOptions) -> _Start:
         about = Tuned(chosen.name, {}, job.model_name, digest(job.specs), job.world, backend)
         first, controller, fault = prepare(chosen, job.specs, about, job.rank, options.adapting.tune, options.adapting.knobs)
     if controller is None and not isinstance(chosen, Plan) and repeats and job.world > 1:
-        controller = Replanning(job.rank, chosen, stream_ordered)
+        controller = Replanning(job.rank, chosen, _sums_in_streams(job, backend))
     given = options.measuring.profile_iterations
     until_stable = given is None and repeats
     return _Start(chosen, first, controller, given or (_UNTIL_STABLE if until_stable else _ITERATIONS), until_stable, fault)
@@ -286,12 +284,18 @@ def _refuse_what_does_not_fit(chosen: Policy | Plan, job: Job, options: AttachOp
             "the device; use torch.autograd.set_detect_anomaly there"
         )
     backend, servers = options.backend, options.carrier.servers
+    in_stream = _sums_in_streams(job, backend)
+    if in_stream and options.carrier.weight > 1:
+        raise UnsupportedError(
+            f"weight: got {options.carrier.weight} for sums over NCCL, expected 1: each connection would be a communicator "
+            "of its own, and nothing fixes in which order ranks use them"
+        )
     if isinstance(chosen, Plan):
-        refuse_what_cannot_be_done(chosen, backend, external=servers > 0)
+        refuse_what_cannot_be_done(chosen, backend, servers > 0, in_stream)
         check_fits(chosen, job.specs)
-    elif chosen.name in catalog.names() and chosen.name not in catalog.names(backend, external=servers > 0):
+    elif chosen.name in catalog.names() and (in_stream or chosen.name not in catalog.names(backend, external=servers > 0)):
         # raises, with the reason
-        make_plan(chosen, _unmeasured_profile(job), Place(_UNMEASURED, backend, servers))
+        make_plan(chosen, _unmeasured_profile(job), Place(_UNMEASURED, backend, servers, in_stream=in_stream))
 
 
 def _may_cross(job: Job, cross_barrier: bool | None) -> bool:
@@ -329,11 +333,10 @@ def _terms(job: Job, options: AttachOptions, start: _Start, may_cross: bool) -> 
 
 
 def _connect(job: Job, options: AttachOptions, new_groups: NewGroups, terms: handshake.Terms) -> Backend:
-    carrier, streams = options.carrier, streams_of(job.device)
+    carrier = options.carrier
 
     def connect_servers(control: Any = None, connect_s: float | None = None) -> ParameterServerBackend:
         return ParameterServerBackend(
-            streams,
             new_groups,
             new_groups.store,
             job.timeout_s,
@@ -353,9 +356,10 @@ def _connect(job: Job, options: AttachOptions, new_groups: NewGroups, terms: han
     if options.backend == "server":
         return connect_servers()
     # a network may have the bus of hosts that sum hierarchically by themselves, as those of NCCL do
-    group = dist.group.WORLD if job.group is None else job.group
-    algorithm = options.algorithm if is_gloo(group, job.device) else carrier.algorithm
-    all_reduce = AllReduceBackend(job.device, streams, new_groups, job.timeout_s, carrier.weight, job.measured_dtype, algorithm)
+    algorithm = options.algorithm if is_gloo(_group_of(job), job.device) else carrier.algorithm
+    in_stream = _sums_in_streams(job, "all-reduce")
+    device, streams = (job.device, streams_of(job.device)) if in_stream else (torch.device("cpu"), None)
+    all_reduce = AllReduceBackend(device, streams, new_groups, job.timeout_s, carrier.weight, job.measured_dtype, algorithm)
     if not _may_choose_backend(job, options):
         return all_reduce
     connect = partial(connect_servers, all_reduce.control_group, min(CONNECT_S, job.timeout_s))
@@ -371,8 +375,17 @@ def _hear_of_a_shortage(job: Job, store: Any) -> None:
 
 
 def _may_choose_backend(job: Job, options: AttachOptions) -> bool:
-    on_host = job.device.type == "cpu" and streams_of(job.device) is None
-    return options.may_choose_backend and job.world > 1 and on_host
+    return options.may_choose_backend and job.world > 1 and not _sums_in_streams(job, "all-reduce")
+
+
+def _group_of(job: Job) -> Any:
+    return dist.group.WORLD if job.group is None else job.group
+
+
+def _sums_in_streams(job: Job, backend: BackendName) -> bool:
+    """Whether sums take their turn in the streams of the model's device. Otherwise they are made in CPU memory."""
+    streams = streams_of(job.device)
+    return streams is not None and backend == "all-reduce" and streams.orders(_group_of(job))
 
 
 # -- building -------------------------------------------------------------------------------------------------
@@ -395,11 +408,11 @@ def _build(
     places = await_others(lambda: _places(options, backend), "the measuring of the network")
     controller = start.controller
     if options.is_auto and job.world > 1:
-        stream_ordered = backend.has_streams and options.backend == "all-reduce"
-        controller = Auto(job.rank, job.model_name, places, stream_ordered)
+        controller = Auto(job.rank, job.model_name, places, backend.has_streams)
     return Session(
         job,
         backend,
+        streams_of(job.device),
         planner=Planner(start.first, places, profile, job.specs, start.iterations, start.until_stable),
         controller=controller,
         first_plan=make_plan(policies.get("ddp"), _unmeasured_profile(job), Place(_UNMEASURED)),
@@ -420,7 +433,7 @@ def _places(options: AttachOptions, backend: Backend) -> tuple[Place, ...]:
         return tuple(Place(network, name) for name, network in backend.measure_each().items())
     network = options.measuring.network or backend.measure()
     coordinated = options.stepping.order == "coordinator"
-    return (Place(network, options.backend, options.carrier.servers, coordinated),)
+    return (Place(network, options.backend, options.carrier.servers, coordinated, backend.has_streams),)
 
 
 def _buffer_sync(job: Job, new_groups: NewGroups, broadcast_buffers: bool | str, are_due: bool) -> BufferSync | None:
