@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradlane
 from gradlane.core.checks import check_timeline
+from gradlane.core.plan import Message, Plan, Slice
+from gradlane.core.profile import TensorSpec
+from gradlane.errors import JobError
+from gradlane.live.backends.all_reduce import AllReduceBackend
+from gradlane.live.backends.gradient_buffers import GradientBuffers
+from gradlane.live.backends.process_groups import NewGroups
 from gradlane.planning import catalog
 from tests.live.models import MODELS, OPTIMIZERS
 from tests.live.networks import counting_deferred_updates, slow_network
-from tests.live.streams import streams_on_the_host
+from tests.live.streams import HostStreams, streams_on_the_host
 
 
 def bits_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -116,3 +124,28 @@ def said_whatever_the_time(lines: list[str]) -> list[str]:
     it is said depends on when sums arrive.
     """
     return [line for line in lines if "updates were needed before" not in line]
+
+
+def loses_what_is_stuck(rank: int, world: int) -> tuple[list[bool], frozenset[int], list[str]]:
+    """A message whose sum is queued in a stream and never ends, one that has ended, and then the job fails: what the messages'
+    starts return, which messages are lost, and threads of ours that are left.
+    """
+    params = [nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))]
+    slots = GradientBuffers(params)
+    specs = tuple(TensorSpec(name, 16) for name in "ab")
+    messages = tuple(Message((Slice(tensor, 0, 16),), tensor) for tensor in range(2))
+    plan = Plan("test", "test", specs, messages, sequence=(0, 1))
+    store = dist.distributed_c10d.PrefixStore("stuck", dist.distributed_c10d._get_default_store())
+    backend = AllReduceBackend(torch.device("cpu"), HostStreams(eager=False), NewGroups(None, store, "stuck"), 30.0)
+    buffers = slots.message_buffers(plan)
+    backend.prepare(plan, buffers)
+    backend.begin([[0, 1]])
+    queued = [backend.start(each, buffers[each], [], lambda *_: None, lambda _: None) for each in range(2)]
+    backend.join(0)
+    backend.interrupt()
+    backend.interrupt()
+    backend.close(JobError("the job has failed"))
+    for thread in threading.enumerate():
+        if thread.name == "gradlane-abort":
+            thread.join(10)
+    return queued, backend.lost, [each.name for each in threading.enumerate() if each.name.startswith("gradlane-abort")]

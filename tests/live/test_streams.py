@@ -75,6 +75,10 @@ def test_a_plan_with_several_lanes_is_refused_where_sums_take_their_turn_in_a_st
         assert "plan geryon: it has 2 lanes" in text
 
 
+def test_sums_that_are_stuck_in_a_stream_are_ended_when_the_job_fails_and_known_to_be_lost(two_ranks):
+    assert two_ranks.run("tests.live.cases:loses_what_is_stuck") == [([True, True], frozenset({1}), [])] * 2
+
+
 def staged(eager: bool = False) -> tuple[Staging, GradientBuffers]:
     """Slots of three tensors, as if on a device, with what this rank produced in them."""
     params = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, dtype=torch.float64))]

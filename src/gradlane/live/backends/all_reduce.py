@@ -90,6 +90,7 @@ class AllReduceBackend:
         self._stream = None if streams is None else streams.open(urgent=True)
         self._ends: dict[int, Event] = {}
         self._queued: list[int] = []  # messages of this iteration, in the stream's order
+        self._is_aborted, self.lost = False, frozenset[int]()
         self._expected: list[list[int]] = []
         self._issued: list[int] = []
         self._tells_at_once = True
@@ -370,7 +371,9 @@ class AllReduceBackend:
 
     def interrupt(self) -> None:
         """The job has failed: end the sums that are stuck in streams, so that what waits for them goes on to the failure."""
-        if self._streams is not None:
+        if self._streams is not None and not self._is_aborted:
+            self._is_aborted = True
+            self.lost = frozenset(message for message in self._queued if not _is_over(self._ends[message]))
             self._groups.abort()
 
     def close(self, failure: JobError | None) -> None:
@@ -381,6 +384,13 @@ class AllReduceBackend:
             self._groups.close()
         else:
             self.interrupt()
+
+
+def _is_over(event: Event) -> bool:
+    try:
+        return event.query()
+    except RuntimeError:  # the device has failed
+        return False
 
 
 def _after(then: Callable[[], None], message: int, on_done: OnDone) -> OnEnd:

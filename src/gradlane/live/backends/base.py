@@ -50,6 +50,8 @@ class Backend(Protocol):
     """Whether messages are summed on a device, in its streams: what is reported done may still be queued
     there, see `join`. Otherwise they are in CPU memory, and `so_far`, `join`, `has_ended` and `ended_with`
     have nothing to say."""
+    lost: frozenset[int]
+    """Messages that were queued on a device and had not ended when `interrupt` or `close` ended them."""
     needs_one_order: bool
     """Whether every rank must start the messages of a lane in one order, since what meets on the
     network is told apart by that alone. `prepare` may change this, and `tells_sends`."""

@@ -53,6 +53,7 @@ class Carriers:
     """
 
     has_streams = False
+    lost: frozenset[int] = frozenset()
 
     def __init__(self, all_reduce: AllReduceBackend, servers: ParameterServerBackend) -> None:
         self._carriers: dict[BackendName, AllReduceBackend | ParameterServerBackend] = {

@@ -108,6 +108,7 @@ class ParameterServerBackend:
 
     control_device = torch.device("cpu")
     has_streams = False
+    lost: frozenset[int] = frozenset()
     needs_one_order = False
     tells_sends = True
 

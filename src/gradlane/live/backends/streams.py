@@ -103,10 +103,15 @@ class _DeviceStream:
         self._device, self._stream = device, stream
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _DeviceStream) and self._stream == other._stream
+        return isinstance(other, _DeviceStream) and self._key == other._key
 
     def __hash__(self) -> int:
-        return hash(self._stream)
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[int, int]:
+        # torch.Stream and torch.cuda.Stream of one queue are not equal on all releases
+        return self._stream.stream_id, self._stream.device_index
 
     def run(self, work: Callable[[], object], after: Iterable[Event] = ()) -> Event:
         # `with self._stream` needs PyTorch 2.7
@@ -123,6 +128,11 @@ class _DeviceStream:
             return end
         finally:
             torch.accelerator.set_stream(before)
+
+
+def stream_of(stream: torch.Stream) -> Stream:
+    """A stream of the script's as this module's."""
+    return _DeviceStream(stream.device, stream)
 
 
 def streams_of(device: torch.device) -> Streams | None:

@@ -421,6 +421,11 @@ class Driver:
         if self.streams is not None and self.iteration >= 0:
             self._join(range(len(self.slots)))
 
+    def lost(self) -> list[int]:
+        """Tensors whose sums were queued on a device and had not ended when the job failed: what used them is wrong."""
+        messages = self._backend.lost
+        return [tensor for tensor in range(len(self.slots)) if messages.intersection(self._engine.messages_of(tensor))]
+
     @property
     def told_if_awaited(self) -> int:
         """Of how many messages a thread of torch.distributed would tell the end if all were waited for."""

@@ -1,6 +1,9 @@
 """DeferredUpdates: updates that `optimizer.step()` left out because their sums had not arrived.
 
 Each runs when its parameter is first used, together with all others whose sums have arrived.
+
+On a device all run on the stream on which `step()` ran, the home stream. Whatever uses parameters on
+another stream was ordered by the script after `step()`, not after a later update.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from gradlane.live.backends.streams import Stream
 from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.live.session import guards, outdated, torch_patches
@@ -16,6 +20,7 @@ from gradlane.live.session.deferred_step import DeferredStep, as_at_step
 from gradlane.live.session.finite import Unchecked
 from gradlane.live.session.verification import Unverified
 
+_LOST = "was updated with a sum that never came: the update was queued on the device behind it, and the job failed before"
 _LACKS = "lacks its update of the last step: step() had left it until its gradients are summed, and the job failed before"
 
 
@@ -35,6 +40,10 @@ class DeferredUpdates:
         self._driver, self._recorder, self._verifier, self._finite = driver, recorder, verifier, finite
         self._steps: dict[int, DeferredStep] = {}  # tensor -> the call of step() that left it out
         self._hidden: list[int] = []
+        self.home: Stream | None = None
+        """The stream on which the last `step()` ran; None on the CPU."""
+        self.were_used_elsewhere = False
+        """Whether a parameter was used first on another stream than the home stream."""
 
     def take_up(self, params: Sequence[torch.nn.Parameter], show: Callable[[int], None]) -> None:
         """Switch to a plan with another order of tensors. No update may be deferred.
@@ -83,11 +92,26 @@ class DeferredUpdates:
             torch_patches.before_leaving(self, on_state)
         self._hidden.clear()
 
+    def step_ran(self) -> None:
+        """An optimizer has stepped, on the stream that is current now."""
+        if self._driver.streams is not None:
+            self.home = self._driver.streams.scripts()
+
+    def note_use(self) -> None:
+        """A parameter is used, for the first time in this iteration."""
+        if self.home is not None and self._driver.streams is not None and self._driver.streams.scripts() != self.home:
+            self.were_used_elsewhere = True
+
     def make_current(self, tensor: int) -> None:
         """Wait for the sum of `tensor`. If its update is deferred, run it.
 
         All other deferred updates whose sums have arrived run with it.
         """
+        if tensor in self._steps and self.home is not None:
+            assert self._driver.streams is not None
+            if self._driver.streams.scripts() != self.home:
+                self.were_used_elsewhere = True
+                self.make_all_current_at_home()
         self._driver.look()
         self._driver.wait_for(tensor)
         if tensor not in self._steps:
@@ -110,8 +134,17 @@ class DeferredUpdates:
         while self._steps:
             self.make_current(next(iter(self._steps)))
 
+    def make_all_current_at_home(self) -> None:
+        """Make all deferred updates on the home stream, and let the host wait for it.
+
+        The streams on which the script uses parameters wait for `step()`, and no more can be told to them.
+        """
+        assert self.home is not None
+        self.home.run(self.make_all_current).synchronize()
+
     def give_up(self, why: str, name_of: Callable[[int], str]) -> None:
-        """Drop the deferred updates: their parameters and state refuse to be read from now on.
+        """Drop the deferred updates: their parameters and state refuse to be read from now on, and so do parameters
+        whose updates were queued on a device behind sums that never came.
 
         Args:
             why: what became of the job.
@@ -123,6 +156,11 @@ class DeferredUpdates:
             outdated.refuse_reads(param, f"{name_of(tensor)} {_LACKS} ({why}). {outdated.ADVICE}")
             guards.unwatch_state(optimizer)
             outdated.refuse_state(optimizer, f"the state of {type(optimizer).__name__} {_LACKS} ({why}). {outdated.ADVICE}")
+        for tensor in self._driver.lost():
+            if tensor not in self._steps:
+                param = self._params[tensor]
+                guards.unwatch(param)
+                outdated.refuse_reads(param, f"{name_of(tensor)} {_LOST} ({why}). {outdated.ADVICE}")
         self._steps.clear()
         torch_patches.nothing_is_owed(self)
 

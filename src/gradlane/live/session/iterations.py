@@ -37,6 +37,7 @@ from gradlane.live.session.closures import closure_of, run_first
 from gradlane.live.session.deferred_step import DeferredStep, keeps_no_gradient
 from gradlane.live.session.deferred_updates import DeferredUpdates
 from gradlane.live.session.finite import FiniteCheck, Unchecked
+from gradlane.live.session.gpu import Gpu
 from gradlane.live.session.gradient_groups import GradientGroups
 from gradlane.live.session.gradients import Gradients
 from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_traced, parameters_of_scripts
@@ -127,6 +128,7 @@ class Iterations(SessionBase):
         self._gradients = Gradients(self._driver, self._gradient_read, scale=1.0 / job.world)
         self._finite = FiniteCheck(self._driver) if checks_finite else Unchecked()
         self._deferred = DeferredUpdates(self._driver, self._recorder, verifier, self._finite)
+        self._gpu = Gpu(job.device, streams, self._deferred, self._settle, self._fail)
         if buffers is not None:
             buffers.connect(self._driver.coordination.announce_buffers, self._failures.notify)
         self._meter = Meter(self._driver, planner, on_device=streams is not None)
@@ -184,6 +186,10 @@ class Iterations(SessionBase):
             return
         self._refuse_wrappers(inside=not self._settled)
         trains = torch.is_grad_enabled() and module.training
+        if trains:
+            self._gpu.refuse_capture("the model's forward pass in training")
+        elif self._gpu.is_captured:
+            return  # it was settled before the capture
         if self._in_backward and trains:
             self._fail(
                 "the backward pass was left unfinished (an exception that the script caught?); its gradients are partly "
@@ -230,6 +236,13 @@ class Iterations(SessionBase):
         if self._is_late:
             self._settled_early = 0 if self._deferred else self._settled_early + 1
             self._is_late = False
+        if self._crosses and self._deferred.were_used_elsewhere:
+            self._crosses = self._may_cross = self._planner.crosses = False
+            self._tell(
+                "streams",
+                "the model uses parameters on another stream than the one on which step() runs: from now on step() waits for "
+                "all sums",
+            )
         if self._crosses and self._settled_early >= _SETTLED_EARLY:
             self._crosses = self._may_cross = self._planner.crosses = False
             if not self._told & {"read", "aliases"}:
@@ -260,6 +273,7 @@ class Iterations(SessionBase):
     def _parameter_used(self, tensor: int) -> None:
         """Called before the first use of a watched parameter: run its update and note the time."""
         self._verifier.touched(self._params[tensor])
+        self._deferred.note_use()
         self._deferred.make_current(tensor)
         self._seen.add(tensor)
         iteration = self._driver.iteration + 1
@@ -272,6 +286,7 @@ class Iterations(SessionBase):
     # -- backward ----------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        self._gpu.refuse_capture("a backward pass that sums gradients")
         if self._uneven is not None:
             self._gradients.scale_by(self._uneven.come())
         self._begin_iteration()
@@ -469,6 +484,7 @@ class Iterations(SessionBase):
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any, compiling: bool) -> tuple[Any, Any] | None:
         instead = run_first(optimizer, args, kwargs)
         self._failures.check()
+        self._gpu.refuse_capture("optimizer.step()")
         self._stepped = []
         if self._in_backward:
             self._refuse_step_in_backward(optimizer)
@@ -579,6 +595,7 @@ class Iterations(SessionBase):
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         now = self._now(self._driver.iteration)
+        self._deferred.step_ran()
         self._verifier.all_updated(optimizer, self._is_owed)
         self._deferred.show_hidden(self._parameter_used, self._settle)
         self._gradients.take_back()

@@ -28,7 +28,7 @@ class StepMetrics(TypedDict):
     step: how many whole steps there have been.
     step_seconds: its duration, with whatever the script did in it (loading data, an evaluation).
     exposed_seconds: communication that nothing hid: the training thread was blocked for sums. None
-        on a device, where the stream waits and the host does not.
+        for a model on a device, of which the host does not see what held it up.
     hidden: the part, 0 to 1, of the time with messages on their way in which the training thread
         was not blocked. None on a device, and where nothing is sent.
     bytes, messages: of gradients that a step hands over, by the plan in force.

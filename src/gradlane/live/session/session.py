@@ -225,6 +225,7 @@ class Session(Iterations):
                 self._tell_what_was_verified()
         finally:
             self._detach_hooks()
+            self._gpu.close()
             self._deferred.give_up(str(self._failures.failure or "close() was interrupted"), self._name_of)
             guards.unwatch_all(self._params)
             self._gradients.close(failed=self.failed)
