@@ -360,14 +360,20 @@ def leave_in_attach(rank: int, world: int) -> str:
     return "attached"
 
 
-def refused_with_streams(rank: int, world: int) -> str:
-    """What `check_finite` is refused with where the model's device has streams."""
-    with streams_on_the_host(eager=True):
+def refused_in_streams(rank: int, world: int, **options: Any) -> str:
+    """What an option is refused with where sums take their turn in a device's streams."""
+    with streams_on_the_host(eager=True, orders=True):
         try:
-            _attached(rank, check_finite=True)
+            _attached(rank, **options)
         except UnsupportedError as error:
             return str(error)
     return ""
+
+
+def not_finite_with_streams(rank: int, world: int, eager: bool, **case: Any) -> Any:
+    """As `not_finite`, with the CPU taken for a device with streams."""
+    with streams_on_the_host(eager):
+        return not_finite(rank, world, **case)
 
 
 def not_finite(rank: int, world: int, backend: str, culprit: int, how: str, value: float, **options: Any) -> Any:

@@ -64,9 +64,29 @@ def test_what_travels_as_a_half_must_fit_into_it():
         assert _is_finite(values, 65504.0) == fits
 
 
-def test_it_is_refused_where_each_look_would_wait_for_a_device(two_ranks):
-    for said in two_ranks.run("tests.live.faults:refused_with_streams"):
-        assert said.startswith("check_finite looks at gradients in CPU memory")
+@both
+@pytest.mark.parametrize("eager", [False, True], ids=["lazy streams", "eager streams"])
+@pytest.mark.parametrize("how", ["crossing", "barrier", "scaler"])
+def test_gradients_of_a_device_are_looked_at_in_their_copy(two_ranks, backend, eager, how):
+    case = {"backend": backend, "culprit": 1, "how": how, "value": math.nan}
+    for kind, text, rank, _, finite, _ in two_ranks.run("tests.live.faults:not_finite_with_streams", eager=eager, **case):
+        named = "" if how == "scaler" else "iteration 4: the gradient of layers.3.weight on rank 1 is infinite or NaN"
+        assert (kind, rank, finite) == (("", None, True) if how == "scaler" else ("NotFiniteError", 1, True))
+        assert text.startswith(named)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"check_finite": True}, "check_finite looks at gradients in CPU memory"),
+        ({"order": "coordinator"}, "order: got 'coordinator' for sums over NCCL"),
+        ({"weight": 2}, "weight: got 2 for sums over NCCL"),
+    ],
+    ids=["check_finite", "order", "weight"],
+)
+def test_what_sums_in_streams_do_not_have_is_refused(two_ranks, option, said):
+    for text in two_ranks.run("tests.live.faults:refused_in_streams", **option):
+        assert text.startswith(said)
 
 
 def test_a_rank_that_is_told_raises_the_same_error():

@@ -70,10 +70,13 @@ def new_process_group(
     rank, ranks = dist.get_rank(like), global_ranks(like)
     if members is not None:
         rank, ranks = members.index(rank), [ranks[member] for member in members]
-    kind = c10d.Backend(backend or dist.get_backend(like))
+    kind, choices = c10d.Backend(backend or dist.get_backend(like)), None
+    if kind == "nccl":
+        choices = _nccl_options(like, timeout)
+        timeout = choices._timeout
     # by position: the seventh parameter has another name before PyTorch 2.6
     made, _ = c10d._new_process_group_helper(
-        len(ranks), rank, ranks, kind, store, name, _nccl_options(like, timeout) if kind == "nccl" else None, timeout=timeout,
+        len(ranks), rank, ranks, kind, store, name, choices, timeout=timeout,
         device_id=c10d._get_default_group().bound_device_id,
     )  # fmt: skip
     c10d._world.pg_group_ranks[made] = {rank: place for place, rank in enumerate(ranks)}
@@ -83,11 +86,14 @@ def new_process_group(
 def _nccl_options(like: Any, timeout: timedelta) -> Any:
     """NCCL's options for a session's group: a stream that goes before those that compute, and otherwise the script's own
     choices for `like` (CTAs, traffic class).
+
+    At its timeout NCCL's watchdog ends the process, so that it is no shorter than that of `like`. A rank that is gone is
+    noticed by the control channel.
     """
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    options._timeout = timeout
     group: Any = dist.group.WORLD if like is None else like
     theirs: Any = getattr(group._get_backend(torch.device("cuda")), "options", None)
+    options._timeout = max(timeout, getattr(theirs, "_timeout", timeout))
     if hasattr(theirs, "config"):
         options.config = theirs.config
     return options

@@ -42,7 +42,7 @@ class Call(Generic[Result]):
     def __init__(self, call: Callable[[], Result], device: torch.device, on_end: Callable[[], None]) -> None:
         self._call, self._on_end = call, on_end
         # a new thread has the device's default stream
-        self._stream: Any = contextlib.nullcontext() if device.type == "cpu" else torch.accelerator.current_stream(device)
+        self._stream = None if device.type == "cpu" else torch.accelerator.current_stream(device)
         self._result: Result
         self._error: BaseException | None = None
         self.has_ended = False
@@ -52,8 +52,9 @@ class Call(Generic[Result]):
 
     def _run(self) -> None:
         try:
-            with self._stream:
-                self._result = self._call()
+            if self._stream is not None:
+                torch.accelerator.set_stream(self._stream)
+            self._result = self._call()
         except BaseException as error:  # for whoever waits
             self._error = error
         _running.discard(self)

@@ -53,6 +53,9 @@ class Driver:
         iteration: the one that runs or ran last, from 0; -1 before the first.
         plan: the plan in force.
         slots: by tensor: the memory of its gradient and, once that has arrived, of its sum.
+        summed: the slots in which gradients are summed: those of the model's device, or their mirror in
+            CPU memory.
+        inspect: called with tensors before the engine hears that they are ready.
         waited_ns: for how long the training thread has been blocked for sums so far.
     """
 
@@ -77,6 +80,7 @@ class Driver:
         self._keeps_log = keeps_log
         self._lock = self.failures.lock
         self._closed = False
+        self.inspect: Callable[[Sequence[int]], None] = lambda tensors: None
         self._busy_times = BusyTimes(coordination.channel.busy)
         self._unissued = self.waited_ns = 0
         # messages that have not arrived; since when there is one; how long there was one before that
@@ -108,9 +112,8 @@ class Driver:
                 self._staging.take_up(params, self._gradient_buffers)
         self.plan = plan
         self.slots = self._gradient_buffers.slots
-        # those that are summed
-        self._summed = self._gradient_buffers if self._staging is None else self._staging.mirror
-        self._buffers = self._summed.message_buffers(plan)
+        self.summed = self._gradient_buffers if self._staging is None else self._staging.mirror
+        self._buffers = self.summed.message_buffers(plan)
         self._events: list[Event | None] = [None] * len(params)
         self._began_ns = [0] * len(plan.messages)
         self._coordinated, self._chooses = coordinated, coordinated and self.rank == 0
@@ -169,6 +172,7 @@ class Driver:
 
     def _ready(self, tensors: Sequence[int]) -> int:
         """Tell the engine that the memory in which `tensors` are summed holds this rank's gradients."""
+        self.inspect(tensors)
         if self._node_engine is not None:
             return self._node_engine.ready(tensors)
         reached = self._backend.so_far()
@@ -213,15 +217,15 @@ class Driver:
 
     def used_by_anybody(self, tensor: int) -> bool:
         """Whether any rank produced a gradient for `tensor`, whose sum must have arrived."""
-        return float(self._summed.presence[tensor]) != 0
+        return float(self.summed.presence[tensor]) != 0
 
     def put_not_finite(self, tensor: int) -> None:
         """Mark this rank's gradient of `tensor`, before it is ready, as one that is not finite."""
-        self._gradient_buffers.presence[tensor].fill_(math.nan)
+        self.summed.presence[tensor].fill_(math.nan)
 
     def is_finite(self, tensor: int) -> bool:
         """Whether no rank has marked its gradient of `tensor`, whose sum must have arrived."""
-        return math.isfinite(float(self._summed.presence[tensor]))
+        return math.isfinite(float(self.summed.presence[tensor]))
 
     @property
     def log(self) -> Log | None:

@@ -1,7 +1,8 @@
 """FiniteCheck: ends the job before an update with a gradient that is infinite or NaN, and names where it came from.
 
-Each gradient is looked at where this rank has just put it into its slot, before it is summed: there
-the rank is known. That costs one sum over memory that the processor has just written. A slot that
+Each gradient is looked at in the memory in which it is about to be summed: there the rank is known. That
+costs one sum over memory that the processor has just written, or a device's copy, in which the look costs
+the device nothing. A slot that
 is not finite gets NaN for its presence element (`gradient_buffers.py`), which travels with the data,
 so that all ranks stop at the same update. Rank 0 hears of it over the control channel, and tells all
 ranks the first that it heard of in an iteration.
@@ -30,14 +31,14 @@ class Unchecked:
         """Another plan is in force."""
 
     def contributes(self, tensors: Sequence[int]) -> None:
-        """The slots of `tensors` hold this rank's gradients, which have not been reported ready."""
+        """The memory in which `tensors` are summed holds this rank's gradients. Called before the engine hears of them."""
 
     def updates(self, tensors: Sequence[int]) -> None:
         """Parameters are about to be updated with the sums of `tensors`, which have arrived."""
 
 
 class FiniteCheck(Unchecked):
-    """The check of one session. Used on the training thread only.
+    """The check of one session. Used on the training thread, and `contributes` on the thread of `Staging` where there is one.
 
     Args:
         driver: the session's.
@@ -55,10 +56,11 @@ class FiniteCheck(Unchecked):
 
     def contributes(self, tensors: Sequence[int]) -> None:
         limit = self._limits[tensors[0]]
-        if len(tensors) > 1 and _is_finite(self._driver.range_of(tensors), limit):
+        summed = self._driver.summed
+        if len(tensors) > 1 and _is_finite(summed.range_of(tensors[0], tensors[-1]), limit):
             return
         for tensor in tensors:
-            if not _is_finite(self._driver.slots[tensor], limit):
+            if not _is_finite(summed.slots[tensor], limit):
                 self._driver.put_not_finite(tensor)
                 self._driver.coordination.not_finite(self._names[tensor])
 

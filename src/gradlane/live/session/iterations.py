@@ -127,6 +127,7 @@ class Iterations(SessionBase):
         verifier.connect(self._driver.abort, self._driver.wait_for_works)
         self._gradients = Gradients(self._driver, self._gradient_read, scale=1.0 / job.world)
         self._finite = FiniteCheck(self._driver) if checks_finite else Unchecked()
+        self._driver.inspect = self._finite.contributes
         self._deferred = DeferredUpdates(self._driver, self._recorder, verifier, self._finite)
         self._gpu = Gpu(job.device, streams, self._deferred, self._settle, self._fail)
         if buffers is not None:
@@ -352,7 +353,6 @@ class Iterations(SessionBase):
         except RuntimeError:
             self._refuse_another(tensors)
             raise
-        self._finite.contributes(tensors)
         for tensor in tensors:
             self._launched[tensor] = True
             if self._verifier.verifies:
@@ -434,7 +434,6 @@ class Iterations(SessionBase):
         """
         self._refuse_replaced([tensor])
         self._gradients.put_absent(tensor, counts=id(param) in self._accumulated)
-        self._finite.contributes((tensor,))
         self._verifier.contributes(param, self._driver.slots[tensor])
         self._driver.ready((tensor,))
 

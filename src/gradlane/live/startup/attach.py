@@ -146,7 +146,7 @@ def attach(
             and gradients, and an all-reduce. A difference raises `VerificationError`.
         check_finite: raise `NotFiniteError` on all ranks, before the update, if a gradient is infinite
             or NaN; it names the rank and the tensor. Steps that a GradScaler leaves out raise nothing.
-            For models in CPU memory.
+            Not over NCCL.
         keep_log: keep the Dispatcher's inputs and answers of the last iterations, for
             `Session.dispatch_log()`.
         process_group: the ranks that train `model` together, this one among them; None for the default
@@ -278,13 +278,18 @@ def _refuse_what_does_not_fit(chosen: Policy | Plan, job: Job, options: AttachOp
     """Raise `PlanError` if the backend cannot carry `chosen`, or it is a plan of another model; raise
     `UnsupportedError` for an option that the model's device does not have.
     """
-    if options.stepping.check_finite and streams_of(job.device) is not None:
-        raise UnsupportedError(
-            f"check_finite looks at gradients in CPU memory, and this model is on {job.device}, where each look would wait for "
-            "the device; use torch.autograd.set_detect_anomaly there"
-        )
     backend, servers = options.backend, options.carrier.servers
     in_stream = _sums_in_streams(job, backend)
+    if in_stream and options.stepping.check_finite:
+        raise UnsupportedError(
+            f"check_finite looks at gradients in CPU memory, and NCCL sums them on {job.device}, where a look would wait for "
+            "the device; use torch.autograd.set_detect_anomaly, or backend='server'"
+        )
+    if in_stream and options.stepping.order == "coordinator":
+        raise UnsupportedError(
+            "order: got 'coordinator' for sums over NCCL, expected 'planned': a thread would start them, elsewhere among "
+            "the script's own collectives on each rank, and ranks may then wait for each other for ever"
+        )
     if in_stream and options.carrier.weight > 1:
         raise UnsupportedError(
             f"weight: got {options.carrier.weight} for sums over NCCL, expected 1: each connection would be a communicator "
