@@ -9,7 +9,9 @@
 - `searches.check_search`: a search over knobs (`gradlane.planning.search.Search`).
 - `fabrics.check_fabric`: a simulated network (`gradlane.sim.fabric.Fabric`).
 - `backends.check_backend`: what carries messages in a live run
-  (`gradlane.live.backends.base.Backend`). It alone needs torch.
+  (`gradlane.live.backends.base.Backend`). It needs torch.
+- `streams.CheckedStreams`: a device's streams on the CPU, which find uses of memory that nothing
+  orders. They need torch.
 - `generators`: hypothesis strategies for profiles, networks, clusters, plans and jobs.
 - `logs`: the logs of simulated Dispatchers, to be replayed.
 - `oracles`: formulas and algorithms of the papers, to hold simulated times against.
