@@ -20,9 +20,10 @@ from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.gradient_buffers import GradientBuffers
 from gradlane.live.backends.process_groups import NewGroups
 from gradlane.planning import catalog
+from gradlane.testing.streams import CheckedStreams
 from tests.live.models import MODELS, OPTIMIZERS
 from tests.live.networks import counting_deferred_updates, slow_network
-from tests.live.streams import HostStreams, streams_on_the_host
+from tests.live.streams import streams_on_the_host
 
 
 def bits_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -98,9 +99,9 @@ def equals_ddp_on_a_slow_network(rank: int, world: int, **case: Any) -> tuple[di
         return equals_ddp(rank, world, **case), sum(deferred)
 
 
-def equals_ddp_with_streams(rank: int, world: int, eager: bool, orders: bool, **case: Any) -> dict[str, list[str]]:
+def equals_ddp_with_streams(rank: int, world: int, late: bool, orders: bool, **case: Any) -> dict[str, list[str]]:
     """As `equals_ddp`, with the CPU taken for a device with streams."""
-    with streams_on_the_host(eager, orders):
+    with streams_on_the_host(late, orders):
         return equals_ddp(rank, world, **case)
 
 
@@ -110,12 +111,12 @@ def waits_for_the_device(rank: int, world: int, backend: Any, orders: bool) -> t
     opt = OPTIMIZERS["sgd"](net.parameters())
     counts = []
     options: dict[str, Any] = {"backend": backend, "timeout": 30, "profile_iterations": 2}
-    with streams_on_the_host(True, orders) as streams, gradlane.attach(net, opt, "wfbp", **options) as session:
+    with streams_on_the_host(False, orders) as streams, gradlane.attach(net, opt, "wfbp", **options) as session:
         for _ in range(8):
-            before = streams.waits[0]
+            before = streams.waits
             train(net, net, opt, net.batch, 1, rank)
             session.flush()
-            counts.append(streams.waits[0] - before)
+            counts.append(streams.waits - before)
         return len(session.plan.tensors), counts
 
 
@@ -136,7 +137,7 @@ def loses_what_is_stuck(rank: int, world: int) -> tuple[list[bool], frozenset[in
     messages = tuple(Message((Slice(tensor, 0, 16),), tensor) for tensor in range(2))
     plan = Plan("test", "test", specs, messages, sequence=(0, 1))
     store = dist.distributed_c10d.PrefixStore("stuck", dist.distributed_c10d._get_default_store())
-    backend = AllReduceBackend(torch.device("cpu"), HostStreams(eager=False), NewGroups(None, store, "stuck"), 30.0)
+    backend = AllReduceBackend(torch.device("cpu"), CheckedStreams(late=True), NewGroups(None, store, "stuck"), 30.0)
     buffers = slots.message_buffers(plan)
     backend.prepare(plan, buffers)
     backend.begin([[0, 1]])

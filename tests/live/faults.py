@@ -362,7 +362,7 @@ def leave_in_attach(rank: int, world: int) -> str:
 
 def refused_in_streams(rank: int, world: int, **options: Any) -> str:
     """What an option is refused with where sums take their turn in a device's streams."""
-    with streams_on_the_host(eager=True, orders=True):
+    with streams_on_the_host(late=False, orders=True):
         try:
             _attached(rank, **options)
         except UnsupportedError as error:
@@ -370,9 +370,9 @@ def refused_in_streams(rank: int, world: int, **options: Any) -> str:
     return ""
 
 
-def not_finite_with_streams(rank: int, world: int, eager: bool, **case: Any) -> Any:
+def not_finite_with_streams(rank: int, world: int, late: bool, **case: Any) -> Any:
     """As `not_finite`, with the CPU taken for a device with streams."""
-    with streams_on_the_host(eager):
+    with streams_on_the_host(late):
         return not_finite(rank, world, **case)
 
 

@@ -82,7 +82,7 @@ def equals_the_hook(
         if late:
             stack.enter_context(slow_network())
         if streams:
-            stack.enter_context(streams_on_the_host(eager=True))
+            stack.enter_context(streams_on_the_host(late=False))
         for policy in policies:
             torch.manual_seed(7 + rank)
             net = MODELS[model]()

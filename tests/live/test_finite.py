@@ -65,11 +65,11 @@ def test_what_travels_as_a_half_must_fit_into_it():
 
 
 @both
-@pytest.mark.parametrize("eager", [False, True], ids=["lazy streams", "eager streams"])
+@pytest.mark.parametrize("late", [False, True], ids=["early streams", "late streams"])
 @pytest.mark.parametrize("how", ["crossing", "barrier", "scaler"])
-def test_gradients_of_a_device_are_looked_at_in_their_copy(two_ranks, backend, eager, how):
+def test_gradients_of_a_device_are_looked_at_in_their_copy(two_ranks, backend, late, how):
     case = {"backend": backend, "culprit": 1, "how": how, "value": math.nan}
-    for kind, text, rank, _, finite, _ in two_ranks.run("tests.live.faults:not_finite_with_streams", eager=eager, **case):
+    for kind, text, rank, _, finite, _ in two_ranks.run("tests.live.faults:not_finite_with_streams", late=late, **case):
         named = "" if how == "scaler" else "iteration 4: the gradient of layers.3.weight on rank 1 is infinite or NaN"
         assert (kind, rank, finite) == (("", None, True) if how == "scaler" else ("NotFiniteError", 1, True))
         assert text.startswith(named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 
@@ -12,7 +13,7 @@ from torch import nn
 from gradlane.live.backends.gradient_buffers import GradientBuffers
 from gradlane.live.backends.staging import Staging
 from gradlane.live.backends.streams import DeviceStreams, Event
-from tests.live.streams import HostStreams, OnHost
+from gradlane.testing.streams import CheckedStream, CheckedStreams
 
 POLICIES = {
     "all-reduce": ["wfbp", ["bytescheduler", {"partition_bytes": 1000, "credit_bytes": 3000}], "mg-wfbp", "geryon", "dear"],
@@ -21,12 +22,12 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("eager", [False, True], ids=["lazy streams", "eager streams"])
+@pytest.mark.parametrize("late", [False, True], ids=["early streams", "late streams"])
 @pytest.mark.parametrize("backend", POLICIES)
-def test_a_device_with_streams_gives_the_bits_of_ddp(two_ranks, backend, eager):
+def test_a_device_with_streams_gives_the_bits_of_ddp(two_ranks, backend, late):
     found = two_ranks.run(
         "tests.live.cases:equals_ddp_with_streams",
-        eager=eager,
+        late=late,
         orders="streams" in backend,
         model="convolutions",
         optimizer="sgd",
@@ -62,10 +63,36 @@ def test_two_ranks_on_one_cuda_device_give_the_bits_of_ddp_over_servers(two_rank
     assert found == [{str(policy): []}] * 2
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["early streams", "late streams"])
+@pytest.mark.parametrize(("backend", "orders"), [("server", False), ("all-reduce", False), ("all-reduce", True)])
+def test_a_model_that_uses_parameters_on_several_streams_gives_the_bits_of_ddp(two_ranks, late, backend, orders):
+    case = {"model": "two streams", "late": late, "backend": backend, "orders": orders}
+    assert two_ranks.run("tests.live.ordered:trains", **case) == [([], "")] * 2
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early streams", "late streams"])
+@pytest.mark.parametrize(
+    ("fault", "backend", "orders"),
+    [
+        ("a copy down, or a sum, does not wait for the gradient", "server", False),
+        ("a copy down, or a sum, does not wait for the gradient", "all-reduce", True),
+        ("nobody waits for a copy up, or a sum", "server", False),
+        ("nobody waits for a copy up, or a sum", "all-reduce", True),
+        ("the host does not wait for a copy down", "server", False),
+        ("of sums that are used together only the first is waited for", "server", False),
+        ("updates run on the stream on which a parameter is used", "server", False),
+    ],
+)
+def test_a_wait_that_is_left_out_is_found(two_ranks, late, fault, backend, orders):
+    case = {"model": "two streams", "late": late, "backend": backend, "orders": orders, "fault": fault}
+    for _, race in two_ranks.run("tests.live.ordered:trains", **case):
+        assert "uses of memory are not ordered" in race
+
+
 def test_a_plan_with_several_lanes_is_refused_where_sums_take_their_turn_in_a_stream(two_ranks):
     for ok, (kind, text, _) in two_ranks.try_run(
         "tests.live.cases:equals_ddp_with_streams",
-        eager=True,
+        late=False,
         orders=True,
         model="convolutions",
         optimizer="sgd",
@@ -79,11 +106,11 @@ def test_sums_that_are_stuck_in_a_stream_are_ended_when_the_job_fails_and_known_
     assert two_ranks.run("tests.live.cases:loses_what_is_stuck") == [([True, True], frozenset({1}), [])] * 2
 
 
-def staged(eager: bool = False) -> tuple[Staging, GradientBuffers]:
+def staged(late: bool = True) -> tuple[Staging, GradientBuffers]:
     """Slots of three tensors, as if on a device, with what this rank produced in them."""
     params = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, dtype=torch.float64))]
     slots = GradientBuffers(params)
-    staging = Staging(HostStreams(eager))
+    staging = Staging(CheckedStreams(late))
     staging.take_up(params, slots)
     staging.begin()
     for tensor, slot in enumerate(slots.slots):
@@ -110,8 +137,30 @@ def test_gradients_come_down_and_sums_go_up_when_somebody_waits_and_not_before()
         staging.close()
 
 
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_a_copy_down_waits_for_the_copy_up_of_the_iteration_before(is_waited_for):
+    streams = CheckedStreams(late=True)
+    with streams.watching() if is_waited_for else pytest.raises(AssertionError, match="not ordered"):
+        params = [nn.Parameter(torch.zeros(2))]
+        staging = Staging(streams)
+        try:
+            with contextlib.nullcontext() if is_waited_for else streams.watching():
+                staging.take_up(params, GradientBuffers(params))
+                told: SimpleQueue[BaseException | None] = SimpleQueue()
+                staging.bring_down([0], told.put)
+                assert told.get(timeout=10) is None
+                with streams.entered(streams.open()):  # where a sum is used first
+                    staging.bring_up([0])
+                staging.begin()
+                staging._last_return = staging._last_return if is_waited_for else None
+                staging.bring_down([0], told.put)
+                assert told.get(timeout=10) is None
+        finally:
+            staging.close()
+
+
 def test_a_sum_goes_up_once_an_iteration():
-    staging, slots = staged(eager=True)
+    staging, slots = staged(late=False)
     try:
         staging.mirror.slots[0].fill_(5)
         staging.bring_up([0])
@@ -125,12 +174,12 @@ def test_a_sum_goes_up_once_an_iteration():
         staging.close()
 
 
-class _Broken(HostStreams):
+class _Broken(CheckedStreams):
     """A device that fails at the first copy down."""
 
     failed = False
 
-    def open(self, urgent: bool = False) -> OnHost:
+    def open(self, urgent: bool = False) -> CheckedStream:
         stream = super().open(urgent)
         run = stream.run
 
@@ -154,7 +203,7 @@ class _Failure:
 
 def test_a_device_that_fails_is_reported_and_the_next_gradient_still_goes():
     params = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))]
-    staging = Staging(_Broken(eager=False))
+    staging = Staging(_Broken(late=True))
     told: SimpleQueue[BaseException | None] = SimpleQueue()
     try:
         staging.take_up(params, GradientBuffers(params))

@@ -154,7 +154,7 @@ class CheckedStreams:
         """CPU memory of the shape and dtype of `like`, for the host: full of NaN if that is possible."""
         muted, self._here.muted = self._here.muted, True
         try:
-            memory = torch.full_like(like, torch.nan if like.is_floating_point() else 0)
+            memory = torch.full(like.shape, torch.nan if like.is_floating_point() else 0, dtype=like.dtype)
         finally:
             self._here.muted = muted
         with self.lock:
