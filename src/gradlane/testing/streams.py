@@ -22,11 +22,11 @@ What is taken for granted:
 - All threads of the host are one timeline. They synchronise by locks that a checker cannot see, so
   what one of them has waited for, all are taken to know.
 - A strided tensor uses all bytes between its first and its last element.
-- A collective is over for the stream it was called on when that gets to what follows: a missing
-  `Work.wait` is not found.
+- A collective uses its tensors on the stream that calls it, in turn. A missing `Work.wait` is not found.
+- What `torch.compile` has compiled runs eagerly: dynamo leaves frames under a dispatch mode alone.
 - A backward pass runs on the stream that is current, where a device runs it on those of the forward.
-- A closure of late work that alone keeps a tensor keeps it until the work runs. Memory freed too early
-  is then found by early streams only.
+- A closure that has not run keeps its tensors, where a device would have run it. It lets go of them
+  before its end is waited for, as a device's would.
 """
 
 from __future__ import annotations
@@ -46,7 +46,13 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 from gradlane.live.backends.streams import Event, Stream
 from gradlane.live.session import deferred_step
@@ -100,8 +106,8 @@ class CheckedStreams:
     All methods may be called on any thread.
 
     Args:
-        late: streams that are opened do nothing until somebody waits for them, and the host does not
-            know how far the script's stream is until it has waited. Otherwise all is over at once.
+        late: streams that are opened do nothing until somebody waits for them, and no event is over for
+            the host until it has waited for that or for a later one. Otherwise all is over at once.
         orders: whether collectives run in the current stream, as with NCCL; see `Streams.orders`.
 
     Attributes:
@@ -143,6 +149,7 @@ class CheckedStreams:
         stream = self._here.stream
         with self.lock:
             stream.timeline.wait_for(self.host.clock)
+            stream.timeline.step()
             return CheckedEvent(self, stream, stream.timeline.now(), of_script=stream.is_scripts)
 
     def join(self, event: Event) -> None:
@@ -248,10 +255,15 @@ class CheckedStreams:
         here = self._here
         before = here.stream, here.queued_at
         here.stream, here.queued_at = stream, queued_at
+        pushes = not self.is_noting()
+        if pushes:
+            # `with` would also change flags of the whole process, in whatever order threads get here
+            _push_mode(_Noting(self))
         try:
-            with contextlib.nullcontext() if self.is_noting() else _Noting(self):
-                yield
+            yield
         finally:
+            if pushes:
+                _pop_mode()
             here.stream, here.queued_at = before
 
     def is_noting(self) -> bool:
@@ -421,12 +433,12 @@ class CheckedEvent:
         return self._clock is not None
 
     def query(self) -> bool:
-        """Whether it is over; then the host knows so. Of late streams, one on which the script works is not over
-        until the host has waited for this, or for something after it.
+        """Whether it is over; then the host knows so. With late streams it is once the host has waited for it, or
+        for something after it.
         """
         if self._clock is None:
             return False
-        if self._streams.late and self._of_script and not self._streams.host_knows(self._clock):
+        if self._streams.late and not self._streams.host_knows(self._clock):
             return False
         self._streams.host_waited(self._clock)
         return True
@@ -530,6 +542,7 @@ class CheckedStream:
         except BaseException as raised:  # whoever waits for it gets it
             error = raised
         with streams.lock:
+            self.timeline.step()
             queued.end.is_over(self.timeline.now(), error)
 
     def __repr__(self) -> str:
