@@ -35,6 +35,7 @@ PARTS = ("bus", "costs", "profile", "training")
 MODELS = {"resnet50": 1.0, "bert-base": 2.0, "gpt2": 2.0}  # and each one's share of the time that is left for training
 ARMS = ("ddp", "ddp@all-reduce", "blocks@all-reduce", "mercury@server", "auto@any", "bytescheduler@all-reduce")
 MOST_S = {"bus": 30.0, "costs": 40.0, "profile": 60.0}
+LEAST_S = 10.0  # for a network
 GRACE_S = 12.0  # for processes to start and to end by themselves
 
 
@@ -206,27 +207,41 @@ def _train(given: argparse.Namespace, names: list[str], run: Run, deadline: Dead
             run.leave_out(reason, part="training", model=name)
         else:
             left.append(name)
-    while left:
-        name, share = left[0], MODELS[left[0]] / sum(MODELS[each] for each in left)
-        left = left[1:]
-        seconds = deadline.left_s * share - GRACE_S
-        if seconds < 10:
+    shares = {name: MODELS[name] for name in left}
+    for name in left:
+        arms, attempt = given.arms.split(","), 0
+        end_s = deadline.left_s * (1 - shares[name] / sum(shares.values()))  # what is to be left for the others
+        del shares[name]
+        while (seconds := deadline.left_s - end_s - GRACE_S) >= LEAST_S:
+            title = f"training-{name}{f'-{attempt}' * (attempt > 0)}"
+            failed = _train_one(given, name, arms, title, run, seconds)
+            if failed not in arms[1:]:
+                break
+            arms.remove(failed)  # without the arm that has failed, which may leave time for the others
+            attempt += 1
+        else:
             run.leave_out(f"the limit of {given.limit:g} s for all was over", part="training", model=name)
-            continue
-        config = {
-            "model": name,
-            "arms": given.arms.split(","),
-            "batch": given.batch,
-            "turns": given.turns,
-            "steps": given.steps,
-            "warm": 2,
-            "auto_steps": given.auto_steps,
-            "limit_s": seconds,
-            "dry": given.dry_run,
-        }
-        lab = [sys.executable, "-m", "gradlane", "lab", "--quiet", "--hosts", "2", "--link", given.rate]
-        lab += ["--timeout", f"{seconds + GRACE_S / 2:.0f}", "--"]
-        run.make(f"training-{name}", "bench.device.worker", config, seconds, 2, () if given.loopback else lab)
+
+
+def _train_one(given: argparse.Namespace, name: str, arms: list[str], title: str, run: Run, seconds: float) -> str:
+    """Train one network under some arms; the arm that failed before any turn was over, or ""."""
+    config = {
+        "model": name,
+        "arms": arms,
+        "batch": given.batch,
+        "turns": given.turns,
+        "steps": given.steps,
+        "warm": 2,
+        "auto_steps": given.auto_steps,
+        "limit_s": seconds,
+        "dry": given.dry_run,
+    }
+    lab = [sys.executable, "-m", "gradlane", "lab", "--quiet", "--hosts", "2", "--link", given.rate]
+    lab += ["--timeout", f"{seconds + GRACE_S / 2:.0f}", "--"]
+    run.make(title, "bench.device.worker", config, seconds, 2, () if given.loopback else lab)
+    lines = read(run.folder / f"{title}.jsonl")
+    errors = summary.of_kind(lines, "error")
+    return errors[0].get("arm", "") if errors and not summary.of_kind(lines, "turn") else ""
 
 
 if __name__ == "__main__":

@@ -115,17 +115,20 @@ def _measure(config: Config, lines: Lines) -> None:
         )
 
 
-def main() -> int:
+def main() -> None:
+    """Ends the process at once: sessions of arms are left as they are."""
     config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Config)
     lines = Lines(Path(config.out) if os.environ["RANK"] == "0" else None)
+    code = 0
     try:
         _measure(config, lines)
     except Exception:
         lines.add("error", part=f"costs over {config.group}", text=traceback.format_exc(limit=-6))
         traceback.print_exc()
-        return 1
-    os._exit(0)  # sessions of arms are left as they are
+        code = 1
+    sys.stdout.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

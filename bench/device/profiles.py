@@ -48,7 +48,7 @@ def device_of(card: str) -> str:
     return next((name for name in reversed(known) if name.replace("-", " ") in card.lower()), known[-1])
 
 
-def main() -> int:
+def main() -> None:
     config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Config)
     lines = Lines(Path(config.out))
     warnings.simplefilter("ignore")
@@ -70,6 +70,7 @@ def main() -> int:
             failed = True
             lines.add("error", part=f"profile of {name}", text=traceback.format_exc(limit=-6))
             traceback.print_exc()
+    sys.stdout.flush()
     os._exit(int(failed))
 
 
@@ -165,4 +166,4 @@ def _alone_ms(step: Any) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,12 +8,14 @@ gradients, as both are measured here, on both ranks at once.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,16 @@ class Config(msgspec.Struct, frozen=True):
     auto_steps: int
     limit_s: float
     dry: bool
+
+
+@contextlib.contextmanager
+def _naming(arm: str) -> Iterator[None]:
+    """An exception inside has the name of the arm, without which the parent may try again."""
+    try:
+        yield
+    except Exception as error:
+        error.arm = arm  # type: ignore[attr-defined]
+        raise
 
 
 class Clock:
@@ -142,17 +154,21 @@ class Arm:
         return taken + self.run(steps), settled
 
 
-def main() -> int:
+def main() -> None:
+    """Ends the process at once: to take down several models, sessions and groups may last longer than to measure them."""
     config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Config)
     rank = int(os.environ["RANK"])
     lines = Lines(Path(config.out) if rank == 0 else None)
+    code = 0
     try:
         _measure(config, Deadline(config.limit_s), lines)
-    except Exception:
-        lines.add("error", model=config.model, text=traceback.format_exc(limit=-6))
+    except Exception as error:
+        told = Lines(Path(config.out))  # any rank may be the first to fail
+        told.add("error", model=config.model, arm=getattr(error, "arm", ""), rank=rank, text=traceback.format_exc(limit=-6))
         traceback.print_exc()
-        return 1
-    return 0
+        code = 1
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _measure(config: Config, deadline: Deadline, lines: Lines) -> None:
@@ -198,7 +214,8 @@ def _measure(config: Config, deadline: Deadline, lines: Lines) -> None:
         if arm.session is not None:
             arm.session.close()
     _losses(config.model, arms, lines)
-    dist.destroy_process_group()
+    with contextlib.suppress(RuntimeError):  # who is through first may be gone already
+        dist.barrier()
 
 
 def _arms(config: Config, load: Workload, device: torch.device, data: list[Any], deadline: Deadline, lines: Lines) -> list[Arm]:
@@ -219,9 +236,10 @@ def _arms(config: Config, load: Workload, device: torch.device, data: list[Any],
         known: dict[str, Any] = {}
         if policy != "auto" and backend in networks:
             known = {"network": networks[backend], "profile": profile}
-        arm = Arm(name, load, device, data, known)
-        attached_s = time.perf_counter() - began
-        warm_ms, settled = arm.warm_up(config.warm, config.auto_steps)
+        with _naming(name):
+            arm = Arm(name, load, device, data, known)
+            attached_s = time.perf_counter() - began
+            warm_ms, settled = arm.warm_up(config.warm, config.auto_steps)
         if arm.session is not None and policy != "auto" and arm.session.has_profile:
             networks.setdefault(backend, arm.session.network)
             profile = profile or arm.session.profile()
@@ -248,10 +266,11 @@ def _turns(config: Config, arms: list[Arm], deferred: list[int], deadline: Deadl
             if _from_rank_0(int(deadline.left_s < 2 * arm.seconds_of(config.steps + 1))):
                 lines.add("left out", model=config.model, arm=arm.name, turn=turn, reason="time was up")
                 continue
-            dist.barrier()
-            arm.run(1)
-            before, calls = sum(deferred), len(deferred)
-            taken = arm.run(config.steps)
+            with _naming(arm.name):
+                dist.barrier()
+                arm.run(1)
+                before, calls = sum(deferred), len(deferred)
+                taken = arm.run(config.steps)
             lines.add(
                 "turn",
                 model=config.model,
@@ -327,4 +346,4 @@ def _from_rank_0(number: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -49,11 +49,15 @@ class Here:
     device: str
     backend: Any
 
+    @property
+    def network(self) -> Network:
+        """Given to sessions, so that none measures it."""
+        return Network.line(self.world, startup_ns=20_000, bytes_per_second=10**9)
+
     def attach(self, net: nn.Module, optimizer: Any, policy: str = "bytescheduler", **options: Any) -> Any:
         """A session that measures one iteration, on a network that is known."""
-        network = Network.line(self.world, startup_ns=20_000, bytes_per_second=10**9)
         chosen = gradlane.policies.get(policy, **({"partition_bytes": 4000, "credit_bytes": 16000} if "byte" in policy else {}))
-        known = {"network": network, "profile_iterations": 1, "timeout": 30, "backend": self.backend, **options}
+        known = {"network": self.network, "profile_iterations": 1, "timeout": 30, "backend": self.backend, **options}
         return gradlane.attach(net, optimizer, chosen, **known)
 
     def late(self) -> contextlib.AbstractContextManager[Any]:
@@ -155,8 +159,9 @@ def equality(here: Here, model: str) -> None:
     optimizer = "sgd" if model == "convolutions" else "adam"
     with here.late():
         found = cases.equals_ddp(
-            here.rank, here.world, model, optimizer, EQUAL[here.backend], steps=12, device=here.device, backend=here.backend
-        )
+            here.rank, here.world, model, optimizer, EQUAL[here.backend], steps=12, device=here.device, backend=here.backend,
+            network=here.network,
+        )  # fmt: skip
     wrong = {policy: names[:5] for policy, names in found.items() if names}
     assert not wrong, f"other bits than DDP's, by policy: {wrong}"
     return None
@@ -175,8 +180,8 @@ def _other(optimizer: torch.optim.Optimizer, how: str) -> torch.optim.Optimizer:
 
 
 def compiled_block(here: Here) -> str:
-    torch.compiler.reset()
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no processes that outlive the check
+    torch.compiler.reset()
     backend = "inductor" if here.device == "cuda" else "aot_eager"
     beside_ddp(here, Convolutions, prepare=lambda net, call: net.classifier.compile(backend=backend))
     return backend
@@ -310,10 +315,24 @@ def planted_difference(here: Here) -> str:
 # -- CUDA graphs -------------------------------------------------------------------------------------------
 
 
+class _Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(12, 200), nn.Tanh(), nn.Linear(200, 200), nn.Tanh())
+        self.head = nn.Linear(200, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.part(x))
+
+    @staticmethod
+    def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(8, 12, generator=generator), torch.randint(6, (8,), generator=generator)
+
+
 def captured_evaluation(here: Here) -> str:
     """An evaluation captured once and replayed after each step sees the weights of that step."""
     torch.manual_seed(7)
-    net = Convolutions().to(here.device)
+    net = _Parts().to(here.device)  # without buffers, which an eager evaluation may get from rank 0
     opt = OPTIMIZERS["sgd"](net.parameters())
     generator = torch.Generator().manual_seed(here.rank)
     with here.late(), here.attach(net, opt) as session:
@@ -389,20 +408,6 @@ def captured_backward(here: Here) -> str:
 
 def captured_step(here: Here) -> str:
     return _refused_in_capture(here, captures_backward=False)
-
-
-class _Parts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = nn.Sequential(nn.Linear(12, 200), nn.Tanh(), nn.Linear(200, 200), nn.Tanh())
-        self.head = nn.Linear(200, 6)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.part(x))
-
-    @staticmethod
-    def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.randn(8, 12, generator=generator), torch.randint(6, (8,), generator=generator)
 
 
 def graphed_part(here: Here) -> None:

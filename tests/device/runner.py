@@ -115,10 +115,9 @@ def _make(check: Check, seats: dict[Setup, Ranks], deadline: Deadline) -> tuple[
     finally:
         if check.apart:
             _drop(ranks)
-    outcome, reason = judge(check, answers, limit_s)
-    if outcome == "failed" and not check.apart:  # a collective may be half done
-        _drop(seats.pop(setup))
-    return outcome, reason
+    if not check.apart and not all(answer is not None and (answer[0] or answer[1][0] == "Skip") for answer in answers):
+        _drop(seats.pop(setup))  # a collective may be half done
+    return judge(check, answers, limit_s)
 
 
 def _drop(ranks: Ranks | None) -> None:
