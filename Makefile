@@ -9,7 +9,7 @@ NATIVE = $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt
 VERSION ?= 2.4
 TORCH_TESTS ?= $(addprefix tests/live/test_,c10d.py equality.py attach.py faults.py gradient_groups.py ddp.py)
 
-.PHONY: run setup test test-c10d test-torch test-trainers test-plugins fast check docs sanitize bench wheel clean
+.PHONY: run setup test test-c10d test-device test-torch test-trainers test-plugins fast check docs sanitize bench wheel clean
 
 run: $(STAMP)          ## train a real network over a shaped link under every policy; prints a table
 	$(PY) -m gradlane compare --out out
@@ -39,6 +39,9 @@ test-torch: .venv-torch-$(VERSION)/.installed  ## tests of sessions on another r
 
 test-c10d: $(STAMP)    ## torch's own tests of torch.distributed, over Gloo and over gradlane: a table of what differs
 	$(PY) -m tests.torch_suite
+
+test-device: $(STAMP)  ## sessions on the GPUs of this machine, each check beside torch DDP; says what it skips and why
+	$(PY) -m tests.device
 
 check: $(STAMP)        ## style, types and layers
 	$(VENV)/bin/ruff format --check src tests bench examples experiments website

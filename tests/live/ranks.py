@@ -21,7 +21,7 @@ from tests.processes import PROCESSES
 CASE_S = 120
 
 
-def _serve(rank: int, world: int, port: int, pipe: Connection, folder: str) -> None:
+def _serve(rank: int, world: int, port: int, pipe: Connection, folder: str, group: str) -> None:
     import gc
     import os
 
@@ -32,8 +32,10 @@ def _serve(rank: int, world: int, port: int, pipe: Connection, folder: str) -> N
     os.environ["RANKS_FOLDER"] = folder
     torch.set_num_threads(1)
     gc.freeze()  # what was imported stays; tests that collect what a wrapper left would look through all of torch
+    if torch.cuda.is_available():  # ranks share a device where there are too few
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     store = dist.TCPStore("127.0.0.1", port, world, is_master=rank == 0, timeout=timedelta(seconds=30))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    dist.init_process_group(group, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
     while True:
         task = pipe.recv()
         if task is None:
@@ -59,10 +61,15 @@ class Ranks:
     """`world` processes. `run("module:function", ...)` calls it on all and returns their results by rank.
 
     They share a folder, RANKS_FOLDER in their environment, that is there until `close()`.
+
+    Args:
+        world: how many.
+        group: the backend of their process group.
+        processes: where they are started.
     """
 
-    def __init__(self, world: int) -> None:
-        self.world = world
+    def __init__(self, world: int, group: str = "gloo", processes: Any = PROCESSES) -> None:
+        self.world, self._group, self._processes = world, group, processes
         self._folder = tempfile.TemporaryDirectory()
         self._start()
 
@@ -73,8 +80,9 @@ class Ranks:
         self._pipes: list[Connection] = []
         self.processes = []
         for rank in range(self.world):
-            ours, theirs = PROCESSES.Pipe()
-            process = PROCESSES.Process(target=_serve, args=(rank, self.world, port, theirs, self._folder.name), daemon=True)
+            ours, theirs = self._processes.Pipe()
+            arguments = (rank, self.world, port, theirs, self._folder.name, self._group)
+            process = self._processes.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)

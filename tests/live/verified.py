@@ -19,9 +19,9 @@ from tests.live.networks import counting_deferred_updates, slow_network
 STEPS = 8
 
 
-def _attached(rank: int, model: str, optimizer: str, **options: Any) -> tuple[Any, Any, Any]:
+def _attached(rank: int, model: str, optimizer: str, device: str = "cpu", **options: Any) -> tuple[Any, Any, Any]:
     torch.manual_seed(7)
-    net = MODELS[model]()
+    net = MODELS[model]().to(device)
     opt = OPTIMIZERS[optimizer](net.parameters())
     policy = gradlane.policies.get("bytescheduler", partition_bytes=8000, credit_bytes=16000)
     session = gradlane.attach(net, opt, policy, network=GIVEN, profile_iterations=1, timeout=20, **options)
@@ -42,7 +42,7 @@ def is_right(
     return session._verifier.verified, sum(deferred), lines
 
 
-def a_sum_is_damaged(rank: int, world: int) -> str:
+def a_sum_is_damaged(rank: int, world: int, **options: Any) -> str:
     """On rank 1 an element of one sum is another than it should be, in the slot that updates are made from."""
     really = Verifier.arrived
 
@@ -52,7 +52,7 @@ def a_sum_is_damaged(rank: int, world: int) -> str:
         really(self, param, slot)
 
     with patch.object(Verifier, "arrived", damaged):
-        return _error(rank)
+        return _error(rank, **options)
 
 
 def an_update_is_made_twice(rank: int, world: int) -> str:
@@ -76,8 +76,8 @@ def an_update_is_made_twice(rank: int, world: int) -> str:
         return _error(rank)
 
 
-def _error(rank: int) -> str:
-    net, opt, session = _attached(rank, "convolutions", "adam", verify=True)
+def _error(rank: int, **options: Any) -> str:
+    net, opt, session = _attached(rank, "convolutions", "adam", verify=True, **options)
     try:
         with session:
             train(net, net, opt, net.batch, STEPS, rank)

@@ -1,0 +1,1 @@
+"""gradlane on GPUs beside torch DDP: `python -m bench.device --help`."""

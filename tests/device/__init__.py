@@ -1,0 +1,1 @@
+"""Sessions on a device: what `make test-device` runs. `python -m tests.device --help`."""
