@@ -81,7 +81,7 @@ def run(rank: int, world: int, check: str, device: str, backend: Any, stand_in: 
     """Make one check on this rank."""
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
-    streams = streams_on_the_host(eager=False) if stand_in else contextlib.nullcontext()
+    streams = streams_on_the_host(late=False) if stand_in else contextlib.nullcontext()
     with streams, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         function: Callable[..., str | None] = globals()[check]
