@@ -426,7 +426,12 @@ def test_waits_of_the_training_thread_are_counted_and_those_of_other_threads_apa
     streams = CheckedStreams(late=True)
     with streams.watching():
         reached, end = streams.so_far(), streams.open().run(lambda: None)
-        other = threading.Thread(target=lambda: (reached.synchronize(), end.synchronize()))  # type: ignore[func-returns-value]
+
+        def wait() -> None:
+            reached.synchronize()
+            end.synchronize()
+
+        other = threading.Thread(target=wait)
         other.start()
         other.join()
         assert (streams.waits, streams.host_syncs) == (1, 0)
