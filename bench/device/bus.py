@@ -84,9 +84,9 @@ def _rates(size_bytes: int, total_bytes: int, dry: bool) -> dict[str, float]:
 
 def _streams(device: torch.device) -> Any:
     if device.type == "cpu":
-        from tests.live.streams import HostStreams
+        from gradlane.testing.streams import CheckedStreams
 
-        return HostStreams(eager=True)
+        return CheckedStreams(late=False)
     return DeviceStreams(device)
 
 

@@ -26,7 +26,7 @@ def looks(iterations_ns: Sequence[int]) -> list[int]:
 
     recorder = Recorder()
     recorder.note_elsewhere(look)
-    watch = Watch(recorder, (Place(Network.line(2, MS, 10**6), "all-reduce"),), stream_ordered=False)
+    watch = Watch(recorder, (Place(Network.line(2, MS, 10**6), "all-reduce"),), stream_ordered=False, on_device=False)
     watch.settle(MS)
     profile = profile_of((1, 4000))
     for took_ns in iterations_ns:

@@ -37,6 +37,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -151,6 +152,9 @@ class CheckedStreams:
             stream.timeline.wait_for(self.host.clock)
             stream.timeline.step()
             return CheckedEvent(self, stream, stream.timeline.now(), of_script=stream.is_scripts)
+
+    def mark(self) -> CheckedMark:
+        return CheckedMark(time.monotonic_ns())
 
     def join(self, event: Event) -> None:
         clock = self.clock_of(event)
@@ -368,8 +372,8 @@ class CheckedStreams:
             return
         timeline = storage.allocated_on
         clock = timeline.now()
-        for known, time in self.host.now().items():
-            clock[known] = max(clock.get(known, 0), time)
+        for known, at in self.host.now().items():
+            clock[known] = max(clock.get(known, 0), at)
         self._freed.append((storage, clock, Access(timeline, clock.get(timeline, 0), "the allocator", self.frames())))
 
     def _look_at_freed(self) -> None:
@@ -415,6 +419,16 @@ def _is_named(filename: str) -> bool:
 
 
 # -- streams and events ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CheckedMark:
+    """A point in a stream of `CheckedStreams`, whose work takes no time of its own."""
+
+    at_ns: int
+
+    def until_ns(self, later: CheckedMark) -> int:
+        return later.at_ns - self.at_ns
 
 
 class CheckedEvent:

@@ -57,13 +57,13 @@ class Auto:
         model: the model's name, for the record.
         places: one for each backend to choose from. The safe choice, over the first of them, is in
             force at the start.
-        stream_ordered: see `Watch`.
+        stream_ordered, on_device: see `Watch`.
     """
 
     over = False  # auto watches until the session ends
 
-    def __init__(self, rank: int, model: str, places: Sequence[Place], stream_ordered: bool) -> None:
-        self._rank, self._stream_ordered = rank, stream_ordered
+    def __init__(self, rank: int, model: str, places: Sequence[Place], stream_ordered: bool, on_device: bool) -> None:
+        self._rank, self._hearing = rank, (stream_ordered, on_device)
         backend = places[0].backend if len(places) == 1 else ANY
         self._about = SearchLog(model, places[0].network.workers, backend, safe_choice(places))
         self._decisions, self._quiet_iterations = ControlDecisions(), 1
@@ -85,7 +85,7 @@ class Auto:
 
     def start(self, planner: Planner, recorder: Recorder) -> None:
         if self._rank == 0:
-            self._watch = Watch(recorder, planner.places, self._stream_ordered)
+            self._watch = Watch(recorder, planner.places, *self._hearing)
             self._start_ranking(planner)
         self._since_ns = now_ns()
 

@@ -98,14 +98,19 @@ class Planner:
         """Whether `iteration` is measured for the profile."""
         return self._measures and 0 < iteration <= self._iterations
 
-    def is_due(self, driver: Driver) -> bool:
+    def is_due(self, driver: Driver, read: Callable[[], None]) -> bool:
         """Whether enough iterations were measured to plan. Called between two iterations; the same
         on all ranks.
+
+        Args:
+            driver: of the session.
+            read: called before what was measured is looked at, now or by `decide`.
         """
+        if driver.iteration < self._iterations and not (self._until_stable and driver.iteration >= LEAST_STABLE):
+            return False
+        read()
         if driver.iteration >= self._iterations:
             return True
-        if not self._until_stable or driver.iteration < LEAST_STABLE:
-            return False
         return bool(driver.decide(int(self.builder.is_stable()) if driver.rank == 0 else None))
 
     def decide(self, model: str, device: torch.device, backend: Backend, collective: Collective) -> Plan:

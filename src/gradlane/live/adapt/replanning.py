@@ -30,14 +30,14 @@ class Replanning:
     Args:
         rank: of this process.
         policy: the one to plan with, the same on all ranks.
-        stream_ordered: see `Watch`.
+        stream_ordered, on_device: see `Watch`.
     """
 
     over = False  # the watch goes on until the session ends
     settled = True
 
-    def __init__(self, rank: int, policy: Policy, stream_ordered: bool) -> None:
-        self._rank, self._policy, self._stream_ordered = rank, policy, stream_ordered
+    def __init__(self, rank: int, policy: Policy, stream_ordered: bool, on_device: bool) -> None:
+        self._rank, self._policy, self._hearing = rank, policy, (stream_ordered, on_device)
         self._decisions = ControlDecisions()
         self._since_ns = 0
         self._moved: Moved | None = None
@@ -46,7 +46,7 @@ class Replanning:
         if self._rank == 0:
             assert planner.profile is not None
             log.info("gradlane: %s", describe(planner.profile))
-            self._watch = Watch(recorder, planner.places, self._stream_ordered)
+            self._watch = Watch(recorder, planner.places, *self._hearing)
         self._since_ns = now_ns()
 
     def decide(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:

@@ -31,12 +31,13 @@ class Watch:
         recorder: of the session; it has the spans of the last iteration.
         places: those that the first plans were made for, one for each backend of the session.
         stream_ordered: sums are reported done when they are queued on a device's stream. Their
-            times then say nothing about the network, and only computing and iteration times are
-            watched.
+            times then say nothing about the network, and only iteration times are watched.
+        on_device: the host runs ahead of what computes, so that its clock says nothing about computing.
     """
 
-    def __init__(self, recorder: Recorder, places: Sequence[Place], stream_ordered: bool) -> None:
-        self._recorder, self._places, self._stream_ordered = recorder, tuple(places), stream_ordered
+    def __init__(self, recorder: Recorder, places: Sequence[Place], stream_ordered: bool, on_device: bool) -> None:
+        self._recorder, self._places = recorder, tuple(places)
+        self._stream_ordered, self._on_device = stream_ordered, on_device
         self._pressure = Pressure()
         self._ready: deque[Mapping[str, float]] = deque(maxlen=PATIENCE)
         # over each backend, slowness of the first `LEARN` iterations: as if its network had just been
@@ -106,15 +107,15 @@ class Watch:
             self._last.clear()
         seen = observe(self._recorder.last(), plan, place.network, iteration_ns)
         self._ready.append(seen.ready)
-        if self._stream_ordered:
-            seen = Observed(iteration_ns, seen.compute_ns, None)
-        elif seen.slowness is not None:
+        if self._on_device:
+            seen = Observed(iteration_ns, iteration_ns, None if self._stream_ordered else seen.slowness)
+        if seen.slowness is not None:
             if len(self._first[place.backend]) < LEARN:
                 self._first[place.backend].append(seen.slowness / self._slowed)
             self._last.append(seen.slowness)
         if not watching:
             return None
-        return self._monitor.observe(seen, None if self._stream_ordered else shift_of(profile, seen.ready))
+        return self._monitor.observe(seen, None if self._on_device else shift_of(profile, seen.ready))
 
     def profile(self, planned_for: Profile, moved: Moved) -> Profile:
         """`planned_for` with what has `moved` since: the times at which gradients become ready, and

@@ -26,6 +26,13 @@ class Event(Protocol):
         """Block, asleep, until it is over. Raises `RuntimeError` if the device has failed."""
 
 
+class Mark(Protocol):
+    """A point in a stream whose time the device notes."""
+
+    def until_ns(self, later: Any) -> int:
+        """Time on the device from here to another mark, in ns; both are over."""
+
+
 class Stream(Protocol):
     """A queue of work that a device runs in order. Two objects for one queue are equal."""
 
@@ -57,6 +64,9 @@ class Streams(Protocol):
     def so_far(self) -> Event:
         """An event at the end of the work queued on the script's stream so far."""
 
+    def mark(self) -> Mark:
+        """As `so_far`, with the time."""
+
     def join(self, event: Event) -> None:
         """Make the script's stream wait for `event`."""
 
@@ -87,6 +97,11 @@ class DeviceStreams:
     def so_far(self) -> Event:
         return torch.accelerator.current_stream(self._device).record_event()
 
+    def mark(self) -> Mark:
+        event = torch.Event(self._device, enable_timing=True)
+        torch.accelerator.current_stream(self._device).record_event(event)
+        return _DeviceMark(event)
+
     def join(self, event: Event) -> None:
         assert isinstance(event, torch.Event)
         torch.accelerator.current_stream(self._device).wait_event(event)
@@ -96,6 +111,16 @@ class DeviceStreams:
 
     def orders(self, group: Any) -> bool:
         return not is_gloo(group, self._device)
+
+
+class _DeviceMark:
+    def __init__(self, event: torch.Event) -> None:
+        self._event = event
+
+    def until_ns(self, later: _DeviceMark) -> int:
+        for event in (self._event, later._event):
+            event.synchronize()
+        return round(self._event.elapsed_time(later._event) * 1e6)
 
 
 class _DeviceStream:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
@@ -107,6 +107,11 @@ class ProfileBuilder:
     def ready(self, name: str, since_backward_ns: int) -> None:
         """Note how long after the start of the backward pass the gradient of `name` was ready."""
         self._ready[name].append(since_backward_ns)
+
+    def ready_together(self, names: Iterable[str], since_backward_ns: int) -> None:
+        """As `ready`, for gradients that are handled together."""
+        for name in names:
+            self.ready(name, since_backward_ns)
 
     def used(self, name: str, since_forward_ns: int) -> None:
         """Note how long after the start of the forward pass parameter `name` was first used."""

@@ -17,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.session.aliases import accumulator_of
+from gradlane.live.session.guards import PendingGradient
 from gradlane.live.session.hooks import Hook, ModuleHook, around_step, is_compiled, tensors_in
-from gradlane.live.session.torch_patches import guard_torchscript
+from gradlane.live.session.torch_patches import guard_torchscript, take_as_a_tensor
 from gradlane.live.torch_versions import keeps_graph
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ class SessionBase(ABC):
 
     def _attach_hooks(self, params: Iterable[torch.nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         guard_torchscript()
+        take_as_a_tensor(PendingGradient)
         params = list(params)
         self._accumulators = {id(param): accumulator_of(param) for param in params}
         for param in params:

@@ -45,6 +45,7 @@ from gradlane.live.session.job import Job
 from gradlane.live.session.metrics import Meter
 from gradlane.live.session.module_buffers import BufferSync
 from gradlane.live.session.patience import Patience
+from gradlane.live.session.stopwatch import DeviceStopwatch, HostStopwatch, Stopwatch
 from gradlane.live.session.uneven import UnevenInputs
 from gradlane.live.session.verification import Unverified
 
@@ -94,14 +95,18 @@ class Iterations(SessionBase):
         self._optimizers = list(job.optimizers)
         self._planner, self._controller = planner, controller
         self._coordinated, self._may_cross = planner.place.coordinated, may_cross
-        self._backend, self._streams = backend, streams
+        self._backend = backend
         self._buffers = buffers
         self._device = job.device
         self._recorder = Recorder()
         self._told: set[str] = set()
         self._left_alone = False
         self._settled = False
-        self._forward_began_ns = self._forward_ended_ns = self._backward_began_ns = self._step_began_ns = 0
+        self._forward_began_ns = self._backward_began_ns = self._step_began_ns = 0
+        # moments of the iteration that is measured
+        self._stopwatch: Stopwatch = HostStopwatch() if streams is None else DeviceStopwatch(streams)
+        self._forward_began = self._backward_began = self._step_began = self._stopwatch.now()
+        self._forward_ns = 0
         self._fires_in_a_pass: dict[str, int] = {}
         # iterations, until settled, in which gradients were read before the step
         self._reads: set[int] = set()
@@ -166,16 +171,6 @@ class Iterations(SessionBase):
             if id(param) in self._tensor_of
         }
 
-    def _catch_up(self, iteration: int) -> None:
-        """If `iteration` is measured, wait until the device has done what it was given so far."""
-        if self._streams is not None and self._planner.measures(iteration):
-            self._streams.so_far().synchronize()
-
-    def _now(self, iteration: int) -> int:
-        """Return the current time. While profiling, first wait for the device to catch up."""
-        self._catch_up(iteration)
-        return now_ns()
-
     # -- forward -----------------------------------------------------------------------------------
 
     def _before_forward(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
@@ -214,7 +209,9 @@ class Iterations(SessionBase):
         if self.trains_more is not None:
             raise JobError(f"{self.trains_more} was frozen at attach and is trained now: close() the session and attach again")
         self._keep_the_barrier_if_it_is_kept_anyway()
-        now = self._now(self._driver.iteration + 1)
+        now = now_ns()
+        if self._planner.measures(self._driver.iteration + 1):
+            self._forward_began = self._stopwatch.now()
         if self._forward_began_ns and self._driver.iteration >= 0:
             self._recorder.add("step", self._driver.iteration, -1, self._forward_began_ns, now)
         self._forward_began_ns = now
@@ -266,7 +263,9 @@ class Iterations(SessionBase):
         if not torch.is_grad_enabled() or inside_a_backward_pass() or is_traced():
             return
         self._in_forward = False
-        now = self._forward_ended_ns = self._now(self._driver.iteration + 1)
+        now = now_ns()
+        if self._planner.measures(self._driver.iteration + 1):
+            self._stopwatch.report(self._forward_took, self._forward_began)
         self._recorder.add("forward", self._driver.iteration + 1, -1, self._forward_began_ns, now)
         if self._forward_ended(module, output) and self._buffers is not None:
             self._buffers.after_forward()
@@ -278,11 +277,17 @@ class Iterations(SessionBase):
         self._deferred.make_current(tensor)
         self._seen.add(tensor)
         iteration = self._driver.iteration + 1
-        now = self._now(iteration)
+        now = now_ns()
         self._recorder.add("use", iteration, tensor, now, now)
         if self._planner.measures(iteration):
-            since = now - self._forward_began_ns if self._in_forward else 0
-            self._planner.builder.used(self._plan.tensors[tensor].name, since)
+            used, name = self._planner.builder.used, self._name_of(tensor)
+            if self._in_forward:
+                self._stopwatch.report(lambda since_ns: used(name, since_ns), self._forward_began)
+            else:
+                used(name, 0)
+
+    def _forward_took(self, forward_ns: int) -> None:
+        self._forward_ns = forward_ns
 
     # -- backward ----------------------------------------------------------------------------------
 
@@ -297,7 +302,7 @@ class Iterations(SessionBase):
         self._failures.check()
         self._stale = frozenset(self._deferred)
         self._settle()
-        if not self._settled and self._planner.is_due(self._driver):
+        if not self._settled and self._planner.is_due(self._driver, self._stopwatch.settle):
             plan = self._planner.decide(type(self.model).__name__, self._device, self._backend, self._failures.collective)
             self._settled = True
             always_read = 0 <= self._driver.iteration < len(self._reads)
@@ -316,13 +321,15 @@ class Iterations(SessionBase):
         self._gradients.begin()
         self._recorder.begin()
         self._in_backward = True
-        self._backward_began_ns = self._now(self._driver.iteration + 1)
+        self._backward_began_ns = now_ns()
         self._fired = [0] * len(self._params)
         self._launched = [False] * len(self._params)
         self._groups.begin()
         self._meter.begin()
         self._driver.begin()
         self._measures = self._planner.measures(self._driver.iteration)
+        if self._measures:
+            self._backward_began = self._stopwatch.now()
         self._verifier.begin(self._driver.iteration)
 
     @property
@@ -357,12 +364,10 @@ class Iterations(SessionBase):
             self._launched[tensor] = True
             if self._verifier.verifies:
                 self._verifier.contributes(self._params[tensor], self._driver.slots[tensor])
+        self._driver.ready(tensors)
         if self._measures:
-            self._catch_up(self._driver.iteration)
-        at = self._driver.ready(tensors)
-        if self._measures:
-            for tensor in tensors:
-                self._planner.builder.ready(self._plan.tensors[tensor].name, at - self._backward_began_ns)
+            names = [self._name_of(tensor) for tensor in tensors]
+            self._stopwatch.report(lambda since_ns: self._planner.builder.ready_together(names, since_ns), self._backward_began)
 
     def _refuse_stale(self, tensors: Iterable[int]) -> None:
         """Fail if a parameter got a gradient whose update was still deferred in the forward pass."""
@@ -375,7 +380,10 @@ class Iterations(SessionBase):
 
     def _end(self) -> None:
         """Report the gradients that the backward pass, which is over, did not produce."""
-        ended = self._now(self._driver.iteration)
+        ended = now_ns()
+        if self._measures:
+            passed = self._planner.builder.passed
+            self._stopwatch.report(lambda backward_ns: passed(self._forward_ns, backward_ns), self._backward_began)
         self._count_fires()
         absent = []
         if not all(self._launched):
@@ -399,9 +407,6 @@ class Iterations(SessionBase):
         self._accumulated.clear()
         self._in_backward = False
         self._recorder.add("backward", self._driver.iteration, -1, self._backward_began_ns, ended)
-        if self._planner.measures(self._driver.iteration):
-            forward_ns = self._forward_ended_ns - self._forward_began_ns
-            self._planner.builder.passed(forward_ns, ended - self._backward_began_ns)
         self._verifier.backward_ended()
         # as DDP with find_unused_parameters, leave a gradient alone that no rank has produced
         for tensor in absent:
@@ -497,7 +502,9 @@ class Iterations(SessionBase):
             self._split_step(optimizer, defer=not needs_all and self._crosses)
             if "closure" not in self._told:
                 self._verifier.stepping(optimizer, self._is_owed)
-        self._step_began_ns = self._now(self._driver.iteration)
+        self._step_began_ns = now_ns()
+        if self._planner.measures(self._driver.iteration):
+            self._step_began = self._stopwatch.now()
         return instead
 
     def _refuse_step_in_backward(self, optimizer: torch.optim.Optimizer) -> None:
@@ -518,6 +525,9 @@ class Iterations(SessionBase):
             optimizer: the one that steps.
             defer: updates may be deferred; if not, wait for all of its sums.
         """
+        if not self._settled:  # torch chooses kernels by the class of a parameter, and another optimizer may have stepped
+            for tensor in self._tensors_of(optimizer):
+                guards.unwatch(self._params[tensor])
         keeps_none = keeps_no_gradient(optimizer)
         all_are_there = self._driver.all_are_there
         self._stepped = self._tensors_of(optimizer)
@@ -593,7 +603,9 @@ class Iterations(SessionBase):
         return has_closure or compiling or hasattr(optimizer, "grad_scale")
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        now = self._now(self._driver.iteration)
+        now = now_ns()
+        if self._planner.measures(self._driver.iteration):
+            self._stopwatch.report(self._planner.builder.updated, self._step_began)
         self._deferred.step_ran()
         self._verifier.all_updated(optimizer, self._is_owed)
         self._deferred.show_hidden(self._parameter_used, self._settle)
@@ -604,8 +616,6 @@ class Iterations(SessionBase):
             return
         updated = [tensor for tensor in self._stepped if tensor not in self._deferred] if self._deferred else self._stepped
         self._recorder.add_each("update", self._driver.iteration, updated, self._step_began_ns, now)
-        if self._planner.measures(self._driver.iteration):
-            self._planner.builder.updated(now - self._step_began_ns)
 
     def _gradient_read(self, tensor: int) -> None:
         """Called before an operation on a gradient that stands for a sum: wait for the sum."""

@@ -442,7 +442,8 @@ class BufferSync:
 
     def _send(self, group: int, buffers: Sequence[torch.Tensor]) -> _Message:
         message = self._filled(buffers)
-        message.say(self._at_end, self._again, self._sent_to_evaluate)
+        if self._on_cpu:  # a device would have to be waited for, and nobody reads it there
+            message.say(self._at_end, self._again, self._sent_to_evaluate)
         return self._start(message, group)
 
     def _filled(self, buffers: Sequence[torch.Tensor]) -> _Message:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch._functorch.eager_transforms as functorch
 import torch.jit._recursive as torchscript
+import torch.utils._foreach_utils as foreach
 
 from gradlane.live.session import guards, outdated
 from gradlane.live.session.hooks import Hook
@@ -40,6 +41,16 @@ def nothing_is_owed(owner: object) -> None:
     _settlers.pop(id(owner), None)
     if not _settlers:  # compiled code must find torch's own function
         functorch._wrap_for_grad = _wrap_for_grad  # type: ignore[attr-defined]
+
+
+def take_as_a_tensor(kind: type) -> None:
+    """Let torch use the same kernels for tensors of a class of ours as for ordinary ones, as it does for DTensor.
+
+    `clip_grad_norm_` would take norms one by one else, which have other bits on a GPU.
+    """
+    kinds: Any = getattr(foreach, "_foreach_supported_types", [])
+    if kind not in kinds:
+        kinds.append(kind)
 
 
 def _settle_all() -> None:

@@ -268,7 +268,7 @@ def _start_of(job: Job, options: AttachOptions) -> _Start:
         about = Tuned(chosen.name, {}, job.model_name, digest(job.specs), job.world, backend)
         first, controller, fault = prepare(chosen, job.specs, about, job.rank, options.adapting.tune, options.adapting.knobs)
     if controller is None and not isinstance(chosen, Plan) and repeats and job.world > 1:
-        controller = Replanning(job.rank, chosen, _sums_in_streams(job, backend))
+        controller = Replanning(job.rank, chosen, _sums_in_streams(job, backend), streams_of(job.device) is not None)
     given = options.measuring.profile_iterations
     until_stable = given is None and repeats
     return _Start(chosen, first, controller, given or (_UNTIL_STABLE if until_stable else _ITERATIONS), until_stable, fault)
@@ -413,7 +413,7 @@ def _build(
     places = await_others(lambda: _places(options, backend), "the measuring of the network")
     controller = start.controller
     if options.is_auto and job.world > 1:
-        controller = Auto(job.rank, job.model_name, places, backend.has_streams)
+        controller = Auto(job.rank, job.model_name, places, backend.has_streams, streams_of(job.device) is not None)
     return Session(
         job,
         backend,
