@@ -32,10 +32,11 @@ from tests.unit.test_trace import kineto
 DOCUMENTS = [
     "ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "docs/README.md", "docs/advise.md", "docs/asynchronous.md",
     "docs/auto.md", "docs/c10d.md", "docs/clusters.md", "docs/commands.md", "docs/comparing.md", "docs/concepts.md",
-    "docs/cost-model.md", "docs/faults.md", "docs/fidelity.md", "docs/formats.md", "docs/half-precision.md", "docs/lab.md",
-    "docs/monitoring.md", "docs/overhead.md", "docs/papers.md", "docs/planning.md", "docs/plugins.md", "docs/policies.md",
-    "docs/priority.md", "docs/report.md", "docs/security.md", "docs/sharing.md", "docs/traces.md", "docs/trainers.md",
-    "docs/training-loops.md", "docs/training.md", "docs/tuning.md", "docs/tutorial.md", "docs/versions.md", "docs/wire.md",
+    "docs/cost-model.md", "docs/faults.md", "docs/fidelity.md", "docs/formats.md", "docs/gpu.md", "docs/half-precision.md",
+    "docs/lab.md", "docs/monitoring.md", "docs/overhead.md", "docs/papers.md", "docs/planning.md", "docs/plugins.md",
+    "docs/policies.md", "docs/priority.md", "docs/report.md", "docs/security.md", "docs/sharing.md", "docs/traces.md",
+    "docs/trainers.md", "docs/training-loops.md", "docs/training.md", "docs/tuning.md", "docs/tutorial.md",
+    "docs/versions.md", "docs/wire.md",
 ]  # fmt: skip
 SECONDS = 60
 """What a command that is run may take."""

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._foreach_utils import _has_foreach_support
 
 import gradlane
 from gradlane.core.checks import check_timeline
@@ -150,3 +151,30 @@ def loses_what_is_stuck(rank: int, world: int) -> tuple[list[bool], frozenset[in
         if thread.name == "gradlane-abort":
             thread.join(10)
     return queued, backend.lost, [each.name for each in threading.enumerate() if each.name.startswith("gradlane-abort")]
+
+
+def classes_that_choose_kernels(rank: int, world: int) -> tuple[set[str], list[bool]]:
+    """By the classes of tensors torch chooses kernels: those of parameters in the steps of the second of two optimizers, and
+    whether gradients before each step may take foreach kernels.
+    """
+    seen: set[str] = set()
+
+    class Noting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            seen.update(type(param).__name__ for group in self.param_groups for param in group["params"])
+            return super().step(closure)
+
+    net = MODELS["convolutions"]()
+    first, *others = net.children()
+    optimizers = [torch.optim.SGD(first.parameters(), 0.1), Noting([p for part in others for p in part.parameters()], 0.1)]
+    together = []
+    with gradlane.attach(net, optimizers, "bytescheduler", timeout=30, profile_iterations=2):
+        generator = torch.Generator().manual_seed(rank)
+        for _ in range(6):
+            x, y = net.batch(generator)
+            net.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            together.append(_has_foreach_support([p.grad for p in net.parameters() if p.grad is not None], x.device))
+            for optimizer in optimizers:
+                optimizer.step()
+    return seen, together

@@ -86,6 +86,10 @@ def test_a_wait_that_is_left_out_is_found(two_ranks, late, fault, backend, order
         assert "uses of memory are not ordered" in race
 
 
+def test_torch_chooses_kernels_as_for_ordinary_tensors(two_ranks):
+    assert two_ranks.run("tests.live.cases:classes_that_choose_kernels") == [({"Parameter"}, [True] * 6)] * 2
+
+
 def test_a_plan_with_several_lanes_is_refused_where_sums_take_their_turn_in_a_stream(two_ranks):
     for ok, (kind, text, _) in two_ranks.try_run(
         "tests.live.cases:equals_ddp_with_streams",
