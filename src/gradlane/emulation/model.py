@@ -51,8 +51,9 @@ class Emulated(nn.Module):
 
     A layer whose parameters have changed since its last forward pass first takes its `update_ns`,
     whatever updated them. The profile's uncovered time comes first in a forward pass with gradients.
-    A live profile of this model therefore has both inside its forward times. The processor time of the optimizer is not added: it delays the device only if it lasts
-    longer than the device's work (`device.py`).
+    A live profile of this model therefore has both inside its forward times. The processor time of
+    the optimizer is not added: it delays the device only if it lasts longer than the device's work
+    (`device.py`).
 
     Args:
         profile: the profile to emulate.
