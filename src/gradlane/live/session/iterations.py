@@ -98,6 +98,7 @@ class Iterations(SessionBase):
         self._left_alone = False
         self._settled = False
         self._forward_began_ns = self._forward_ended_ns = self._backward_began_ns = self._step_began_ns = 0
+        self._step_ended_ns = 0  # of a measured iteration, until the next forward pass that trains
         self._fires_in_a_pass: dict[str, int] = {}
         # iterations, until settled, in which gradients were read before the step
         self._reads: set[int] = set()
@@ -187,6 +188,9 @@ class Iterations(SessionBase):
                 "the backward pass was left unfinished (an exception that the script caught?); its gradients are partly "
                 "summed, the job cannot go on from here"
             )
+        if trains and self._step_ended_ns:
+            self._planner.builder.rested(self._now(self._driver.iteration + 1) - self._step_ended_ns)
+            self._step_ended_ns = 0
         whole = compiling or is_compiled(self.model)
         if whole:
             self._tell("compiled", "the whole model is compiled: updates cannot overlap with its forward pass; compile blocks")
@@ -589,6 +593,7 @@ class Iterations(SessionBase):
         self._recorder.add_each("update", self._driver.iteration, updated, self._step_began_ns, now)
         if self._planner.measures(self._driver.iteration):
             self._planner.builder.updated(now - self._step_began_ns)
+            self._step_ended_ns = now
 
     def _gradient_read(self, tensor: int) -> None:
         """Called before an operation on a gradient that stands for a sum: wait for the sum."""
