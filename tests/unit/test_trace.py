@@ -251,6 +251,8 @@ def test_parameters_without_a_gradient_are_left_out_with_a_note(tmp_path):
     profile = recording.read(tmp_path)
     assert [spec.size_bytes for spec in profile.specs] == [4_000_000, 4]
     assert profile.source.endswith("1 parameters without a gradient are left out")
+    spaced = json.dumps({"traceEvents": recording.events}, indent=1)
+    assert trace.read(written(tmp_path, spaced)) == profile
     recording.events = [e for e in recording.events if e["args"].get("Input type") in (None, [""])]
     with pytest.raises(FormatError, match="no torch::autograd::AccumulateGrad with a gradient in it"):
         recording.read(tmp_path)
