@@ -48,16 +48,6 @@ def k80_cluster(algorithm: str, workers: int) -> Network:
     return all_reduce(algorithm, workers, startup_ns=startup_ns, bytes_per_second=int(1 / seconds_a_byte))
 
 
-def scaled(profile: Profile, factor: float) -> Profile:
-    """The profile with all times `factor` times as long."""
-    tensors = tuple(msgspec.structs.replace(seen, ready_ns=round(seen.ready_ns * factor)) for seen in profile.tensors)
-    layers = tuple(
-        msgspec.structs.replace(layer, forward_ns=round(layer.forward_ns * factor), update_ns=round(layer.update_ns * factor))
-        for layer in profile.layers
-    )
-    return msgspec.structs.replace(profile, tensors=tensors, layers=layers, backward_ns=round(profile.backward_ns * factor))
-
-
 def servers(workers: int, bytes_per_second: int, *, colocated: bool = False) -> Cluster:
     return Cluster.homogeneous(workers, workers, bytes_per_second, colocated=colocated, startup_ns=MESSAGE_STARTUP_NS)
 

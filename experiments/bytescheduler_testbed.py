@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from experiments.assumptions import GBIT, MESSAGE_STARTUP_NS, dealt_ns, scaled, speed, tuned_bytescheduler
+from experiments.assumptions import GBIT, MESSAGE_STARTUP_NS, dealt_ns, speed, tuned_bytescheduler
 from experiments.table import Row
 from gradlane import zoo
 from gradlane.core.cluster import Cluster
@@ -57,7 +57,7 @@ def _over_servers() -> list[Row]:
     for model, count, published in OVER_SERVERS:
         profile = profile_of(model)
         where, alone = machines(count, 100), machines(count, 100, devices=1)
-        faster = scaled(profile, 0.5)
+        faster = profile.stretched(0.5)
         ours, even, of_one, computed_faster = (
             100 * (tuned(model_of, place) / default - 1)
             for model_of, place, default in (

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from experiments import mg_wfbp_testbed
-from experiments.assumptions import k80_cluster, scaled
+from experiments.assumptions import k80_cluster
 from experiments.mg_wfbp_networks import SCRIPT_STARTUP_NS, script_cluster, script_ring_rate
 from experiments.table import Row
 from gradlane import trace, zoo
@@ -110,8 +110,8 @@ def _tried(recorded: Profile) -> list[Row]:
             recorded,
             lambda workers: Network.line(workers, 2 * workers * 42_000, script_ring_rate(workers)),
         ),
-        ("the zoo's layers in the recording's time, the script's a, b", scaled(zoos, factor), script),
-        ("the recording's layers in the zoo's time, the script's a, b", scaled(recorded, 1 / factor), script),
+        ("the zoo's layers in the recording's time, the script's a, b", zoos.stretched(factor), script),
+        ("the recording's layers in the zoo's time, the script's a, b", recorded.stretched(1 / factor), script),
     ]
     found = []
     for what, profile, network in runs:

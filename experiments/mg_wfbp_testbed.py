@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from experiments.assumptions import k80_cluster, scaled
+from experiments.assumptions import k80_cluster
 from experiments.mg_wfbp_networks import V100_CLUSTERS, fitted, over_its_links, script_cluster, startups_on_device
 from experiments.table import Row, count
 from gradlane import zoo
@@ -187,7 +187,7 @@ def _measured() -> Iterator[Measured]:
             single = zoo.profile(model, device="v100")
             yield Measured(cluster, model, "FP32", single, by_precision[0])
             factor = COMPUTING[model][1] / COMPUTING[model][0]
-            yield Measured(cluster, model, "FP16", half_precision(scaled(single, factor)), by_precision[1])
+            yield Measured(cluster, model, "FP16", half_precision(single.stretched(factor)), by_precision[1])
 
 
 @cache

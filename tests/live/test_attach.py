@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
+from statistics import median
 
 import pytest
 import torch
@@ -423,6 +425,25 @@ def test_the_gradients_of_a_closed_session_are_plain_tensors_and_so_are_the_para
     assert {type(param) for param in model.parameters()} == {nn.Parameter}
     assert {type(param.grad) for param in model.parameters()} == {torch.Tensor}
     assert session.closed
+
+
+def test_a_measured_profile_has_what_the_script_does_between_two_steps_as_uncovered_time(a_world_of_one):
+    model = _model()
+    optimizer = momentum(model)
+    least_ns, most_ns = [], []
+    with gradlane.attach(model, optimizer, network=GIVEN, profile_iterations=3) as session:
+        loss = model(torch.randn(2, 12)).sum()
+        for _ in range(5):
+            loss.backward()
+            began_ns = time.monotonic_ns()
+            optimizer.step()
+            stepped_ns = time.monotonic_ns()
+            torch.randn(300, 300) @ torch.randn(300, 300)  # as a script that makes its next inputs
+            least_ns.append(time.monotonic_ns() - stepped_ns)
+            loss = model(torch.randn(2, 12)).sum()
+            most_ns.append(time.monotonic_ns() - began_ns)
+        # iterations 1 to 3 are measured
+        assert median(least_ns[1:4]) <= session.profile().uncovered_ns <= median(most_ns[1:4])
 
 
 def test_a_gradient_read_inside_the_backward_pass_is_refused_at_once(a_world_of_one):

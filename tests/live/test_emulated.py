@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from msgspec import structs
 
 from gradlane.core.profile import Profile
 from gradlane.emulation.device import Device, ThreadClock
@@ -157,6 +158,16 @@ def test_an_update_takes_its_time_in_the_next_forward_pass_and_only_once() -> No
         model()
         forward.append(clock.now_ns() - began)
     assert forward == [12_000 + 2 * 700, 12_000]
+
+
+def test_uncovered_time_comes_before_a_forward_pass_that_trains() -> None:
+    clock = TurnedClock()
+    model = emulated(structs.replace(SMALL, uncovered_ns=50_000), clock=clock)
+    for trains, expected_ns in ((True, 50_000 + 12_000), (False, 12_000)):
+        before_ns = clock.now_ns()
+        with torch.set_grad_enabled(trains):
+            model()
+        assert clock.now_ns() - before_ns == expected_ns
 
 
 def test_gradients_are_those_of_their_rank_iteration_and_tensor_and_scale_with_the_loss() -> None:

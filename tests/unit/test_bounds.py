@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,6 +41,16 @@ def test_the_bound_by_hand():
     # all is hidden: t1 passes before t0 is ready, which does not matter when it is 8 bytes in 13 ns
     profile = chain((100, 8, 0, 20), (30, 80, 0, 40))
     assert lower_bound_ns(profile, network) == 130 + 13 + 60
+
+
+def test_messages_that_pass_in_uncovered_time_are_hidden_from_the_bound():
+    # t0's 8 bytes arrive 13 after the backward pass, which is nothing beside 50 of uncovered time
+    profile = msgspec.structs.replace(chain((100, 8, 0, 20), (30, 80, 0, 40)), uncovered_ns=50)
+    network = Network.line(2, 5, 10**9)
+    assert oracle_ns(profile) == lower_bound_ns(profile, network) == 130 + 50 + 60
+    fast = Cluster.homogeneous(2, 2, 10**9)
+    slow = msgspec.structs.replace(fast, workers=tuple(Worker(each.host, 150) for each in fast.workers))
+    assert (lower_bound_ns(profile, fast), lower_bound_ns(profile, slow)) == (240, 360)
 
 
 def test_messages_of_the_size_that_is_cheapest_by_the_byte_bound_a_network_of_pieces():

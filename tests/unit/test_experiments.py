@@ -17,7 +17,7 @@ from experiments import (
     prophet,
     searches,
 )
-from experiments.assumptions import GBIT, k80_cluster, scaled, speed
+from experiments.assumptions import GBIT, k80_cluster, speed
 from experiments.lab import operating
 from experiments.lab import page as lab_page
 from experiments.lab import results as lab_results
@@ -115,7 +115,7 @@ def test_the_authors_recording_and_network_give_their_groups():
 
 def test_a_profile_in_half_precision_and_in_another_time():
     profile = zoo.profile("alexnet")
-    other = half_precision(scaled(profile, 0.5))
+    other = half_precision(profile.stretched(0.5))
     assert other.size_bytes * 2 == profile.size_bytes
     assert other.compute_ns == pytest.approx(profile.compute_ns / 2, rel=1e-6)
     assert {seen.spec.dtype for seen in other.tensors} == {"float16"}

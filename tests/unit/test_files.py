@@ -34,6 +34,7 @@ NOUNS: dict[str, Any] = {
         (Layer("in", 1_000, 30), Layer("out", 500)),
         2_500,
         "written by hand",
+        4_000,
     ),
     "network": Network(
         4,
@@ -124,6 +125,11 @@ def test_a_network_written_before_there_was_latency_has_none_and_carries_message
     assert old.sharing == ONE_BY_ONE
     assert old.min_message_ns == old.min_message_latency_ns == 0
     assert old.stream_ns(486_000, 10) == 10 * old.cost_ns(486_000) == 11_850_000
+
+
+def test_a_profile_written_before_there_was_uncovered_time_has_none():
+    old = files.loads((GOLDEN / "profile-without-uncovered.json").read_bytes(), Profile)
+    assert old == msgspec.structs.replace(NOUNS["profile"], uncovered_ns=0)
 
 
 BUS = Bus(8, 3_400, 120_000_000_000, 1_048_576, "written by hand", 1_200)

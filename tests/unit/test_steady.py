@@ -152,10 +152,21 @@ def test_behind_the_barrier_all_updates_follow_the_last_arrival() -> None:
     assert forward_ends(THREE, [500, 50], crosses_barrier=False) == 1_140
 
 
+def test_uncovered_time_follows_the_updates_behind_the_barrier_and_hides_messages_across_it() -> None:
+    profile = msgspec.structs.replace(THREE, uncovered_ns=70)
+    behind, across = ForwardPass(profile, False), ForwardPass(profile, True)
+    assert behind.begin(20, [50, 0, 500]) == 500 + 40 + 70
+    assert behind.begin(20, [50, 0, 500], 2 * PPM, 0) == 500 + 140
+    assert across.begin(20, [50, 0, 500]) == 20 + 70
+    # the first layer's tensor, there at 50, costs nothing, and the third's still comes at 500
+    assert forward_ends(profile, [500, 50], crosses_barrier=True) == 500 + 30 + 300
+    assert forward_ends(profile, [0, 50], crosses_barrier=True) == 20 + 70 + 10 + 100 + 200 + 30 + 300 == profile.compute_ns
+
+
 @pytest.mark.parametrize("crosses_barrier", [False, True])
 def test_times_are_scaled_and_servers_that_update_take_the_updates_away(crosses_barrier: bool) -> None:
     walk, arrived = ForwardPass(THREE, crosses_barrier), [0, 0, 0]
-    begun = walk.begin(0, arrived, 0)
+    begun = walk.begin(0, arrived, update_ppm=0)
     assert begun == 0
     assert walk.run(range(3), begun, arrived, 2 * PPM, 0) == 1_200
     assert walk.run_freely(range(3), 5, PPM // 2) == 305

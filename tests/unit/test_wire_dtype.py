@@ -27,6 +27,7 @@ MIXED = Profile(
     (Layer("all", 100),),
     100,
     "by hand",
+    25,
 )
 
 
@@ -39,7 +40,9 @@ def test_float32_travels_in_half_of_the_bytes_and_all_else_as_it_is() -> None:
         (2, "float16"),
     ]
     assert narrowed.source == "float16 on the wire; by hand"
-    assert (narrowed.layers, narrowed.backward_ns) == (MIXED.layers, MIXED.backward_ns)
+    assert (narrowed.layers, narrowed.backward_ns, narrowed.uncovered_ns) == (MIXED.layers, MIXED.backward_ns, 25)
+    assert (MIXED.scaled(2).uncovered_ns, MIXED.stretched(2).uncovered_ns) == (25, 50)
+    assert MIXED.in_order_of(MIXED.specs[::-1]).uncovered_ns == 25
     assert [tensor.ready_ns for tensor in narrowed.tensors] == [0, 10, 20, 30]
     assert narrowed.with_wire_dtype("bfloat16") is narrowed
     assert MIXED.with_wire_dtype(None) is MIXED

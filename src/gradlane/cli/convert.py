@@ -45,12 +45,12 @@ def command(
     if as_json:
         click.echo(msgspec.json.format(files.dumps(profile), indent=2).decode())
     else:
-        update_ns = profile.compute_ns - profile.forward_ns - profile.backward_ns
+        rest = f", uncovered {format_ns(profile.uncovered_ns)}" if profile.uncovered_ns else ""
         console().print(
             Text(
                 f"{profile.model}: {len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}, {len(profile.layers)} "
                 f"layers; forward {format_ns(profile.forward_ns)}, backward {format_ns(profile.backward_ns)}, update "
-                f"{format_ns(update_ns)}\nsource: {profile.source}"
+                f"{format_ns(profile.update_ns)}{rest}\nsource: {profile.source}"
             ),
             soft_wrap=True,
         )

@@ -191,7 +191,11 @@ def _show(outcomes: list[Outcome], best: Outcome, baseline: Outcome, is_given: b
     shown = console()
     print_table(table)
     shown.print(
-        Text(f"no schedule is faster than {format_ns(best.bound_ns)}; computation alone takes {format_ns(best.oracle_ns)}\n")
+        Text(
+            f"no schedule is faster than {format_ns(best.bound_ns)}; computation alone takes "
+            f"{reports.alone_text(best.case.profile)}\n"
+        ),
+        soft_wrap=True,
     )
     shown.print(Text(_recommendation(outcomes, best, baseline, is_given)), soft_wrap=True)
     shown.print(Text(best.plan.describe()), soft_wrap=True)

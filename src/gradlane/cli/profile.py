@@ -68,6 +68,7 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
     print_table(table)
     shown.print(
         f"forward {format_ns(profile.forward_ns)}, backward {format_ns(profile.backward_ns)}, "
+        f"uncovered {format_ns(profile.uncovered_ns)}, "
         f"{len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}; {profile.source}; written to {out}/",
         highlight=False,
     )

@@ -159,6 +159,10 @@ def show(outcomes: Sequence[Outcome]) -> None:
         table.add_section()
     print_table(table)
     shown.print(Text("scaling: the part of linear. above bound: than which no schedule is faster."))
+    profiles = {outcome.case.profile.model: outcome.case.profile for outcome in outcomes}
+    for model, profile in profiles.items():
+        if profile.uncovered_ns:
+            shown.print(Text(f"{model}: computation alone takes {reports.alone_text(profile)}"), soft_wrap=True)
 
 
 def rate_text(outcome: Outcome) -> str:

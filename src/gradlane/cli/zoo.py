@@ -126,11 +126,10 @@ def _list_buses(as_json: bool) -> None:
 
 def _show(profile: Profile) -> None:
     shown = console()
-    update_ns = profile.compute_ns - profile.forward_ns - profile.backward_ns
     shown.print(
         Text(
             f"{profile.model}: {len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}; forward "
-            f"{format_ns(profile.forward_ns)}, backward {format_ns(profile.backward_ns)}, update {format_ns(update_ns)}"
+            f"{format_ns(profile.forward_ns)}, backward {format_ns(profile.backward_ns)}, update {format_ns(profile.update_ns)}"
         )
     )
     shown.print(Text(f"source: {profile.source}"))

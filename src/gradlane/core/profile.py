@@ -100,6 +100,9 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         layers: in forward order.
         backward_ns: length of the whole backward pass; no gradient is ready later.
         source: where the numbers come from.
+        uncovered_ns: the rest of an iteration, which neither passes nor updates cover: the host loads
+            inputs, logs, or waits for the device. It lies between the updates and the next forward
+            pass; messages travel meanwhile.
     """
 
     model: str
@@ -108,6 +111,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layers: tuple[Layer, ...]
     backward_ns: int
     source: str = "unstated"
+    uncovered_ns: int = 0
 
     def __post_init__(self) -> None:
         need_name("model", self.model)
@@ -117,6 +121,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         total_bytes = sum(tensor.spec.size_bytes for tensor in self.tensors)
         need(total_bytes <= MAX_BYTES, "tensors", total_bytes, f"at most {MAX_BYTES} bytes together, as one message may have")
         need_int("backward_ns", self.backward_ns, 0, MAX_NS)
+        need_int("uncovered_ns", self.uncovered_ns, 0, MAX_NS)
         names = [tensor.spec.name for tensor in self.tensors]
         need(len(set(names)) == len(names), "tensors", "a name twice", "distinct names")
         # texts are made only where there is a fault: a profile may have a hundred thousand tensors
@@ -145,9 +150,14 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sum(layer.forward_ns for layer in self.layers)
 
     @property
+    def update_ns(self) -> int:
+        """Length of all updates together."""
+        return sum(layer.update_ns for layer in self.layers)
+
+    @property
     def compute_ns(self) -> int:
-        """Forward, backward and update together: the iteration time on a network without cost."""
-        return self.forward_ns + self.backward_ns + sum(layer.update_ns for layer in self.layers)
+        """Forward, backward, updates and uncovered time together: the iteration time on a network without cost."""
+        return self.forward_ns + self.backward_ns + self.update_ns + self.uncovered_ns
 
     def stretched(self, factor: float) -> Profile:
         """The same profile with every time multiplied by `factor`."""
@@ -157,7 +167,9 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         tensors = tuple(msgspec.structs.replace(tensor, ready_ns=at(tensor.ready_ns)) for tensor in self.tensors)
         layers = tuple(Layer(each.name, at(each.forward_ns), at(each.update_ns)) for each in self.layers)
-        return msgspec.structs.replace(self, tensors=tensors, layers=layers, backward_ns=at(self.backward_ns))
+        return msgspec.structs.replace(
+            self, tensors=tensors, layers=layers, backward_ns=at(self.backward_ns), uncovered_ns=at(self.uncovered_ns)
+        )
 
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Profile:
         """The same profile with its tensors in another order.

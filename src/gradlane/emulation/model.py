@@ -50,9 +50,10 @@ class Emulated(nn.Module):
     """The model of `profile`.
 
     A layer whose parameters have changed since its last forward pass first takes its `update_ns`,
-    whatever updated them. A live profile of this model therefore has updates inside its forward
-    times. The processor time of the optimizer is not added: it delays the device only if it lasts
-    longer than the device's work (`device.py`).
+    whatever updated them. The profile's uncovered time comes first in a forward pass with gradients.
+    A live profile of this model therefore has both inside its forward times. The processor time of
+    the optimizer is not added: it delays the device only if it lasts longer than the device's work
+    (`device.py`).
 
     Args:
         profile: the profile to emulate.
@@ -112,6 +113,8 @@ class Emulated(nn.Module):
         unused = set(range(len(self._params)))
         last = len(self._params) - 1  # the first gradient that backward makes ready is the last of the chain
         self._device.begin_pass()
+        if torch.is_grad_enabled():
+            self._device.run(self._took(self.profile.uncovered_ns))
         for layer, tensors in enumerate(self._layers):
             for tensor in tensors:
                 self._params[tensor].detach()  # if this parameter's update is pending, this line waits for it

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
-from gradlane.core.profile import Layer, Profile
+from gradlane.core.profile import Profile
 from gradlane.core.records.ddp_run import DdpRun
 from gradlane.errors import InputError
 from gradlane.planning import catalog
@@ -23,8 +23,6 @@ from gradlane.sim.bounds import lower_bound_ns
 
 WORTH = 0.03
 """The part of a step that has to be saved before anything is recommended: less is lost in what steps differ by."""
-REST = "outside of model and optimizer"
-"""The first layer of the profile that is simulated: what a step takes beside the model's passes and updates."""
 BASELINE = "ddp"
 
 
@@ -55,7 +53,8 @@ class Advice(msgspec.Struct, frozen=True):
 
     Attributes:
         run: what was measured.
-        profile: what was simulated: the run's, with `REST` as its first layer.
+        profile: what was simulated: the run's, as long as a step of computing alone: the rest of that step is its
+            uncovered time.
         step_ns, alone_ns: the median measured step, and that of computing alone.
         waits_ns: of the rank that waits least, how long a step waits for sums when its backward
             pass is over; None on a device.
@@ -131,7 +130,7 @@ def advise(run: DdpRun) -> Advice:
     if run.workers < 2:
         raise InputError("got one rank, expected two or more: a rank alone sums nothing")
     step_ns, alone_ns = round(median(run.step_ns)), round(median(run.alone_ns))
-    profile = _with_rest(run.profile, alone_ns)
+    profile = _covering(run.profile, alone_ns)
     case = Case(profile, run.network)
     options = [_option(BASELINE, run.plan or make_plan(catalog.get(BASELINE), profile, case.place), case, run, None)]
     for name in case.policies:
@@ -161,13 +160,9 @@ def _option(name: str, plan: Plan, case: Case, run: DdpRun, baseline: Option | N
     return Option(name, took_ns, expected_ns, saves, len(plan.messages), why_not_ddp(plan) is None, plan)
 
 
-def _with_rest(profile: Profile, alone_ns: int) -> Profile:
-    """`profile` with what else a step takes ahead of its forward pass, or stretched if steps take less."""
+def _covering(profile: Profile, alone_ns: int) -> Profile:
+    """`profile` with the rest of a step of `alone_ns` as uncovered time, or stretched if steps take less."""
     rest_ns = alone_ns - profile.compute_ns
     if rest_ns < 0:
-        profile, rest_ns = profile.stretched(alone_ns / profile.compute_ns), 0
-    return structs.replace(
-        profile,
-        layers=(Layer(REST, rest_ns), *profile.layers),
-        tensors=tuple(structs.replace(tensor, layer=tensor.layer + 1) for tensor in profile.tensors),
-    )
+        return profile.stretched(alone_ns / profile.compute_ns)
+    return structs.replace(profile, uncovered_ns=profile.uncovered_ns + rest_ns)

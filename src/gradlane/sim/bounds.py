@@ -62,8 +62,8 @@ def lower_bound_ns(profile: Profile, where: Network | Cluster) -> int:
     least c(S) for them, its cheapest way to carry S bytes. One of these gradients therefore arrives
     at R + c(S) or later; its layer is k or one before it; so layer k and all behind it, each with
     its update, run after that. The forward pass ends no sooner than the greatest R + c(S) +
-    (updates and layers from k on) over all R and k, nor sooner than backward and forward take
-    alone.
+    (updates and layers from k on) over all R and k, nor sooner than backward, forward and the
+    uncovered time take alone.
 
     For all-reduce c(S) is that of the cheapest piece of the network to carry S bytes in: one startup,
     the largest size that the piece allows at its rate, and what is left at the least time per byte
@@ -273,7 +273,7 @@ def _bound(profile: Profile, cost_ns: Callable[[int], int], percent: int, update
     ]
     ready = [tensor.ready_ns * percent // 100 for tensor in profile.tensors]
     rest = sum(layers)
-    best = profile.backward_ns * percent // 100 + rest
+    best = profile.backward_ns * percent // 100 + profile.uncovered_ns * percent // 100 + rest
     of_layers = tensors_by_layer(profile)
     sizes = [0] * len(ready)
     total_bytes = 0

@@ -51,7 +51,8 @@ class ForwardPass:
     A plan that crosses the barrier makes each layer wait for its own tensors alone (Mercury Eq. 4):
     a layer begins when the layer before it has ended and its tensors have arrived, updates them,
     and runs. Behind the barrier the pass waits for all tensors, then updates all of them, then runs
-    all layers.
+    all layers. The profile's uncovered time comes before the first layer: after the updates behind
+    the barrier, after the backward pass across it.
 
     The owner runs the pass in parts: `begin` once, then `run` for consecutive layers. `arrived_ns`
     of these methods has, for each layer, when the last of its tensors arrived, or a time before the
@@ -66,25 +67,26 @@ class ForwardPass:
             crosses_barrier: `Plan.crosses_barrier`.
             observer: is told of each wait, update and layer; None where only the end matters.
         """
-        self._layers = profile.layers
+        self._layers, self._uncovered_ns = profile.layers, profile.uncovered_ns
         self._crosses_barrier = crosses_barrier
         self._observer = observer
 
-    def begin(self, now_ns: int, arrived_ns: Sequence[int], update_ppm: int = PPM) -> int:
-        """Do what comes before the first layer: behind the barrier the wait and all updates, across
-        it nothing.
+    def begin(self, now_ns: int, arrived_ns: Sequence[int], uncovered_ppm: int = PPM, update_ppm: int = PPM) -> int:
+        """Do what comes before the first layer: behind the barrier the wait and all updates, then the
+        uncovered time.
 
         Args:
             now_ns: when the compute thread is free.
             arrived_ns: see the class.
-            update_ppm: millionths of the profile's time that an update takes; 0 where servers
-                update.
+            uncovered_ppm: millionths of the profile's time that the uncovered time takes.
+            update_ppm: the same of an update; 0 where servers update.
 
         Returns:
             When the first layer may begin, as far as this says.
         """
+        uncovered_ns = self._uncovered_ns * uncovered_ppm // PPM
         if self._crosses_barrier:
-            return now_ns
+            return now_ns + uncovered_ns
         observer = self._observer
         last_ns = max(arrived_ns)
         if last_ns > now_ns:
@@ -95,7 +97,7 @@ class ForwardPass:
             begun_ns, now_ns = now_ns, now_ns + layer.update_ns * update_ppm // PPM
             if observer is not None:
                 observer.updated(index, begun_ns, now_ns)
-        return now_ns
+        return now_ns + uncovered_ns
 
     def run(self, layers: range, now_ns: int, arrived_ns: Sequence[int], forward_ppm: int = PPM, update_ppm: int = PPM) -> int:
         """Run consecutive layers, whose tensors have all arrived or will at a known time.

@@ -165,7 +165,7 @@ class SimulatedWorker:
         if self._layer == 0:
             if self._missing_of_layer[0] if self.plan.crosses_barrier else self._missing_at_all:
                 return None
-            self._free_ns = self._forward.begin(self._free_ns, self._latest, self._update_ppm)
+            self._free_ns = self._forward.begin(self._free_ns, self._latest, self._scale_ppm, self._update_ppm)
             self._span("step", self.iteration, -1, self._step_start, self._free_ns)
             self._step_start = self._free_ns
             self._scale_ppm = next_scale_ppm

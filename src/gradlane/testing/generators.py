@@ -64,7 +64,7 @@ def profiles(
     max_elements: int = 200_000,
 ) -> Profile:
     """Any profile: tensors in readiness order, each first used by some layer, layers without
-    tensors too.
+    tensors too, with uncovered time or without.
 
     Args:
         max_tensors: tensors at most, 1 or more.
@@ -89,6 +89,7 @@ def profiles(
         tuple(tensors),
         tuple(Layer(f"l{index}", forward, update) for index, (forward, update) in enumerate(layers)),
         ready_ns + draw(GAPS_NS),
+        uncovered_ns=draw(GAPS_NS),
     )
 
 
@@ -185,6 +186,7 @@ def profile_of(
     forward_ns: int | Sequence[int] = 10,
     update_ns: int = 0,
     backward_ns: int | None = None,
+    uncovered_ns: int = 0,
 ) -> Profile:
     """A profile of tensors as (ready_ns, size_bytes), in the order in which they become ready.
 
@@ -195,6 +197,7 @@ def profile_of(
         forward_ns: of each layer, or of all.
         update_ns: of every layer.
         backward_ns: as long as the last tensor takes where not given.
+        uncovered_ns: the rest of an iteration.
     """
     count = len(tensors)
     of_layer = layers or [count - 1 - index for index in range(count)]
@@ -212,6 +215,7 @@ def profile_of(
         ),
         tuple(Layer(f"l{index}", time_ns, update_ns) for index, time_ns in enumerate(forward)),
         tensors[-1][0] if backward_ns is None else backward_ns,
+        uncovered_ns=uncovered_ns,
     )
 
 
@@ -246,7 +250,10 @@ def jobs(draw: st.DrawFn, wires: Sequence[Wire] = WIRES, two_phase: bool = True,
     for spec in plan.tensors:
         ready_ns += draw(GAPS_NS)
         tensors.append(TensorProfile(spec, ready_ns, draw(st.integers(0, len(layers) - 1))))
-    return Job(plan, Profile("drawn", "none", tuple(tensors), layers, ready_ns + draw(GAPS_NS)))
+    # uncovered time costs no draw of its own: each makes faults of fabrics harder to find
+    return Job(
+        plan, Profile("drawn", "none", tuple(tensors), layers, ready_ns + draw(GAPS_NS), uncovered_ns=layers[0].update_ns)
+    )
 
 
 def chain(*layers: tuple[int, int, int, int]) -> Profile:

@@ -1,8 +1,9 @@
-"""Chakra execution traces (JSON): number, order and sizes of gradients, without times.
+"""PyTorch's execution traces (JSON), Chakra's and those of schema 1.0.1: number, order and sizes of gradients, without times.
 
-The gradients are the AccumulateGrad nodes. A trace of several iterations is cut at the optimizer's
-steps, and its iterations must be equal. The caller gives forward and backward time together;
-backward is two thirds of it, divided evenly among the gradients.
+The gradients are those of the AccumulateGrad nodes; nodes that were given none are left out. A trace
+of several iterations is cut at the optimizer's steps, and its iterations must be equal. The caller
+gives forward and backward time together; backward is two thirds of it, divided evenly among the
+gradients.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from gradlane.trace.kineto import ACCUMULATE, MAX_DIMENSIONS, OPTIMIZER_STEP
 from gradlane.trace.source import MAX_SHAPE, named, need_few_objects
 
 _DTYPES = {4: "float32", 8: "float64", 2: "float16"}
+_NO_TENSOR = ("nullptr", "None")  # types of what is given where there is no gradient
 
 
 class _Node(msgspec.Struct):
     id: int = 0
     name: str = ""
     inputs: msgspec.Raw = msgspec.Raw()  # read for gradients alone
+    input_shapes: msgspec.Raw = msgspec.Raw()  # 1.0.1 has them beside the inputs, later schemas within
+    input_types: msgspec.Raw = msgspec.Raw()
 
 
 class _Trace(msgspec.Struct):
@@ -35,17 +39,18 @@ class _Trace(msgspec.Struct):
 
 
 def is_it(head: bytes) -> bool:
-    return b'"schema"' in head and b"chakra" in head
+    return b'"schema"' in head and (b"chakra" in head or b'"nodes"' in head)
 
 
 def read(data: bytes, name: str, tensors: Sequence[TensorSpec] | None, compute_ns: int | None) -> Profile:
-    sizes, collectives = read_sizes(data, name)
+    sizes, collectives, without_gradient = read_sizes(data, name)
     if compute_ns is None:
         raise FormatError(f"{name}: a Chakra trace has no times; give the length of forward and backward (--compute 300ms)")
     need_int("compute_ns", compute_ns, 1, MAX_NS)
     specs = named(name, sizes, tensors)
     backward_ns = compute_ns * 2 // 3
     count = len(specs)
+    left_out = f"; {without_gradient} parameters without a gradient are left out" if without_gradient else ""
     bounds = [(compute_ns - backward_ns) * layer // count for layer in range(count + 1)]
     return Profile(
         name.split(".")[0],
@@ -53,16 +58,16 @@ def read(data: bytes, name: str, tensors: Sequence[TensorSpec] | None, compute_n
         tuple(TensorProfile(spec, backward_ns * (index + 1) // count, count - 1 - index) for index, spec in enumerate(specs)),
         tuple(Layer(f"layer{index}", end - begin) for index, (begin, end) in enumerate(pairwise(bounds))),
         backward_ns,
-        f"{name}: Chakra sizes and order ({collectives} all-reduces in it); times given, shared out evenly",
+        f"{name}: Chakra sizes and order ({collectives} all-reduces in it); times given, shared out evenly{left_out}",
     )
 
 
-def read_sizes(data: bytes, name: str) -> tuple[list[tuple[int, str]], int]:
+def read_sizes(data: bytes, name: str) -> tuple[list[tuple[int, str]], int, int]:
     """The gradients of one iteration.
 
     Returns:
-        (size_bytes, dtype) of each gradient in order of readiness, and the number of all-reduce
-        operations.
+        (size_bytes, dtype) of each gradient in order of readiness, the number of all-reduce
+        operations, and how many parameters of the first iteration were given no gradient.
     """
     need_few_objects(data, name)
     try:
@@ -70,14 +75,19 @@ def read_sizes(data: bytes, name: str) -> tuple[list[tuple[int, str]], int]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{name}: not a Chakra trace: {error}") from None
     iterations: list[list[tuple[int, str]]] = [[]]
+    without_gradient = 0
     for place, node in sorted(enumerate(nodes), key=lambda numbered: numbered[1].id):  # numbered as they begin
         if node.name == ACCUMULATE:
-            iterations[-1].append(_size(node, f"$.nodes[{place}]", name))
+            size = _size(node, f"$.nodes[{place}]", name)
+            if size is not None:
+                iterations[-1].append(size)
+            elif len(iterations) == 1:
+                without_gradient += 1
         elif node.name.startswith(OPTIMIZER_STEP):
             iterations.append([])
     iterations = [sizes for sizes in iterations if sizes]
     if not iterations:
-        raise FormatError(f"{name}: no {ACCUMULATE} nodes in it; record a training step")
+        raise FormatError(f"{name}: no {ACCUMULATE} nodes with a gradient in it; record a training step")
     for number, sizes in enumerate(iterations):
         if sizes != iterations[0]:
             raise FormatError(
@@ -86,14 +96,20 @@ def read_sizes(data: bytes, name: str) -> tuple[list[tuple[int, str]], int]:
             )
     if len(iterations[0]) > MAX_TENSORS:
         raise FormatError(f"{name}: more than {MAX_TENSORS} gradients")
-    return iterations[0], sum(node.name == "nccl:all_reduce" for node in nodes)
+    return iterations[0], sum(node.name == "nccl:all_reduce" for node in nodes), without_gradient
 
 
-def _size(node: _Node, place: str, name: str) -> tuple[int, str]:
-    if len(node.inputs) > MAX_SHAPE:
+def _size(node: _Node, place: str, name: str) -> tuple[int, str] | None:
+    """(size_bytes, dtype) of the gradient of an AccumulateGrad; None if it was given none."""
+    if max(len(node.inputs), len(node.input_shapes), len(node.input_types)) > MAX_SHAPE:
         raise FormatError(f"{name}: a gradient whose shape takes more than {MAX_SHAPE} bytes to describe", place)
     try:
-        inputs = msgspec.json.decode(node.inputs, type=dict[str, Any])
+        inputs = msgspec.json.decode(node.inputs, type=dict[str, Any] | list[Any])
+        if isinstance(inputs, list):
+            shapes, types = (msgspec.json.decode(each, type=list[Any]) for each in (node.input_shapes, node.input_types))
+            inputs = {"values": inputs, "shapes": shapes, "types": types}
+        if any(missing in str(inputs["types"][0]) for missing in _NO_TENSOR):
+            return None
         elements, element_bytes = int(inputs["values"][0][3]), int(inputs["values"][0][4])
         shape = [int(length) for length in inputs["shapes"][0]]
         dtype = _DTYPES[element_bytes]

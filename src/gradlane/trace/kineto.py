@@ -1,13 +1,17 @@
 """PyTorch profiler traces (Kineto's Chrome trace JSON), of a device or of the CPU.
 
-A gradient is ready when autograd has accumulated it: on a device, when the last kernel launched
-until then ends, NCCL's not counted; on the CPU, when AccumulateGrad ends. Sequence numbers join
-each backward operation to the forward operation that made it. A parameter's first use is the
-forward operation whose backward ran last before its AccumulateGrad; these operations, outermost
-ones, are the layers. If a trace does not tell (no sequence numbers, reentrant checkpointing),
-gradients that become ready together are a layer, and forward time is divided as backward time is.
-Steps are those of `profiler.step()`; without, each ends with `optimizer.step()`. Times are medians
-over the steps.
+A gradient is ready when autograd has accumulated it: on a device, when the last work launched until
+then ends, NCCL's not counted; on the CPU, when AccumulateGrad ends. Sequence numbers join each
+backward operation to the forward operation that made it. A parameter's first use is the forward
+operation whose backward ran last before its AccumulateGrad; these operations, outermost ones, are
+the layers. If a trace does not tell (no sequence numbers, reentrant checkpointing), gradients that
+become ready together are a layer, and forward time is divided as backward time is.
+
+The forward pass begins with the first use of a parameter and ends where backward begins on the host;
+a part takes its busy time and the gaps that its launches explain (`device`). Steps are those of
+`profiler.step()`; without, each ends with `optimizer.step()`. Times are medians over the steps. What
+no part covers of the time from one step to the next is the profile's uncovered time, but for the
+time in which collectives are waited for.
 """
 
 from __future__ import annotations
@@ -15,8 +19,8 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,15 +29,21 @@ import msgspec
 from gradlane.core.fields import MAX_BYTES, MAX_NAME, MAX_NS, MAX_TENSORS
 from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import FormatError
+from gradlane.trace.device import PAUSE_US, DeviceClock, Intervals, Part, Work
 from gradlane.trace.source import MAX_SHAPE, increasing, named, need_few_objects
 from gradlane.units import format_ns
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 OPTIMIZER_STEP = "Optimizer.step"
 _DTYPES = {"float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
-_LAUNCHES = {"Runtime", "cuda_runtime", "cuda_driver"}
+_RUNTIMES = ("Runtime", "_runtime", "_driver")
 _KERNELS = {"Kernel", "kernel"}
-_OPERATORS = {"Operator", "cpu_op"}
+_COPIES = {"Memcpy", "gpu_memcpy", "Memset", "gpu_memset"}
+_OPERATORS = {"Operator", "cpu_op", ""}
+_COLLECTIVES = "nccl"
+_NO_SUMS = ("SendRecv", "AllToAll", "AllGather", "Broadcast")  # in names of collectives that no schedule of gradients moves
+_LOADING = "enumerate(DataLoader)"
+_LEGACY_DEVICES = ("CUDA functions", "XPU functions", "PrivateUse1 functions")
 _ANNOTATIONS_OF_A_DEVICE = "gpu_user_annotation"  # steps a second time, in the device's time
 MAX_DIMENSIONS = 64
 
@@ -45,6 +55,13 @@ class _Args(msgspec.Struct):
     shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(b'["float"]'), name="Input type")
 
+    @property
+    def has_no_gradient(self) -> bool:
+        """Of AccumulateGrad: whether autograd came to a parameter without a gradient for it."""
+        if len(self.shapes) > 100 or len(self.types) > 100:
+            return False
+        return b"".join(bytes(self.shapes).split()) == b"[[]]" and b"".join(bytes(self.types).split()) == b'[""]'
+
 
 class _Event(msgspec.Struct):
     ph: str = ""
@@ -53,32 +70,31 @@ class _Event(msgspec.Struct):
     ts: float = 0.0
     dur: float = 0.0
     tid: int | str | None = None
+    pid: int | str | None = None
     args: _Args = msgspec.field(default_factory=_Args)
 
     @property
     def end(self) -> float:
         return self.ts + self.dur
 
+    @property
+    def is_work_of_the_host(self) -> bool:
+        """Whether it is an operation or a call of the runtime, and no mark of a step, a module or of waiting."""
+        return self.calls_the_runtime or (self.cat in _OPERATORS and "::" in self.name)
+
+    @property
+    def calls_the_runtime(self) -> bool:
+        """Whether it is a call of a device's runtime or driver, which may launch work."""
+        return self.cat.endswith(_RUNTIMES)
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether it is a kernel of a collective."""
+        return self.cat in _KERNELS and self.name.startswith(_COLLECTIVES)
+
 
 class _Trace(msgspec.Struct):
     trace_events: list[_Event] = msgspec.field(name="traceEvents")
-
-
-class _Kernels(NamedTuple):
-    """Kernels by the time of their launch, in us."""
-
-    launched: list[float]
-    started: list[float]
-    ended: list[float]  # and no earlier than any launched before
-
-    def start_after(self, launched: float) -> float:
-        """When the first kernel launched at `launched` or later starts."""
-        place = bisect_left(self.launched, launched)
-        return self.started[place] if place < len(self.started) else self.ended[-1]
-
-    def end_before(self, launched: float) -> float:
-        """When all kernels launched before `launched` have ended."""
-        return self.ended[bisect_left(self.launched, launched) - 1]
 
 
 class _Uses(NamedTuple):
@@ -90,108 +106,151 @@ class _Uses(NamedTuple):
 
 
 class _Step(NamedTuple):
-    began_us: float  # its first kernel, or operation
+    """One step, in us."""
+
+    began_us: float  # its forward pass
+    part: Part | None  # its forward pass on a device
     forward_us: float
     ready_us: list[float]
     backward_us: float
     update_us: float
     sizes: list[tuple[int, str] | None]  # None where the trace has no shapes
     uses: _Uses | None
+    length_us: float  # of the profiler's mark; 0 without one
+    without_gradient: int  # AccumulateGrad that were given none
 
 
 def is_it(head: bytes) -> bool:
-    return b'"traceEvents"' in head or (b'"schemaVersion"' in head and b'"deviceProperties"' in head)
+    is_object = b'"traceEvents"' in head or (b'"schemaVersion"' in head and b'"deviceProperties"' in head)
+    return is_object or (head.lstrip()[:1] == b"[" and b'"ph"' in head)
 
 
 def read(data: bytes, name: str, tensors: Sequence[TensorSpec] | None = None) -> Profile:
     need_few_objects(data, name)
-    try:
-        events = msgspec.json.decode(data, type=_Trace).trace_events
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(f"{name}: not a PyTorch profiler trace: {error}") from None
-    spans = []
-    for place, event in enumerate(events):
-        if event.ph != "X" or event.cat == _ANNOTATIONS_OF_A_DEVICE:
-            continue
-        if not (abs(event.ts) <= MAX_NS and 0 <= event.dur <= MAX_NS / 1e3):
-            raise FormatError(
-                f"{name}: got ts {event.ts}, dur {event.dur}, expected us, and a length of 0 or more", f"$.traceEvents[{place}]"
-            )
-        spans.append(event)
-    spans.sort(key=lambda event: (event.ts, -event.dur))  # what contains comes before what it contains
-    kernels = _kernels(spans)
-    if not kernels.launched and any(event.cat in _KERNELS for event in spans):
+    spans = _spans(data, name)
+    clock = _clock(spans)
+    if not clock and any(event.cat in _KERNELS for event in spans):
         raise FormatError(f"{name}: kernels and no launches; profile with activities of the CPU too")
     steps = []
-    for label, inside in _steps(spans):
-        gradients = [event for event in inside if event.name == ACCUMULATE]
+    for label, length_us, inside in _steps(spans):
+        accumulated = [event for event in inside if event.name == ACCUMULATE]
+        gradients = [event for event in accumulated if not event.args.has_no_gradient]
         if gradients:
-            steps.append(_step(inside, gradients, kernels, f"{name}: {label}"))
+            step = _step(inside, gradients, clock, f"{name}: {label}")
+            steps.append(step._replace(length_us=length_us, without_gradient=len(accumulated) - len(gradients)))
     if not steps:
-        raise FormatError(f"{name}: no {ACCUMULATE} in it; profile steps that train, with activities of the CPU too")
+        none = "with a gradient " if any(event.name == ACCUMULATE for event in spans) else ""
+        raise FormatError(f"{name}: no {ACCUMULATE} {none}in it; profile steps that train, with activities of the CPU too")
     for number, step in enumerate(steps):
         if step.sizes != steps[0].sizes:
             raise FormatError(
                 f"{name}: step {number} has {len(step.sizes)} gradients, the first has {len(steps[0].sizes)}, or others; "
                 "record steps that are alike"
             )
-    return _profile(name, steps, tensors, bool(kernels.launched))
+    of_the_host = not clock and any(event.calls_the_runtime and event.args.correlation >= 0 for event in spans)
+    return _profile(name, steps, tensors, clock, ["no kernels in it: times are the host's"] if of_the_host else [])
 
 
-def _steps(spans: list[_Event]) -> Iterator[tuple[str, list[_Event]]]:
+def _spans(data: bytes, name: str) -> list[_Event]:
+    """The events that last, by their start; what contains comes before what it contains."""
+    is_array = data.lstrip()[:1] == b"["  # Chrome's format: an object with the events, or the events alone
+    try:
+        events = (
+            msgspec.json.decode(data, type=list[_Event]) if is_array else msgspec.json.decode(data, type=_Trace).trace_events
+        )
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"{name}: not a PyTorch profiler trace: {error}") from None
+    spans = []
+    for place, event in enumerate(events):
+        if event.ph != "X" or event.cat == _ANNOTATIONS_OF_A_DEVICE:
+            continue
+        where = f"$[{place}]" if is_array else f"$.traceEvents[{place}]"
+        if not (abs(event.ts) <= MAX_NS and 0 <= event.dur <= MAX_NS / 1e3):
+            raise FormatError(f"{name}: got ts {event.ts}, dur {event.dur}, expected us, and a length of 0 or more", where)
+        if event.pid in _LEGACY_DEVICES:
+            raise FormatError(f"{name}: got kernels without launches, of torch.autograd.profiler; use torch.profiler", where)
+        spans.append(event)
+    spans.sort(key=lambda event: (event.ts, -event.dur))
+    return spans
+
+
+def _steps(spans: list[_Event]) -> Iterator[tuple[str, float, list[_Event]]]:
+    """The name, the length as marked, or 0, and the events of each step."""
     starts = [event.ts for event in spans]
     marks = [event for event in spans if event.name.startswith("ProfilerStep")]
     if marks:
         begins = [*(mark.ts for mark in marks), math.inf]
-        windows = [(mark.name, mark.ts, min(mark.end, after)) for mark, after in zip(marks, begins[1:], strict=True)]
+        windows = [(mark.name, mark.dur, mark.ts, min(mark.end, after)) for mark, after in zip(marks, begins[1:], strict=True)]
     else:
         ends = [event.end for event in spans if event.name.startswith(OPTIMIZER_STEP)] or [math.inf]
-        windows = [(f"step {number}", begin, end) for number, (begin, end) in enumerate(pairwise([-math.inf, *ends]))]
-    for label, begin, end in windows:
-        yield label, spans[bisect_left(starts, begin) : bisect_left(starts, end)]
+        windows = [(f"step {number}", 0.0, begin, end) for number, (begin, end) in enumerate(pairwise([-math.inf, *ends]))]
+    for label, length, begin, end in windows:
+        yield label, length, spans[bisect_left(starts, begin) : bisect_left(starts, end)]
 
 
-def _kernels(spans: list[_Event]) -> _Kernels:
-    by_correlation = {
-        event.args.correlation: event
-        for event in spans
-        if event.cat in _KERNELS and event.args.correlation >= 0 and not event.name.startswith("nccl")
-    }
-    launches = [
-        (event.ts, by_correlation[event.args.correlation])
-        for event in spans
-        if event.cat in _LAUNCHES and event.args.correlation in by_correlation
-    ]
-    ended = accumulate((kernel.end for _, kernel in launches), max)
-    return _Kernels([at for at, _ in launches], [kernel.ts for _, kernel in launches], list(ended))
+def _clock(spans: list[_Event]) -> DeviceClock:
+    """What the device did; its copies count if they are in line with kernels, not beside them."""
+    kernels = [event for event in spans if event.cat in _KERNELS and event.args.correlation >= 0]
+    computing = [event for event in kernels if not event.is_collective]
+    sums = [event for event in kernels if event.is_collective and not any(what in event.name for what in _NO_SUMS)]
+    streams = {event.tid for event in computing}
+    copies = [event for event in spans if event.cat in _COPIES and event.args.correlation >= 0 and event.tid in streams]
+    wanted = {event.args.correlation for event in (*computing, *copies)}
+    launches: dict[int, _Event] = {}  # by correlation; one may launch a whole graph of work
+    for event in spans:
+        if event.args.correlation in wanted and event.calls_the_runtime:
+            launches.setdefault(event.args.correlation, event)
+    threads = {event.tid for event in launches.values()}
+    return DeviceClock(
+        (
+            Work(launches[event.args.correlation].ts, event.ts, event.end)
+            for event in (*computing, *copies)
+            if event.args.correlation in launches
+        ),
+        Intervals((event.ts, event.end) for event in sums),
+        Intervals((event.ts, event.end) for event in spans if event.tid in threads and event.is_work_of_the_host),
+    )
 
 
-def _step(inside: list[_Event], gradients: list[_Event], kernels: _Kernels, where: str) -> _Step:
+def _step(inside: list[_Event], gradients: list[_Event], clock: DeviceClock, where: str) -> _Step:
     thread = gradients[0].tid
     marks = [event for event in inside if event.name.startswith("autograd::engine::evaluate_function")]
     # older traces do not mark backward operations, but run them in a thread of their own
-    backward = marks or [event for event in inside if event.tid == thread and event.cat not in _LAUNCHES]
+    backward = marks or [event for event in inside if event.tid == thread and not event.calls_the_runtime]
     begun = min(event.ts for event in (*backward, *gradients))
-    optimizer = [event for event in inside if event.name.startswith(OPTIMIZER_STEP)]
+    ended = max(event.end for event in gradients)
+    # one within another, where an optimizer is made of several
+    optimizer = Intervals((event.ts, event.end) for event in inside if event.name.startswith(OPTIMIZER_STEP))
     sizes = [_size(event, f"{where}, gradient {index}") for index, event in enumerate(gradients)]
-    uses = _uses([event for event in inside if event.args.sequence >= 0 or event.name == ACCUMULATE], begun)
-    if not kernels.launched:
-        first = min(
-            (event.ts for event in inside if event.cat in _OPERATORS and event.name.startswith("aten::")), default=begun
-        )
-        ready = [event.end - begun for event in gradients]
-        update = sum(event.dur for event in optimizer)
-        return _Step(first, begun - first, ready, max(ready), update, sizes, _since(first, uses, lambda at: at))
-    first_launch = bisect_left(kernels.launched, inside[0].ts)
-    if first_launch == bisect_left(kernels.launched, begun):
+    with_gradient = {id(event) for event in gradients}
+    uses = _uses([event for event in inside if event.args.sequence >= 0 or id(event) in with_gradient], begun)
+    first = uses.starts_us[0] if uses else _first_operation(inside, begun)
+    if not clock:
+        pauses = Intervals((event.ts, event.end) for event in inside if event.is_work_of_the_host).gaps(PAUSE_US)
+
+        def passed(since: float, until: float) -> float:
+            return until - since - pauses.within(since, until)
+
+        ready = [passed(begun, event.end) for event in gradients]
+        update = sum(end - start for start, end in optimizer)
+        uses = uses and uses._replace(starts_us=[passed(first, at) for at in uses.starts_us])
+        return _Step(first, None, passed(first, begun), ready, max(ready), update, sizes, uses, 0.0, 0)
+    forward_part, backward_part = clock.part(first, begun), clock.part(begun, ended)
+    if forward_part is None:
         raise FormatError(f"{where}: no kernel was launched before backward begins")
-    first, forward_ended = kernels.started[first_launch], kernels.end_before(begun)
-    ready = [kernels.end_before(event.end) - forward_ended for event in gradients]
-    update = 0.0
-    for event in optimizer:
-        if bisect_left(kernels.launched, event.ts) < bisect_left(kernels.launched, event.end):
-            update += kernels.end_before(event.end) - kernels.start_after(event.ts)
-    return _Step(first, forward_ended - first, ready, max(ready), update, sizes, _since(first, uses, kernels.start_after))
+    ready = [0.0 if backward_part is None else clock.took_us(backward_part, event.end) for event in gradients]
+    updates = (clock.part(start, end) for start, end in optimizer)
+    update = sum(clock.took_us(part) for part in updates if part is not None)
+    uses = uses and uses._replace(starts_us=[clock.offset_us(forward_part, at) for at in uses.starts_us])
+    forward = clock.took_us(forward_part)
+    return _Step(forward_part.began_us, forward_part, forward, ready, max(ready), update, sizes, uses, 0.0, 0)
+
+
+def _first_operation(inside: list[_Event], begun: float) -> float:
+    """When the first operation after the loading of inputs begins, if no first use is known."""
+    loaded = max((event.end for event in inside if event.name.startswith(_LOADING) and event.ts < begun), default=-math.inf)
+    operators = (event.ts for event in inside if event.ts >= loaded and event.is_work_of_the_host)
+    return min(next(operators, begun), begun)
 
 
 def _uses(events: list[_Event], begun: float) -> _Uses | None:
@@ -219,10 +278,6 @@ def _uses(events: list[_Event], begun: float) -> _Uses | None:
     return _Uses([use.name for use in order], [use.ts for use in order], [layer_of[id(use)] for use in firsts])
 
 
-def _since(first: float, uses: _Uses | None, start_of: Callable[[float], float]) -> _Uses | None:
-    return uses and uses._replace(starts_us=[start_of(at) - first for at in uses.starts_us])
-
-
 def _size(event: _Event, where: str) -> tuple[int, str] | None:
     if not len(event.args.shapes):
         return None
@@ -244,7 +299,9 @@ def _size(event: _Event, where: str) -> tuple[int, str] | None:
     return size_bytes, dtype
 
 
-def _profile(name: str, steps: list[_Step], tensors: Sequence[TensorSpec] | None, on_device: bool) -> Profile:
+def _profile(
+    name: str, steps: list[_Step], tensors: Sequence[TensorSpec] | None, clock: DeviceClock, notes: Sequence[str]
+) -> Profile:
     if len(steps[0].sizes) > MAX_TENSORS:
         raise FormatError(f"{name}: more than {MAX_TENSORS} gradients")
     specs = named(name, steps[0].sizes, tensors)
@@ -265,34 +322,54 @@ def _profile(name: str, steps: list[_Step], tensors: Sequence[TensorSpec] | None
         layer_of = [layer_at[at] for at in ready]
         starts = [forward_ns * (ends[0] - end) // ends[0] for end in ends]
         how = "forward shared out among layers as backward is"
-    # what runs before the first use is the first layer's
     bounds = [0, *(min(start, forward_ns) for start in starts[1:]), forward_ns]
     sizes = [0] * len(names)
     for layer, spec in zip(layer_of, specs, strict=True):
         sizes[layer] += spec.size_bytes
+    layers = tuple(
+        Layer(what[:MAX_NAME], end - begin, round(update_ns * size / sum(sizes)))
+        for what, size, (begin, end) in zip(names, sizes, pairwise(bounds), strict=True)
+    )
+    period_ns, waited_ns = _period_ns(steps, clock)
+    covered_ns = forward_ns + backward_ns + sum(layer.update_ns for layer in layers)
+    uncovered_ns = max(0, period_ns - waited_ns - covered_ns)
+    notes = [f"PyTorch profiler, {len(steps)} steps", how, *notes, *_notes(steps, period_ns, waited_ns, uncovered_ns)]
     return Profile(
         Path(name).name.split(".")[0],
-        "device" if on_device else "cpu",
+        "device" if clock else "cpu",
         tuple(TensorProfile(spec, at, layer) for spec, at, layer in zip(specs, ready, layer_of, strict=True)),
-        tuple(
-            Layer(what[:MAX_NAME], end - begin, round(update_ns * size / sum(sizes)))
-            for what, size, (begin, end) in zip(names, sizes, pairwise(bounds), strict=True)
-        ),
+        layers,
         backward_ns,
-        f"{name}: PyTorch profiler, {len(steps)} steps; {how}{_left_out(steps, forward_ns + backward_ns + update_ns)}",
+        f"{name}: {'; '.join(notes)}"[:MAX_NAME],
+        uncovered_ns,
     )
 
 
-def _left_out(steps: list[_Step], parts_ns: int) -> str:
-    """What part of a step is in neither pass nor in the update; in words, or nothing where that is not known.
+def _period_ns(steps: list[_Step], clock: DeviceClock) -> tuple[int, int]:
+    """The time from one step's forward pass to the next one's, and what of it collectives were waited for; medians.
 
-    The host prepares the next kernel then, inputs are loaded, or, in a job of several ranks, sums are awaited.
+    Of one step alone it is what the profiler's mark says; 0 where there is none.
     """
-    periods = [after.began_us - before.began_us for before, after in pairwise(steps)]
-    period_ns = _median_ns(periods) if periods else 0
-    if period_ns <= parts_ns:
-        return ""
-    return f"; {1 - parts_ns / period_ns:.0%} of a step of {format_ns(period_ns)} lies between its parts and is left out"
+    pairs = list(pairwise(steps))
+    if not pairs:
+        return _median_ns([steps[0].length_us]), 0
+    waited = [
+        clock.waited_us(before.part, after.part)
+        for before, after in pairs
+        if before.part is not None and after.part is not None
+    ]
+    return _median_ns([after.began_us - before.began_us for before, after in pairs]), _median_ns(waited or [0.0])
+
+
+def _notes(steps: list[_Step], period_ns: int, waited_ns: int, uncovered_ns: int) -> Iterator[str]:
+    if not period_ns:
+        yield "the time between steps is not known of one step"
+    elif uncovered_ns:
+        yield f"{uncovered_ns / period_ns:.0%} of a step of {format_ns(period_ns)} is uncovered time"
+    if waited_ns:
+        yield f"sums were waited for in {format_ns(waited_ns)} of a step, which are left out"
+    if left_out := steps[0].without_gradient:
+        yield f"{left_out} parameters without a gradient are left out"
 
 
 def _median_ns(values: Sequence[float]) -> int:

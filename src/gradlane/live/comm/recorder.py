@@ -103,6 +103,7 @@ class ProfileBuilder:
         self._forward: list[int] = []
         self._backward: list[int] = []
         self._update: list[int] = []
+        self._uncovered: list[int] = []
 
     def ready(self, name: str, since_backward_ns: int) -> None:
         """Note how long after the start of the backward pass the gradient of `name` was ready."""
@@ -125,6 +126,10 @@ class ProfileBuilder:
     def updated(self, update_ns: int) -> None:
         """Note how long one `optimizer.step()` took."""
         self._update.append(update_ns)
+
+    def rested(self, uncovered_ns: int) -> None:
+        """Note how long after an `optimizer.step()` the next forward pass began."""
+        self._uncovered.append(uncovered_ns)
 
     def is_stable(self) -> bool:
         """Whether gradients were ready at the same times in the last `LEAST_STABLE` - 1 iterations.
@@ -156,7 +161,8 @@ class ProfileBuilder:
         layer_of, layers = self._layers()
         tensors = tuple(TensorProfile(self.specs[index], ready_ns[index], layer_of[self.specs[index].name]) for index in order)
         backward_ns = max(_median(self._backward), ready_ns[order[-1]])
-        return Profile(model, device, tensors, layers, backward_ns, f"live, median of {len(self._backward)} iterations")
+        source = f"live, median of {len(self._backward)} iterations"
+        return Profile(model, device, tensors, layers, backward_ns, source, _median(self._uncovered))
 
     def _layers(self) -> tuple[dict[str, int], tuple[Layer, ...]]:
         # a parameter whose use was never seen counts as used at once

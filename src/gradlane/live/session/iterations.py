@@ -106,6 +106,7 @@ class Iterations(SessionBase):
         # moments of the iteration that is measured
         self._stopwatch: Stopwatch = HostStopwatch() if streams is None else DeviceStopwatch(streams)
         self._forward_began = self._backward_began = self._step_began = self._stopwatch.now()
+        self._step_ended: Any = None  # until the next forward pass that trains
         self._forward_ns = 0
         self._fires_in_a_pass: dict[str, int] = {}
         # iterations, until settled, in which gradients were read before the step
@@ -191,6 +192,9 @@ class Iterations(SessionBase):
                 "the backward pass was left unfinished (an exception that the script caught?); its gradients are partly "
                 "summed, the job cannot go on from here"
             )
+        if trains and self._step_ended is not None:
+            self._stopwatch.report(self._planner.builder.rested, self._step_ended)
+            self._step_ended = None
         whole = compiling or is_compiled(self.model)
         if whole:
             self._tell("compiled", "the whole model is compiled: updates cannot overlap with its forward pass; compile blocks")
@@ -606,6 +610,7 @@ class Iterations(SessionBase):
         now = now_ns()
         if self._planner.measures(self._driver.iteration):
             self._stopwatch.report(self._planner.builder.updated, self._step_began)
+            self._step_ended = self._stopwatch.now()
         self._deferred.step_ran()
         self._verifier.all_updated(optimizer, self._is_owed)
         self._deferred.show_hidden(self._parameter_used, self._settle)

@@ -34,9 +34,10 @@ class StepMetrics(TypedDict):
     bytes, messages: of gradients that a step hands over, by the plan in force.
     policy, backend: in force; "ddp" in the first steps, which are measured.
     searching: `auto` or a tuner is trying plans, so that steps differ.
-    computing_seconds: a step's computing alone, as measured in the first steps.
+    computing_seconds: a step without communication, as measured in the first steps: passes, update,
+        and what the script does between `optimizer.step()` and the next forward pass.
     bound_seconds: simulated from that and the measured network: no schedule's step takes less.
-        What the script does outside of model and optimizer is in neither.
+        What the script does elsewhere, between the passes or before `step()`, is in neither.
     """
 
     step: int
