@@ -16,7 +16,7 @@ from gradlane.core.timeline import Timeline
 from gradlane.planning import catalog
 from gradlane.planning.plans import accepted, make_plan
 from gradlane.planning.searched import Searched
-from gradlane.sim import iteration_ns, simulate, simulate_servers
+from gradlane.sim import iteration_ns, simulate, simulate_steady
 from gradlane.sim.bounds import lower_bound_ns, oracle_ns
 
 Where = Network | Cluster
@@ -69,6 +69,8 @@ class Outcome:
     iteration_ns: int
     bound_ns: int
     """The lower bound of the iteration time (`sim.bounds.lower_bound_ns`)."""
+    steady: range = range(2, 3)
+    """The iterations of the timeline that `iteration_ns` is the mean of."""
     seen: Timeline | None = field(default=None, compare=False, repr=False)
     """The simulation's timeline, if the judgement made one."""
 
@@ -124,9 +126,8 @@ def _simulated(plan: Plan, case: Case, bound_ns: int | None) -> Outcome:
         bound_ns = lower_bound_ns(case.profile, case.where)
     if isinstance(case.where, Network):
         return Outcome(case, plan, iteration_ns(plan, case.profile, case.where), bound_ns)
-    timelines = simulate_servers(plan, case.profile, case.where, whole=case.whole)
-    slowest = max(timelines, key=lambda timeline: timeline.iteration_ns()[-1])
-    return Outcome(case, plan, slowest.iteration_ns()[-1], bound_ns, slowest)
+    found = simulate_steady(plan, case.profile, case.where, whole=case.whole)
+    return Outcome(case, plan, found.iteration_ns, bound_ns, found.iterations, found.timeline)
 
 
 def sweep(
