@@ -67,7 +67,8 @@ def of_case(title: str, outcomes: Sequence[Outcome], answer: str = "") -> facts.
         layers=[layer.name for layer in profile.layers],
         arms=[
             simulated_arm(
-                one.policy, one.plan, one.timeline(), _for(one.plan, profile), one.iteration_ns, one.bound_ns, baseline_ns
+                one.policy, one.plan, one.timeline(), _for(one.plan, profile), one.iteration_ns, one.bound_ns, baseline_ns,
+                one.steady,
             )
             for one in outcomes
         ],
