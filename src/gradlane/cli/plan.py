@@ -132,7 +132,8 @@ def command(
         if not as_json and emit is None:
             click.echo(f"wrote {report}")
     if out is not None:
-        files.write(out, best.plan)
+        with files.writing(out):
+            files.write(out, best.plan)
         if not as_json and emit is None:
             click.echo(f"wrote {out}")
 
