@@ -138,8 +138,8 @@ def by_the_page(latency, overhead, starts, classes, sizes, at_once):
                 came[message] = stage, now
         served = {message for message in under_way if stage_of[message] == 0}
         for stage in (1, 2):
-            waiting = [(classes[message], came[message], message) for message in under_way if stage_of[message] == stage]
-            served |= {message for *_, message in sorted(waiting)[:1]}
+            rivals = sorted((classes[each], came[each], each) for each in under_way if stage_of[each] == stage)
+            served |= {each for _, _, each in rivals[:1]}
         for message in served:
             left[message][stage_of[message]] -= 1
             if not any(left[message]):
