@@ -79,7 +79,7 @@ def report(arms: int, ranks: int, tensors: int) -> Facts:
     )
     plan = make_plan(policies.get("wfbp"), profile, Place(NETWORK))
     timeline = simulate(plan, profile, NETWORK)
-    drawn = plan_facts(plan)
+    drawn = plan_facts(plan, profile)
     shown = []
     for place in range(arms):
         timelines = [unlike(timeline, rank) for rank in range(ranks)]

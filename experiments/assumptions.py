@@ -45,7 +45,8 @@ def k80_cluster(algorithm: str, workers: int) -> Network:
     """MG-WFBP's cluster 1, scaled to `workers`."""
     startup_ns = _A_NS // (2 * (_FITTED_WORKERS - 1))
     seconds_a_byte = _B / (2 * Fraction(_FITTED_WORKERS - 1, _FITTED_WORKERS))
-    return all_reduce(algorithm, workers, startup_ns=startup_ns, bytes_per_second=int(1 / seconds_a_byte))
+    rate = int(1 / seconds_a_byte)
+    return all_reduce(algorithm, workers, startup_ns=startup_ns, bytes_per_second=rate, as_printed=True)
 
 
 def servers(workers: int, bytes_per_second: int, *, colocated: bool = False) -> Cluster:

@@ -37,7 +37,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         drawn = draw(plan, [timeline, msgspec.structs.replace(timeline, rank=1)], typical_iterations([timeline]))
         drawn = msgspec.structs.replace(drawn, simulated=drawn.ranks[0])
         arms.append(
-            facts.ArmFacts(name, "", [[1.0, 2.0]], 1.5, 1.0, 2.0, (1.2, 1.1, 1.3), plan=plan_facts(plan), timeline=drawn)
+            facts.ArmFacts(
+                name, "", [[1.0, 2.0]], 1.5, 1.0, 2.0, (1.2, 1.1, 1.3), plan=plan_facts(plan, profile), timeline=drawn
+            )
         )
     trial = facts.TrialFacts("title", "The answer.", "1.20x", "bound", [("alone", 1.0)], [], arms)
     file = tmp_path_factory.mktemp("report") / "report.html"

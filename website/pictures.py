@@ -21,7 +21,7 @@ from gradlane.planning import catalog
 from gradlane.planning.plans import accepted, make_plan
 from gradlane.planning.questions.sweep import Case, judge_plan
 from gradlane.policies import P3, ByteScheduler, Ddp, Dear, Geryon, Mercury, TicTac, Wfbp
-from gradlane.report.page.drawing import draw, typical_iterations
+from gradlane.report.page.drawing import draw, typical_iterations, urgencies
 from website.svg import Row, timelines
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
@@ -56,7 +56,8 @@ def run(name: str, policy: Policy | Plan, where: Network | Cluster = ALL_REDUCE)
     # one more than is shown: what an iteration leaves for the next is drawn too
     drawn = draw(plan, [timeline], typical_iterations([timeline], count=SHOWN + 1))
     layers = tuple(layer.name for layer in profile.layers)
-    return Row(name, f"{outcome.iteration_ns / MS:.0f} ms a step", plan, drawn.ranks[0], drawn.iterations[2:], layers)
+    said = f"{outcome.iteration_ns / MS:.0f} ms a step"
+    return Row(name, said, plan, drawn.ranks[0], drawn.iterations[2:], urgencies(plan, profile), layers)
 
 
 def across(plan: Plan, **changes: Any) -> Plan:

@@ -42,6 +42,7 @@ class Row:
         bars: what the rank did.
         steps: flat, start and end of each iteration, in us. What lies before the first or after the
             last is cut off.
+        urgencies: of the plan's messages (`gradlane.report.page.drawing.urgencies`).
         layers: names of the profile's layers, for words on the bars; empty for bars without words.
     """
 
@@ -50,6 +51,7 @@ class Row:
     plan: Plan
     bars: RankBars
     steps: Sequence[int]
+    urgencies: Sequence[int]
     layers: Sequence[str] = ()
 
 
@@ -155,7 +157,7 @@ def _lane(row: Row, messages: Sequence[Message], top: float, scale: float) -> tu
         ends[track : track + 1] = [message.end]
         tracks.append(track)
     each = min(TRACK, max(THIN_TRACK, LANE // len(ends)))
-    colours = _colours(row.plan)
+    colours = _colours(row.urgencies)
     queued, parts = [], []
     for message, track in zip(messages, tracks, strict=True):
         at = top + track * each
@@ -171,11 +173,10 @@ def _lane(row: Row, messages: Sequence[Message], top: float, scale: float) -> tu
     return queued + parts, each * len(ends)
 
 
-def _colours(plan: Plan) -> list[str]:
-    """A colour for each message, from yellow for the most urgent to blue. The network serves lanes in their order."""
-    urgency = [(message.lane, message.priority) for message in plan.messages]
-    place_of = {each: place for place, each in enumerate(sorted(set(urgency)))}
-    return [_colour(place_of[each] / max(1, len(place_of) - 1)) for each in urgency]
+def _colours(urgencies: Sequence[int]) -> list[str]:
+    """A colour for each message, from yellow for the most urgent to blue."""
+    place_of = {each: place for place, each in enumerate(sorted(set(urgencies)))}
+    return [_colour(place_of[each] / max(1, len(place_of) - 1)) for each in urgencies]
 
 
 def _colour(part: float) -> str:

@@ -14,9 +14,10 @@ from gradlane.compare.arms import BASELINE
 from gradlane.compare.records import Comparison
 from gradlane.core import files
 from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
 from gradlane.core.records.search_log import AUTO
 from gradlane.core.timeline import Timeline
-from gradlane.report.page.drawing import draw, typical_iterations
+from gradlane.report.page.drawing import draw, typical_iterations, urgencies
 from gradlane.report.page.run_folder import COMPARISON
 from website.svg import Row, timelines
 
@@ -28,6 +29,7 @@ def picture(folder: Path, arms: Sequence[str]) -> str:
     """Typical iterations of rank 0 under each of some arms of a run, as SVG."""
     comparison = Comparison.from_json((folder / COMPARISON).read_bytes())
     results = {result.policy: result for result in comparison.results}
+    profile = files.read(folder / "profile-rank0.json", Profile)
     rows = []
     for arm in arms:
         plan = files.read(folder / f"plan-{arm}-rank0.json", Plan)
@@ -39,7 +41,7 @@ def picture(folder: Path, arms: Sequence[str]) -> str:
         speedup = results[arm].speedup
         if arm != BASELINE and speedup is not None:
             said += f", {speedup.ratio:.2f} times as fast ({speedup.low:.2f} to {speedup.high:.2f})"
-        rows.append(Row(TITLES.get(arm, arm), said, plan, drawn.ranks[0], drawn.iterations[2:]))
+        rows.append(Row(TITLES.get(arm, arm), said, plan, drawn.ranks[0], drawn.iterations[2:], urgencies(plan, profile)))
     return timelines(f"{comparison.model} on {comparison.hosts} hosts: two steps under {' and under '.join(arms)}", rows)
 
 

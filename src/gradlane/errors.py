@@ -5,6 +5,7 @@
     |  |- FormatError        a file cannot be read; `path` names the field
     |  `- PlanError          a plan does not fit its profile, its model or its backend
     |- UnsupportedError      the model, optimizer or platform cannot be served; says why
+    |- OutputError           what a command prints, or a file that it writes, cannot be written
     |- LabError              the kernel refused what an emulated cluster needs
     |- UnevenInputsError     a rank has fewer inputs than others, and `join` was to say so (a RuntimeError)
     `- JobError              the ranks of a running job
@@ -54,6 +55,10 @@ class FormatError(InputError):
     def of_file(self, file: object) -> FormatError:
         """The same error with the file's name before it."""
         return FormatError(f"{file}: {self.reason}", self.path)
+
+
+class OutputError(GradlaneError):
+    """What a command prints, or a file that it writes, cannot be written."""
 
 
 class PlanError(InputError):

@@ -12,12 +12,15 @@ from gradlane import policies
 from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
 from gradlane.core.network import CostSegment, Network
 from gradlane.core.place import Place
+from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.planning.plans import make_plan
-from gradlane.sim import iteration_ns, simulate_servers
+from gradlane.sim import iteration_ns, simulate_servers, simulate_steady
 from gradlane.sim.bounds import _all_arrive_ns, efficiency, lower_bound_ns, oracle_ns
-from gradlane.testing.generators import LAYERS, carried, chain, clusters, networks, planned, profiles
+from gradlane.testing.generators import LAYERS, WIRES, carried, chain, clusters, networks, planned, profiles
 from gradlane.testing.oracles import mercury_optimum
+from tests.unit import random_bounds
+from tests.unit.best_schedules import Best
 
 BYTE_A_NS = Network.line(2, startup_ns=0, bytes_per_second=10**9)
 
@@ -197,8 +200,7 @@ def test_the_bound_over_servers_does_not_round_in_its_own_favour():
 def test_no_policy_beats_the_bound_on_a_cluster_of_any_kind(profile, cluster, data):
     name = data.draw(st.sampled_from(carried(cluster)))
     plan = planned(name, profile, cluster)
-    slowest = max(timeline.iteration_ns()[-1] for timeline in simulate_servers(plan, profile, cluster))
-    assert lower_bound_ns(profile, cluster) <= slowest
+    assert lower_bound_ns(profile, cluster) <= simulate_steady(plan, profile, cluster).iteration_ns
 
 
 @pytest.mark.parametrize("narrow", ["up", "down"])
@@ -214,3 +216,67 @@ def test_a_bound_of_very_many_layers_takes_some_of_them():
     profile = chain(*[(1, 4, 0, 1)] * 2_100)
     bound = lower_bound_ns(profile, BYTE_A_NS)
     assert profile.compute_ns < bound <= iteration_ns(policies.get("tictac").plan(profile, BYTE_A_NS), profile, BYTE_A_NS)
+
+
+def test_the_bound_of_workers_that_share_a_link_is_that_of_those_who_take_turns():
+    # two workers on each of two hosts, and a server: a host passes 120 kB in an iteration, which takes 1.2 ms. But its
+    # workers need not begin together: each waits for both pushes and for its own sum alone, 0.9 ms
+    tensor = TensorProfile(TensorSpec("t", 60_000), 384_546, 0)
+    profile = Profile("two by two", "none", (tensor,), (Layer("l", 867_244),), 384_546)
+    cluster = Cluster.homogeneous(4, 2, 10**8, colocated=True, devices=2)
+    message = Message((Slice(0, 0, 60_000),))
+    for wire in WIRES:
+        plan = Plan("whole", profile.model, profile.specs, (message,), (Lane(),), wire, crosses_barrier=True)
+        timelines = simulate_servers(plan, profile, cluster, 30, whole=True)
+        assert {took_ns for timeline in timelines for took_ns in timeline.iteration_ns()[2:]} == {profile.compute_ns + 900_000}
+    # one of the servers may have 130 bytes more than the other, since packets are aligned
+    assert profile.compute_ns + 900_000 - 1_300 <= lower_bound_ns(profile, cluster) <= profile.compute_ns + 900_000
+
+
+def test_what_stays_on_a_host_costs_nothing():
+    profile = chain((5, 4_000_000, 0, 7), (5, 4_000_000, 0, 7))
+    for devices in (1, 3):
+        cluster = Cluster.homogeneous(devices, 1, 10**7, colocated=True, devices=devices)
+        assert lower_bound_ns(profile, cluster) == profile.compute_ns
+
+
+def test_the_busiest_link_bounds_an_iteration_however_workers_take_turns():
+    # eight workers a host push 1 MB each, at 1 ns a byte; a host's turn of 4.5 MB is less, with next to no computing
+    profile = chain((0, 1_000_000, 0, 0))
+    cluster = Cluster.homogeneous(16, 2, 10**9, colocated=True, devices=8)
+    assert lower_bound_ns(profile, cluster) == 8_000_000
+
+
+UNIT_NS = 1_000  # of a packet of 30 kB on a link
+SHAPES = [  # of the hosts of workers, and of servers
+    ([0], [0]), ([0], [1]), ([0, 0], [0]), ([0, 0], [1]), ([0, 1], [0]), ([0, 1], [2]), ([0, 1], [0, 1]), ([0, 1], [2, 2]),
+    ([0, 0, 1], [0]), ([0, 0, 1], [1]), ([0, 0, 1], [2]), ([0, 0, 1], [0, 1]), ([0, 0, 1, 1], [0]), ([0, 0, 1, 1], [0, 1]),
+    ([0, 0, 0, 1], [0, 1]), ([0, 1, 2], [0]), ([0, 1, 2], [0, 1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("computes", [1, 4])
+@pytest.mark.parametrize(("workers", "servers"), SHAPES)
+def test_no_schedule_at_all_beats_the_bound_over_servers(workers, servers, computes):
+    size_bytes = 30_000 * len(servers)
+    tensor = TensorProfile(TensorSpec("t", size_bytes), computes * UNIT_NS, 0)
+    profile = Profile("one", "none", (tensor,), (Layer("l", 0),), computes * UNIT_NS)
+    link = Link(30_000 * 10**9 // UNIT_NS)
+    hosts = (Host(link, link),) * (1 + max(*workers, *servers))
+    cluster = Cluster(hosts, tuple(Worker(host) for host in workers), tuple(Server(host) for host in servers))
+    bound_ns, best = lower_bound_ns(profile, cluster), Best(workers, servers, computes)
+    for iterations in (1, 3):
+        assert iterations * bound_ns <= best.units(iterations) * UNIT_NS
+
+
+def test_the_bound_is_reached_where_workers_of_a_host_take_turns():
+    best = Best([0, 0, 1, 1], [0, 1], 4)
+    assert best.units(3) - best.units(2) == 4 + 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 100, 20))
+def test_no_simulator_beats_the_bound_on_random_clusters(first):
+    # python -m tests.unit.random_bounds --cases 20000
+    for seed in range(first, first + 20):
+        random_bounds.check(seed)

@@ -3,10 +3,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from html import escape
+from pathlib import Path
 
+import msgspec
 import pytest
 
-from gradlane import policies
+from gradlane import policies, zoo
 from gradlane.cli.inputs.knobs import parse_knobs
 from gradlane.core import files
 from gradlane.core.checks import check_plan
@@ -16,7 +19,7 @@ from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.stock_ddp import ddp_kwargs, why_not_ddp
-from tests.commands import invoke
+from tests.commands import command_line, invoke
 
 MIB = 2**20
 
@@ -245,3 +248,55 @@ def test_planning_and_reporting_import_no_torch():
     )
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+FULL = Path("/dev/full")  # a device that takes nothing
+
+
+@pytest.mark.parametrize("arguments", [("zoo",), ("simulate", "alexnet", "--json"), ("--help",), ("launch", "--help")])
+def test_where_stdout_takes_nothing_a_command_says_so_and_fails(arguments: tuple[str, ...]) -> None:
+    with FULL.open("wb") as full:
+        ran = subprocess.run(command_line(*arguments), stdout=full, stderr=subprocess.PIPE, text=True, timeout=240, check=False)
+    assert ran.stderr.startswith("gradlane: stdout: got no space for it (No space left on device)")
+    assert (ran.returncode, ran.stderr.count("\n")) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("simulate", "alexnet"), "--out"),
+        (("simulate", "alexnet"), "--report"),
+        (("simulate", "alexnet", "--policy", "wfbp"), "--timeline"),
+        (("plan", "alexnet"), "--out"),
+        (("zoo", "alexnet"), "--out"),
+    ],
+)
+def test_a_file_that_takes_nothing_is_named_and_stays_what_it_is(
+    arguments: tuple[str, ...], option: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "full"
+    target.symlink_to(FULL)
+    said = invoke(*arguments, option, target, code=1)
+    assert f"gradlane: {target}: got an error while writing it (No space left on device); make room" in said
+    assert target.is_char_device()
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["net$\\alpha{$", "$", "_hidden", "a < b & c", "$x_1$"])
+def test_a_plot_shows_names_as_they_are(name: str, tmp_path: Path) -> None:
+    profile = msgspec.structs.replace(zoo.profile("alexnet"), model=name)
+    files.write(tmp_path / "profile.json", profile)
+    picture = tmp_path / "picture.svg"
+    invoke("simulate", tmp_path / "profile.json", "--rate", "1gbit,10gbit", "--policy", "wfbp", "--plot", picture)
+    # matplotlib draws letters, and leaves what they say in comments
+    drawn = picture.read_text()
+    assert name in drawn or escape(name) in drawn
+
+
+@pytest.mark.slow
+def test_a_plot_that_takes_nothing_is_named(tmp_path: Path) -> None:
+    target = tmp_path / "full.svg"
+    target.symlink_to(FULL)
+    said = invoke("simulate", "alexnet", "--rate", "1gbit,10gbit", "--plot", target, code=1)
+    assert f"{target}: got an error while writing it (No space left on device)" in said

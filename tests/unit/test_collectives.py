@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
-from gradlane.core.collectives import ALGORITHMS, all_reduce
+from gradlane.core.bus import Bus
+from gradlane.core.collectives import ALGORITHMS, all_reduce, flat_ring
 from gradlane.core.fields import MAX_RATE
 from gradlane.core.network import Network
 from gradlane.errors import InputError
@@ -18,7 +21,7 @@ COSTS = {"startup_ns": 10_000, "bytes_per_second": 10**9, "sum_bytes_per_second"
         ("binary-tree", 60_000, 60_000 + 6_750_000),
         ("recursive-doubling", 30_000, 30_000 + 3_750_000),
         ("halving-doubling", 60_000, 60_000 + 1_968_750),
-        ("double-binary-trees", 60_000, 60_000 + 1_250_000),
+        ("double-binary-trees", 60_000, 60_000 + 2_250_000),  # with 2 beta for the table's beta
         ("ring", 140_000, 140_000 + 1_968_750),
     ],
 )
@@ -28,6 +31,32 @@ def test_an_algorithm_costs_what_table_2_says(algorithm, startup_ns, megabyte_ns
     # the rate is an integer, so that a megabyte may be a few nanoseconds off
     assert network.cost_ns(10**6) == pytest.approx(megabyte_ns, abs=20)
     assert (network.workers, network.algorithm) == (8, algorithm)
+
+
+def test_the_papers_own_row_of_double_binary_trees_is_kept_for_its_figures():
+    assert all_reduce("double-binary-trees", 8, **COSTS, as_printed=True).cost_ns(10**6) == 60_000 + 1_250_000
+    printed, planned = (all_reduce("ring", 8, **COSTS, as_printed=each) for each in (True, False))
+    assert printed == planned
+
+
+@pytest.mark.parametrize("sum_bytes_per_second", [None, 4 * 10**9])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_no_all_reduce_sends_less_than_each_worker_has_to(algorithm, sum_bytes_per_second):
+    for workers in (2, 3, 4, 5, 16, 100, 128, 2048):
+        for rate in (10**9, 1_250_000_000, 7):
+            network = all_reduce(
+                algorithm, workers, startup_ns=0, bytes_per_second=rate, sum_bytes_per_second=sum_bytes_per_second
+            )
+            for size_bytes in (1, 1_000, 10**9):
+                assert network.cost_ns(size_bytes) >= Fraction(2 * (workers - 1), workers) * size_bytes * 10**9 / rate
+
+
+@pytest.mark.parametrize("crossings", [1, 2, 4])
+def test_no_flat_ring_sends_less_between_hosts_than_these_have_to(crossings):
+    bus = Bus(4, 0, 10**11)
+    for hosts in (2, 3, 16):
+        network = flat_ring(hosts, bus, startup_ns=0, bytes_per_second=10**9, crossings=crossings)
+        assert network.cost_ns(10**8) >= Fraction(2 * (hosts - 1), hosts) * 10**8
 
 
 def test_a_ring_moves_the_bytes_twice_but_for_one_share_whatever_the_number_of_workers():

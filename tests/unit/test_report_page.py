@@ -16,15 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradlane import policies, zoo
+from gradlane.cli import reports
 from gradlane.core import files
+from gradlane.core.bus import Bus
+from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.timeline import Span, Timeline
 from gradlane.errors import InputError
 from gradlane.planning.plans import make_plan
+from gradlane.planning.questions import Case, sweep
 from gradlane.report.page import Facts, facts, read_run, render_page
-from gradlane.report.page.drawing import draw, parts_of, plan_facts, typical_iterations
+from gradlane.report.page.drawing import draw, parts_of, plan_facts, typical_iterations, urgencies
 from gradlane.report.page.simulated import simulated_arm
 from gradlane.sim import simulate
 
@@ -65,6 +69,50 @@ def test_the_parts_of_a_step_are_the_step(policy: str) -> None:
     assert sum(took for _, took in parts.waited_for) <= parts.wait + 1e-9
 
 
+PLACES = {
+    "all-reduce": NETWORK,
+    "hosts of several devices": Network(8, NETWORK.segments, start_ns=20_000, bus=Bus(2, 5_000, 10**10)),
+    "servers": Cluster.homogeneous(4, 4, 10**9, colocated=True, startup_ns=20_000),
+    "two workers a host": Cluster.homogeneous(4, 2, 10**9, colocated=True, devices=2),
+    "uneven hosts": Cluster(
+        (Host(Link(10**9), Link(5 * 10**8)), Host(Link(2 * 10**8), Link(10**9))),
+        (Worker(0), Worker(1, 150), Worker(1)),
+        (Server(0),),
+        packet_bytes=200_000,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", PLACES.values(), ids=PLACES)
+def test_the_bar_of_a_policy_is_as_long_as_its_iteration_in_the_table(where: Network | Cluster) -> None:
+    profile = zoo.profile("mobilenet")
+    case = Case(profile, where, whole=where == PLACES["two workers a host"])
+    outcomes = sweep([case])
+    trial = reports.of_case("mobilenet", outcomes)
+    assert [arm.name for arm in trial.arms] == list(case.policies)
+    for arm, outcome in zip(trial.arms, outcomes, strict=True):
+        parts = arm.parts
+        assert parts is not None
+        total_ms = parts.forward + parts.backward + parts.update + parts.wait + parts.other
+        assert total_ms == pytest.approx(outcome.iteration_ns / 1e6, abs=1e-5), arm.name
+        assert total_ms == pytest.approx(arm.predicted_ms, abs=1e-5), arm.name
+
+
+@pytest.mark.parametrize("policy", ["ddp", "wfbp", "tictac", "blocks"])
+def test_a_message_is_coloured_by_what_the_forward_pass_needs_first(policy: str) -> None:
+    # DDP and wfbp have no priorities, and send what is needed last first
+    plan = make_plan(policies.get(policy), PROFILE, Place(NETWORK))
+    layer_of = [PROFILE.tensors[min(message.tensors, key=PROFILE.urgency().__getitem__)].layer for message in plan.messages]
+    urgency = [message[1] for message in plan_facts(plan, PROFILE).messages]
+    assert sorted(range(len(layer_of)), key=urgency.__getitem__) == sorted(
+        range(len(layer_of)), key=lambda message: (layer_of[message], urgency[message])
+    )
+    assert urgency[-1] == 0 if policy in ("ddp", "wfbp") else 0 in urgency
+    # without a profile, what is ready last is needed first
+    assert urgencies(plan, None) == [min(len(plan.tensors) - 1 - tensor for tensor in m.tensors) for m in plan.messages]
+
+
 @settings(deadline=None)
 @given(st.lists(st.integers(90, 110), min_size=1, max_size=12), st.integers(90, 110), st.data())
 def test_the_iterations_shown_are_neighbours_and_as_long_as_a_typical_step(lengths: list[int], typical: int, data: Any) -> None:
@@ -87,7 +135,7 @@ def test_a_step_with_another_arms_turn_in_it_is_left_out() -> None:
 
 def test_a_plan_as_a_picture_has_every_byte_once() -> None:
     plan, _ = simulated("blocks")
-    picture = plan_facts(plan)
+    picture = plan_facts(plan, PROFILE)
     carried = sum(sum(slices[2::3]) for slices in picture.slices)
     assert carried == sum(size for _, size in picture.tensors) == plan.size_bytes
     assert sorted(message[2] for message in picture.messages) == list(range(len(plan.messages)))
@@ -95,7 +143,7 @@ def test_a_plan_as_a_picture_has_every_byte_once() -> None:
 
 def page_of(text: str) -> str:
     plan, timeline = simulated("wfbp")
-    hostile = msgspec.structs.replace(plan_facts(plan), headline=text)
+    hostile = msgspec.structs.replace(plan_facts(plan, PROFILE), headline=text)
     arm = facts.ArmFacts(text, text, [[1.0]], 1.0, 1.0, 1.0, plan=hostile, timeline=draw(plan, [timeline], [1, 2]))
     trial = facts.TrialFacts(text, text, text, text, [(text, 1.0)], [text], [arm], [text])
     return render_page(Facts(text, [(text, text)], [trial])).decode()
@@ -143,7 +191,7 @@ def test_a_folder_that_nobody_ran_in_is_refused(tmp_path: Path) -> None:
 
 def test_of_a_simulation_there_are_no_steps_but_all_else() -> None:
     plan, timeline = simulated("blocks")
-    arm = simulated_arm("blocks", plan, timeline, PROFILE.in_order_of(plan.tensors), 2 * 10**6, 10**6, 3 * 10**6)
+    arm = simulated_arm("blocks", plan, timeline, PROFILE.in_order_of(plan.tensors), 2 * 10**6, 10**6, 3 * 10**6, [2])
     assert (arm.turns_ms, arm.median_ms, arm.speedup) == ([], None, (1.5, 1.5, 1.5))
     assert arm.timeline is not None
     assert [rank.rank for rank in arm.timeline.ranks] == [-1]

@@ -6,10 +6,13 @@ import random
 import msgspec
 import pytest
 from hypothesis import given, settings
+from msgspec import UNSET
 
 from gradlane import policies
 from gradlane.core.backends import why_not
+from gradlane.core.bus import Bus
 from gradlane.core.checks import check_plan, check_timeline
+from gradlane.core.cluster import Cluster
 from gradlane.core.network import CostSegment, Network, Sharing
 from gradlane.core.place import Place
 from gradlane.core.policy import Policy
@@ -18,8 +21,9 @@ from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.batching import best_batches
 from gradlane.planning.plans import make_plan
+from gradlane.planning.questions import Case, judge, judge_plan
 from gradlane.planning.schedule_problem import Schedule, ScheduleProblem
-from gradlane.planning.searched import Searched
+from gradlane.planning.searched import Searched, starting_plans
 from gradlane.sim import iteration_ns, planned_ahead, simulate
 from gradlane.testing.generators import networks, planned, profiles
 
@@ -102,6 +106,48 @@ def test_what_is_found_is_a_plan_no_worse_than_any_other_and_not_below_the_bound
         if len(plan.lanes) == 1 and not plan.second_phases:  # what interrupts or halves a message is not sought
             assert found.iteration_ns <= iteration_ns(plan, profile, network)
     assert QUICK.search(profile, network) == found
+
+
+def of_devices(seed: int) -> tuple[Profile, Network]:
+    """A model on hosts of several devices, whose messages within and between hosts take times like its layers'."""
+    draw = random.Random(seed)
+    count = draw.randint(2, 10)
+    tensors, now = [], 0
+    for index in range(count):
+        now += draw.randint(0, 3 * MS)
+        tensors.append(TensorProfile(TensorSpec(f"t{index}", 4 * draw.randint(1, 2_000_000)), now, count - 1 - index))
+    layers = tuple(Layer(f"l{index}", draw.randint(0, 2 * MS)) for index in range(count))
+    bus = Bus(draw.choice((2, 4, 8)), draw.choice((1_000, 10_000)), draw.choice((5 * 10**8, 10**9, 10**10)))
+    between = CostSegment(draw.choice((30_000, 300_000)), draw.choice((10**8, 10**9, 10**10)))
+    sharing = Sharing(draw.choice((1, 1, 2)))
+    network = Network(4 * bus.devices, (between,), sharing=sharing, start_ns=draw.choice((0, 0, 50_000)), bus=bus)
+    return Profile("of devices", "none", tuple(tensors), layers, now), network
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_the_search_loses_to_no_plan_that_it_starts_from_where_hosts_have_several_devices(first):
+    for seed in range(first, first + 20):
+        profile, network = of_devices(seed)
+        plan = make_plan(Searched(moves=100), profile, Place(network))
+        took_ns = iteration_ns(plan, profile, network)
+        assert took_ns == Searched(moves=100).search(profile, network).iteration_ns
+        for other in starting_plans(profile, network):
+            if not other.second_phases and not any(lane.network_priority for lane in other.lanes):
+                assert took_ns <= iteration_ns(other, profile, network), f"{seed}: {other.policy}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "bus"), [(1, UNSET), (2, UNSET), (2, Bus(2, 10_000, 10**9))])
+def test_over_servers_too_it_loses_to_none_of_them(devices, bus):
+    for seed in range(5):
+        profile, _ = of_devices(seed)
+        cluster = Cluster.homogeneous(4 * devices, 4, 10**9, colocated=True, startup_ns=30_000, devices=devices, bus=bus)
+        case = Case(profile, cluster)
+        found = judge(Searched(moves=100), case)
+        for other in starting_plans(profile, case.place.network):
+            if not other.second_phases and not any(lane.network_priority for lane in other.lanes):
+                assert found.iteration_ns <= judge_plan(other, case).iteration_ns, f"{seed}: {other.policy}"
 
 
 def test_halves_are_not_sought_since_not_all_servers_carry_them():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
 from hypothesis import example, given, settings
@@ -98,6 +100,53 @@ def test_a_message_larger_than_its_turns_lets_a_small_one_pass_sooner():
 def test_what_is_more_urgent_takes_the_link_and_what_it_interrupts_goes_on():
     network = Network(2, (CostSegment(0, 10**9),), sharing=Sharing(max_in_flight=2))
     assert ends(SharedLink(network), [1_000, 1_000, 50], [0, 0, 300], [1, 1, 0]) == [1_050, 2_050, 350]
+
+
+def test_the_processor_too_serves_what_is_more_urgent_and_what_it_interrupts_goes_on():
+    # at 60 the first is handled; at 70 the other's latency has passed, and it is handled until 110; 30 of the first are left
+    assert ends(SharedLink(TWO_AT_ONCE), [1, 1], starts=[0, 10], classes=[1, 0], lanes=[0, 1]) == [141, 111]
+    assert ends(SharedLink(TWO_AT_ONCE), [1, 1], starts=[0, 10], classes=[0, 0], lanes=[0, 1]) == [101, 141]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    parts=st.tuples(st.integers(0, 15), st.integers(0, 15)),
+    messages=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 2), st.integers(1, 25)), min_size=1, max_size=7),
+    at_once=st.integers(2, 3),
+)
+def test_messages_of_several_classes_take_what_the_page_of_the_cost_model_says(parts, messages, at_once):
+    latency, overhead = parts
+    network = Network(2, (CostSegment(latency + overhead, 10**9, latency_ns=latency),), sharing=Sharing(at_once))
+    starts, classes, sizes = (list(column) for column in zip(*sorted(messages), strict=True))
+    found = ends(SharedLink(network), sizes, starts, classes, lanes=classes)
+    assert found == by_the_page(latency, overhead, starts, classes, sizes, at_once)
+
+
+def by_the_page(latency, overhead, starts, classes, sizes, at_once):
+    """ "Messages that share a network" of docs/cost-model.md, nanosecond by nanosecond; each lane is a class."""
+    left = [[latency, overhead, size] for size in sizes]
+    came = [None] * len(sizes)  # when it came to the processor or the link for which it waits
+    found = [None] * len(sizes)
+    for now in itertools.count():
+        under_way: list[int] = []
+        for lane in set(classes):
+            waiting = [m for m in range(len(sizes)) if classes[m] == lane and starts[m] <= now and found[m] is None]
+            under_way += waiting[:at_once]
+        stage_of = {m: next(stage for stage in range(3) if left[m][stage]) for m in under_way}
+        for message, stage in stage_of.items():
+            if came[message] is None or came[message][0] != stage:
+                came[message] = stage, now
+        served = {message for message in under_way if stage_of[message] == 0}
+        for stage in (1, 2):
+            rivals = sorted((classes[each], came[each], each) for each in under_way if stage_of[each] == stage)
+            served |= {each for _, _, each in rivals[:1]}
+        for message in served:
+            left[message][stage_of[message]] -= 1
+            if not any(left[message]):
+                found[message] = now + 1
+        if None not in found:
+            return found
+    raise AssertionError
 
 
 def test_bytes_follow_a_rate_that_changes_and_latency_does_not():

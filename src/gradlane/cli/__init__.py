@@ -6,14 +6,17 @@ not usable, 130 Ctrl-C. If a process that a command started fails, its exit code
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import signal
+import sys
 from typing import Any
 
 import click
 
+from gradlane.cli.outputs import printing
 from gradlane.core.fields import did_you_mean
-from gradlane.errors import GradlaneError, InputError, RunError
+from gradlane.errors import GradlaneError, InputError, OutputError, RunError
 
 # command -> what `gradlane --help` says of it; the module of the same name holds a click command
 # `command`
@@ -54,6 +57,15 @@ class _Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            with printing():  # of click's own words too
+                return super().main(*args, **kwargs)
+        except OutputError as error:
+            with contextlib.suppress(OSError):
+                click.echo(f"gradlane: {error}", err=True)
+            sys.exit(1)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

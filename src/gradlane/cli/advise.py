@@ -236,7 +236,7 @@ def _trial(advice: Advice) -> facts.TrialFacts:
         profile = advice.profile.in_order_of(option.plan.tensors)
         seen = simulate(option.plan, profile, run.network)
         arm = simulated_arm(
-            option.policy, option.plan, seen, profile, option.iteration_ns, advice.bound_ns, baseline.iteration_ns
+            option.policy, option.plan, seen, profile, option.iteration_ns, advice.bound_ns, baseline.iteration_ns, [2]
         )
         arms.append(_as_measured(arm, run, option.plan, profile, seen) if option is baseline else arm)
     alone_ms, bound_ms = advice.alone_ns / 1e6, advice.bound_ns / 1e6

@@ -169,7 +169,8 @@ def command(
                 for profile in profiles for count in counts for rate in rates
             ]  # fmt: skip
             sweep = Sweep(reports.command_line(), reports.machine(), run_all(trials, folder, _say))
-            (folder / SWEEP).write_bytes(sweep.to_json())
+            with files.writing(folder / SWEEP):
+                (folder / SWEEP).write_bytes(sweep.to_json())
             written = _report(folder, report, out)
             if as_json:
                 click.echo(sweep.to_json())
@@ -195,9 +196,11 @@ def command(
             link_bits_per_second=rates[0],
             ranks_per_host=ranks_per_host,
         )
-        (folder / COMPARISON).write_bytes(comparison.to_json())
         ranks = counts[0] * ranks_per_host
-        (folder / "timeline.json").write_bytes(_trace(folder, [arm.name for arm in arms], ranks, iterations))
+        trace = _trace(folder, [arm.name for arm in arms], ranks, iterations)
+        for name, content in ((COMPARISON, comparison.to_json()), ("timeline.json", trace)):
+            with files.writing(folder / name):
+                (folder / name).write_bytes(content)
         written = _report(folder, report, out)
     if as_json:
         click.echo(comparison.to_json())

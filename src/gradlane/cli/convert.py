@@ -55,6 +55,7 @@ def command(
             soft_wrap=True,
         )
     if out is not None:
-        files.write(out, profile)
+        with files.writing(out):
+            files.write(out, profile)
         if not as_json:
             click.echo(f"wrote {out}")

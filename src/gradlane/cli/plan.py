@@ -33,7 +33,7 @@ from gradlane.core import files
 from gradlane.core.policy import Policy
 from gradlane.errors import InputError
 from gradlane.planning import catalog
-from gradlane.planning.questions import Case, Outcome, judge, judge_plan
+from gradlane.planning.questions import Case, Outcome, judge, judge_plan, search
 from gradlane.planning.searched import Searched
 from gradlane.planning.stock_ddp import ddp_kwargs, why_not_ddp
 from gradlane.sim.bounds import lower_bound_ns
@@ -132,7 +132,8 @@ def command(
         if not as_json and emit is None:
             click.echo(f"wrote {report}")
     if out is not None:
-        files.write(out, best.plan)
+        with files.writing(out):
+            files.write(out, best.plan)
         if not as_json and emit is None:
             click.echo(f"wrote {out}")
 
@@ -140,8 +141,7 @@ def command(
 def _judge(policy: Policy, case: Case, bound_ns: int, progress: Callable[[float], None]) -> Outcome:
     if not isinstance(policy, Searched):
         return judge(policy, case, bound_ns)
-    found = policy.search(case.profile, case.place.network.path, lambda part, _: progress(part))
-    return judge_plan(found.plan, case, bound_ns)
+    return judge_plan(search(policy, case, lambda part, _: progress(part)), case, bound_ns)
 
 
 def _as_json(outcomes: list[Outcome], best: Outcome, baseline: Outcome) -> str:

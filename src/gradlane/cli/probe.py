@@ -101,7 +101,8 @@ def command(
     chosen = algorithm or timed.faster
     network = networks[chosen]
     if out is not None:
-        files.write(out, network)
+        with files.writing(out):
+            files.write(out, network)
     if as_json:
         click.echo(files.dumps(network))
         return

@@ -54,7 +54,9 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
             raise click.exceptions.Exit(1)
         profile = files.read(measured, Profile)
         for name in ("profile.json", "network.json"):
-            (out / name).write_bytes(Path(scratch, name).read_bytes())
+            content = Path(scratch, name).read_bytes()
+            with files.writing(out / name):
+                (out / name).write_bytes(content)
     if as_json:
         click.echo(files.dumps(profile))
         return

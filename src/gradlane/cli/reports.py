@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from gradlane.cli.inputs.types import OUT_FILE
+from gradlane.core import files
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.planning.questions import Outcome
@@ -27,7 +28,9 @@ BASELINE = "ddp"
 def write(path: Path, title: str, trials: Sequence[facts.TrialFacts]) -> None:
     """Write a report, with what is needed to run the command again."""
     about = [("command", command_line()), ("machine", machine())]
-    path.write_bytes(render_page(facts.Facts(title, about, list(trials))))
+    page = render_page(facts.Facts(title, about, list(trials)))
+    with files.writing(path):
+        path.write_bytes(page)
 
 
 def command_line() -> str:
@@ -73,7 +76,8 @@ def of_case(title: str, outcomes: Sequence[Outcome], answer: str = "") -> facts.
         layers=[layer.name for layer in profile.layers],
         arms=[
             simulated_arm(
-                one.policy, one.plan, one.timeline(), _for(one.plan, profile), one.iteration_ns, one.bound_ns, baseline_ns
+                one.policy, one.plan, one.timeline(), _for(one.plan, profile), one.iteration_ns, one.bound_ns, baseline_ns,
+                one.steady,
             )
             for one in outcomes
         ],

@@ -27,6 +27,7 @@ from gradlane.cli.inputs.cases import (
 from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import OUT_FILE
 from gradlane.cli.terminal import console, print_table
+from gradlane.core import files
 from gradlane.errors import InputError
 from gradlane.planning.questions import Outcome, sweep
 from gradlane.report import plots
@@ -101,14 +102,18 @@ def command(
     else:
         show(outcomes)
     if out is not None:
-        out.write_text(f"{text}\n")
+        with files.writing(out):
+            out.write_text(f"{text}\n")
     if plot is not None:
         panels, x = _panels(outcomes)
-        plots.draw(plot, panels, x, SCALING, log_x=True)
+        with files.writing(plot):
+            plots.draw(plot, panels, x, SCALING, log_x=True)
     if report is not None:
         reports.write(report, "gradlane simulate", _trials(outcomes))
     if timeline is not None:
-        timeline.write_bytes(chrome_trace([outcomes[0].timeline()], [outcomes[0].plan]))
+        trace = chrome_trace([outcomes[0].timeline()], [outcomes[0].plan])
+        with files.writing(timeline):
+            timeline.write_bytes(trace)
 
 
 def row(outcome: Outcome) -> dict[str, Any]:

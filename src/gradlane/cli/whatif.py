@@ -36,6 +36,7 @@ from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import FACTOR, OUT_FILE
 from gradlane.cli.simulate import row
 from gradlane.cli.terminal import console, print_table
+from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
 from gradlane.planning import catalog
@@ -101,7 +102,8 @@ class _Question:
         """
         panels = {self.title: lines} if lines else {}
         if self.plot is not None:
-            plots.draw(self.plot, panels, x, y, log_x=log_x)
+            with files.writing(self.plot):
+                plots.draw(self.plot, panels, x, y, log_x=log_x)
         if self.report is not None:
             table = facts.TableFacts("All answers", headings, rows)
             trial = reports.of_lines(self.title, "Simulated.", charts(panels, x, y, log_x=log_x), [table])

@@ -53,7 +53,8 @@ def command(name: str | None, device: str | None, batch: int | None, out: Path |
     else:
         _show(profile)
     if out is not None:
-        files.write(out, profile)
+        with files.writing(out):
+            files.write(out, profile)
         if not as_json:
             click.echo(f"wrote {out}")
 

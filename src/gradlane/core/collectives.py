@@ -1,5 +1,9 @@
 """The cost of all-reduce by algorithm, from the cost of a single transfer (MG-WFBP Table 2).
 
+An all-reduce among N workers cannot send less than 2 (N - 1) / N of a message from one of them: it has to
+receive what the others' sums lack of it, and to give what theirs do. The table's row for double binary trees
+does, since each worker sends every byte up one tree and down the other; it is kept for the paper's figures.
+
 The table gives startup a and time per byte b of five algorithms from alpha (startup between two
 nodes), beta (time per byte between them), gamma (time to sum a byte) and the number of workers N.
 docs/cost-model.md has the formulas. `flat_ring` is a ring through all devices of hosts that have
@@ -23,15 +27,23 @@ _TABLE_2: dict[str, _Cost] = {
     "binary-tree": lambda n, log, beta, gamma: (2 * log, (2 * beta + gamma) * log),
     "recursive-doubling": lambda n, log, beta, gamma: (log, (beta + gamma) * log),
     "halving-doubling": lambda n, log, beta, gamma: (2 * log, 2 * beta - (2 * beta + gamma) / n + gamma),
-    "double-binary-trees": lambda n, log, beta, gamma: (2 * log, beta + gamma),
+    "double-binary-trees": lambda n, log, beta, gamma: (2 * log, 2 * beta + gamma),
     "ring": lambda n, log, beta, gamma: (2 * (n - 1), Fraction(n - 1, n) * (2 * beta + gamma)),
 }
+
+_AS_PRINTED: dict[str, _Cost] = {"double-binary-trees": lambda n, log, beta, gamma: (2 * log, beta + gamma)}
 
 ALGORITHMS = tuple(_TABLE_2)
 
 
 def all_reduce(
-    algorithm: str, workers: int, *, startup_ns: int, bytes_per_second: int, sum_bytes_per_second: int | None = None
+    algorithm: str,
+    workers: int,
+    *,
+    startup_ns: int,
+    bytes_per_second: int,
+    sum_bytes_per_second: int | None = None,
+    as_printed: bool = False,
 ) -> Network:
     """The cost of all-reduce by one of `ALGORITHMS` (MG-WFBP Table 2).
 
@@ -45,6 +57,8 @@ def all_reduce(
         startup_ns: alpha, of one transfer between two workers.
         bytes_per_second: 1 / beta, of that transfer.
         sum_bytes_per_second: 1 / gamma. None: summing takes no time.
+        as_printed: the paper's own row, to compare with its figures: double binary trees at beta + gamma a
+            byte, half of what they send. Otherwise they cost 2 beta + gamma.
 
     Returns:
         A network of one segment.
@@ -59,12 +73,17 @@ def all_reduce(
     need_int("bytes_per_second", bytes_per_second, 1, MAX_RATE)
     if sum_bytes_per_second is not None:
         need_int("sum_bytes_per_second", sum_bytes_per_second, 1, 10**18)
-    source = f"MG-WFBP Table 2, alpha {startup_ns} ns, 1/beta {bytes_per_second} B/s, 1/gamma {sum_bytes_per_second} B/s"
+    table = "MG-WFBP Table 2"
+    if algorithm in _AS_PRINTED and not as_printed:
+        table += " with 2 beta for beta, which trees send"
+    source = f"{table}, alpha {startup_ns} ns, 1/beta {bytes_per_second} B/s, 1/gamma {sum_bytes_per_second} B/s"
     if workers == 1:
         return Network(1, (CostSegment(0, MAX_RATE),), algorithm, source=source)
     beta = Fraction(1, bytes_per_second)
     gamma = Fraction(0) if sum_bytes_per_second is None else Fraction(1, sum_bytes_per_second)
-    startups, seconds_per_byte = _TABLE_2[algorithm](workers, (workers - 1).bit_length(), beta, gamma)
+    row = _AS_PRINTED.get(algorithm, _TABLE_2[algorithm]) if as_printed else _TABLE_2[algorithm]
+    startups, seconds_per_byte = row(workers, (workers - 1).bit_length(), beta, gamma)
+    assert as_printed or seconds_per_byte >= Fraction(2 * (workers - 1), workers) * beta, f"{algorithm} sends too few bytes"
     rate = min(max(int(1 / seconds_per_byte), 1), MAX_RATE)
     return Network(workers, (CostSegment(startups * startup_ns, rate),), algorithm, source=source)
 

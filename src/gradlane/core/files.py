@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +24,7 @@ from gradlane.core.records.dispatch_log import Log
 from gradlane.core.records.search_log import SearchLog
 from gradlane.core.records.tuned import Tuned
 from gradlane.core.timeline import Timeline
-from gradlane.errors import FormatError
+from gradlane.errors import FormatError, OutputError
 
 _log = logging.getLogger("gradlane")
 
@@ -109,9 +110,25 @@ def _decode(data: bytes | msgspec.Raw, kind: type[Part], root: str, expected: st
         raise FormatError(f"not a {expected} file: {error}", root) from None
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise `OutputError` with the file's name where writing to `path` fails meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise OutputError(f"{path}: got an error while writing it ({reason}); make room, or give another file") from error
+
+
 def write(path: str | Path, noun: Profile | Network | Cluster | Plan | Timeline | Tuned | Log | SearchLog) -> None:
-    """Write `noun` to a file. The file is renamed into place, so that no reader sees a part of it."""
+    """Write `noun` to a file. The file is renamed into place, so that no reader sees a part of it.
+
+    A device or a pipe is written to instead.
+    """
     target = Path(path)
+    if target.exists() and not target.is_file():
+        target.write_bytes(dumps(noun))
+        return
     scratch = target.with_name(target.name + ".part")
     try:
         scratch.write_bytes(dumps(noun))

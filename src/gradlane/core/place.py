@@ -18,7 +18,7 @@ class Place(msgspec.Struct, frozen=True):
     """A network, and what carries messages there.
 
     Attributes:
-        network: what messages cost there. Policies plan with its `path`.
+        network: what messages cost there. Policies plan with its `path`, or with all of it (`plans_with_bus`).
         backend: "all-reduce" or "server".
         servers: number of servers in processes of their own (server backend only). 0: one server in
             each rank's process.

@@ -102,6 +102,15 @@ def replans(policy: Policy) -> bool:
     return declared
 
 
+def plans_with_bus(policy: Policy) -> bool:
+    """Whether the policy plans with the whole network, its bus included, rather than with `Network.path`.
+
+    The policy's class declares this as `plans_with_bus`; the default is False.
+    """
+    declared: bool = getattr(type(policy), "plans_with_bus", False)
+    return declared
+
+
 def whole(profile: Profile, tensor: int) -> Slice:
     """The slice that covers all of one tensor."""
     return Slice(tensor, 0, profile.tensors[tensor].spec.size_bytes)

@@ -10,7 +10,7 @@ from gradlane.core.backends import refuse_what_cannot_be_done
 from gradlane.core.checks import check_plan
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
-from gradlane.core.policy import Policy
+from gradlane.core.policy import Policy, plans_with_bus
 from gradlane.core.profile import Profile
 from gradlane.sim.steady import planned_ahead
 
@@ -21,7 +21,8 @@ def make_plan(policy: Policy, profile: Profile, place: Place) -> Plan:
     Raises:
         PlanError: the plan does not move every byte once, or nothing at `place` can carry it.
     """
-    return accepted(policy.plan(profile, place.network.path), profile, place)
+    network = place.network if plans_with_bus(policy) else place.network.path
+    return accepted(policy.plan(profile, network), profile, place)
 
 
 def accepted(plan: Plan, profile: Profile, place: Place) -> Plan:

@@ -35,13 +35,18 @@ def draw(path: Path, panels: Mapping[str, Lines], x: str, y: str, log_x: bool = 
         if path.suffix[1:] not in kinds:
             raise UnsupportedError(f"--plot: got {path.name!r}, expected a suffix such as .svg, .png or .pdf")
         for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
-            for name, points in lines.items():
-                axis.plot([point[0] for point in points], [point[1] for point in points], marker=".", label=name)
-            axis.set(title=title, xlabel=x, ylabel=y)
+            for points in lines.values():
+                axis.plot([point[0] for point in points], [point[1] for point in points], marker=".")
+            # names are as they are: matplotlib would take what is between two dollars for a formula
+            axis.set_title(title, parse_math=False)
+            axis.set_xlabel(x, parse_math=False)
+            axis.set_ylabel(y, parse_math=False)
             if log_x:
                 axis.set_xscale("log")
             axis.grid(alpha=0.3)
-            axis.legend(fontsize="small")
+            # given with their lines, as names that begin with "_" would be left out
+            for name in axis.legend(axis.get_lines(), list(lines), fontsize="small").get_texts():
+                name.set_parse_math(False)
         figure.savefig(path)
     finally:
         pyplot.close(figure)

@@ -2,7 +2,7 @@
 
 from gradlane.sim.allreduce import simulate, simulate_heterogeneous
 from gradlane.sim.fabric import Job
-from gradlane.sim.servers import simulate_jobs, simulate_servers
+from gradlane.sim.servers import simulate_jobs, simulate_servers, simulate_steady
 from gradlane.sim.sharding import few_packets
 from gradlane.sim.steady import iteration_ns, planned_ahead
 
@@ -15,4 +15,5 @@ __all__ = [
     "simulate_heterogeneous",
     "simulate_jobs",
     "simulate_servers",
+    "simulate_steady",
 ]

@@ -17,10 +17,11 @@ import msgspec
 from msgspec import UNSET
 
 from gradlane.core.bus import Stage
-from gradlane.core.cluster import Cluster, Host, Link
+from gradlane.core.cluster import Cluster, Worker
 from gradlane.core.network import Network
 from gradlane.core.profile import Profile
 from gradlane.sim.passes import tensors_by_layer
+from gradlane.sim.server_bounds import ServerBounds
 from gradlane.units import NS_PER_SECOND
 
 LAYERS_AT_MOST = 2_000
@@ -71,9 +72,12 @@ def lower_bound_ns(profile: Profile, where: Network | Cluster) -> int:
     messages overlap, since it may pass behind other messages' bytes, but never less than one whole
     startup. That S bytes are ready at different times, and a
     message takes only what is, tells more: `_all_arrive_ns` in place of R + c(S), for some of the
-    layers k. On a cluster of workers that are alike it is the startup and S at the rate of
-    `as_network`, each link at its fastest. Where they are not, each worker's bytes pass its own
-    links, unless a server on its host may have them; the bound is the greatest over the workers.
+    layers k.
+
+    On a cluster workers may begin an iteration at different times, and those of a host share its links, so
+    that R is not one time. `server_bounds` says for which groups of workers the argument holds, and with
+    which c(S); the bound is the greatest over them, and no less than what the busiest link passes in an
+    iteration.
 
     Where hosts have several devices, the first of the S bytes is between hosts a startup of the
     first stage after R at the earliest, and c(S) is that of the network between hosts from then on.
@@ -87,24 +91,24 @@ def lower_bound_ns(profile: Profile, where: Network | Cluster) -> int:
             cost = _within_hosts(cost, least_ns, where.bus.reduce_scatter, where.bus.all_gather)
         return max(_bound(profile, cost, 100, True), _bound_by_merges(profile, where))
     updates_here = where.update_bytes_per_second is None
-    bus = where.bus
-    hosts = tuple(Host(Link(host.up.fastest), Link(host.down.fastest)) for host in where.hosts)
-    steady = msgspec.structs.replace(where, hosts=hosts)
-    if where.is_homogeneous:
-        cost = _line(where.startup_ns, steady.between.as_network().bytes_per_second + 1)  # which is rounded down
-        if bus is not UNSET:
-            cost = _within_hosts(cost, 0, bus.broadcast, bus.broadcast)
-        return _bound(profile, cost, where.workers[0].compute_percent, updates_here)
-    with_servers = {server.host for server in where.servers}
-    bounds = []
-    for worker in where.workers:
-        host = hosts[worker.host]
-        rate = min(host.up.bytes_per_second, host.down.bytes_per_second)
-        cost = _line(where.startup_ns, None if worker.host in with_servers else rate)
-        if bus is not UNSET:
-            cost = _within_hosts(cost, 0, bus.broadcast, bus.broadcast)
-        bounds.append(_bound(profile, cost, worker.compute_percent, updates_here))
-    return max(bounds)
+    servers = ServerBounds(_senders(where), profile.size_bytes)
+    best = servers.link_ns()
+    for group in servers.groups():
+        cost = group.cost_ns
+        if where.bus is not UNSET:
+            cost = _within_hosts(cost, 0, where.bus.broadcast, where.bus.broadcast)
+        best = max(best, _bound(profile, cost, group.compute_percent, updates_here))
+    return best
+
+
+def _senders(cluster: Cluster) -> Cluster:
+    """The cluster between hosts, with a worker for each sender, as fast as the slowest device of its host."""
+    if cluster.bus is UNSET:
+        return cluster
+    slowest: dict[int, int] = {}
+    for worker in cluster.workers:
+        slowest[worker.host] = max(worker.compute_percent, slowest.get(worker.host, 0))
+    return msgspec.structs.replace(cluster.between, workers=tuple(Worker(host, percent) for host, percent in slowest.items()))
 
 
 def _within_hosts(between: Callable[[int], int], least_ns: int, enter: Stage, leave: Stage) -> Callable[[int], int]:
@@ -117,12 +121,6 @@ def _within_hosts(between: Callable[[int], int], least_ns: int, enter: Stage, le
         return enter.startup_ns + max(between(size_bytes), last_ns)
 
     return cost_ns
-
-
-def _line(startup_ns: int, bytes_per_second: int | None) -> Callable[[int], int]:
-    if bytes_per_second is None:
-        return lambda size_bytes: startup_ns
-    return lambda size_bytes: startup_ns - -size_bytes * NS_PER_SECOND // bytes_per_second
 
 
 def _all_reduce_cost(network: Network) -> Callable[[int], int]:

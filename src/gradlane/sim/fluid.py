@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from fractions import Fraction
 
 from gradlane.core.cluster import Cluster, Link
 from gradlane.core.fields import MAX_RATE
@@ -270,11 +271,11 @@ class FluidFabric:
             # a host sends its workers' gradients to the other servers and its server's sums to their workers
             shared = min(up, down) * hosts // (devices * (hosts - 1))
         cluster = self._cluster
-        work = 0.0  # seconds that all servers together need for a byte of every worker
+        work = Fraction(0)  # seconds that all servers together need for a byte of every worker
         if cluster.sum_bytes_per_second is not None:
-            work += workers / (servers * cluster.sum_bytes_per_second)
+            work += Fraction(workers, servers * cluster.sum_bytes_per_second)
         if cluster.update_bytes_per_second is not None:
-            work += 1 / (servers * cluster.update_bytes_per_second)
+            work += Fraction(1, servers * cluster.update_bytes_per_second)
         return max(1, min(push, int(1 / work)) if work else push), max(1, pull), shared, changes_ns
 
     def _link_rates(self) -> tuple[tuple[int, int, int, int], int]:

@@ -12,6 +12,7 @@ no worker begins an iteration more than `staleness` iterations ahead of the slow
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -28,6 +29,10 @@ from gradlane.sim.fluid import FluidFabric
 from gradlane.sim.hosts import HostFabric
 from gradlane.sim.packets import PacketFabric
 from gradlane.sim.simulation import Simulation
+
+ALIKE = 0.001  # iterations that differ by this part of them, or less, are steady
+LONG_RUN = 18  # iterations, where the first ones are not
+PERIODS = range(1, 5)  # after how many of them a long run may repeat
 
 
 def simulate_servers(
@@ -58,6 +63,47 @@ def simulate_servers(
     """
     job = Job(plan, profile)
     return simulation((job,), cluster, iterations, staleness=staleness, jitter=jitter, seed=seed, whole=whole).run()[0]
+
+
+class Steady(NamedTuple):
+    """A job on a cluster in the long run.
+
+    Attributes:
+        timeline: the slowest worker's.
+        iterations: those of it that a long run repeats, as far as the simulation has seen.
+        iteration_ns: their mean, in ns.
+    """
+
+    timeline: Timeline
+    iterations: range
+    iteration_ns: int
+
+
+def simulate_steady(plan: Plan, profile: Profile, cluster: Cluster, *, whole: bool = False) -> Steady:
+    """Run one synchronous job until its iterations repeat.
+
+    Workers that are simulated one by one may take turns, so that an iteration is long for one of them and short for
+    the next: these are simulated for longer, and the last iteration, which no later one disturbs, is left out.
+
+    Args:
+        plan, profile, cluster, whole: as in `simulate_servers`.
+
+    Raises:
+        PlanError, InputError: as `simulate_servers` does.
+    """
+    timelines = simulate_servers(plan, profile, cluster, whole=whole)
+    steps = [timeline.iteration_ns() for timeline in timelines]
+    last = [took_ns for of_worker in steps for took_ns in of_worker[-2:]]
+    if len(steps) == 1 or max(last) - min(last) <= ALIKE * max(last):
+        slowest = max(range(len(steps)), key=lambda worker: steps[worker][-1])
+        return Steady(timelines[slowest], range(len(steps[0]) - 1, len(steps[0])), steps[slowest][-1])
+    timelines = simulate_servers(plan, profile, cluster, LONG_RUN, whole=whole)
+    steps = [timeline.iteration_ns()[:-1] for timeline in timelines]
+    periods = (count for count in PERIODS if all(each[-count:] == each[-2 * count : -count] for each in steps))
+    count = next(periods, len(steps[0]) // 2)
+    slowest = max(range(len(steps)), key=lambda worker: sum(steps[worker][-count:]))
+    taken = range(len(steps[0]) - count, len(steps[0]))
+    return Steady(timelines[slowest], taken, round(sum(steps[slowest][-count:]) / count))
 
 
 def simulate_jobs(

@@ -90,6 +90,20 @@ def few_packets(profile: Profile, where: Network | Cluster) -> bool:
     return packets * len(where.workers) <= FEW_PACKETS
 
 
+def imbalance_bytes(cluster: Cluster, size_bytes: int) -> int:
+    """How many bytes more than its share a server of `cluster` is dealt at most, of messages of `size_bytes` together.
+
+    A server gets a packet when no other has fewer bytes for its weight, so that a packet is the most. Of servers of one
+    weight each gets as many packets of a message, unless these are so many and small that a few less are enough: alignment
+    makes a message's packets longer than the message by `_ALIGN` each, and rounding its shares up by a byte for each server.
+    """
+    servers = len(cluster.servers)
+    if len({server.weight for server in cluster.servers}) > 1:
+        return cluster.packet_bytes
+    share_bytes = -(-size_bytes // servers)
+    return min(cluster.packet_bytes, (_ALIGN + 1) * servers * -(-share_bytes // cluster.packet_bytes))
+
+
 def _runs(job: Job, message: Message, cluster: Cluster) -> list[tuple[int, int, int | None]]:
     """The parts of a message that are cut into packets each: its bytes, those of a packet, and its server; None: all."""
     if job.placement is None:

@@ -5,8 +5,9 @@ urgent first. A message passes in chunks, and each chunk has three stages: laten
 other message; per-message overhead, which the processor spends on one message at a time while the
 link carries another's bytes; and the chunk's bytes. A lane passes its chunks one after another, and
 lanes share the link evenly, as their connections do; on a network that serves classes of lanes the most
-urgent class has the link to itself, and a message that it interrupts continues where it stopped. The
-processor, and a lane's part of the link, are given to the message that came first. On a network whose
+urgent class has the link and the processor to itself, and a message that it interrupts continues where it
+stopped. Within a class the processor, and a lane's part of the link, are given to the message that came
+first. On a network whose
 messages do not overlap, the overhead of a message and its bytes keep the link from all others.
 
 Where somebody waits for the end of a message, the processor has to tell them: the message is in flight

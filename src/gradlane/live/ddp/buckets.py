@@ -63,7 +63,7 @@ class Buckets:
         tensors = [spec for bucket in sorted(self._buckets) for spec in self._buckets[bucket]]
         place_of = {spec.name: place for place, spec in enumerate(tensors)}
         messages = tuple(
-            Message(tuple(Slice(place_of[spec.name], 0, spec.size_bytes) for spec in self._buckets[bucket]), priority=bucket)
+            Message(tuple(Slice(place_of[spec.name], 0, spec.size_bytes) for spec in self._buckets[bucket]))
             for bucket in sorted(self._buckets)
         )
         return Plan(policy, model, tuple(tensors), messages, sequence=tuple(range(len(messages))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from gradlane.core.backends import why_not
 from gradlane.core.checks import check_timeline
 from gradlane.core.cluster import Cluster
 from gradlane.core.network import Network
@@ -15,9 +16,10 @@ from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
 from gradlane.planning import catalog
 from gradlane.planning.plans import accepted, make_plan
-from gradlane.planning.searched import Searched
-from gradlane.sim import iteration_ns, simulate, simulate_servers
+from gradlane.planning.searched import Progress, Searched
+from gradlane.sim import iteration_ns, simulate, simulate_steady
 from gradlane.sim.bounds import lower_bound_ns, oracle_ns
+from gradlane.sim.fabric import FOREVER
 
 Where = Network | Cluster
 
@@ -69,6 +71,8 @@ class Outcome:
     iteration_ns: int
     bound_ns: int
     """The lower bound of the iteration time (`sim.bounds.lower_bound_ns`)."""
+    steady: range = range(2, 3)
+    """The iterations of the timeline that `iteration_ns` is the mean of."""
     seen: Timeline | None = field(default=None, compare=False, repr=False)
     """The simulation's timeline, if the judgement made one."""
 
@@ -111,7 +115,23 @@ def judge(policy: Policy, case: Case, bound_ns: int | None = None) -> Outcome:
     Raises:
         PlanError: nothing can carry the plan there.
     """
+    if isinstance(policy, Searched):
+        return _simulated(search(policy, case), case, bound_ns)
     return _simulated(make_plan(policy, case.profile, case.place), case, bound_ns)
+
+
+def search(policy: Searched, case: Case, progress: Progress | None = None) -> Plan:
+    """Search the best plan for `case`, whose simulation judges the plans that the search ends with."""
+    place, where = case.place, case.where
+
+    def took_ns(plan: Plan) -> int:
+        if isinstance(where, Network):
+            return iteration_ns(plan, case.profile, where)
+        if why_not(plan, place.backend, place.has_external_servers) is not None:
+            return FOREVER
+        return simulate_steady(plan, case.profile, where, whole=case.whole).iteration_ns
+
+    return accepted(policy.search(case.profile, place.network, progress, took_ns).plan, case.profile, place)
 
 
 def judge_plan(plan: Plan, case: Case, bound_ns: int | None = None) -> Outcome:
@@ -124,9 +144,8 @@ def _simulated(plan: Plan, case: Case, bound_ns: int | None) -> Outcome:
         bound_ns = lower_bound_ns(case.profile, case.where)
     if isinstance(case.where, Network):
         return Outcome(case, plan, iteration_ns(plan, case.profile, case.where), bound_ns)
-    timelines = simulate_servers(plan, case.profile, case.where, whole=case.whole)
-    slowest = max(timelines, key=lambda timeline: timeline.iteration_ns()[-1])
-    return Outcome(case, plan, slowest.iteration_ns()[-1], bound_ns, slowest)
+    found = simulate_steady(plan, case.profile, case.where, whole=case.whole)
+    return Outcome(case, plan, found.iteration_ns, bound_ns, found.iterations, found.timeline)
 
 
 def sweep(

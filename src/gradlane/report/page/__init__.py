@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gradlane.core import files
 from gradlane.report.page.facts import Facts
 from gradlane.report.page.html import render_page
 from gradlane.report.page.run_folder import read_run
@@ -15,5 +16,7 @@ REPORT = "report.html"
 
 
 def write_report(folder: Path, target: Path) -> None:
-    """Write the report of the run in `folder` to the file `target`. Raises as `read_run`."""
-    target.write_bytes(render_page(read_run(folder)))
+    """Write the report of the run in `folder` to the file `target`. Raises as `read_run`, and `OutputError`."""
+    page = render_page(read_run(folder))
+    with files.writing(target):
+        target.write_bytes(page)

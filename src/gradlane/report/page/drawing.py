@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -146,16 +146,34 @@ def _link(name: str, counts: Sequence[LinkCount], begin_ns: int, end_ns: int) ->
     return facts.LinkFacts(name, samples)
 
 
-def plan_facts(plan: Plan) -> facts.PlanFacts:
-    """A plan for its picture."""
+def urgencies(plan: Plan, profile: Profile | None) -> list[int]:
+    """How soon the next forward pass needs each message of a plan, by which all policies are coloured alike.
+
+    A message's own priority would not do: policies that send first in, first out give none.
+
+    Args:
+        plan: of the messages.
+        profile: of its tensors, in any order. None, or of other tensors: what is ready last is needed first.
+
+    Returns:
+        By message the rank of its most urgent tensor, 0 for the model's most urgent.
+    """
+    ranks = {spec.name: len(plan.tensors) - 1 - place for place, spec in enumerate(plan.tensors)}
+    if profile is not None and ranks.keys() == {tensor.spec.name for tensor in profile.tensors}:
+        ranks = {tensor.spec.name: rank for tensor, rank in zip(profile.tensors, profile.urgency(), strict=True)}
+    return [min(ranks[plan.tensors[tensor].name] for tensor in message.tensors) for message in plan.messages]
+
+
+def plan_facts(plan: Plan, profile: Profile | None) -> facts.PlanFacts:
+    """A plan for its picture; `profile` as for `urgencies`."""
     order = plan.sequence if plan.sequence is not None else _by_urgency(plan)
     place_of = {message: place for place, message in enumerate(order)}
     return facts.PlanFacts(
         headline=plan.describe(limit=0).partition("\n")[0],
         tensors=[(spec.name, spec.size_bytes) for spec in plan.tensors],
         messages=[
-            (message.lane, message.priority, place_of[index], plan.describe_message(index))
-            for index, message in enumerate(plan.messages)
+            (message.lane, urgency, place_of[index], plan.describe_message(index))
+            for index, (message, urgency) in enumerate(zip(plan.messages, urgencies(plan, profile), strict=True))
         ],
         slices=[
             [number for piece in message.slices for number in (piece.tensor, piece.offset_bytes, piece.size_bytes)]
@@ -168,9 +186,20 @@ def _by_urgency(plan: Plan) -> list[int]:
     return sorted(range(len(plan.messages)), key=lambda index: (plan.messages[index].priority, index))
 
 
-def parts_of(timeline: Timeline, plan: Plan, profile: Profile) -> facts.Parts | None:
-    """Where the steps of a timeline go, with the waits by layer; None if it has no whole step."""
+def parts_of(timeline: Timeline, plan: Plan, profile: Profile, iterations: Collection[int] | None = None) -> facts.Parts | None:
+    """Where the steps of a timeline go, with the waits by layer.
+
+    Args:
+        timeline, plan: what happened, under which plan.
+        profile: has the layers of the plan's tensors.
+        iterations: those whose steps count; None: all whole ones of a run that was measured.
+
+    Returns:
+        The mean of these steps; None if there is none.
+    """
     steps = _steps(timeline)
+    if iterations is not None:
+        steps = [span for span in timeline.of("step") if span.iteration in iterations]
     if not steps:
         return None
     # by the time at which they happened: what an iteration left for the next one's forward pass

@@ -36,7 +36,7 @@ class PlanFacts(msgspec.Struct, frozen=True):
     Attributes:
         headline: one line on it.
         tensors: (name, bytes) in order of readiness.
-        messages: by message (lane, priority, place in the order of starting, what it carries).
+        messages: by message (lane, urgency as `drawing.urgencies` has it, place in the order of starting, what it carries).
         slices: by message, flat: tensor, offset and length in bytes.
     """
 

@@ -67,7 +67,7 @@ def of_launch(folder: Path) -> facts.TrialFacts:
         predicted_ms=None if outcome is None else outcome.iteration_ns / 1e6,
         bound_ms=None if outcome is None else outcome.bound_ns / 1e6,
         parts=parts,
-        plan=plan_facts(plan),
+        plan=plan_facts(plan, profile),
         timeline=drawn,
     )
     shown = ", ".join(str(timeline.rank) for timeline in timelines)

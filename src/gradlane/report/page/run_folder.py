@@ -129,7 +129,7 @@ class _Run:
             low_ms=quantile(steps, 0.1),
             high_ms=quantile(steps, 0.9),
             parts=parts_of(timelines[0], plan, self._profile),
-            plan=plan_facts(plan),
+            plan=plan_facts(plan, self._profile),
             timeline=self._timeline(name, plan, timelines, statistics.median(step_ns)),
             searches=_searches(files.read(searches, SearchLog)) if searches.exists() else [],
             **told,

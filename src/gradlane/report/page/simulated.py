@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -16,7 +16,14 @@ Lines = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def simulated_arm(
-    name: str, plan: Plan, timeline: Timeline, profile: Profile, iteration_ns: int, bound_ns: int, baseline_ns: int | None
+    name: str,
+    plan: Plan,
+    timeline: Timeline,
+    profile: Profile,
+    iteration_ns: int,
+    bound_ns: int,
+    baseline_ns: int | None,
+    steady: Collection[int],
 ) -> facts.ArmFacts:
     """One policy that was simulated.
 
@@ -26,9 +33,10 @@ def simulated_arm(
         profile: that was simulated.
         iteration_ns, bound_ns: a steady step, and what no schedule goes below.
         baseline_ns: a steady step under DDP; None if it was not simulated.
+        steady: the iterations of the timeline that `iteration_ns` is the mean of: the first ones wait for less.
     """
     ratio = None if baseline_ns is None or not iteration_ns else baseline_ns / iteration_ns
-    iterations = typical_iterations([timeline])
+    iterations = typical_iterations([timeline.during(range(max(steady) + 1))])
     alone = msgspec.structs.replace(timeline, rank=0)
     drawn = draw(plan, [alone], iterations) if iterations else None
     if drawn is not None:
@@ -41,8 +49,8 @@ def simulated_arm(
         hidden=timeline.hidden(),
         predicted_ms=iteration_ns / 1e6,
         bound_ms=bound_ns / 1e6,
-        parts=parts_of(timeline, plan, profile),
-        plan=plan_facts(plan),
+        parts=parts_of(timeline, plan, profile, steady),
+        plan=plan_facts(plan, profile),
         timeline=drawn,
     )
 

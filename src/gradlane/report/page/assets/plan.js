@@ -13,7 +13,7 @@ function planPicture(plan) {
   widths.reduce((at, width, tensor) => ((starts[tensor] = at), at + width * scale), 0);
   const order = plan.messages.map((_, at) => at).sort((a, b) => plan.messages[a][2] - plan.messages[b][2]);
   const rows = order.slice(0, MOST_ROWS), height = Math.max(3, Math.min(12, 360 / rows.length));
-  const priorities = [...new Set(plan.messages.map((message) => message[1]))].sort((a, b) => a - b);
+  const ranks = [...new Set(plan.messages.map((message) => message[1]))].sort((a, b) => a - b);
   const picture = el("svg", { class: "plan", viewBox: `0 0 1000 ${30 + rows.length * height}`, role: "img" });
   const say = (shape, text) => {
     shape.addEventListener("pointermove", (event) => tip.show(text, event));
@@ -25,8 +25,8 @@ function planPicture(plan) {
     picture.append(say(box, `${name}\n${bytes(size)}, the ${tensor + 1}. gradient to be ready`));
   });
   rows.forEach((message, row) => {
-    const [lane, priority, place, text] = plan.messages[message];
-    const part = priorities.length > 1 ? priorities.indexOf(priority) / (priorities.length - 1) : 0;
+    const [lane, rank, place, text] = plan.messages[message];
+    const part = ranks.length > 1 ? ranks.indexOf(rank) / (ranks.length - 1) : 0;
     const slices = plan.slices[message];
     for (let at = 0; at < slices.length; at += 3) {
       const [tensor, offset, size] = slices.slice(at, at + 3);

@@ -66,8 +66,8 @@ class Timeline {
     for (const arm of this.arms.filter((each) => this.shown.has(each))) {
       const { timeline, plan } = arm;
       this.length = Math.max(this.length, timeline.iterations.at(-1) ?? 1);
-      const ranks = new Map(plan.messages.map((message) => message[1]).sort((a, b) => a - b).map((priority) => [priority, 0]));
-      [...ranks.keys()].forEach((priority, at) => ranks.set(priority, ranks.size > 1 ? at / (ranks.size - 1) : 0));
+      const ranks = new Map(plan.messages.map((message) => message[1]).sort((a, b) => a - b).map((rank) => [rank, 0]));
+      [...ranks.keys()].forEach((rank, at) => ranks.set(rank, ranks.size > 1 ? at / (ranks.size - 1) : 0));
       const fills = plan.messages.map((message) => urgency(ranks.get(message[1])));
       add({ kind: "heading", text: arm.name, arm, height: HEADING, gap: 0 });
       timeline.ranks.forEach((rank, place) => {
