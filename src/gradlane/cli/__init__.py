@@ -1,19 +1,23 @@
 """The command line. Each command is a file of this package and is imported when it is called.
 
 Only this layer prints and turns errors into exit codes: 0 done, 1 the work failed, 2 the input was
-not usable, 130 Ctrl-C. If a process that a command started fails, its exit code is the command's.
+not usable, 130 Ctrl-C; after SIGTERM or SIGHUP 143 or 129. If a process that a command started fails,
+its exit code is the command's.
 """
 
 from __future__ import annotations
 
 import importlib
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from gradlane.core.fields import did_you_mean
 from gradlane.errors import GradlaneError, InputError, RunError
+from gradlane.lifetime import signal_of
 
 # command -> what `gradlane --help` says of it; the module of the same name holds a click command
 # `command`
@@ -55,15 +59,29 @@ class _Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _exit_codes():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _exit_codes():
             return super().invoke(ctx)
-        except GradlaneError as error:
-            click.echo(f"gradlane: {error}", err=True)
-            ctx.exit(error.exit_code if isinstance(error, RunError) else 2 if isinstance(error, InputError) else 1)
-        except KeyboardInterrupt:
-            click.echo("gradlane: interrupted", err=True)
-            ctx.exit(128 + signal.SIGINT)
+
+
+@contextmanager
+def _exit_codes() -> Iterator[None]:
+    """Say what went wrong in one line, and turn it into an exit code."""
+    try:
+        yield
+    except GradlaneError as error:
+        click.echo(f"gradlane: {error}", err=True)
+        code = error.exit_code if isinstance(error, RunError) else 2 if isinstance(error, InputError) else 1
+        raise click.exceptions.Exit(code) from None
+    except KeyboardInterrupt as interrupt:
+        number = signal_of(interrupt)
+        said = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
+        click.echo(f"gradlane: {said}", err=True)
+        raise click.exceptions.Exit(128 + number) from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

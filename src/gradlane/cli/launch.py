@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import socket
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +28,7 @@ from gradlane.cli import reports
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.knobs import parse_knobs
 from gradlane.cli.inputs.types import COUNT, SECONDS, SIZE, Checked, make_folder, whole_number, writable
+from gradlane.compare.memory import need_memory
 from gradlane.compare.processes import kept_running
 from gradlane.core import files
 from gradlane.core.backends import ALGORITHMS, BackendName, refuse_what_cannot_be_done
@@ -38,6 +41,7 @@ from gradlane.core.records.search_log import AUTO
 from gradlane.core.records.tuned import Tuned
 from gradlane.core.wire_dtype import WIRE_DTYPES
 from gradlane.errors import InputError, UnsupportedError
+from gradlane.lifetime import scratch_folder
 from gradlane.planning import catalog
 from gradlane.report.page.launched import left_something, of_launch, sessions_in
 
@@ -143,7 +147,8 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
         UnsupportedError: torch cannot be imported.
     """
     try:
-        from gradlane.live.startup import torchrun
+        with _ended_at_once():
+            from gradlane.live.startup import torchrun
     except ImportError as error:
         raise UnsupportedError(
             f"launch needs torch, which cannot be imported ({error}); install it with: pip install 'gradlane[torch]'"
@@ -166,9 +171,28 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
     return _start(given, options, environment, torchrun.run)
 
 
+@contextmanager
+def _ended_at_once() -> Iterator[None]:
+    """Have Ctrl-C end this process as it is: an exception that passes through C++ code of torch's import would abort it."""
+
+    def end(number: int, frame: object) -> None:
+        os.write(2, b"gradlane: interrupted\n")
+        os._exit(128 + number)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _launch_and_report(given: argparse.Namespace, options: LaunchOptions, environment: Any, run: Any) -> int:
     """Launch, and write the report of what the ranks of this node left."""
-    with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
+    with scratch_folder() as scratch:
         folder = options.timeline or scratch
         exit_code = _start(given, msgspec.structs.replace(options, timeline=folder, profile=folder), environment, run)
         if not left_something(Path(folder)):
@@ -228,7 +252,7 @@ def _servers_store(given: argparse.Namespace) -> str:
 
 
 def _check_processes(given: argparse.Namespace) -> None:
-    """Refuse numbers of processes and nodes, which torchrun takes as text and fails on when it starts."""
+    """Refuse numbers of processes and nodes that torchrun would fail on when it starts, or that memory cannot hold."""
     for option, text, words, form in (
         ("--nproc", given.nproc_per_node, ("auto", "cpu", "gpu", "xpu"), r"[1-9][0-9]*"),
         ("--nnodes", given.nnodes, (), r"[1-9][0-9]*(:[1-9][0-9]*)?"),
@@ -236,6 +260,8 @@ def _check_processes(given: argparse.Namespace) -> None:
         if text not in words and not re.fullmatch(form, text):
             expected = "MIN:MAX" if not words else ", ".join(words)
             raise InputError(f"launch {option}: got {text!r}, expected a number, 1 or more, or {expected}")
+    ranks = int(given.nproc_per_node) if given.nproc_per_node.isdigit() else 1
+    need_memory("launch --nproc", ranks + (given.servers or 0))
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
