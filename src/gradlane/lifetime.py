@@ -60,8 +60,11 @@ class _Hold:
     def __init__(self) -> None:
         self._depth = 0
         self._came: int | None = None
+        self.blocks = 0  # of `interruptible`, one in another
+        self.raised: int | None = None  # since the outermost of them began
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.raised = self.raised or number
         if not self._depth:
             raise Interrupted(number)
         self._came = self._came or number
@@ -89,17 +92,56 @@ def interruptible(signals: Sequence[signal.Signals] = _ENDING) -> Iterator[None]
     Args:
         signals: which; default: SIGINT, SIGTERM and SIGHUP.
     """
-    before = {number: signal.getsignal(number) for number in signals if _is_main_thread()}
+    if not _is_main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in signals}
     before = {number: old for number, old in before.items() if old in (signal.SIG_DFL, signal.default_int_handler)}
     try:
         with _hold:
+            _hold.blocks += 1
+            if _hold.blocks == 1:
+                _hold.raised = None
             for number in before:
                 signal.signal(number, _hold.on_signal)
         yield
     finally:
         with _hold:
+            _hold.blocks -= 1
             for number, old in before.items():
                 signal.signal(number, old)
+
+
+def need_no_interrupt() -> None:
+    """Raise again what was raised in this block of `interruptible`: after an interrupt nothing more is started.
+
+    Python drops an exception that a handler raises while a callback of the garbage collector or of an import runs.
+    """
+    if _is_main_thread() and _hold.blocks and _hold.raised is not None:
+        raise Interrupted(_hold.raised)
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Have Ctrl-C end this process as it is, with one line: for imports.
+
+    Nothing has been started then. An exception could be dropped there, and aborts the process where it passes through C++
+    code that torch's import runs.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os.write(2, b"gradlane: interrupted\n")
+        os._exit(128 + number)
+
+    before = signal.getsignal(signal.SIGINT)
+    if not _is_main_thread() or before not in (signal.default_int_handler, _hold.on_signal):
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -182,6 +224,7 @@ class Children:
             if os.getppid() != parent:
                 os._exit(128 + signal.SIGKILL)
 
+        need_no_interrupt()
         with held():
             process = subprocess.Popen(command, preexec_fn=prepare, **options)
             self._running.append(process)
@@ -225,9 +268,9 @@ def scratch_folder() -> Iterator[str]:
                 remover = _start_remover(folder)
             yield folder
         finally:
-            if remover is None:
-                shutil.rmtree(folder, ignore_errors=True)
-            else:
+            # here too: Ctrl-C may have ended the remover in the moment before it had a session of its own
+            shutil.rmtree(folder, ignore_errors=True)
+            if remover is not None:
                 assert remover.stdin is not None
                 remover.stdin.close()
                 remover.wait()

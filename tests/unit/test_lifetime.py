@@ -30,16 +30,24 @@ DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'
 
 
 class Started:
-    """`COMMAND` with a child, when both run."""
+    """`COMMAND` with a child, when both run; killed with the block."""
 
     def __init__(self, child: str) -> None:
         arguments = [sys.executable, "-c", COMMAND, child]
         self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+
+    def __enter__(self) -> Started:
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         self.folder = Path(self.process.stdout.readline().decode().strip())
         assert self.process.stderr.readline() == b"up\n"
         self._remover = os.pidfd_open(remover_of(self.folder))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._remover)
+        self.process.kill()
+        self.process.communicate()
 
     def wait(self) -> int:
         """The exit code, when the child has ended and what removes the folder has, too."""
@@ -47,31 +55,33 @@ class Started:
         with selectors.DefaultSelector() as selector:
             selector.register(self._remover, selectors.EVENT_READ)
             assert selector.select(LIMIT_S)
-        os.close(self._remover)
         return self.process.returncode
 
 
 def remover_of(folder: Path) -> int:
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (entry / "cmdline").read_bytes().split(b"\0")[-2:-1] == [str(folder).encode()]:
-            return int(entry.name)
+        try:
+            if entry.name.isdigit() and (entry / "cmdline").read_bytes().endswith(b"\0%s\0" % os.fsencode(folder)):
+                return int(entry.name)
+        except OSError:  # it has ended
+            continue
     raise AssertionError(f"nothing removes {folder}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGQUIT])
 def test_a_child_and_a_folder_go_with_a_process_however_it_ends(number: signal.Signals) -> None:
-    started = Started(WAITS)
-    os.kill(started.process.pid, number)
-    assert started.wait() != 0
-    assert not started.folder.exists()
+    with Started(WAITS) as started:
+        os.kill(started.process.pid, number)
+        assert started.wait() != 0
+        assert not started.folder.exists()
 
 
 def test_the_next_signal_kills_a_child_that_does_not_end() -> None:
-    started = Started(DEAF)
-    os.kill(started.process.pid, signal.SIGTERM)
-    os.kill(started.process.pid, signal.SIGINT)
-    assert started.wait() != 0
-    assert not started.folder.exists()
+    with Started(DEAF) as started:
+        os.kill(started.process.pid, signal.SIGTERM)
+        os.kill(started.process.pid, signal.SIGINT)
+        assert started.wait() != 0
+        assert not started.folder.exists()
 
 
 def test_a_folder_goes_with_the_block_and_with_an_exception() -> None:
@@ -140,3 +150,21 @@ def test_children_end_with_the_block() -> None:
         assert child.stdout.readline() == b"up\n"
     assert child.returncode == -signal.SIGTERM
     child.stdout.close()
+
+
+class _Dropping:
+    """Whatever is raised while it goes, Python drops."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        sum(range(10))  # the handler runs between two instructions
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_nothing_is_started_after_an_interrupt_that_python_dropped() -> None:
+    with interruptible(), Children() as children:
+        _Dropping()
+        with pytest.raises(Interrupted):
+            children.start([sys.executable, "-c", "pass"])
+    with interruptible(), Children() as children:
+        children.start([sys.executable, "-c", "pass"]).wait()

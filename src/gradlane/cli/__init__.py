@@ -17,7 +17,7 @@ import click
 
 from gradlane.core.fields import did_you_mean
 from gradlane.errors import GradlaneError, InputError, RunError
-from gradlane.lifetime import signal_of
+from gradlane.lifetime import ending_at_once, interruptible, signal_of
 
 # command -> what `gradlane --help` says of it; the module of the same name holds a click command
 # `command`
@@ -46,7 +46,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"gradlane.cli.{cmd_name}").command
+        with ending_at_once():
+            command: click.Command = importlib.import_module(f"gradlane.cli.{cmd_name}").command
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
@@ -72,7 +73,8 @@ class _Commands(click.Group):
 def _exit_codes() -> Iterator[None]:
     """Say what went wrong in one line, and turn it into an exit code."""
     try:
-        yield
+        with interruptible((signal.SIGINT,)):
+            yield
     except GradlaneError as error:
         click.echo(f"gradlane: {error}", err=True)
         code = error.exit_code if isinstance(error, RunError) else 2 if isinstance(error, InputError) else 1

@@ -10,12 +10,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import signal
 import socket
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,7 +38,7 @@ from gradlane.core.records.search_log import AUTO
 from gradlane.core.records.tuned import Tuned
 from gradlane.core.wire_dtype import WIRE_DTYPES
 from gradlane.errors import InputError, UnsupportedError
-from gradlane.lifetime import scratch_folder
+from gradlane.lifetime import ending_at_once, scratch_folder
 from gradlane.planning import catalog
 from gradlane.report.page.launched import left_something, of_launch, sessions_in
 
@@ -147,7 +144,7 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
         UnsupportedError: torch cannot be imported.
     """
     try:
-        with _ended_at_once():
+        with ending_at_once():
             from gradlane.live.startup import torchrun
     except ImportError as error:
         raise UnsupportedError(
@@ -166,28 +163,15 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
     _check_carrier(options)
     if given.timeline is not None:
         make_folder("--timeline", Path(given.timeline))
-    if given.report is not None:
-        return _launch_and_report(given, options, environment, torchrun.run)
-    return _start(given, options, environment, torchrun.run)
-
-
-@contextmanager
-def _ended_at_once() -> Iterator[None]:
-    """Have Ctrl-C end this process as it is: an exception that passes through C++ code of torch's import would abort it."""
-
-    def end(number: int, frame: object) -> None:
-        os.write(2, b"gradlane: interrupted\n")
-        os._exit(128 + number)
-
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    run = _launch_and_report if given.report is not None else _start
+    if not options.of_sessions() or _becomes_rank(given):
+        return run(given, options, environment, torchrun.run)
+    with scratch_folder() as attached:
+        exit_code = run(given, msgspec.structs.replace(options, attached=attached), environment, torchrun.run)
+        if exit_code or any(Path(attached).iterdir()):
+            return exit_code
+    click.echo(f"gradlane: {options.without_effect()}", err=True)
+    return int(options.verify)  # who asks for a check is not told that all is well
 
 
 def _launch_and_report(given: argparse.Namespace, options: LaunchOptions, environment: Any, run: Any) -> int:
@@ -207,13 +191,13 @@ def _launch_and_report(given: argparse.Namespace, options: LaunchOptions, enviro
 
 def _start(given: argparse.Namespace, options: LaunchOptions, environment: Mapping[str, str] | None, run: Any) -> int:
     """Start the ranks and wait for them; where this process is to be a rank itself, become it."""
-    from gradlane.live.startup import slurm
-
     os.environ[LAUNCH_VARIABLE] = options.to_text()
     os.environ.update(environment or {})
     given.training_script_args = [given.training_script, *given.training_script_args]
     given.module, given.training_script = True, "gradlane.live.startup.boot"
-    if slurm.is_rank(os.environ) and _names_no_ranks(given):
+    if _becomes_rank(given):
+        from gradlane.live.startup import slurm
+
         if given.report is not None:
             raise InputError(
                 "launch: got --report in a task of srun, expected --timeline DIR, and gradlane report DIR afterwards"
@@ -228,6 +212,13 @@ def _start(given: argparse.Namespace, options: LaunchOptions, environment: Mappi
     server = [sys.executable, "-m", "gradlane", "server", options.servers_store or ""]
     with kept_running([server] * (given.servers or 0), int(given.max_restarts)):
         return int(run(given))
+
+
+def _becomes_rank(given: argparse.Namespace) -> bool:
+    """Whether this process is a task of srun, and to be a rank itself."""
+    from gradlane.live.startup import slurm
+
+    return slurm.is_rank(os.environ) and _names_no_ranks(given)
 
 
 def _names_no_ranks(given: argparse.Namespace) -> bool:

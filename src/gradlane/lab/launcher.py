@@ -186,6 +186,7 @@ def _in_lab(
         process, interrupt = None, None
         try:
             try:
+                lifetime.need_no_interrupt()
                 with lifetime.held():
                     process = subprocess.Popen(
                         [sys.executable, "-m", "gradlane.lab.init", str(job_fd), *command],
