@@ -13,11 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import click
-
-from gradlane.core.fields import did_you_mean
-from gradlane.errors import GradlaneError, InputError, RunError
 from gradlane.lifetime import ending_at_once, interruptible, signal_of
+
+# extensions in C that Ctrl-C interrupts while they are imported may be left half made, and crash later
+with ending_at_once():
+    import click
+
+    from gradlane.core.fields import did_you_mean
+    from gradlane.errors import GradlaneError, InputError, RunError
 
 # command -> what `gradlane --help` says of it; the module of the same name holds a click command
 # `command`
