@@ -75,6 +75,7 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
         (["--policy", "wfbp", "not-there.py"], "got 'not-there.py', which is not a file"),
         (["--nproc", "2"], "got no SCRIPT"),
         (["--nproc", "banana", "SCRIPT"], "launch --nproc: got 'banana', expected a number, 1 or more, or auto"),
+        (["--nproc", "1000000", "SCRIPT"], "launch --nproc: got 1000000 processes, which need"),
         (["--nproc", "0", "SCRIPT"], "launch --nproc: got '0', expected a number, 1 or more"),
         (["--nproc-per-node", "-1", "SCRIPT"], "launch --nproc: got '-1', expected a number, 1 or more"),
         (["--nnodes", "x", "SCRIPT"], "launch --nnodes: got 'x', expected a number, 1 or more, or MIN:MAX"),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn import functional as F
@@ -227,6 +228,8 @@ def refusals(rank: int, world: int) -> list[str]:
     for act in (
         lambda: _wrap(Mlp(), mixed_precision=object()),
         lambda: _wrap(Mlp()).register_comm_hook(None, None),
+        lambda: _wrap(Mlp())._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS),
+        lambda: _wrap(Mlp())._register_buffer_comm_hook(None, print),
         lambda: _wrap(model),
     ):
         with gradlane.attach(model, momentum(model), network=GIVEN, timeout=20):

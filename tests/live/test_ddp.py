@@ -56,9 +56,11 @@ def test_two_wrapped_models_are_both_scheduled(two_ranks):
 
 
 def test_what_the_drop_in_cannot_honour_is_refused_by_name(two_ranks):
-    for precision, hook, attached in two_ranks.run("tests.live.ddp:refusals"):
+    for precision, hook, builtin, buffers, attached in two_ranks.run("tests.live.ddp:refusals"):
         assert precision.startswith("DistributedDataParallel: got mixed_precision")
         assert hook.startswith("register_comm_hook: a hook would take buckets from torch")
+        assert builtin.startswith("_register_builtin_comm_hook: a hook would take buckets from torch")
+        assert buffers.startswith("_register_buffer_comm_hook: a hook would decide how buffers are made equal")
         assert attached.startswith("gradlane is attached to this model, which sums its gradients")
 
 

@@ -102,6 +102,46 @@ def test_launch_ddp_runs_a_script_under_its_default_policy(server: ScriptServer,
     assert len(plans_carried_out(tmp_path / "timeline")) == 1
 
 
+STOCK = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+NOTHING = "gradlane: {} had no effect: the script attached nothing; add --ddp if it wraps its model in torch's"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--policy", "bytescheduler", "--tune", "--check-finite"], 0, NOTHING.format("--policy, --tune and --check-finite")),
+        (["--verify"], 1, NOTHING.format("--verify")),
+        (["--ddp", "--verify"], 0, ""),
+        ([], 0, ""),
+    ],
+)
+def test_options_without_effect_are_named(tmp_path: Path, options: list[str], code: int, said: str) -> None:
+    (tmp_path / "train.py").write_text(STOCK)
+    done = gradlane("launch", "--nproc", 2, *options, tmp_path / "train.py", expect=code)
+    lines = [line for line in done.stderr.splitlines() if "had no effect" in line]
+    assert [line.startswith(said) for line in lines] == [True] * bool(said), done.stderr
+
+
+def test_a_check_that_the_drop_in_cannot_make_is_not_passed(tmp_path: Path) -> None:
+    sparse = "torch.nn.Sequential(torch.nn.Embedding(9, 8, sparse=True), torch.nn.Linear(8, 8))"
+    script = STOCK.replace("torch.nn.Linear(8, 8)", sparse).replace("torch.randn(4, 8)", "torch.arange(4)")
+    (tmp_path / "train.py").write_text(script)
+    done = gradlane("launch", "--nproc", 2, "--ddp", "--verify", tmp_path / "train.py", expect=1)
+    assert "torch's DistributedDataParallel sums the gradients: 0 has sparse gradients" in done.stderr
+    assert "gradlane: --verify had no effect: gradlane took over no model" in done.stderr
+
+
 def test_launch_ddp_of_a_script_that_wraps_nothing_says_that_it_had_no_effect(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('trained')")
     done = gradlane("launch", "--nproc", 1, "--ddp", tmp_path / "train.py")

@@ -14,6 +14,7 @@ STARTUP = {
     "lab/card.py",  # whether this is an emulated host
     "lab/launcher.py",  # handed on to ranks
     "lab/ranks.py",
+    "lifetime.py",  # who started this process
     "compare/processes.py",
     "live/backends/addresses.py",  # MASTER_ADDR, MASTER_PORT
     "live/ddp/watch.py",  # RANK

@@ -19,3 +19,17 @@ def test_a_text_that_is_no_options_is_refused_in_one_line_with_the_variable_and_
 
 def test_no_text_says_nothing() -> None:
     assert LaunchOptions.from_environment({}) == LaunchOptions.from_environment({"GRADLANE_OPTIONS": ""}) == LaunchOptions()
+
+
+def test_options_that_matter_to_a_session_only_are_named_as_on_the_command_line() -> None:
+    assert LaunchOptions(ddp=True, profile="/folder", attached="/folder").of_sessions() == []
+    options = LaunchOptions(policy="p3", policy_knobs={"slice_bytes": 4}, servers=1, verify=True)
+    assert options.of_sessions() == ["--policy", "--knob", "--servers", "--verify"]
+    assert options.without_effect().startswith("--policy, --knob, --servers and --verify had no effect: the script attached")
+    assert "took over no model" in LaunchOptions(ddp=True, verify=True).without_effect()
+
+
+def test_every_option_is_either_of_a_session_or_of_the_launcher() -> None:
+    others = {"servers_store", "profile", "ddp", "attached"}
+    given = {name: 1 for name in LaunchOptions.__struct_fields__ if name not in others}
+    assert len(LaunchOptions(**given).of_sessions()) == len(given)

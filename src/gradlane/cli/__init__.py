@@ -1,7 +1,8 @@
 """The command line. Each command is a file of this package and is imported when it is called.
 
 Only this layer prints and turns errors into exit codes: 0 done, 1 the work failed, 2 the input was
-not usable, 130 Ctrl-C. If a process that a command started fails, its exit code is the command's.
+not usable, 130 Ctrl-C; after SIGTERM or SIGHUP 143 or 129. If a process that a command started fails,
+its exit code is the command's.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ import contextlib
 import importlib
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Any
 
-import click
+from gradlane.lifetime import ending_at_once, interruptible, signal_of
 
-from gradlane.cli.outputs import printing
-from gradlane.core.fields import did_you_mean
-from gradlane.errors import GradlaneError, InputError, OutputError, RunError
+# extensions in C that Ctrl-C interrupts while they are imported may be left half made, and crash later
+with ending_at_once():
+    import click
+
+    from gradlane.cli.outputs import printing
+    from gradlane.core.fields import did_you_mean
+    from gradlane.errors import GradlaneError, InputError, OutputError, RunError
 
 # command -> what `gradlane --help` says of it; the module of the same name holds a click command
 # `command`
@@ -45,7 +51,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"gradlane.cli.{cmd_name}").command
+        with ending_at_once():
+            command: click.Command = importlib.import_module(f"gradlane.cli.{cmd_name}").command
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
@@ -67,15 +74,30 @@ class _Commands(click.Group):
                 click.echo(f"gradlane: {error}", err=True)
             sys.exit(1)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _exit_codes():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _exit_codes():
             return super().invoke(ctx)
-        except GradlaneError as error:
-            click.echo(f"gradlane: {error}", err=True)
-            ctx.exit(error.exit_code if isinstance(error, RunError) else 2 if isinstance(error, InputError) else 1)
-        except KeyboardInterrupt:
-            click.echo("gradlane: interrupted", err=True)
-            ctx.exit(128 + signal.SIGINT)
+
+
+@contextlib.contextmanager
+def _exit_codes() -> Iterator[None]:
+    """Say what went wrong in one line, and turn it into an exit code."""
+    try:
+        with interruptible((signal.SIGINT,)):
+            yield
+    except GradlaneError as error:
+        click.echo(f"gradlane: {error}", err=True)
+        code = error.exit_code if isinstance(error, RunError) else 2 if isinstance(error, InputError) else 1
+        raise click.exceptions.Exit(code) from None
+    except KeyboardInterrupt as interrupt:
+        number = signal_of(interrupt)
+        said = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
+        click.echo(f"gradlane: {said}", err=True)
+        raise click.exceptions.Exit(128 + number) from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,12 +17,14 @@ from rich.text import Text
 from gradlane.cli import reports
 from gradlane.cli.inputs.types import SECONDS, whole_number
 from gradlane.cli.terminal import console, print_table
+from gradlane.compare.memory import need_memory
 from gradlane.compare.processes import TIMED_OUT, run_quietly, torchrun_here
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.records.ddp_run import DdpRun
 from gradlane.core.timeline import Timeline
 from gradlane.errors import JobError, RunError, UnsupportedError
+from gradlane.lifetime import scratch_folder
 from gradlane.planning.advice import BASELINE, WORTH, Advice, Option, advise
 from gradlane.planning.stock_ddp import ddp_kwargs
 from gradlane.report.page import facts
@@ -60,7 +61,8 @@ def command(
     torchrun --no-python --nnodes 2 --rdzv-endpoint host0:29400 gradlane advise train.py
     """
     is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
+    need_memory("advise --nproc", 1 if is_rank else nproc)
+    with scratch_folder() as scratch:
         exit_code = _run(Path(scratch), is_rank, nproc, steps, timeout, as_json, script, arguments)
         if is_rank and os.environ["RANK"] != "0":
             click.get_current_context().exit(exit_code)

@@ -5,7 +5,6 @@ policy.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from gradlane.cli.inputs.types import (
 from gradlane.cli.terminal import console
 from gradlane.compare.arms import ArmSpec
 from gradlane.compare.evaluation import evaluate
+from gradlane.compare.memory import DEMONSTRATION_BYTES, comparing_bytes
 from gradlane.compare.processes import run_on_ranks
 from gradlane.compare.records import Sweep
 from gradlane.compare.runner import Trial, run_all
@@ -41,6 +41,7 @@ from gradlane.core.profile import Profile
 from gradlane.core.records.search_log import ANY, AUTO
 from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError, RunError
+from gradlane.lifetime import scratch_folder
 from gradlane.planning import catalog
 from gradlane.report.page import REPORT, write_report
 from gradlane.report.page.drawing import last_iterations
@@ -161,7 +162,7 @@ def command(
     profiles = [read_profile(model) for model in models]
     if out is not None:
         make_folder("--out", out)
-    with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
+    with scratch_folder() as scratch:
         folder = out or Path(scratch)
         if profiles:
             trials = [
@@ -182,8 +183,9 @@ def command(
         timeout_s = options.pop("timeout")
         path = folder / CONFIG
         path.write_bytes(msgspec.json.encode({"out": str(folder), "arms": arms, "timeout_s": timeout_s, **options}))
+        rank_bytes = comparing_bytes(DEMONSTRATION_BYTES, len(arms))
         exit_code = run_on_ranks(
-            "gradlane.compare.worker", [str(path)], counts[0], rates[0], loopback, folder / LINKS, ranks_per_host
+            "gradlane.compare.worker", [str(path)], counts[0], rates[0], loopback, folder / LINKS, ranks_per_host, rank_bytes
         )
         if exit_code:
             raise RunError("the comparison", exit_code)

@@ -12,6 +12,7 @@ import msgspec
 from gradlane.cli import lab_doctor
 from gradlane.cli.inputs import topology
 from gradlane.cli.inputs.types import OUT_FILE, SECONDS
+from gradlane.compare.memory import PYTHON_BYTES, need_memory
 from gradlane.lab import execute
 from gradlane.lab.files import write_spec
 
@@ -56,6 +57,13 @@ def command(
         return
     if command_line and command_line[0].endswith(".py"):
         command_line = (sys.executable, *command_line)
+    for job in spec.all_jobs:
+        program = Path((job.command or command_line or ("",))[0])
+        is_python = program.name.startswith("python") or program == Path(sys.executable)
+        if is_python:
+            need_memory("lab", len(job.workers), PYTHON_BYTES)
+        if not job.server_command:
+            need_memory("lab --servers", len(job.servers))
     outcome = execute(spec, command_line, timeout=timeout, announce=not quiet, samples=samples)
     if as_json:
         line = {"hosts": spec.hosts, "link_bits_per_second": spec.link_bits_per_second, **msgspec.structs.asdict(outcome)}

@@ -12,7 +12,6 @@ import os
 import re
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,6 +25,7 @@ from gradlane.cli import reports
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.knobs import parse_knobs
 from gradlane.cli.inputs.types import COUNT, SECONDS, SIZE, Checked, make_folder, whole_number, writable
+from gradlane.compare.memory import need_memory
 from gradlane.compare.processes import kept_running
 from gradlane.core import files
 from gradlane.core.backends import ALGORITHMS, BackendName, refuse_what_cannot_be_done
@@ -38,6 +38,7 @@ from gradlane.core.records.search_log import AUTO
 from gradlane.core.records.tuned import Tuned
 from gradlane.core.wire_dtype import WIRE_DTYPES
 from gradlane.errors import InputError, UnsupportedError
+from gradlane.lifetime import ending_at_once, scratch_folder
 from gradlane.planning import catalog
 from gradlane.report.page.launched import left_something, of_launch, sessions_in
 
@@ -143,7 +144,8 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
         UnsupportedError: torch cannot be imported.
     """
     try:
-        from gradlane.live.startup import torchrun
+        with ending_at_once():
+            from gradlane.live.startup import torchrun
     except ImportError as error:
         raise UnsupportedError(
             f"launch needs torch, which cannot be imported ({error}); install it with: pip install 'gradlane[torch]'"
@@ -161,14 +163,20 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
     _check_carrier(options)
     if given.timeline is not None:
         make_folder("--timeline", Path(given.timeline))
-    if given.report is not None:
-        return _launch_and_report(given, options, environment, torchrun.run)
-    return _start(given, options, environment, torchrun.run)
+    run = _launch_and_report if given.report is not None else _start
+    if not options.of_sessions() or _becomes_rank(given):
+        return run(given, options, environment, torchrun.run)
+    with scratch_folder() as attached:
+        exit_code = run(given, msgspec.structs.replace(options, attached=attached), environment, torchrun.run)
+        if exit_code or any(Path(attached).iterdir()):
+            return exit_code
+    click.echo(f"gradlane: {options.without_effect()}", err=True)
+    return int(options.verify)  # who asks for a check is not told that all is well
 
 
 def _launch_and_report(given: argparse.Namespace, options: LaunchOptions, environment: Any, run: Any) -> int:
     """Launch, and write the report of what the ranks of this node left."""
-    with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
+    with scratch_folder() as scratch:
         folder = options.timeline or scratch
         exit_code = _start(given, msgspec.structs.replace(options, timeline=folder, profile=folder), environment, run)
         if not left_something(Path(folder)):
@@ -183,13 +191,13 @@ def _launch_and_report(given: argparse.Namespace, options: LaunchOptions, enviro
 
 def _start(given: argparse.Namespace, options: LaunchOptions, environment: Mapping[str, str] | None, run: Any) -> int:
     """Start the ranks and wait for them; where this process is to be a rank itself, become it."""
-    from gradlane.live.startup import slurm
-
     os.environ[LAUNCH_VARIABLE] = options.to_text()
     os.environ.update(environment or {})
     given.training_script_args = [given.training_script, *given.training_script_args]
     given.module, given.training_script = True, "gradlane.live.startup.boot"
-    if slurm.is_rank(os.environ) and _names_no_ranks(given):
+    if _becomes_rank(given):
+        from gradlane.live.startup import slurm
+
         if given.report is not None:
             raise InputError(
                 "launch: got --report in a task of srun, expected --timeline DIR, and gradlane report DIR afterwards"
@@ -204,6 +212,13 @@ def _start(given: argparse.Namespace, options: LaunchOptions, environment: Mappi
     server = [sys.executable, "-m", "gradlane", "server", options.servers_store or ""]
     with kept_running([server] * (given.servers or 0), int(given.max_restarts)):
         return int(run(given))
+
+
+def _becomes_rank(given: argparse.Namespace) -> bool:
+    """Whether this process is a task of srun, and to be a rank itself."""
+    from gradlane.live.startup import slurm
+
+    return slurm.is_rank(os.environ) and _names_no_ranks(given)
 
 
 def _names_no_ranks(given: argparse.Namespace) -> bool:
@@ -228,7 +243,7 @@ def _servers_store(given: argparse.Namespace) -> str:
 
 
 def _check_processes(given: argparse.Namespace) -> None:
-    """Refuse numbers of processes and nodes, which torchrun takes as text and fails on when it starts."""
+    """Refuse numbers of processes and nodes that torchrun would fail on when it starts, or that memory cannot hold."""
     for option, text, words, form in (
         ("--nproc", given.nproc_per_node, ("auto", "cpu", "gpu", "xpu"), r"[1-9][0-9]*"),
         ("--nnodes", given.nnodes, (), r"[1-9][0-9]*(:[1-9][0-9]*)?"),
@@ -236,6 +251,8 @@ def _check_processes(given: argparse.Namespace) -> None:
         if text not in words and not re.fullmatch(form, text):
             expected = "MIN:MAX" if not words else ", ".join(words)
             raise InputError(f"launch {option}: got {text!r}, expected a number, 1 or more, or {expected}")
+    ranks = int(given.nproc_per_node) if given.nproc_per_node.isdigit() else 1
+    need_memory("launch --nproc", ranks + (given.servers or 0))
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:

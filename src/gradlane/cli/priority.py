@@ -12,6 +12,7 @@ from rich.table import Table
 
 from gradlane import lab
 from gradlane.cli.terminal import console, print_table
+from gradlane.compare.memory import PYTHON_BYTES
 from gradlane.compare.processes import run_on_lab
 from gradlane.errors import InputError, RunError
 from gradlane.transport import path
@@ -46,7 +47,7 @@ def probe(
         # all hosts run one command; each reads its role from its environment, as a rank does
         spec = lab.LabSpec(hosts=senders + 1, link_bits_per_second=parse_rate(link or "200mbit"), network_classes=classes)
         arguments = [str(senders), str(seconds), *(["--json"] if as_json else [])]
-        exit_code = run_on_lab(spec, [sys.executable, "-m", "gradlane.cli.priority_host", *arguments])
+        exit_code = run_on_lab(spec, [sys.executable, "-m", "gradlane.cli.priority_host", *arguments], rank_bytes=PYTHON_BYTES)
         if exit_code:
             raise RunError("the probe", exit_code)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from pathlib import Path
 
 import click
@@ -20,6 +19,7 @@ from gradlane.core.backends import ALGORITHMS, HIERARCHICAL_PAYS, Algorithm
 from gradlane.core.bus import Stage
 from gradlane.core.network import Network
 from gradlane.errors import InputError, RunError
+from gradlane.lifetime import scratch_folder
 from gradlane.units import format_bytes, format_ns, format_rate
 
 Samples = list[tuple[int, int]]
@@ -85,7 +85,7 @@ def command(
         raise InputError(
             "probe --algorithm: got hierarchical, expected hosts of several ranks, as in --ranks-per-host 2 --link 1gbit"
         )
-    with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
+    with scratch_folder() as scratch:
         exit_code = run_on_ranks(
             "gradlane.live.backends.probe_job",
             [scratch, str(seconds)],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import click
@@ -12,12 +11,14 @@ from rich.table import Table
 
 from gradlane.cli.inputs.types import COUNT, make_folder
 from gradlane.cli.terminal import console, print_table
+from gradlane.compare.memory import need_memory
 from gradlane.compare.processes import run_quietly, torchrun_here
 from gradlane.core import files
 from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
 from gradlane.core.profile import Profile
 from gradlane.core.stepwise import describe
 from gradlane.errors import RunError
+from gradlane.lifetime import scratch_folder
 from gradlane.units import format_bytes, format_ns
 
 
@@ -39,8 +40,9 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
     It needs six iterations or more; let the script end early. The files are what gradlane plan
     reads.
     """
+    need_memory("profile --nproc", nproc)
     make_folder("--out", out)
-    with tempfile.TemporaryDirectory(prefix="gradlane-") as scratch:
+    with scratch_folder() as scratch:
         environment = {**os.environ, LAUNCH_VARIABLE: LaunchOptions(profile=scratch).to_text()}
         worker = [*torchrun_here(nproc), "-m", "gradlane.live.startup.boot", script, *arguments]
         # with --json, stdout has the profile alone

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from gradlane import lab
+from gradlane.compare.memory import RANK_BYTES, need_memory
 from gradlane.errors import LabError
+from gradlane.lifetime import Children
 
 TIMED_OUT = 124
 
@@ -21,35 +21,9 @@ TIMED_OUT = 124
 def torchrun_here(processes: int) -> list[str]:
     """torchrun for `processes` on this host, over loopback, on a free port."""
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-    # not SIGINT, which `run_quietly` answers for all
+    # not SIGINT: torchrun would send it on to the ranks, and `run_quietly` has SIGTERM sent
     options = ["--nproc-per-node", str(processes), "--signals-to-handle", "SIGTERM,SIGHUP,SIGQUIT"]
     return [sys.executable, "-m", "gradlane.live.startup.torchrun", *options, *rendezvous]
-
-
-@contextmanager
-def quietly(commands: Sequence[Sequence[str]], **options: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Run commands that ignore Ctrl-C, and end them with the block by SIGTERM, which needs no traceback.
-
-    Args:
-        commands, options: as for `subprocess.Popen`.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-
-    def ignore_interrupt() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    running: list[subprocess.Popen[bytes]] = []
-    try:
-        running += [subprocess.Popen(command, preexec_fn=ignore_interrupt, **options) for command in commands]
-        # from here on Ctrl-C finds all of them in the list
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        yield running
-    finally:
-        for process in running:
-            process.terminate()
-        for process in running:
-            process.wait()
 
 
 @contextmanager
@@ -61,36 +35,32 @@ def kept_running(commands: Sequence[Sequence[str]], restarts: int) -> Iterator[N
         restarts: how often each may be started again.
     """
     is_over, lock = False, threading.Lock()
-    # in a session of its own a process hears no Ctrl-C
-    running = [subprocess.Popen(command, start_new_session=True) for command in commands]
 
-    def keep(place: int) -> None:
+    def keep(command: Sequence[str], process: subprocess.Popen[bytes]) -> None:
         for _ in range(restarts):
-            if running[place].wait() >= 0:
+            if process.wait() >= 0:
                 return
             with lock:
                 if is_over:
                     return
-                running[place] = subprocess.Popen(commands[place], start_new_session=True)
+                process = children.start(command)
+        process.wait()  # it is killed when the thread that started it ends
 
-    keepers = [threading.Thread(target=keep, args=(place,), daemon=True) for place in range(len(commands))]
-    try:
-        for keeper in keepers:
-            keeper.start()
-        yield
-    finally:
-        with lock:
-            is_over = True
-        for process in running:
-            process.terminate()
-        for process in running:
-            process.wait()
+    with Children() as children:
+        started = [(command, children.start(command)) for command in commands]
+        for each in started:
+            threading.Thread(target=keep, args=each, daemon=True).start()
+        try:
+            yield
+        finally:
+            with lock:
+                is_over = True
 
 
 def run_quietly(
     command: Sequence[str], environment: Mapping[str, str], stdout: int | None = None, timeout_s: float | None = None
 ) -> int:
-    """Run a command, and end it at Ctrl-C.
+    """Run a command, and end it by SIGTERM at Ctrl-C, which needs no traceback.
 
     Args:
         command, environment: what to run.
@@ -100,9 +70,9 @@ def run_quietly(
     Returns:
         The exit code; `TIMED_OUT` if it was ended.
     """
-    with quietly([command], env=environment, stdout=stdout) as (process,):
+    with Children() as children:
         try:
-            return process.wait(timeout_s)
+            return children.start(command, env=environment, stdout=stdout).wait(timeout_s)
         except subprocess.TimeoutExpired:
             return TIMED_OUT
 
@@ -111,29 +81,41 @@ def python_module(module: str, arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
 
 
-def run_on_loopback(arguments: Sequence[str], ranks: int, environment: Mapping[str, str] | None = None) -> int:
-    """Run `python ARGUMENTS` as `ranks` ranks on loopback; returns the exit code."""
+def run_on_loopback(
+    arguments: Sequence[str], ranks: int, environment: Mapping[str, str] | None = None, rank_bytes: int = RANK_BYTES
+) -> int:
+    """Run `python ARGUMENTS` on loopback; returns the exit code.
+
+    Args:
+        arguments, environment: what to run.
+        ranks: how many times.
+        rank_bytes: memory that each needs at least.
+
+    Raises:
+        InputError: this machine has not the memory.
+    """
+    need_memory("ranks", ranks, rank_bytes)
     return run_quietly([*torchrun_here(ranks), *arguments], {**os.environ, **(environment or {})})
 
 
-def run_on_lab(spec: lab.LabSpec, command: Sequence[str], samples: Path | None = None) -> int:
+def run_on_lab(spec: lab.LabSpec, command: Sequence[str], samples: Path | None = None, rank_bytes: int = RANK_BYTES) -> int:
     """Run `command` on the hosts of `spec`; returns the exit code.
 
     Args:
         spec, command: what to run where.
         samples: file for samples of the links; None: none.
+        rank_bytes: memory that each rank and server needs at least.
 
     Raises:
+        InputError: this machine has not the memory.
         LabError: this machine cannot run a lab.
         KeyboardInterrupt: Ctrl-C; all ranks have ended.
     """
+    need_memory("ranks", sum(len(job.workers) + len(job.servers) for job in spec.all_jobs), rank_bytes)
     reason = lab.supported()
     if reason is not None:
         raise LabError(f"no lab can be made here: {reason}; --loopback runs the same without emulated links")
-    exit_code = lab.run(spec, list(command), samples=samples, hears_interrupt=False)
-    if exit_code == lab.INTERRUPTED:
-        raise KeyboardInterrupt
-    return exit_code
+    return lab.run(spec, list(command), samples=samples, hears_interrupt=False)
 
 
 def run_on_ranks(
@@ -144,6 +126,7 @@ def run_on_ranks(
     loopback: bool,
     samples: Path | None = None,
     ranks_per_host: int = 1,
+    rank_bytes: int = RANK_BYTES,
 ) -> int:
     """Run `python -m module arguments` on `hosts` hosts; returns the exit code.
 
@@ -152,12 +135,14 @@ def run_on_ranks(
         link_bits_per_second: rate of the lab's links; None: not shaped.
         loopback: run on loopback, without a lab.
         samples: file for samples of the links.
+        rank_bytes: memory that each rank needs at least.
 
     Raises:
+        InputError: this machine has not the memory.
         LabError: this machine cannot run a lab.
     """
     command = python_module(module, arguments)
     if loopback:
-        return run_on_loopback(command[1:], hosts * ranks_per_host)
+        return run_on_loopback(command[1:], hosts * ranks_per_host, rank_bytes=rank_bytes)
     spec = lab.LabSpec(hosts, link_bits_per_second, ranks_per_host=ranks_per_host)
-    return run_on_lab(spec, command, samples)
+    return run_on_lab(spec, command, samples, rank_bytes)

@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from gradlane import lab
 from gradlane.compare.arms import ALONE, BASELINE, ArmSpec, measured_place
+from gradlane.compare.memory import comparing_bytes, need_memory
 from gradlane.compare.processes import python_module, run_on_lab, run_on_loopback
 from gradlane.compare.records import Cell, hosts_text
 from gradlane.core import files
@@ -61,6 +62,21 @@ class Trial:
         """Name of the run's folder; equal trials are the same run."""
         return f"{self.profile.model}-{hashlib.sha256(repr(self).encode()).hexdigest()[:12]}"
 
+    @property
+    def servers(self) -> int:
+        """Hosts of servers, which all arms that have some share."""
+        return max(arm.servers for arm in self.arms)
+
+    @property
+    def processes(self) -> int:
+        """Ranks and servers."""
+        return self.hosts * self.ranks_per_host + self.servers
+
+    @property
+    def rank_bytes(self) -> int:
+        """Memory that a rank needs at least."""
+        return comparing_bytes(self.profile.scaled(self.scale).size_bytes, len(self.arms))
+
     def __str__(self) -> str:
         rate = "loopback" if self.loopback else "links as they are"
         if self.link_bits_per_second is not None:
@@ -89,7 +105,14 @@ def at_ratio(profile: Profile, ratio: float, compute_ms: float, megabytes: float
 
 
 def run_all(trials: Sequence[Trial], folder: Path, say: Callable[[str], None]) -> tuple[Cell, ...]:
-    """The cells of all trials, in order; trials with an outcome in `folder` are not run again."""
+    """The cells of all trials, in order; trials with an outcome in `folder` are not run again.
+
+    Raises:
+        InputError: this machine has not the memory for one of them; none was started.
+    """
+    for trial in trials:
+        if not (folder / trial.key / "rank-0.json").exists():
+            need_memory(str(trial), trial.processes, trial.rank_bytes)
     cells: list[Cell] = []
     for place, trial in enumerate(trials):
         own = folder / trial.key
@@ -106,7 +129,7 @@ def _run(trial: Trial, folder: Path) -> None:
         if trial.loopback:
             return run_on_loopback(command[1:], trial.hosts * trial.ranks_per_host, {"GRADLANE_LAB_SCALE": str(trial.scale)})
         workers = ranks_on(trial.hosts, trial.ranks_per_host)
-        servers = range(trial.hosts, trial.hosts + max(arm.servers for arm in trial.arms))
+        servers = range(trial.hosts, trial.hosts + trial.servers)
         spec = lab.LabSpec(
             hosts=servers.stop,
             link_bits_per_second=trial.link_bits_per_second,

@@ -12,6 +12,13 @@ from gradlane.errors import InputError
 
 LAUNCH_VARIABLE = "GRADLANE_OPTIONS"
 """The environment variable in which a launcher hands `LaunchOptions` to the ranks."""
+_OF_SESSIONS = {
+    "policy": "--policy", "policy_knobs": "--knob", "plan": "--plan", "backend": "--backend", "algorithm": "--algorithm",
+    "packet_bytes": "--packet-bytes", "summation_order": "--summation-order", "servers": "--servers", "weight": "--weight",
+    "wire_dtype": "--wire-dtype", "network": "--network", "tune": "--tune", "knobs": "--knobs", "timeout": "--timeout",
+    "stall_timeout": "--stall-timeout", "verify": "--verify", "check_finite": "--check-finite", "timeline": "--timeline",
+    "progress": "--progress",
+}  # fmt: skip
 STALL_TIMEOUT_S = 2.5
 """Seconds after which a rank that says nothing is an error, where no option says otherwise: five beats."""
 
@@ -29,7 +36,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
 
     policy_knobs: of the policy that is named. knobs: a file of tuned ones. plan, network: files. wire_dtype: a name, see
     `gradlane.core.wire_dtype`. ddp: gradlane's DistributedDataParallel is put in the place of torch's.
-    progress: seconds between two lines on what steps take.
+    progress: seconds between two lines on what steps take. attached: a folder, in which a rank that attaches leaves a file.
     """
 
     policy: str | None = None
@@ -54,6 +61,26 @@ class LaunchOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     profile: str | None = None
     ddp: bool = False
     progress: float | None = None
+    attached: str | None = None
+
+    def of_sessions(self) -> list[str]:
+        """The options that were given and matter to a session only, as on the command line."""
+        return [option for name, option in _OF_SESSIONS.items() if getattr(self, name) not in (None, False, {})]
+
+    def without_effect(self) -> str:
+        """What to say where no rank has attached: which options had no effect, and what to add."""
+        *others, last = self.of_sessions()
+        options = f"{', '.join(others)} and {last}" if others else last
+        if self.ddp:
+            return (
+                f"{options} had no effect: gradlane took over no model; with --ddp it takes over what the script wraps in "
+                "torch's DistributedDataParallel, after the first step of an optimizer of torch.optim, or says why not"
+            )
+        return (
+            f"{options} had no effect: the script attached nothing; add --ddp if it wraps its model in torch's "
+            "DistributedDataParallel, or two lines to the script: import gradlane, and gradlane.attach(model, optimizer) "
+            "after both are made"
+        )
 
     def to_text(self) -> str:
         """For the environment variable `LAUNCH_VARIABLE`."""

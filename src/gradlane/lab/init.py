@@ -17,7 +17,6 @@ every process of its PID namespace. Network namespaces and their links end with 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 import traceback
@@ -43,8 +42,7 @@ def main() -> None:
         job = msgspec.json.decode(stream.read(), type=Job)
     command = sys.argv[2:]
     # Ctrl-C reaches every process of the terminal's job. It ends the ranks, and the launcher closes
-    # the lifeline; keeper and init ignore it and stay until the ranks have ended.
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # the lifeline. Keeper and init start with SIGINT ignored and stay until the ranks have ended.
     try:
         kernel.become_root_of_new_user_namespace(kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET)
         # after the new user namespace, since gaining capabilities clears it
@@ -57,7 +55,7 @@ def main() -> None:
     pid = os.fork()
     if pid == 0:
         kernel.die_with_parent()
-        _send(job, _hold(job, command, started, interrupt is signal.SIG_IGN))
+        _send(job, _hold(job, command, started))
         os._exit(0)
     os.waitpid(pid, 0)
 
@@ -67,7 +65,7 @@ def _send(job: Job, report: Report) -> None:
         stream.write(msgspec.json.encode(report))
 
 
-def _hold(job: Job, command: list[str], started: float, ignores_interrupt: bool) -> Report:
+def _hold(job: Job, command: list[str], started: float) -> Report:
     try:
         _furnish(job.spec)
         network = wires.string_up(job.spec)
@@ -79,7 +77,7 @@ def _hold(job: Job, command: list[str], started: float, ignores_interrupt: bool)
             with suppress(OSError):
                 awake.stay()
             everything = processes(job.spec, command, network.congestion_control)
-            exits = ranks.run(job, everything, _helpers(job, network), network, ignores_interrupt)
+            exits = ranks.run(job, everything, _helpers(job, network), network)
     except LabError as error:
         return Report(refused=str(error))
     except InputError as error:

@@ -1,4 +1,4 @@
-"""System calls that Python 3.10 lacks, by ctypes: unshare, setns, mount, umount2, prctl.
+"""System calls that Python 3.10 lacks, by ctypes: unshare, setns, mount, umount2.
 
 Each raises `LabError` with the call, its argument and the kernel's errno.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
+from gradlane import lifetime
 from gradlane.errors import LabError
 
 CLONE_NEWNS = 0x0002_0000
@@ -20,7 +20,6 @@ CLONE_NEWPID = 0x2000_0000
 CLONE_NEWNET = 0x4000_0000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
-_PR_SET_PDEATHSIG = 1
 
 _NAMESPACES = {
     CLONE_NEWUSER: "user",
@@ -85,8 +84,11 @@ def unmount(target: str) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
-    _call("prctl", "PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+    """As `lifetime.die_with_parent`, with this package's error."""
+    try:
+        lifetime.die_with_parent()
+    except OSError as error:
+        raise refused("prctl(PR_SET_PDEATHSIG)", error) from error
 
 
 def become_root_of_new_user_namespace(flags: int) -> None:

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import msgspec
 
+from gradlane import lifetime
 from gradlane.errors import InputError, LabError
 from gradlane.lab.kernel import WHAT_STILL_WORKS
-from gradlane.lab.messages import INTERRUPTED, Job, Report, RunOutcome
+from gradlane.lab.messages import Job, Report, RunOutcome
 from gradlane.lab.spec import LabSpec
 
 GRACE_SECONDS = 10.0
@@ -77,11 +78,12 @@ def execute(
         samples: a file for what every shaped link carried and queued, 20 times a second
             (`gradlane.lab.links.gauges`).
         hears_interrupt: whether the terminal's Ctrl-C reaches the ranks themselves; if not, SIGTERM
-            ends them, and nothing is said.
+            ends them, nothing is said, and Ctrl-C is raised again when they have ended.
 
     Raises:
         InputError: the command cannot be run, or a time is negative.
         LabError: the kernel refused something.
+        KeyboardInterrupt: Ctrl-C, without `hears_interrupt`.
     """
     environment = dict(os.environ if env is None else env)
     _check_seconds("timeout", timeout)
@@ -107,9 +109,13 @@ def supported() -> str | None:
     """Why this machine cannot run a lab, or None if it can.
 
     The first call in a process builds the smallest shaped lab, which takes half a second.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C.
     """
+    smallest = LabSpec(hosts=1, link_bits_per_second=10**9)
     try:
-        _in_lab(LabSpec(hosts=1, link_bits_per_second=10**9), [], dict(os.environ), None, GRACE_SECONDS, False)
+        _in_lab(smallest, [], dict(os.environ), None, GRACE_SECONDS, False, hears_interrupt=False)
     except LabError as error:
         return str(error)
     return None
@@ -125,6 +131,15 @@ def _check_command(command: Sequence[str], environment: Mapping[str, str]) -> No
 
 def _ignore_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait()
+    except KeyboardInterrupt:
+        process.kill()
+        process.wait()
+        raise
 
 
 def _check_seconds(name: str, value: float | None) -> None:
@@ -155,46 +170,49 @@ def _in_lab(
         grace_seconds=grace,
         timeout_seconds=timeout,
         announce=announce,
+        hears_interrupt=hears_interrupt and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN,
         samples=None if samples is None else str(Path(samples).absolute()),
     )
     # a file, since a spec may be longer than an argument
     job_fd = os.memfd_create("gradlane-lab-job")
     with (
+        lifetime.interruptible(),
         open(job_fd, "wb", buffering=0) as job_stream,
         open(report_fd, "rb") as report_stream,
         open(lifeline_write, "wb", buffering=0) as lifeline,
     ):
         job_stream.write(msgspec.json.encode(job))
         job_stream.seek(0)
+        process, interrupt = None, None
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "gradlane.lab.init", str(job_fd), *command],
-                env=environment,
-                pass_fds=(job_fd, lifeline_read, report_fd),
-                preexec_fn=None if hears_interrupt else _ignore_interrupt,
-            )
-        finally:
-            os.close(lifeline_read)
-        interrupted = False
-        try:
+            try:
+                lifetime.need_no_interrupt()
+                with lifetime.held():
+                    process = subprocess.Popen(
+                        [sys.executable, "-m", "gradlane.lab.init", str(job_fd), *command],
+                        env=environment,
+                        pass_fds=(job_fd, lifeline_read, report_fd),
+                        preexec_fn=_ignore_interrupt,
+                    )
+            finally:
+                os.close(lifeline_read)
             process.wait()
-        except KeyboardInterrupt:
-            interrupted = True
+        except KeyboardInterrupt as error:
             # init ends the ranks when the lifeline closes
             lifeline.close()
-            try:
-                process.wait()
-            except KeyboardInterrupt:
-                process.kill()
-                process.wait()
+            if process is not None:
+                _wait_or_kill(process)
+            if not hears_interrupt:
                 raise
+            interrupt = error
         report_stream.seek(0)
         report_bytes = report_stream.read()
-    if interrupted:
+    if interrupt is not None:
         # whatever the ranks' exit codes are, and even if none had started
         outcome = msgspec.json.decode(report_bytes, type=Report).outcome if report_bytes else None
-        return msgspec.structs.replace(outcome or RunOutcome(), exit_code=INTERRUPTED)
+        return msgspec.structs.replace(outcome or RunOutcome(), exit_code=128 + lifetime.signal_of(interrupt))
     if not report_bytes:
+        assert process is not None
         raise LabError(
             f"the process that holds the lab ended with status {process.returncode} and said nothing, expected a report; "
             "see whether something (such as the out-of-memory killer) killed it"

@@ -15,7 +15,8 @@ class RunOutcome(msgspec.Struct, frozen=True):
 
     Attributes:
         exit_code: that of the first rank or server that failed (128 + signal if a signal ended it),
-            124 after a timeout, 130 after Ctrl-C, else 0.
+            124 after a timeout, 130 after Ctrl-C (128 + signal after another that `gradlane.lifetime`
+            handles), else 0.
         exit_codes: of each rank, job after job, counted the same way.
         first_failed_rank: index into `exit_codes`; None if no rank failed, or a server failed
             first.
@@ -41,6 +42,7 @@ class Job(msgspec.Struct, frozen=True):
     grace_seconds: float
     timeout_seconds: float | None
     announce: bool
+    hears_interrupt: bool
     samples: str | None = None
 
 

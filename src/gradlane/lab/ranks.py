@@ -37,7 +37,7 @@ class Exits(NamedTuple):
     first_failed_rank: int | None
 
 
-def run(job: Job, everything: Sequence[Process], helpers: dict[int, str], wires: Wires, ignores_interrupt: bool) -> Exits:
+def run(job: Job, everything: Sequence[Process], helpers: dict[int, str], wires: Wires) -> Exits:
     """Start every process, and return when all ranks have ended.
 
     Args:
@@ -45,10 +45,9 @@ def run(job: Job, everything: Sequence[Process], helpers: dict[int, str], wires:
         everything: the processes.
         helpers: the lab's own processes, which run already: by process id, what each is for.
         wires: the network.
-        ignores_interrupt: whether ranks start with SIGINT ignored.
     """
     with selectors.DefaultSelector() as selector:
-        watch = _Watch(job, selector, sum(process.rank is not None for process in everything), ignores_interrupt)
+        watch = _Watch(job, selector, sum(process.rank is not None for process in everything))
         for pid, title in helpers.items():
             watch.mind(pid, title)
         for process in everything:
@@ -121,9 +120,8 @@ class _Running(NamedTuple):
 class _Watch:
     """The running processes, and what is to happen to them at which time."""
 
-    def __init__(self, job: Job, selector: selectors.BaseSelector, ranks: int, ignores_interrupt: bool) -> None:
+    def __init__(self, job: Job, selector: selectors.BaseSelector, ranks: int) -> None:
         self._job = job
-        self._ignores_interrupt = ignores_interrupt
         self._selector = selector
         self._running: list[_Running] = []
         self._pipes: list[_Pipe] = []
@@ -163,7 +161,7 @@ class _Watch:
             kernel.setns(wires.namespace_fds[host], kernel.CLONE_NEWNET)
             kernel.unshare(kernel.CLONE_NEWUTS)
             socket.sethostname(f"host{host}")
-            if not self._ignores_interrupt:
+            if self._job.hears_interrupt:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
         try:
@@ -258,7 +256,7 @@ class _Watch:
     def _interrupt(self) -> None:
         if self._exit_code is None:
             self._exit_code = INTERRUPTED
-            if not self._ignores_interrupt:
+            if self._job.hears_interrupt:
                 _say("interrupted; ending all ranks")
         self._time_is_up = None
         self._end_the_rest(_INTERRUPT_SECONDS)

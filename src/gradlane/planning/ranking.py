@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from gradlane import policies
+from gradlane import lifetime, policies
 from gradlane.core.backends import BackendName
 from gradlane.core.network import Network
 from gradlane.core.place import Place
@@ -263,6 +263,7 @@ def _apart_from_backend(choice: Choice) -> str:
 
 
 def main() -> None:
+    lifetime.end_with_starter()
     question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
     sys.stdout.buffer.write(msgspec.json.encode(rank(question)))
 

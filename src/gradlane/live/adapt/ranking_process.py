@@ -11,6 +11,7 @@ import time
 
 import msgspec
 
+from gradlane.lifetime import starter
 from gradlane.planning.ranking import Answer, Question
 
 _NICE = 10  # at 19, the lowest priority, the process would not get to start on a busy machine
@@ -29,7 +30,7 @@ class RankingProcess:
         self._answer = tempfile.TemporaryFile()  # noqa: SIM115  # open for as long as this object
         self._process: subprocess.Popen[bytes] | None = None
         self._deadline = time.monotonic() + question.budget_ns / 1e9 + _LATE_S
-        with contextlib.suppress(OSError), tempfile.TemporaryFile() as asked:
+        with contextlib.suppress(OSError), starter(), tempfile.TemporaryFile() as asked:
             asked.write(msgspec.json.encode(question))
             asked.seek(0)
             command = [sys.executable, "-m", "gradlane.planning.ranking"]

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import nn
@@ -61,6 +61,13 @@ def _take_back(module: nn.Module) -> None:
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> set[int]:
     return {id(param) for group in optimizer.param_groups for param in group["params"]}
+
+
+def _refuse_hook(name: str, halves: str) -> NoReturn:
+    raise UnsupportedError(
+        f"{name}: a hook would take buckets from torch, and gradlane sums messages of its own plan; leave it out (for "
+        f"{halves} pass options={{'wire_dtype': ...}}), or use torch's class for this model"
+    )
 
 
 class DistributedDataParallel(TorchDDP):
@@ -238,10 +245,17 @@ class DistributedDataParallel(TorchDDP):
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Raises `UnsupportedError`: gradlane decides what is summed together, and when."""
+        _refuse_hook("register_comm_hook", "fp16_compress_hook and bf16_compress_hook")
+
+    def _register_builtin_comm_hook(self, comm_hook_type: object) -> None:
+        """As `register_comm_hook`: such a hook lives in torch's reducer, which goes when gradlane attaches."""
+        _refuse_hook("_register_builtin_comm_hook", "FP16_COMPRESS")
+
+    def _register_buffer_comm_hook(self, state: object, hook: Any, comm_hook_location: object = None) -> None:
+        """Raises `UnsupportedError`: a session sends rank 0's buffers, as torch's class does without a hook."""
         raise UnsupportedError(
-            "register_comm_hook: a hook would take buckets from torch, and gradlane sums messages of its own plan; leave it "
-            "out (for fp16_compress_hook and bf16_compress_hook pass options={'wire_dtype': ...}), or use torch's class for "
-            "this model"
+            "_register_buffer_comm_hook: a hook would decide how buffers are made equal, and gradlane sends those of rank 0; "
+            "leave it out and reduce the buffers in the script, or use torch's class for this model"
         )
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from gradlane.live.session.job import Job
 from gradlane.live.startup import handshake
 from gradlane.live.startup.lifecycle import forget, keep
 from gradlane.live.startup.meeting import ending_together, meet
-from gradlane.live.startup.options import AttachOptions, CarrierOptions, launched
+from gradlane.live.startup.options import AttachOptions, CarrierOptions, launched, note_attached
 from gradlane.live.startup.validation import Optimizers, job_of, require_process_group
 from gradlane.transport import UNBOUNDED, Node, NodeOptions
 from gradlane.transport.formation import form
@@ -118,6 +118,7 @@ def attach_to_servers(
         scale=1.0 / job.world if staleness == 0 else 1.0,        staleness=staleness, buffers=buffers, after_close=forget,
     )  # fmt: skip
     keep(session)
+    note_attached()
     return session
 
 

@@ -50,7 +50,7 @@ from gradlane.live.session.verification import Unverified, Verifier, VerifyOptio
 from gradlane.live.startup import handshake
 from gradlane.live.startup.lifecycle import forget, keep
 from gradlane.live.startup.meeting import ending_together, meet
-from gradlane.live.startup.options import AttachOptions, FolderOptions, launched
+from gradlane.live.startup.options import AttachOptions, FolderOptions, launched, note_attached
 from gradlane.live.startup.validation import Optimizers, job_of, trains_alone
 from gradlane.planning import catalog
 from gradlane.planning.plans import make_plan
@@ -199,6 +199,7 @@ def attach_from(
     alone = trains_alone()
     job = job_of(model, optimizer, process_group, resolved.stepping.timeout, resolved.carrier.wire_dtype)
     if alone or (job.world == 1 and resolved.asks_for_nothing):
+        note_attached()
         return IdleSession(model)
     start = _start_of(job, resolved)
     may_cross = _may_cross(job, resolved.stepping.cross_barrier)
@@ -221,6 +222,7 @@ def attach_from(
         buffers_are_due = wrapped is None or wrapped.buffers_are_due
         session = _build(job, resolved, start, may_cross, coordination, new_groups, backend, buffers_are_due)
     keep(session)
+    note_attached()
     if resolved.progress_s is not None and job.rank == 0:
         session.print_progress(resolved.progress_s)
     session.on_close(

@@ -25,7 +25,7 @@ import gradlane  # noqa: E402
 from gradlane.core.launch_options import LaunchOptions  # noqa: E402
 from gradlane.errors import GradlaneError, InputError  # noqa: E402
 from gradlane.live.startup import lifecycle, rendezvous  # noqa: E402
-from gradlane.live.startup.options import set_launched  # noqa: E402
+from gradlane.live.startup.options import has_attached, set_launched  # noqa: E402
 
 
 def main(arguments: list[str]) -> None:
@@ -54,6 +54,10 @@ def main(arguments: list[str]) -> None:
         sys.exit(128 + signal.SIGINT)
     if options.ddp and not gradlane.DistributedDataParallel.made and os.environ.get("RANK") == "0":
         print("gradlane: --ddp had no effect: the script wrapped no model in DistributedDataParallel", file=sys.stderr)
+    if options.attached is None and options.of_sessions() and os.environ.get("RANK") == "0" and not has_attached():
+        # the launcher has become this process, so that it cannot say so
+        print(f"gradlane: {options.without_effect()}", file=sys.stderr)
+        sys.exit(int(options.verify))
 
 
 if __name__ == "__main__":

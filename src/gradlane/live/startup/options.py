@@ -8,6 +8,7 @@ agree on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -347,6 +348,7 @@ def _path(text: str | None) -> Path | None:
 
 
 _launched: LaunchOptions | None = None
+_attached = False
 
 
 def launched() -> LaunchOptions:
@@ -356,6 +358,21 @@ def launched() -> LaunchOptions:
         InputError: the environment variable has a wrong value.
     """
     return LaunchOptions.from_environment(os.environ) if _launched is None else _launched
+
+
+def note_attached() -> None:
+    """This process has attached a model, so that the launcher's options have an effect."""
+    global _attached
+    _attached = True
+    folder = launched().attached
+    if folder is not None:
+        with contextlib.suppress(OSError):  # what is said at the end is worth no failure
+            Path(folder, str(os.getpid())).touch()
+
+
+def has_attached() -> bool:
+    """Whether this process has."""
+    return _attached
 
 
 def set_launched(options: LaunchOptions) -> None:

@@ -1,6 +1,6 @@
 """Calls torchrun, for `gradlane launch` within its process and for other commands in one of its own:
 
-    python -m gradlane.live.startup.torchrun [TORCHRUN OPTIONS] SCRIPT [ARGS]...
+    python -m gradlane.live.startup.torchrun [TORCHRUN OPTIONS] -m MODULE [ARGS]...
 
 Both end with one line where torchrun has a page of logs and a traceback.
 """
@@ -11,12 +11,18 @@ import argparse
 import logging
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from torch.distributed import run as _torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from gradlane.errors import GradlaneError, InputError, JobError
+from gradlane.lifetime import interruptible, scratch_folder, signal_of, starter
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # for which torchrun may put handlers
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -28,7 +34,7 @@ def run(given: argparse.Namespace) -> int:
     """Start the ranks and wait for them.
 
     Args:
-        given: torchrun's parsed arguments.
+        given: torchrun's parsed arguments, of a module.
 
     Returns:
         The exit code: 0, or 128 plus the number of the signal that ended torchrun.
@@ -42,7 +48,8 @@ def run(given: argparse.Namespace) -> int:
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.ERROR)
     logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
     try:
-        _torchrun.run(given)  # type: ignore[no-untyped-call]
+        with _of_this_run(given):
+            _torchrun.run(given)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         how = f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
@@ -56,8 +63,33 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
+@contextmanager
+def _of_this_run(given: argparse.Namespace) -> Iterator[None]:
+    """Have ranks end with this process, and what torchrun leaves behind go: its folder and its handlers of signals."""
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS if is_main}
+    assert given.module
+    given.training_script_args = [given.training_script, *given.training_script_args]
+    given.training_script = "gradlane.live.startup.rank"
+    with ExitStack() as stack, starter():
+        if given.log_dir is None and _writes_no_logs(given):
+            given.log_dir = stack.enter_context(scratch_folder())
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def _writes_no_logs(given: argparse.Namespace) -> bool:
+    return str(given.redirects) == str(given.tee) == "0"
+
+
 if __name__ == "__main__":
     try:
-        sys.exit(run(arguments().parse_args()))
+        with interruptible():
+            sys.exit(run(arguments().parse_args()))
+    except KeyboardInterrupt as interrupt:  # the command that started this process says so
+        sys.exit(128 + signal_of(interrupt))
     except GradlaneError as error:
         sys.exit(f"gradlane: {error}")
