@@ -80,6 +80,10 @@ class Failures:
     def whereabouts(self, whereabouts: Whereabouts) -> None:
         self._verdict.whereabouts = whereabouts
 
+    def tell_others_by(self, tell: Callable[[JobError], None]) -> None:
+        """Have `tell` called, under the lock, with a failure that a wait on this rank finds."""
+        self._verdict.tell_others = tell
+
     def check(self) -> None:
         """Raise the failure of this job, if there is one."""
         self._verdict.check()
