@@ -77,6 +77,9 @@ class Failures:
     def tell_others_by(self, tell: Callable[[JobError], None]) -> None:
         self.verdict.tell_others = tell
 
+    def report_waits_by(self, report: Callable[[float, str], None]) -> None:
+        pass  # a line in the log of rank 0
+
     def left(self, rank: int) -> None:
         self.verdict.left(rank, self._rank.now)
         self._rank.look()

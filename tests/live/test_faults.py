@@ -218,6 +218,12 @@ def test_a_rank_that_never_attaches_is_named_at_the_timeout(two_ranks, missing, 
     assert seconds < 15
 
 
+def test_a_job_waits_as_long_as_its_process_group_unless_attach_is_given_a_timeout(two_ranks):
+    for waits, given, alone in two_ranks.run("tests.live.faults:timeouts"):
+        assert (waits, given) == (77.0, 5.0)
+        assert alone > 0
+
+
 # -- an order that was not agreed ------------------------------------------------------------------------------
 
 

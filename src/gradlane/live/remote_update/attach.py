@@ -14,7 +14,7 @@ from gradlane.core.backends import SummationOrder
 from gradlane.core.fields import need, need_int
 from gradlane.core.launch_options import STALL_TIMEOUT_S, LaunchOptions
 from gradlane.errors import InputError, JobError, UnsupportedError
-from gradlane.live.backends.addresses import own_address
+from gradlane.live.backends.addresses import own_address, store_address
 from gradlane.live.backends.copies import copy_from
 from gradlane.live.backends.external_servers import meet_servers
 from gradlane.live.backends.process_groups import NewGroups
@@ -207,7 +207,7 @@ def _node(job: Job, given: AttachOptions, terms: handshake.Terms, store: Any) ->
     )
     if carrier.servers:
         return meet_servers(store, options, own_address(), job.timeout_s, carrier.servers_store)
-    return form(store, options, own_address(), job.timeout_s)
+    return form(store, options, own_address(), job.timeout_s, store_address=store_address())
 
 
 def _keywords(
