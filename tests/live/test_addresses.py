@@ -13,7 +13,7 @@ import pytest
 
 from gradlane.errors import InputError
 from gradlane.lab import supported
-from gradlane.live.backends.addresses import address_towards, own_address, store_address
+from gradlane.live.backends.addresses import own_address, route, store_address
 from gradlane.transport.formation import is_loopback
 from tests.live.script_server import SCRIPTS
 
@@ -65,7 +65,7 @@ def test_an_interface_that_a_variable_names_wins_over_the_route() -> None:
 
 
 def test_the_address_towards_a_host_and_the_one_that_it_has() -> None:
-    assert address_towards("127.0.1.1", 1) == "127.0.0.1"
+    assert route("127.0.1.1", 1) == ("127.0.0.1", "127.0.1.1")
     assert store_address({"MASTER_ADDR": "127.0.1.1"}) == "127.0.1.1"
     assert [is_loopback(each) for each in ("127.0.1.1", "::1", "10.0.0.1", "fe80::1%lo", "a-name")] == [
         True,

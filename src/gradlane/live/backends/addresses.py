@@ -29,23 +29,14 @@ def own_address(environment: Mapping[str, str] = os.environ) -> str:
 
     Raises:
         InputError: MASTER_PORT is no port, or no interface of that name has an address.
-        CommunicationError: as `address_towards`.
+        CommunicationError: as `route`.
     """
-    return named_address(environment) or address_towards(*_master(environment))
+    return named_address(environment) or route(*_master(environment))[0]
 
 
 def store_address(environment: Mapping[str, str] = os.environ) -> str:
     """The address at which this process reaches MASTER_ADDR. Raises as `own_address`."""
-    return _route(*_master(environment))[1]
-
-
-def address_towards(host: str, port: int) -> str:
-    """This host's source address for packets to `host`.
-
-    Raises:
-        CommunicationError: `host` does not resolve, or no route leads to it.
-    """
-    return _route(host, port)[0]
+    return route(*_master(environment))[1]
 
 
 def _master(environment: Mapping[str, str]) -> tuple[str, int]:
@@ -55,8 +46,12 @@ def _master(environment: Mapping[str, str]) -> tuple[str, int]:
     return environment.get("MASTER_ADDR", "localhost"), int(port)
 
 
-def _route(host: str, port: int) -> tuple[str, str]:
-    """The source and the target address of packets to `host`."""
+def route(host: str, port: int) -> tuple[str, str]:
+    """The source and the target address of packets to `host`.
+
+    Raises:
+        CommunicationError: `host` does not resolve, or no route leads to it.
+    """
     with contextlib.suppress(socket.gaierror):
         for family, _, _, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
             with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):

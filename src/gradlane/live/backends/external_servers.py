@@ -21,7 +21,7 @@ import msgspec
 import torch.distributed as dist
 
 from gradlane.errors import CommunicationError, JobError, UnsupportedError
-from gradlane.live.backends.addresses import address_towards, named_address, store_address
+from gradlane.live.backends.addresses import named_address, route, store_address
 from gradlane.transport import Node, NodeOptions, WireLane
 from gradlane.transport.formation import form
 from gradlane.units import format_bytes
@@ -162,7 +162,8 @@ def serve(
         CommunicationError: no store at `at` within `wait_s`.
     """
     store = _connect(at, wait_s, say)
-    address = address or named_address() or address_towards(store.host, store.port)
+    towards, reached = route(store.host, store.port)
+    address = address or named_address() or towards
     max_bytes = max_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # of the calls that were made before, all but the last are over
     number, well = max(0, store.add(f"{_PREFIX}/calls", 0) - 1), True
@@ -170,7 +171,7 @@ def serve(
     while (call := _next_call(store, number)) is not None:
         server = store.add(f"{_PREFIX}/places/{number}", 1) - 1
         if server < call.servers:
-            well = _serve_one(_UntilNextCall(store, number), call, server, address, max_bytes, say) and well
+            well = _serve_one(_UntilNextCall(store, number), call, server, address, reached, max_bytes, say) and well
         else:
             say(f"this server is not needed: the job asks for {call.servers}, which it has")
         number += 1
@@ -209,9 +210,11 @@ def _next_call(store: Any, number: int) -> Call | None:
         return None
 
 
-def _serve_one(store: Any, call: Call, server: int, address: str, max_bytes: int, say: Callable[[str], None]) -> bool:
+def _serve_one(
+    store: Any, call: Call, server: int, address: str, reached: str, max_bytes: int, say: Callable[[str], None]
+) -> bool:
     try:
-        with form(store, call.options(server, max_bytes), address, call.timeout_s, store_address=store.host) as node:
+        with form(store, call.options(server, max_bytes), address, call.timeout_s, store_address=reached) as node:
             say(
                 f"server {server} of {call.servers} serves {call.world} workers on {node.options.address}:{node.port}, "
                 f"packets of {format_bytes(node.options.packet_bytes)}"

@@ -227,15 +227,15 @@ class ControlChannel:
             self._rank_0 = address, int(port)
             token = roll.take()
             self._hello = header(Frame.HELLO, self._rank, len(token)) + token
-            connection = _Connection(self._called())
+            connection = _Connection(self._called(self._timeout_s))
         except (OSError, RuntimeError) as error:
             raise CommunicationError(f"rank {me} cannot reach the control channel of rank {first}: {error}") from None
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
         self._do(lambda: self._protocol.connected(connection))
 
-    def _called(self) -> socket.socket:
+    def _called(self, timeout_s: float) -> socket.socket:
         """A connection to rank 0 that begins with this rank's token."""
-        to_rank_0 = socket.create_connection(self._rank_0, timeout=max(BEAT_S, self._call_by - time.monotonic()))
+        to_rank_0 = socket.create_connection(self._rank_0, timeout_s)
         to_rank_0.sendall(self._hello)
         return to_rank_0
 
@@ -249,7 +249,7 @@ class ControlChannel:
             return False
         time.sleep(_LOOKS_S[-1])  # others call, too
         try:
-            again = self._called()
+            again = self._called(_END_S)  # this thread has to hear that the channel closes
         except OSError:
             return False
         with self._lock:
