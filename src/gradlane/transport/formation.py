@@ -82,12 +82,7 @@ def form(
     if not is_local and is_loopback(address):
         others = (member for member, name in zip(members, names, strict=True) if name != host_name())
         reached = (theirs for member in others if (theirs := read("store", member)) and not is_loopback(theirs))
-        address = next(reached, "")
-        if not address:
-            raise CommunicationError(
-                f"{me}: the job is on several hosts, and this one knows no address of its own but loopback; name an interface "
-                f"by GRADLANE_INTERFACE{options.numbering}"
-            )
+        address = next(reached, address)
     if me == first:
         store.set(f"secret/{first}", secrets.token_hex(32))
     secret = bytes.fromhex(read("secret", first))
