@@ -60,7 +60,7 @@ std::unique_ptr<Node> StartNode(int32_t rank, int32_t server, uint32_t world, ui
                                 uint32_t packet_bytes, bool rank_order, bool checksum, bool deal_evenly, bool tell_tables,
                                 const std::vector<std::tuple<uint8_t, uint8_t>>& marks, uint32_t unsent_bytes,
                                 uint32_t send_buffer_bytes, const std::string& congestion, uint32_t ping_ms, uint32_t dead_ms,
-                                uint32_t linger_ms, uint64_t max_bytes) {
+                                uint32_t linger_ms, uint32_t greeting_ms, uint64_t max_bytes) {
     NodeOptions options;
     options.rank = rank;
     options.server = server;
@@ -87,6 +87,7 @@ std::unique_ptr<Node> StartNode(int32_t rank, int32_t server, uint32_t world, ui
     options.ping_ms = ping_ms;
     options.dead_ms = dead_ms;
     options.linger_ms = linger_ms;
+    options.greeting_ms = greeting_ms;
     options.max_bytes = max_bytes;
     Failure why;
     std::unique_ptr<Node> node = Node::Start(std::move(options), &why);
@@ -248,7 +249,7 @@ NB_MODULE(_native, module) {
                nb::arg("generation"), nb::arg("fingerprint"), nb::arg("secret"), nb::arg("address"), nb::arg("port"),
                nb::arg("packet_bytes"), nb::arg("rank_order"), nb::arg("checksum"), nb::arg("deal_evenly"), nb::arg("tell_tables"),
                nb::arg("marks"), nb::arg("unsent_bytes"), nb::arg("send_buffer_bytes"), nb::arg("congestion"), nb::arg("ping_ms"),
-               nb::arg("dead_ms"), nb::arg("linger_ms"), nb::arg("max_bytes"),
+               nb::arg("dead_ms"), nb::arg("linger_ms"), nb::arg("greeting_ms"), nb::arg("max_bytes"),
                "Raises RuntimeError 'CODE:text' where the options or the system do not allow it.");
     module.def("encode_header", &EncodedHeader, nb::arg("type"), nb::arg("flags"), nb::arg("tensor"), nb::arg("offset"),
                nb::arg("length"), nb::arg("iteration"), nb::arg("priority"), nb::arg("sender"), nb::arg("payload_crc"));

@@ -148,6 +148,19 @@ std::string PeerOf(const Fd& socket) {
     return std::string(host) + ":" + port;
 }
 
+uint64_t OriginOf(const Fd& socket) {
+    sockaddr_storage at{};
+    socklen_t length = sizeof at;
+    if (getpeername(socket.get(), reinterpret_cast<sockaddr*>(&at), &length) != 0) return 0;
+    if (at.ss_family == AF_INET) return ntohl(reinterpret_cast<const sockaddr_in&>(at).sin_addr.s_addr);
+    if (at.ss_family != AF_INET6) return 0;
+    const in6_addr& six = reinterpret_cast<const sockaddr_in6&>(at).sin6_addr;
+    const bool is_four = IN6_IS_ADDR_V4MAPPED(&six);
+    uint64_t origin = 0;
+    for (size_t i = is_four ? 12 : 0; i < (is_four ? 16u : 8u); ++i) origin = origin << 8 | six.s6_addr[i];
+    return origin;
+}
+
 bool IsLoopback(const std::string& address) {
     in_addr four{};
     if (inet_pton(AF_INET, address.c_str(), &four) == 1) return (ntohl(four.s_addr) >> 24) == 127;

@@ -52,6 +52,8 @@ void AwaitBytes(const Fd& socket, size_t bytes);
 // How long ago the peer's host last acknowledged anything; 0 where the kernel does not tell.
 int64_t NanosecondsSinceAck(const Fd& socket);
 std::string PeerOf(const Fd& socket);  // "10.0.0.2:41234"
+// Where a peer comes from, as far as it cannot choose freely: its IPv4 address, or the network (/64) of its IPv6 address.
+uint64_t OriginOf(const Fd& socket);
 bool IsLoopback(const std::string& address);
 
 }  // namespace gradlane

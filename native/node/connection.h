@@ -23,6 +23,13 @@
 
 namespace gradlane {
 
+// Where a connection leads, to dial it again.
+struct Target {
+    std::string host;
+    uint16_t port = 0;  // 0: it cannot be dialled again
+    uint32_t attempts = 0;
+};
+
 class Connection {
   public:
     enum class State : uint8_t { kConnecting, kGreeting, kOpen, kClosed };
@@ -152,6 +159,9 @@ class Connection {
     uint32_t place = 0;      // of the push that is being received
     BufferRef receiving;     // the buffer that it is received into
     int64_t heard_ns = 0, sent_ns = 0, opened_ns = 0;
+    int64_t greeted_by_ns = 0;  // when the greeting must have ended, further attempts included
+    uint64_t origin = 0;        // of one that has called, see OriginOf
+    Target target;              // of one that was dialled
     int64_t queued_ns = 0;   // when packets were queued where there were none
     uint32_t parked_for = 0;  // the tensor of a parked push
     std::unique_ptr<ServerGreeting> as_server;

@@ -134,7 +134,8 @@ std::vector<uint8_t> WorkerGreeting::Begin() const {
 Verdict WorkerGreeting::Take(const Header& header, const uint8_t* payload) {
     if (header.type == FrameType::kReject) {
         Reason reason = ReadReason(payload, header.length);
-        return Refuse(reason.code, std::move(reason.text));
+        if (reason.text.empty()) reason.text = "refused this worker and gave no reason";
+        return Refuse(reason.code == Code::kNone ? Code::kProtocol : reason.code, std::move(reason.text));
     }
     if (!challenged_) {
         if (header.type != FrameType::kChallenge) return Refuse(Code::kProtocol, "the server's first frame is not a challenge");

@@ -94,11 +94,11 @@ std::vector<uint8_t> ControlFrame(FrameType type, uint16_t sender, uint32_t tens
 // blame (a rank; -2 - i for server i; -1 for the sender), and at most 251 bytes of text.
 std::vector<uint8_t> ReasonFrame(FrameType type, uint16_t sender, Code code, int32_t rank, const std::string& text);
 struct Reason {
-    Code code = Code::kProtocol;
+    Code code = Code::kNone;
     int32_t rank = -1;
     std::string text;
 };
-// Reads such a payload. Unprintable bytes of the text become '?'.
+// Reads such a payload; the code is kNone if there is none that exists. Unprintable bytes of the text become '?'.
 Reason ReadReason(const uint8_t* payload, size_t bytes);
 
 }  // namespace gradlane

@@ -69,7 +69,10 @@ struct NodeOptions {
     bool tell_tables = false;  // servers in processes without a worker learn tensors from Define frames
     SocketOptions socket;
     std::vector<LaneMark> marks = {LaneMark{}};  // one a lane
-    uint32_t ping_ms = 500, dead_ms = 2500, greeting_ms = 5000, linger_ms = 2000;
+    uint32_t ping_ms = 500, dead_ms = 2500, linger_ms = 2000;
+    // How long meeting a peer may take: all attempts to dial it, and greetings on both sides while a peer is missing.
+    // Once all are here, a caller has kStrangerMs.
+    uint32_t greeting_ms = 5000;
     // Of the worker's tensors, and of the memory that the server here may need for all it is told of.
     uint64_t max_bytes = uint64_t{1} << 40;
     uint32_t max_tensors = 1 << 20;
@@ -292,6 +295,14 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
         BufferRef payload;
     };
 
+    // To connect with a server; one that the server has hung up on is made again at the next tick.
+    struct Attempt {
+        uint32_t server;
+        uint16_t lane;
+        Target target;
+        int64_t greeted_by_ns;
+    };
+
     Node(NodeOptions options, Fd listener);
 
     // Connection::Owner
@@ -416,6 +427,9 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     bool IsAhead(const Header& header) const;
     int64_t AdmitResult(const Header& header, uint32_t server, Code* code, const char** why) const;
     void TakeEarly(uint32_t tensor);
+    void Try(Attempt attempt);
+    Connection* WhoMakesRoom(uint64_t origin);
+    void HangUpOnLate(Connection& connection, int64_t now_ns, bool is_joined);
     bool OnGreeting(Connection& connection, const Header& header);
     void OnGoodbye(Connection& connection);
     bool OnDefineFrame(Connection& connection, const Header& header);
@@ -426,6 +440,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     void Tell(Connection& connection, const Failure& failure);
     void Fail(Failure failure);
     std::string NameOf(const Connection& connection) const;
+    Failure Told(const Connection& connection, Reason reason) const;
     uint32_t missing_connections() const;
 
     bool IsShared(uint32_t tensor) const;
@@ -466,6 +481,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     // Connections that read again after they were parked. They may have input that they have
     // already taken from the kernel, so that epoll does not report it.
     std::vector<Connection*> resumed_;
+    std::vector<Attempt> attempts_;
     // In a server without a worker: the ranks that were the first to end tensors, each with the id that its tensors
     // are below. Of ids below remembered_from_ it is forgotten.
     std::deque<std::pair<uint32_t, uint32_t>> ended_by_;

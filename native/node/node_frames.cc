@@ -209,10 +209,7 @@ bool Node::OnFrame(Connection& connection, const Header& header) {
         case FrameType::kForget: return OnForgetFrame(connection, header);
         case FrameType::kAbort: {
             HearLast();
-            Reason reason = ReadReason(connection.control_payload(), header.length);
-            Failure failure{reason.code, std::max(reason.rank, -1), reason.rank < -1 ? -2 - reason.rank : -1, std::move(reason.text)};
-            if (reason.rank == -1) (connection.dialled() ? failure.server : failure.rank) = static_cast<int32_t>(connection.peer);
-            Fail(std::move(failure));
+            Fail(Told(connection, ReadReason(connection.control_payload(), header.length)));
             return false;
         }
         case FrameType::kMessage:

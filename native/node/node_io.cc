@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace gradlane {
 
@@ -201,6 +202,10 @@ void Node::Tick(int64_t now_ns) {
     const bool was_away = now_ns - ticked_ns_ > ping_ns + 1'000'000'000;
     ticked_ns_ = now_ns;
     if (!hears_) Hear(true);
+    for (Attempt& attempt : std::exchange(attempts_, {})) {
+        if (!failed_ && !closing_) Try(std::move(attempt));
+    }
+    const bool is_joined = missing_connections() == 0;
     for (const auto& connection : connections_) {
         if (connection->state == Connection::State::kClosed) continue;
         if (was_away) connection->heard_ns = now_ns;
@@ -210,9 +215,7 @@ void Node::Tick(int64_t now_ns) {
             connection->heard_ns = now_ns - (connection->can_ping() ? NanosecondsSinceAck(connection->socket()) : 0);
         }
         if (connection->state != Connection::State::kOpen) {
-            if (now_ns - connection->opened_ns > int64_t{options_.greeting_ms} * 1'000'000) {
-                Lose(*connection, Code::kTimeout, "no end of the greeting within " + std::to_string(options_.greeting_ms) + " ms");
-            }
+            HangUpOnLate(*connection, now_ns, is_joined);
             continue;
         }
         if (connection->left) continue;

@@ -5,13 +5,16 @@
 #include <fcntl.h>
 #include <sys/random.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <unordered_map>
 
 namespace gradlane {
 
 namespace {
 
-constexpr size_t kMaxStrangers = 64;  // connections that have not been let in
+constexpr size_t kMaxStrangers = 64;      // connections that have not been let in
+constexpr uint32_t kStrangerMs = 5000;  // for which each of them is kept where no member is missing
 
 Nonce FreshNonce() {
     Nonce nonce;
@@ -22,45 +25,62 @@ Nonce FreshNonce() {
     return nonce;
 }
 
+std::string NoGreeting(uint32_t within_ms, uint32_t attempts) {
+    const std::string why = "no end of the greeting within " + std::to_string(within_ms) + " ms";
+    return attempts < 2 ? why : why + ", in " + std::to_string(attempts) + " attempts: the server takes the call and hangs up";
+}
+
 }  // namespace
 
 // -- meeting ----------------------------------------------------------------------------------------------
 
 void Node::Do(const DialCommand& command) {
     const auto& [server, address, port] = command;
+    const int64_t by_ns = now_ns_ + int64_t{options_.greeting_ms} * 1'000'000;
+    for (uint16_t lane = 0; lane < options_.membership.lanes && !failed_; ++lane) Try({server, lane, {address, port, 0}, by_ns});
+}
+
+void Node::Try(Attempt attempt) {
     const Membership& job = options_.membership;
-    for (uint16_t lane = 0; lane < job.lanes && !failed_; ++lane) {
-        std::string why;
-        Fd socket = Connect(address, port, &why);
-        if (!socket) {
-            Fail({Code::kSystem, -1, static_cast<int32_t>(server), why});
-            return;
-        }
-        SocketOptions marked = options_.socket;
-        marked.dscp = options_.marks[lane].dscp;
-        marked.priority = options_.marks[lane].priority;
-        Configure(socket, marked);
-        auto connection = std::make_unique<Connection>(std::move(socket), true, Connection::State::kConnecting);
-        connection->peer = server;
-        connection->lane = lane;
-        connection->address = address + ":" + std::to_string(port);
-        connection->sender = static_cast<uint16_t>(options_.rank);
-        Hello hello;
-        hello.rank = static_cast<uint32_t>(options_.rank);
-        hello.world = job.world;
-        hello.server = server;
-        hello.servers = job.servers;
-        hello.lane = lane;
-        hello.lanes = job.lanes;
-        hello.dscp = marked.dscp;
-        hello.socket_priority = marked.priority;
-        hello.job = job.job;
-        hello.generation = job.generation;
-        hello.fingerprint = job.fingerprint;
-        hello.nonce = FreshNonce();
-        connection->as_worker = std::make_unique<WorkerGreeting>(&options_.membership, hello);
-        Add(std::move(connection), EPOLLIN | EPOLLOUT);
+    std::string why;
+    if (attempt.target.attempts != 0 && now_ns_ >= attempt.greeted_by_ns) {
+        Fail({Code::kTimeout, -1, static_cast<int32_t>(attempt.server),
+              "server " + std::to_string(attempt.server) + " at " + attempt.target.host + ":" + std::to_string(attempt.target.port) +
+                  ": " + NoGreeting(options_.greeting_ms, attempt.target.attempts)});
+        return;
     }
+    Fd socket = Connect(attempt.target.host, attempt.target.port, &why);
+    if (!socket) {
+        Fail({Code::kSystem, -1, static_cast<int32_t>(attempt.server), why});
+        return;
+    }
+    SocketOptions marked = options_.socket;
+    marked.dscp = options_.marks[attempt.lane].dscp;
+    marked.priority = options_.marks[attempt.lane].priority;
+    Configure(socket, marked);
+    auto connection = std::make_unique<Connection>(std::move(socket), true, Connection::State::kConnecting);
+    connection->peer = attempt.server;
+    connection->lane = attempt.lane;
+    connection->address = attempt.target.host + ":" + std::to_string(attempt.target.port);
+    connection->sender = static_cast<uint16_t>(options_.rank);
+    connection->greeted_by_ns = attempt.greeted_by_ns;
+    Hello hello;
+    hello.rank = static_cast<uint32_t>(options_.rank);
+    hello.world = job.world;
+    hello.server = attempt.server;
+    hello.servers = job.servers;
+    hello.lane = attempt.lane;
+    hello.lanes = job.lanes;
+    hello.dscp = marked.dscp;
+    hello.socket_priority = marked.priority;
+    hello.job = job.job;
+    hello.generation = job.generation;
+    hello.fingerprint = job.fingerprint;
+    hello.nonce = FreshNonce();
+    connection->as_worker = std::make_unique<WorkerGreeting>(&options_.membership, hello);
+    connection->target = std::move(attempt.target);
+    ++connection->target.attempts;
+    Add(std::move(connection), EPOLLIN | EPOLLOUT);
 }
 
 void Node::Add(std::unique_ptr<Connection> connection, uint32_t interest) {
@@ -97,23 +117,54 @@ void Node::AcceptAll() {
             if (!had_reserve) Hear(false);  // somebody else took that one as well: until the next tick
             return;
         }
-        size_t strangers = 0;
-        Connection* oldest = nullptr;
-        for (const auto& connection : connections_) {
-            if (connection->dialled() || connection->state != Connection::State::kGreeting) continue;
-            ++strangers;
-            // rather one that has said nothing yet than one of ours in the middle of its greeting
-            if (oldest == nullptr || (oldest->received_bytes != 0 && connection->received_bytes == 0)) oldest = connection.get();
-        }
-        if (strangers >= kMaxStrangers) Lose(*oldest, Code::kTimeout, "too many that do not say who they are");
+        const uint64_t origin = OriginOf(socket);
+        if (Connection* leaves = WhoMakesRoom(origin)) Lose(*leaves, Code::kTimeout, "too many that do not say who they are");
         Configure(socket, options_.socket);
         auto connection = std::make_unique<Connection>(std::move(socket), false, Connection::State::kGreeting);
         connection->address = PeerOf(connection->socket());
+        connection->origin = origin;
+        connection->greeted_by_ns = now_ns_ + int64_t{options_.greeting_ms} * 1'000'000;
         connection->sender = static_cast<uint16_t>(options_.server);
         connection->as_server =
             std::make_unique<ServerGreeting>(&options_.membership, static_cast<uint32_t>(options_.server), FreshNonce());
         Add(std::move(connection), EPOLLIN);
     }
+}
+
+// The stranger that goes before one more of `origin` is let in; null: there is room. Of the origin with most strangers, the
+// newcomer counted, the oldest goes: an attacker drives out itself before anybody else, and who shares its origin has as
+// long as it takes to fill all places again. What strangers have said is no reason: the hello of an honest one may be on
+// its way, and an attacker's byte costs nothing.
+Connection* Node::WhoMakesRoom(uint64_t origin) {
+    size_t strangers = 0;
+    std::unordered_map<uint64_t, size_t> of_origin;
+    const auto is_stranger = [](const Connection& connection) {
+        return !connection.dialled() && connection.state == Connection::State::kGreeting;
+    };
+    for (const auto& connection : connections_) {
+        if (!is_stranger(*connection)) continue;
+        ++strangers;
+        ++of_origin[connection->origin];
+    }
+    if (strangers < kMaxStrangers) return nullptr;
+    ++of_origin[origin];
+    size_t most = 0;
+    for (const auto& connection : connections_) {
+        if (is_stranger(*connection)) most = std::max(most, of_origin[connection->origin]);
+    }
+    for (const auto& connection : connections_) {  // the oldest first
+        if (is_stranger(*connection) && of_origin[connection->origin] == most) return connection.get();
+    }
+    return nullptr;
+}
+
+// At each tick, of a connection that is not open yet.
+void Node::HangUpOnLate(Connection& connection, int64_t now_ns, bool is_joined) {
+    int64_t by_ns = connection.greeted_by_ns;
+    // nobody is missing: it is no member, or a process too many
+    if (is_joined && !connection.dialled()) by_ns = std::min(by_ns, connection.opened_ns + int64_t{kStrangerMs} * 1'000'000);
+    if (now_ns < by_ns) return;
+    Lose(connection, Code::kTimeout, NoGreeting(options_.greeting_ms, connection.target.attempts));
 }
 
 bool Node::OnGreeting(Connection& connection, const Header& header) {
@@ -220,6 +271,7 @@ std::string Node::NameOf(const Connection& connection) const {
 void Node::Lose(Connection& connection, Code code, const std::string& why) {
     if (code == Code::kDied) HearLast();
     const bool was_open = connection.state == Connection::State::kOpen;
+    const bool hung_up = connection.state == Connection::State::kGreeting && code == Code::kDied && connection.target.port != 0;
     Failure failure{code, -1, -1, NameOf(connection) + " at " + connection.address + ": " + why};
     (connection.dialled() ? failure.server : failure.rank) = static_cast<int32_t>(connection.peer);
     const bool is_ours = (was_open || connection.dialled()) && !connection.left && !closing_ && !failed_;
@@ -236,7 +288,42 @@ void Node::Lose(Connection& connection, Code code, const std::string& why) {
     stats_.received_packets += connection.received_packets;
     connection.sent_bytes = connection.received_bytes = connection.sent_packets = connection.received_packets = 0;
     connection.Drop();
-    if (is_ours) Fail(std::move(failure));
+    if (!is_ours) return;
+    if (hung_up) {
+        // the peer lives, since it has taken the call: it has no descriptor left, or too many strangers
+        attempts_.push_back({connection.peer, connection.lane, std::move(connection.target), connection.greeted_by_ns});
+        return;
+    }
+    Fail(std::move(failure));
+}
+
+// A failure of which a member has told: what it says is in its name, since nothing shows that it is so.
+Failure Node::Told(const Connection& connection, Reason reason) const {
+    const Membership& job = options_.membership;
+    const auto speaker = static_cast<int32_t>(connection.peer);
+    if (reason.text.empty()) reason = {Code::kAborted, -1, ""};  // it blames whom it likes, without a reason
+    const int64_t server = -2 - int64_t{reason.rank};
+    Failure failure{reason.code == Code::kNone ? Code::kAborted : reason.code, -1, -1, ""};
+    if (reason.rank >= 0 && static_cast<uint32_t>(reason.rank) < job.world) {
+        failure.rank = reason.rank;
+    } else if (server >= 0 && server < int64_t{job.servers}) {
+        failure.server = static_cast<int32_t>(server);
+    } else {
+        (connection.dialled() ? failure.server : failure.rank) = speaker;
+    }
+    // a server beside a worker speaks with that worker's name
+    const bool is_server = connection.dialled() && options_.tell_tables;
+    const std::string name = (is_server ? "server " : "rank ") + std::to_string(speaker);
+    const bool of_itself = options_.tell_tables ? (connection.dialled() ? failure.server : failure.rank) == speaker
+                                                : failure.rank == speaker || failure.server == speaker;
+    if (reason.text.empty()) {
+        failure.text = name + " has ended the job and gave no reason";
+    } else if (of_itself && reason.text.starts_with(name + " ")) {
+        failure.text = std::move(reason.text);
+    } else {
+        failure.text = name + " says: " + reason.text;
+    }
+    return failure;
 }
 
 // Best effort: whoever does not get it sees the end of the connection.

@@ -335,7 +335,7 @@ TEST(AFailureOfOneIsHeardByAll) {
     const Failure failure = cluster.workers[0]->failure();
     CHECK(failure.code == Code::kAborted);
     CHECK_EQ(failure.rank, 1);
-    CHECK_EQ(failure.text, std::string("ValueError: bad batch"));
+    CHECK_EQ(failure.text, std::string("rank 1 says: ValueError: bad batch"));
 }
 
 TEST(WhoeverLeavesIsMissedByThoseWhoStillWait) {

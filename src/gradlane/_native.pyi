@@ -166,6 +166,7 @@ def start_node(
     ping_ms: int,
     dead_ms: int,
     linger_ms: int,
+    greeting_ms: int,
     max_bytes: int,
 ) -> Node: ...
 def encode_header(

@@ -126,6 +126,9 @@ class SimulatedChannel:
     def issued(self, iteration: int, rolling_hash: int) -> None:
         self._do(self.protocol.issued(iteration, rolling_hash))
 
+    def waits(self, waited_s: float, what: str) -> None:
+        self._do(self.protocol.waits(waited_s, what, self.process.world.now))
+
     def not_finite(self, iteration: int, name: str) -> None:
         self._do(self.protocol.not_finite(iteration, name))
 

@@ -82,11 +82,13 @@ class Job:
     Attributes:
         over_servers: whether gradlane's transport carries the sums, which names the process that it lost; or
             torch.distributed, which names nobody.
+        scripts_catch: whether scripts catch the error that training raises, and end their processes without a word.
     """
 
     def __init__(self, seed: int, ways: Ways = TODAY, traces: bool = False) -> None:
         self.world = World(seed, traces)
         self.over_servers = seed % 3 == 2
+        self.scripts_catch = seed % 4 == 3
         rng = self.world.rng
         self.draw: Callable[[], float] = rng.random
         self.size = rng.randint(2, 6)
@@ -120,6 +122,7 @@ class Job:
             f"stall_timeout {self.stall_timeout_s:g} s, latency "
             f"{self.network.latency_s * 1000:g} ms, beats up to {self.beats_s:.2f} s late, reads up to {self.reads_s:g} s; "
             f"harm: {'; '.join(map(str, self.harms)) or 'none'}"
+            + ("; scripts catch errors and exit" if self.scripts_catch else "")
             + (
                 f"; the gradient of rank {self.not_finite[0]} is not finite in iteration {self.not_finite[1]}"
                 if self.not_finite

@@ -171,6 +171,14 @@ class KeepsSilenceToItself(Protocol):
             super()._fail_with(error)
 
 
+class TellsAtItsEndOnly(Verdict):
+    """What a wait has found is told when the script aborts its session, and never if it exits instead."""
+
+    def remaining_s(self, deadline: float, what: str, now: float) -> float:
+        self.tell_others = lambda error: None
+        return super().remaining_s(deadline, what, now)
+
+
 def _with(defect: type) -> Ways:
     for base, name in ((SimulatedChannel, "channel"), (Verdict, "verdict")):
         if issubclass(defect, base):
@@ -198,5 +206,6 @@ MUTANTS = {
         WaitsForNoVerdict,
         BlamesWhoLeft,
         KeepsSilenceToItself,
+        TellsAtItsEndOnly,
     )
 }

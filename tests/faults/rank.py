@@ -74,6 +74,12 @@ class Failures:
         self.verdict.suspect(error, self._rank.now)
         self._rank.look()
 
+    def tell_others_by(self, tell: Callable[[JobError], None]) -> None:
+        self.verdict.tell_others = tell
+
+    def report_waits_by(self, report: Callable[[float, str], None]) -> None:
+        pass  # a line in the log of rank 0
+
     def left(self, rank: int) -> None:
         self.verdict.left(rank, self._rank.now)
         self._rank.look()
@@ -171,14 +177,18 @@ class Rank:
             if self.state == "attaching" and not self.meets:
                 self.channel.fail(error)
                 self.channel.release()  # as the constructor of ControlChannel does
+            elif self.state == "training" and self.job.scripts_catch:
+                self.say("its script catches that, and ends the process")
             else:
                 self.coordination.abort(error)
                 yield from self._pause(self.job.draw() * 0.3)  # tracebacks are printed, functions at exit run
                 if self.job.draw() < 0.7:
                     self.channel.close()
+        exits = self.error is not None and self.state == "training" and self.job.scripts_catch
         self.state = "ended" if self.error is None else "failed"
         self.ended_at = self.now
-        yield from self._pause(self.job.draw() * 0.5)
+        if not exits:
+            yield from self._pause(self.job.draw() * 0.5)
         self.say("its process ends")
         self.process.end()
         self.job.gone(self.rank)
@@ -230,7 +240,9 @@ class Rank:
             yield from self._collective(f"the sums of iteration {iteration}", brings=is_finite)
             if not all(self.job.sums[f"the sums of iteration {iteration}"].what.values()):
                 culprit, name = yield from self._blocking(partial(self.coordination.first_not_finite, iteration))
-                raise NotFiniteError(f"the gradient of {name} on rank {culprit} is not finite", culprit)
+                error = NotFiniteError(f"the gradient of {name} on rank {culprit} is not finite", culprit)
+                self.coordination.abort(error)
+                raise error
         self.state = "closing"
         self.has_left = True
         self.say("closes")

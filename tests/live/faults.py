@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -28,6 +29,8 @@ from gradlane.errors import GradlaneError, JobError, UnsupportedError
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.comm.control_frames import HEADER, VERSION, Frame
+from gradlane.live.startup.validation import job_of
+from gradlane.live.torch_versions import timeout_of
 from gradlane.schedule import Dispatcher, Engine
 from tests.live.cases import bits_of, differences
 from tests.live.loops import GIVEN, POLICIES, Mlp, log_lines, momentum
@@ -79,6 +82,18 @@ def attach_on_one_rank(rank: int, world: int, missing: int) -> tuple[str, str, f
         except GradlaneError as error:
             return type(error).__name__, str(error), time.monotonic() - began
     return "nothing", "", time.monotonic() - began
+
+
+def timeouts(rank: int, world: int) -> tuple[float, float, float]:
+    """For how long a job waits that is attached to a group with a timeout of its own, and where `attach` is given another."""
+    group = dist.new_group(list(range(world)), timeout=timedelta(seconds=77))
+    session = gradlane.attach(Mlp(), network=GIVEN, backend="all-reduce", process_group=group)
+    waits = session._failures._timeout_s
+    session.close()
+    given = job_of(Mlp(), None, group, 5.0).timeout_s
+    alone = timeout_of(None)
+    dist.destroy_process_group(group)
+    return waits, given, alone
 
 
 def _attached(rank: int, backend: Any = "all-reduce", **more: Any) -> tuple[nn.Module, torch.optim.Optimizer, Any]:

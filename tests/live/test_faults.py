@@ -142,6 +142,14 @@ def test_a_rank_that_takes_fewer_steps_is_named_by_the_others(start, culprit, ba
 
 
 @both
+def test_a_rank_that_takes_fewer_steps_is_named_by_all_others_though_each_exits_without_a_word(start, backend):
+    job = start(4, FOR_EVER, "leave-exit", 1, backend)
+    for rank, end in enumerate(job.ends([0, 1, 2, 3], within_s=30)):
+        assert end.code == (0 if rank == 1 else 7)
+        assert rank == 1 or end.error.startswith("rank 1 left the job while rank"), end
+
+
+@both
 def test_a_job_in_which_nothing_goes_wrong_ends_without_a_word(start, backend):
     job = start(3, 8, "none", 0, backend)
     assert [(end.code, end.error) for end in job.ends([0, 1, 2], within_s=20)] == [(0, "")] * 3
@@ -208,6 +216,12 @@ def test_a_rank_that_never_attaches_is_named_at_the_timeout(two_ranks, missing, 
     assert kind == "MismatchError"
     assert says in text
     assert seconds < 15
+
+
+def test_a_job_waits_as_long_as_its_process_group_unless_attach_is_given_a_timeout(two_ranks):
+    for waits, given, alone in two_ranks.run("tests.live.faults:timeouts"):
+        assert (waits, given) == (77.0, 5.0)
+        assert alone > 0
 
 
 # -- an order that was not agreed ------------------------------------------------------------------------------

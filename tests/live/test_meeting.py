@@ -108,6 +108,16 @@ def test_what_an_earlier_attempt_has_written_is_not_believed() -> None:
         assert not earlier[0].result()[0].store.check(["key"])
 
 
+def test_rank_0_that_comes_last_names_nobody_missing_who_has_waited_for_it() -> None:
+    store = dist.HashStore()
+    with pytest.raises(MismatchError, match="rank 1: no verdict from rank 0"):
+        _meet(store, 1, "early", timeout_s=-4.9)  # and five seconds of grace
+    with pytest.raises(
+        MismatchError, match=r"1 of 2 ranks came within 0 s; ranks \[1\] came before and waited for rank 0 in vain"
+    ):
+        _meet(store, 0, "late", timeout_s=0.3)
+
+
 def test_a_rank_of_an_earlier_attempt_does_not_stand_for_one_that_never_comes() -> None:
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as ranks:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from gradlane.errors import CommunicationError, JobError, MismatchError, PeerDied, PeerStalled
 from gradlane.live.comm.control_channel import ControlChannel
-from gradlane.live.comm.control_frames import VERSION
+from gradlane.live.comm.control_frames import BEAT, HASH, VERSION, Frame, header
 from gradlane.live.comm.failures import Failures
 from gradlane.live.comm.roll_call import RollCall
 from tests.processes import AT_ONCE_S
@@ -190,6 +190,29 @@ def test_a_rank_on_its_way_when_attach_fails_on_rank_0_hears_why():
             first.result(AT_ONCE_S)
         for channel in (early, late):
             channel.close()
+
+
+def test_a_rank_on_which_rank_0_hangs_up_calls_again_until_it_is_answered():
+    failed: SimpleQueue[JobError] = SimpleQueue()
+    with socket.create_server(("127.0.0.1", 0)) as rank_0, ThreadPoolExecutor(1) as pool:
+        other = called(pool, dist.HashStore(), f"{VERSION} 127.0.0.1 {rank_0.getsockname()[1]}", failed.put)
+        hello = header(Frame.HELLO, 1, len("its token")) + b"its token"
+        for _ in range(3):
+            rank_0.accept()[0].close()  # as where strangers take all places
+        answered, _ = rank_0.accept()
+        assert answered.recv(len(hello), socket.MSG_WAITALL) == hello
+        channel = other.result(AT_ONCE_S)
+        answered.settimeout(AT_ONCE_S)
+        assert len(answered.recv(len(header(Frame.BEAT, 1, BEAT.size)), socket.MSG_WAITALL)) > 0  # it beats here now
+        answered.sendall(header(Frame.BEAT, 0, BEAT.size) + BEAT.pack(0))
+        channel.issued(3, 17)
+        said = b""
+        while header(Frame.ISSUED, 1, HASH.size) not in said:
+            said += answered.recv(4096)
+        assert failed.empty()
+        answered.close()  # it had answered: now it is gone
+        assert isinstance(failed.get(timeout=AT_ONCE_S), PeerDied)
+        channel.close()
 
 
 def test_another_version_of_the_control_channel_is_refused_by_name():

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import resource
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from gradlane.errors import CapacityError, JobError
+from gradlane.errors import CapacityError, CommunicationError, JobError, PeerDied, PeerFailed
 from gradlane.transport import Node, NodeOptions
-from tests.transport.frames import DEFINE, FORGET, HEADER_BYTES, HELLO, PROOF, PUSH, define, exactly, frame, hello
+from tests.transport.frames import ABORT, DEFINE, FORGET, HEADER_BYTES, HELLO, PROOF, PUSH, define, exactly, frame, hello
 from tests.transport.jobs import Member, job, servers_apart
 
 PACKET = 64
@@ -97,6 +98,39 @@ def test_the_member_that_broke_the_protocol_is_named(misdeed: str) -> None:
         assert "rank 1" in str(failure), failure
         assert text in str(failure), failure
         assert node.native.failure()[1:3] == (1, -1)
+
+
+def reason(code: int, blamed: int, text: bytes) -> bytes:
+    return struct.pack("<Bi", code, blamed) + text
+
+
+# what rank 1 gives as its reason, and the error that follows: its type, its rank, and its text
+REASONS = {
+    "none at all": (b"", PeerFailed, 1, "rank 1 has ended the job and gave no reason"),
+    "less than a header": (b"\x01\x00", PeerFailed, 1, "rank 1 has ended the job and gave no reason"),
+    "no text": (reason(1, 0, b""), PeerFailed, 1, "rank 1 has ended the job and gave no reason"),
+    "a code that does not exist": (reason(77, -1, b"no more"), PeerFailed, 1, "rank 1 says: no more"),
+    "the code of no failure": (reason(0, -1, b"no more"), PeerFailed, 1, "rank 1 says: no more"),
+    "a rank that does not exist": (reason(1, 7, b"rank 7 is gone"), PeerDied, 1, "rank 1 says: rank 7 is gone"),
+    "a server that does not exist": (reason(1, -9, b"it is gone"), PeerDied, 1, "rank 1 says: it is gone"),
+    "the least number": (reason(1, -(2**31), b"it is gone"), PeerDied, 1, "rank 1 says: it is gone"),
+    "another rank": (reason(1, 0, b"rank 0 is gone"), PeerDied, 0, "rank 1 says: rank 0 is gone"),
+    "another rank's words as its own": (reason(3, -1, b"rank 0 failed"), PeerFailed, 1, "rank 1 says: rank 0 failed"),
+    "a rank that begins as its own": (reason(3, 1, b"rank 10 failed"), PeerFailed, 1, "rank 1 says: rank 10 failed"),
+    "its own name": (reason(3, 1, b"rank 1 failed: no image"), PeerFailed, 1, "rank 1 failed: no image"),
+    "what cannot be printed": (reason(9, -1, b"rank 1 \x1b[2J\n"), CommunicationError, 1, "rank 1 ?[2J?"),
+}
+
+
+@pytest.mark.parametrize("given", REASONS)
+def test_whoever_ends_the_job_is_named_as_the_one_who_says_why(given: str) -> None:
+    payload, kind, rank, text = REASONS[given]
+    with server_of(2) as (node, members):
+        members[1].say(frame(ABORT, payload, sender=1))
+        failure = failure_of(node)
+        assert type(failure) is kind
+        assert str(failure) == f"transport: {text}"
+        assert node.native.failure()[1:3] == (rank, -1)
 
 
 def test_who_ends_a_tensor_too_early_is_named_and_not_who_goes_on_with_it() -> None:

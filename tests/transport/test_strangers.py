@@ -8,14 +8,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gradlane.errors import CommunicationError, PeerDied
 from gradlane.transport import Node, NodeOptions
+from gradlane.transport.formation import form
 from tests.processes import AT_ONCE_S
-from tests.transport.frames import DEFINE, GOODBYE, HELLO, PING, PUSH, RESULT, WELCOME, define, frame, hello
+from tests.transport.frames import DEFINE, GOODBYE, HELLO, PING, PUSH, RESULT, WELCOME, define, exactly, frame, hello
 from tests.transport.jobs import Member, each_with_a_server, job
 from tests.transport.proxy import proxy
 
@@ -111,6 +114,104 @@ def test_a_thousand_who_never_greet_keep_nobody_from_joining() -> None:
         assert time.monotonic() - began <= AT_ONCE_S
         held = [len(_connections(node.port)) for node in (first, second)]
         assert max(held) <= 64 + 2
+
+
+def call(port: int, address: str = "127.0.0.1", says: bytes = b"") -> socket.socket:
+    """A connection with a server of this host, from one of its loopback addresses."""
+    caller = socket.create_connection(("127.0.0.1", port), 10, (address, 0))
+    caller.sendall(says)
+    return caller
+
+
+def test_whoever_has_said_nothing_yet_stays_while_another_address_takes_all_places() -> None:
+    with Node(NodeOptions(world=2, servers=1, rank=0, server=0, secret=SECRET)) as node, ExitStack() as stack:
+        for _ in range(64):
+            stack.enter_context(call(node.port, "127.0.0.2", b"G"))
+        honest = stack.enter_context(call(node.port))
+        # whose hello is on its way while the others call again and again
+        for _ in range(200):
+            stack.enter_context(call(node.port, "127.0.0.2", b"G"))
+        while node.stats()["refused"] < 200 + 1:
+            time.sleep(0.001)
+        honest.sendall(frame(HELLO, hello()))
+        assert len(exactly(honest, 40 + 64)) == 104  # the challenge
+
+
+def test_the_last_to_call_stay_where_all_come_from_one_address() -> None:
+    with Node(NodeOptions(world=2, servers=1, rank=0, server=0, secret=SECRET)) as node, ExitStack() as stack:
+        callers = [stack.enter_context(call(node.port, says=b"G")) for _ in range(64)]
+        callers += [stack.enter_context(call(node.port)) for _ in range(64)]
+        while node.stats()["refused"] < 64:
+            time.sleep(0.001)
+        for caller in callers[64:]:
+            caller.sendall(frame(HELLO, hello()))
+            assert len(exactly(caller, 40 + 64)) == 104
+        assert all(_is_closed(caller) for caller in callers[:64])
+
+
+def _is_closed(caller: socket.socket) -> bool:
+    try:
+        return caller.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_a_dialler_on_whom_a_server_hangs_up_calls_again() -> None:
+    with (
+        Node(NodeOptions(world=2, servers=1, rank=0, server=0, secret=SECRET)) as server,
+        proxy(("127.0.0.1", server.port)) as wire,
+        Node(NodeOptions(world=2, servers=1, rank=1, server=None, secret=SECRET, linger_s=0.1, greeting_s=60)) as worker,
+    ):
+        wire.ends["up"] = 1
+        worker.dial(0, *wire.address)
+        while server.stats()["refused"] < 3:
+            time.sleep(0.001)
+        wire.ends.clear()
+        worker.join(30)
+        server.join(30)
+
+
+def test_a_dialler_calls_no_more_when_its_time_is_up_and_says_how_often_it_did() -> None:
+    with (
+        Node(NodeOptions(world=2, servers=1, rank=0, server=0, secret=SECRET)) as server,
+        proxy(("127.0.0.1", server.port)) as wire,
+        Node(NodeOptions(world=2, servers=1, rank=1, server=None, secret=SECRET, greeting_s=0.7)) as worker,
+    ):
+        wire.ends["up"] = 1
+        worker.dial(0, *wire.address)
+        said = r"server 0 at 127\.0\.0\.1:\d+: no end of the greeting within 700 ms, in \d+ attempts"
+        with pytest.raises(CommunicationError, match=said):
+            worker.join(30)
+
+
+def test_whoever_is_gone_is_not_called_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    with Node(NodeOptions(world=2, servers=1, rank=1, server=None, secret=SECRET, greeting_s=600)) as worker:
+        worker.dial(0, "127.0.0.1", port)
+        with pytest.raises(PeerDied, match="Connection refused"):
+            worker.join(30)
+
+
+class MemoryStore(dict[str, bytes]):
+    """A store of one process."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+    def get(self, key: str) -> bytes:  # type: ignore[override]
+        return self[key]
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        assert set(keys) <= set(self)
+
+    def delete_key(self, key: str) -> None:
+        del self[key]
+
+
+def test_a_greeting_has_the_whole_time_in_which_a_job_meets() -> None:
+    with form(MemoryStore(), NodeOptions(world=1, servers=1, rank=0, server=0), "127.0.0.1", 300) as node:
+        assert 200 < node.options.greeting_s <= 300
 
 
 def _connections(port: int) -> list[str]:

@@ -191,7 +191,11 @@ def _launch_and_report(given: argparse.Namespace, options: LaunchOptions, enviro
 
 def _start(given: argparse.Namespace, options: LaunchOptions, environment: Mapping[str, str] | None, run: Any) -> int:
     """Start the ranks and wait for them; where this process is to be a rank itself, become it."""
+    from gradlane.live.backends.addresses import INTERFACE_VARIABLE
+
     os.environ[LAUNCH_VARIABLE] = options.to_text()
+    if given.interface is not None:
+        os.environ[INTERFACE_VARIABLE] = given.interface
     os.environ.update(environment or {})
     given.training_script_args = [given.training_script, *given.training_script_args]
     given.module, given.training_script = True, "gradlane.live.startup.boot"
@@ -328,7 +332,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        help="write a report of the last steps of this node's ranks: one HTML file for a browser")  # fmt: skip
     group.add_argument("--progress", metavar="SECONDS", type=_type(SECONDS),
                        help="print a line this often: what steps take and wait for, and under which policy")  # fmt: skip
-    group.add_argument("--timeout", metavar="SECONDS", type=_type(SECONDS), help="the longest that a collective may take")
+    group.add_argument("--interface", metavar="NAME",
+                       help="the network interface at which other hosts reach this one (GRADLANE_INTERFACE)")  # fmt: skip
+    group.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=_type(SECONDS),
+        help="the longest that a rank waits for others (the process group's)",
+    )
     group.add_argument("--stall-timeout", metavar="SECONDS", type=_type(SECONDS),
                        help="how long a rank may say nothing: stopped, or its host cut off (default: 2.5)")  # fmt: skip
     group.add_argument("-h", "--help", action="help", help="show this and exit")

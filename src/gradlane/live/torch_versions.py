@@ -49,6 +49,24 @@ def global_ranks(group: Any) -> list[int]:
     return dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
 
 
+def timeout_of(group: Any) -> float:
+    """Seconds after which torch.distributed gives up a collective of `group`; torch's default where it does not say.
+
+    Args:
+        group: this process is in it; None for the default group.
+    """
+    c10d: Any = dist.distributed_c10d
+    made = c10d._get_default_group() if group is None else group
+    for device in made._device_types:
+        try:
+            backend = made._get_backend(device)
+            own: float | None = getattr(backend, "_timeout_s", None)  # gradlane's, which is written in Python
+            return float(backend.options._timeout.total_seconds()) if own is None else own
+        except (AttributeError, RuntimeError):  # another one in Python, or none for that device
+            continue
+    return float(c10d.default_pg_timeout.total_seconds())
+
+
 def new_process_group(
     like: Any, store: Any, name: str, timeout: timedelta, backend: str | None = None, members: Sequence[int] | None = None
 ) -> Any:

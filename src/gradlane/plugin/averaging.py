@@ -93,7 +93,7 @@ class Averaging:
         first_plan = self._plan(self._assumed())
         store = Store(meeting, timeout_s)
         options = NodeOptions(self.world, self.world, self.rank, self.rank, fingerprint=self._fingerprint(first_plan))
-        self._node: Node = form(store, options, store.address, timeout_s)
+        self._node: Node = form(store, options, store.address, timeout_s, store_address=store.store_address)
         try:
             self._take_up(first_plan)
         except BaseException:

@@ -8,6 +8,7 @@ all members have come, and deleted once all have read it.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import secrets
 import time
@@ -24,7 +25,14 @@ from gradlane.transport.node import Node, NodeOptions
 _LOCAL_CONGESTION = "reno"
 
 
-def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local_packet_bytes: int | None = None) -> Node:
+def form(
+    store: Any,
+    options: NodeOptions,
+    address: str,
+    timeout_s: float,
+    local_packet_bytes: int | None = None,
+    store_address: str = "",
+) -> Node:
     """Form the job's data plane; all members call it with matching arguments.
 
     Members on one host connect over loopback, without checksums, as those bytes cross no network,
@@ -38,6 +46,8 @@ def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local
         address: of this host, as others reach it.
         timeout_s: how long to wait for all members.
         local_packet_bytes: packet size if all members are on one host; None: as in `options`.
+        store_address: at which this process reaches the store. Where `address` of a member is loopback and members are
+            on several hosts, it takes this of a member on another host: the store is on its own.
 
     Returns:
         This process's joined node.
@@ -65,9 +75,14 @@ def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local
             ) from None
 
     first = workers[0]
+    store.set(f"store/{me}", store_address)
     store.set(f"host/{me}", host_name())
     names = [read("host", member) for member in members]
     is_local = len(set(names)) == 1
+    if not is_local and is_loopback(address):
+        others = (member for member, name in zip(members, names, strict=True) if name != host_name())
+        reached = (theirs for member in others if (theirs := read("store", member)) and not is_loopback(theirs))
+        address = next(reached, address)
     if me == first:
         store.set(f"secret/{first}", secrets.token_hex(32))
     secret = bytes.fromhex(read("secret", first))
@@ -76,6 +91,7 @@ def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local
             options,
             job=int.from_bytes(hashlib.sha256(secret).digest()[:7], "little"),
             secret=secret,
+            greeting_s=left_s(),
             is_local=is_local,
             hosts=tuple(map(names.index, names[: options.world])),
             address="127.0.0.1" if is_local else address,
@@ -100,6 +116,14 @@ def form(store: Any, options: NodeOptions, address: str, timeout_s: float, local
         node.close()
         raise
     return node
+
+
+def is_loopback(address: str) -> bool:
+    """Whether no other host reaches `address`; False for what is no address."""
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 def host_name() -> str:

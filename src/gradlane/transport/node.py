@@ -41,6 +41,7 @@ OPS = {"sum": 0, "min": 1, "max": 2, "product": 3}
 
 _DIED, _STALLED, _ABORTED, _LEFT, _MISMATCH, _AUTH, _DUPLICATE, _CORRUPT = 1, 2, 3, 4, 5, 6, 7, 8
 _FULL = 11
+_MOST_MS = 2**32 - 1
 _QUIET, _PLACE, _PART_AT = 2, 4, 3  # flags of a push
 
 
@@ -79,6 +80,7 @@ class NodeOptions:
         ping_s, dead_s: a peer that sends nothing for `dead_s` seconds is stalled; pings go every
             `ping_s`.
         linger_s: how long `close` waits for queued bytes.
+        greeting_s: how long it may take to connect with a peer, attempts that it hung up on included.
         max_bytes: the most bytes of the tensors that the worker here registers, and of the memory that
             the server here may need for all tensors: what it keeps, and packets in flight.
         is_local: all members are on one host.
@@ -108,6 +110,7 @@ class NodeOptions:
     ping_s: float = 0.5
     dead_s: float = 2.5
     linger_s: float = 2.0
+    greeting_s: float = 5.0
     max_bytes: int = 1 << 40
     is_local: bool = False
     hosts: tuple[int, ...] = ()
@@ -161,6 +164,7 @@ class Node:
                 ping_ms=round(options.ping_s * 1000),
                 dead_ms=round(options.dead_s * 1000),
                 linger_ms=round(options.linger_s * 1000),
+                greeting_ms=min(round(options.greeting_s * 1000), _MOST_MS),
                 max_bytes=options.max_bytes,
             )
         except RuntimeError as error:

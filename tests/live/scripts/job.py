@@ -1,9 +1,10 @@
 """A rank of a job: `job.py STEPS FAULT CULPRIT BACKEND`. At step 5 (or before it attaches) it says so, and the culprit does
-what FAULT says; with "catch" the others catch their error and end in a way of their own."""
+what FAULT says; with "catch" the others catch their error and end in a way of their own, with "leave-exit" without a word."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from typing import Any
 
@@ -59,7 +60,7 @@ def main(steps: int, fault: str, culprit: int, backend: Any) -> None:
         for step in range(steps):
             if step == FAULT_AT:
                 print("here", flush=True)
-                if rank == culprit and fault == "leave":
+                if rank == culprit and fault.startswith("leave"):
                     return
                 if fault.startswith("raise"):
                     dist.barrier()  # or a rank that is ahead fails before the others have said so
@@ -73,7 +74,9 @@ if __name__ == "__main__":
     try:
         main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])
     except JobError as error:
-        if sys.argv[2] != "catch":
+        if sys.argv[2] not in ("catch", "leave-exit"):
             raise
-        print(error, file=sys.stderr)
+        print(error, file=sys.stderr, flush=True)
+        if sys.argv[2] == "leave-exit":
+            os._exit(7)
         sys.exit(7)

@@ -21,7 +21,7 @@ import msgspec
 import torch.distributed as dist
 
 from gradlane.errors import CommunicationError, JobError, UnsupportedError
-from gradlane.live.backends.addresses import address_towards
+from gradlane.live.backends.addresses import named_address, route, store_address
 from gradlane.transport import Node, NodeOptions, WireLane
 from gradlane.transport.formation import form
 from gradlane.units import format_bytes
@@ -96,7 +96,7 @@ def meet_servers(store: Any, options: NodeOptions, address: str, timeout_s: floa
         store.wait(["call"], timedelta(seconds=timeout_s))
     except RuntimeError as error:
         raise CommunicationError(f"rank {options.rank}: rank 0 called no servers within {timeout_s:.0f} s ({error})") from None
-    return form(_meeting(place, int(store.get("call"))), options, address, timeout_s)
+    return form(_meeting(place, int(store.get("call"))), options, address, timeout_s, store_address=store_address())
 
 
 def _job_store(store: Any) -> Any:
@@ -149,7 +149,8 @@ def serve(
     Args:
         at: "host:port" of the job's store.
         say: called with each line of the server's report.
-        address: to listen on; by default this host's address on the route to the store.
+        address: to listen on; by default that of the interface which a variable names (docs/clusters.md), else this
+            host's address on the route to the store.
         max_bytes: of memory that a job may need here, for what is kept and for all packets that may
             be in flight, beyond which the server refuses it; by default this host's memory.
         wait_s: seconds for the job's store to appear, since servers may be started before the job.
@@ -161,7 +162,8 @@ def serve(
         CommunicationError: no store at `at` within `wait_s`.
     """
     store = _connect(at, wait_s, say)
-    address = address or address_towards(store.host, store.port)
+    towards, reached = route(store.host, store.port)
+    address = address or named_address() or towards
     max_bytes = max_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # of the calls that were made before, all but the last are over
     number, well = max(0, store.add(f"{_PREFIX}/calls", 0) - 1), True
@@ -169,7 +171,7 @@ def serve(
     while (call := _next_call(store, number)) is not None:
         server = store.add(f"{_PREFIX}/places/{number}", 1) - 1
         if server < call.servers:
-            well = _serve_one(_UntilNextCall(store, number), call, server, address, max_bytes, say) and well
+            well = _serve_one(_UntilNextCall(store, number), call, server, address, reached, max_bytes, say) and well
         else:
             say(f"this server is not needed: the job asks for {call.servers}, which it has")
         number += 1
@@ -208,9 +210,11 @@ def _next_call(store: Any, number: int) -> Call | None:
         return None
 
 
-def _serve_one(store: Any, call: Call, server: int, address: str, max_bytes: int, say: Callable[[str], None]) -> bool:
+def _serve_one(
+    store: Any, call: Call, server: int, address: str, reached: str, max_bytes: int, say: Callable[[str], None]
+) -> bool:
     try:
-        with form(store, call.options(server, max_bytes), address, call.timeout_s) as node:
+        with form(store, call.options(server, max_bytes), address, call.timeout_s, store_address=reached) as node:
             say(
                 f"server {server} of {call.servers} serves {call.world} workers on {node.options.address}:{node.port}, "
                 f"packets of {format_bytes(node.options.packet_bytes)}"

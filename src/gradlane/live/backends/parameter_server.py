@@ -42,7 +42,7 @@ from gradlane.core.backends import refuse_what_cannot_be_done
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError
-from gradlane.live.backends.addresses import own_address
+from gradlane.live.backends.addresses import own_address, store_address
 from gradlane.live.backends.base import OnDone, OnSent
 from gradlane.live.backends.external_servers import meet_servers
 from gradlane.live.backends.gradient_buffers import MessageBuffer, dtype_name
@@ -169,7 +169,7 @@ class ParameterServerBackend:
         if options.tell_tables:
             self._node = meet_servers(prefix, options, own_address(), connect_s, self._servers_store)
         else:
-            self._node = form(prefix, options, own_address(), connect_s)
+            self._node = form(prefix, options, own_address(), connect_s, store_address=store_address())
         self._shares = not options.tell_tables and share_if_possible(prefix, self._node, connect_s, self._wants_memory)
         # ids of the node's tensors: the first of this plan, and the next to define
         self._first = self._next = 0

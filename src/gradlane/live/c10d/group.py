@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from gradlane.errors import CommunicationError, InputError, UnsupportedError
-from gradlane.live.backends.addresses import own_address
+from gradlane.live.backends.addresses import own_address, store_address
 from gradlane.live.c10d import sparse
 from gradlane.live.c10d.messages import Mail
 from gradlane.live.c10d.names import Names
@@ -114,7 +114,8 @@ class Group(Names, _Base):  # type: ignore[misc]
             deal_evenly=True,
             unsent_bytes=_UNSENT_BYTES,
         )
-        self._node = form(store, wanted, own_address(), timeout_s, options.packet_bytes or _LOCAL_PACKET_BYTES)
+        local_bytes = options.packet_bytes or _LOCAL_PACKET_BYTES
+        self._node = form(store, wanted, own_address(), timeout_s, local_bytes, store_address())
         shares = share_if_possible(store, self._node, timeout_s, options.shared_memory)
         self._piece_bytes = PIECE_BYTES if shares and not self._node.options.is_local else None
         self._futures = Futures()

@@ -28,15 +28,19 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 from gradlane.errors import CommunicationError, JobError, MismatchError
-from gradlane.live.backends.addresses import own_address
+from gradlane.live.backends.addresses import INTERFACE_VARIABLE, own_address
 from gradlane.live.comm.control_actions import Action, Drop, Keep, Send, Subject, Tell, Warn
 from gradlane.live.comm.control_frames import BEAT, VERSION, Frame, Reader, header
-from gradlane.live.comm.control_protocol import BEAT_S, LAST_WORDS_S, MAX_STRANGERS, ControlProtocol
+from gradlane.live.comm.control_protocol import BEAT_S, LAST_WORDS_S, ControlProtocol
+from gradlane.live.comm.long_waits import SAY_S, Timer, saying
 from gradlane.live.comm.roll_call import RollCall
 from gradlane.transport import Heartbeat
+from gradlane.transport.formation import is_loopback
+from gradlane.transport.strangers import MAX_STRANGERS, origin_of
 
 log = logging.getLogger("gradlane")
 
@@ -52,6 +56,11 @@ class _Connection:
     """One socket with its unread bytes, which the channel's thread reads."""
 
     def __init__(self, sock: socket.socket) -> None:
+        self.has_heard = False
+        self.use(sock)
+
+    def use(self, sock: socket.socket) -> None:
+        """Read from `sock` from now on."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.settimeout(BEAT_S)
         self.socket = sock
@@ -67,6 +76,7 @@ class _Connection:
         data = self.socket.recv(65536)
         if not data:
             raise ConnectionResetError("closed by peer")
+        self.has_heard = True
         return self._reader.frames(data)
 
 
@@ -109,6 +119,7 @@ class ControlChannel:
         on_not_finite: Callable[[int, int, str], None] = lambda iteration, rank, name: None,
     ) -> None:
         self._rank, self._ranks, self._timeout_s = roll.rank, ranks, timeout_s
+        self._call_by = time.monotonic() + timeout_s
         self._callbacks: dict[Subject, Callable[..., None]] = {
             "failure": on_failure,
             "choice": on_choice,
@@ -118,7 +129,7 @@ class ControlChannel:
             "not_finite": on_not_finite,
         }
         self._selector = selectors.DefaultSelector()
-        self._listener: socket.socket | None = None
+        self._listeners: dict[str, socket.socket] = {}  # rank 0: by address
         self._wake_read, self._wake_write = os.pipe()
         self._closing = False
         self._selector.register(self._wake_read, selectors.EVENT_READ)
@@ -146,49 +157,110 @@ class ControlChannel:
 
     def _listen(self, roll: RollCall) -> None:
         protocol, address = self._protocol, own_address()
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family, backlog=roll.world + MAX_STRANGERS)
-        self._selector.register(self._listener, selectors.EVENT_READ)
         # before the first rank is called, so that each finds it there
-        roll.store.set("peers", f"{VERSION} {address} {self._listener.getsockname()[1]}")
+        roll.store.set("peers", self._listener_at(address, roll.world))
         deadline = time.monotonic() + self._timeout_s
+        lines = Timer(time.monotonic(), SAY_S)
+
+        def hand(rank: int) -> str:
+            way = roll.way(rank)
+            if is_loopback(address) and way and not is_loopback(way):  # it is on another host
+                roll.store.set(f"peers/{rank}", self._listener_at(way, roll.world))
+            return protocol.token_for(rank)
 
         def is_over() -> bool:
             if protocol.failure is None:
-                roll.call(protocol.missing, protocol.token_for)
+                roll.call(protocol.missing, hand)
+            if (waited_s := lines.due(time.monotonic())) is not None:
+                missing = [self._ranks[rank] for rank in sorted(protocol.missing)]
+                log.warning(
+                    "gradlane: rank %d waits for ranks %s to call gradlane.attach, for %.0f s now, for up to %.0f s (timeout=)",
+                    self._ranks[0],
+                    missing,
+                    waited_s,
+                    self._timeout_s,
+                )
             return not protocol.missing or protocol.failure is not None or time.monotonic() > deadline
 
         self._attend(is_over, _looks())
         if protocol.missing and protocol.failure is None:
-            self._do(lambda: protocol.give_up_waiting(address))
+            left = roll.left(protocol.missing)
+            self._do(lambda: protocol.give_up_waiting(address, left))
         if protocol.failure is not None:
             # who has been called and is on its way would take the end of this process for the cause
             until = time.monotonic() + LAST_WORDS_S
             self._attend(lambda: not protocol.on_their_way or time.monotonic() > until, _looks())
             raise protocol.failure
 
+    def _listener_at(self, address: str, world: int) -> str:
+        """Listen on an address of this host, if rank 0 does not yet; what it says of that to other ranks."""
+        if address not in self._listeners:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            try:
+                listener = socket.create_server((address, 0), family=family, backlog=world + MAX_STRANGERS)
+            except OSError as error:
+                raise CommunicationError(
+                    f"rank {self._ranks[0]} cannot listen on {address} ({error}), at which other ranks would reach it; name an "
+                    f"interface by {INTERFACE_VARIABLE}"
+                ) from None
+            self._selector.register(listener, selectors.EVENT_READ, listener)
+            self._listeners[address] = listener
+        return f"{VERSION} {address} {self._listeners[address].getsockname()[1]}"
+
     def _connect(self, roll: RollCall) -> None:
         me, first = self._ranks[self._rank], self._ranks[0]
         try:
-            if not roll.wait_to_be_called(self._timeout_s):
+            with saying(f"rank {me} waits for rank {first} to call gradlane.attach") if self._rank == 1 else nullcontext():
+                is_called = roll.wait_to_be_called(self._timeout_s)
+            if not is_called:
                 raise MismatchError(
                     f"rank {me}: no word from rank {first} within {self._timeout_s:.0f} s; it never called gradlane.attach, or "
                     "its process is gone"
                 )
-            version, address, port = roll.store.get("peers").decode().split()[:3]
+            own = f"peers/{self._rank}"
+            version, address, port = roll.store.get(own if roll.store.check([own]) else "peers").decode().split()[:3]
             if int(version) != VERSION:
                 raise MismatchError(
                     f"rank {first}'s control channel is of version {version}, rank {me}'s of {VERSION}: install one version "
                     "of gradlane everywhere"
                 )
-            to_rank_0 = socket.create_connection((address, int(port)), timeout=self._timeout_s)
+            self._rank_0 = address, int(port)
             token = roll.take()
-            to_rank_0.sendall(header(Frame.HELLO, self._rank, len(token)) + token)
+            self._hello = header(Frame.HELLO, self._rank, len(token)) + token
+            connection = _Connection(self._called(self._timeout_s))
         except (OSError, RuntimeError) as error:
             raise CommunicationError(f"rank {me} cannot reach the control channel of rank {first}: {error}") from None
-        connection = _Connection(to_rank_0)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
         self._do(lambda: self._protocol.connected(connection))
+
+    def _called(self, timeout_s: float) -> socket.socket:
+        """A connection to rank 0 that begins with this rank's token."""
+        to_rank_0 = socket.create_connection(self._rank_0, timeout_s)
+        to_rank_0.sendall(self._hello)
+        return to_rank_0
+
+    def _call_again(self, connection: _Connection) -> bool:
+        """Call rank 0 again if it has hung up before it said a word: it had too many strangers, or no descriptor.
+
+        Returns:
+            Whether rank 0 has taken the call.
+        """
+        if self._rank == 0 or connection.has_heard or time.monotonic() > self._call_by:
+            return False
+        time.sleep(_LOOKS_S[-1])  # others call, too
+        try:
+            again = self._called(_END_S)  # this thread has to hear that the channel closes
+        except OSError:
+            return False
+        with self._lock:
+            if self._closing:
+                again.close()
+            else:
+                self._drop(connection)
+                connection.use(again)
+                self._selector.register(again, selectors.EVENT_READ, connection)
+                self._keep(connection)
+        return True
 
     # -- what the session says ---------------------------------------------------------------------
 
@@ -222,6 +294,13 @@ class ControlChannel:
         Rank 0 compares all ranks, and names those that slow the job.
         """
         self._do(lambda: self._protocol.busy(window, times_us))
+
+    def waits(self, waited_s: float, what: str) -> None:
+        """Report that this rank has waited for `what` for so many seconds.
+
+        Rank 0 says once a minute which ranks wait, and for which.
+        """
+        self._do(lambda: self._protocol.waits(waited_s, what, time.monotonic()))
 
     def not_finite(self, iteration: int, name: str) -> None:
         """Report that this rank's gradient of the tensor `name` is not finite.
@@ -312,26 +391,27 @@ class ControlChannel:
         """Read what has come, or comes within `timeout_s`, which is at most `BEAT_S`."""
         self._heartbeat.lives()
         for key, _ in self._selector.select(timeout_s):
-            if key.fileobj is self._listener:
-                self._accept()
+            if isinstance(key.data, socket.socket):
+                self._accept(key.data)
             elif isinstance(key.data, _Connection):
                 self._read(key.data)
 
-    def _accept(self) -> None:
-        assert self._listener is not None
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            connection = _Connection(self._listener.accept()[0])
+            accepted, address = listener.accept()
+            connection = _Connection(accepted)
         except OSError:  # it is gone again, or no descriptor is free: make room for ranks
             self._do(self._protocol.drop_strangers)
             return
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
-        self._do(lambda: self._protocol.accept(connection))
+        self._do(lambda: self._protocol.accept(connection, origin_of(str(address[0]))))
 
     def _read(self, connection: _Connection) -> None:
         try:
             frames = connection.receive()
         except (OSError, ValueError):
-            self._do(lambda: self._protocol.ended(connection))
+            if not self._call_again(connection):
+                self._do(lambda: self._protocol.ended(connection))
         else:
             self._do(lambda: self._protocol.came(connection, frames, time.monotonic()))
 
@@ -351,8 +431,8 @@ class ControlChannel:
     def _close_sockets(self) -> None:
         for connection in self._protocol.connections:
             connection.socket.close()
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners.values():
+            listener.close()
 
 
 _open: weakref.WeakSet[ControlChannel] = weakref.WeakSet()

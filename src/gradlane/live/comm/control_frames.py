@@ -13,7 +13,7 @@ from gradlane.errors import JobError, MismatchError, NotFiniteError, OrderError,
 from gradlane.live.comm.stragglers import WINDOW
 
 MAX_PAYLOAD = 16 * 1024  # bytes
-VERSION = 5
+VERSION = 6
 HEADER = struct.Struct("<4sBBHII")  # magic, type, version, reserved, rank, payload bytes
 _MAGIC = b"GLP1"
 
@@ -29,12 +29,14 @@ class Frame(IntEnum):
     BUFFERS = 8  # forward passes that have ended (8 bytes), why rank 0 sends its buffers (4 bytes)
     BUSY = 9  # number of a window of steps (8 bytes), microseconds of work in each of its steps (4 bytes each)
     NOT_FINITE = 10  # iteration (8 bytes), rank (4 bytes), name of its tensor
+    WAITS = 11  # milliseconds for which the sender has waited (8 bytes), for what
 
 
 BEAT = struct.Struct("<I")
 PAIR = struct.Struct("<QI")
 HASH = struct.Struct("<QQ")
 TIMES = struct.Struct(f"<Q{WINDOW}I")
+_WAITS = struct.Struct("<Q")
 _FAIL = struct.Struct("<BI")
 
 
@@ -113,6 +115,17 @@ def read_not_finite(payload: bytes) -> tuple[int, int, str]:
     """What `not_finite_payload` has packed. Raises `struct.error` for other bytes."""
     iteration, rank = PAIR.unpack_from(payload)
     return iteration, rank, payload[PAIR.size :].decode(errors="replace")
+
+
+def waits_payload(waited_s: float, what: str) -> bytes:
+    """The payload of a WAITS frame; a long text is cut."""
+    return _WAITS.pack(round(waited_s * 1000)) + what.encode()[: MAX_PAYLOAD - _WAITS.size]
+
+
+def read_waits(payload: bytes) -> tuple[float, str]:
+    """What `waits_payload` has packed. Raises `struct.error` for other bytes."""
+    (waited_ms,) = _WAITS.unpack_from(payload)
+    return waited_ms / 1000, payload[_WAITS.size :].decode(errors="replace")
 
 
 class Reader:

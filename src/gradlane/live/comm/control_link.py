@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 
@@ -16,6 +17,7 @@ class Link:
             come to it yet.
         said_bye: whether it has left in order.
         was_slow: whether its interpreter did not run for long, and one line has said so.
+        origin: where a stranger has called from.
         is_spared: whether this rank, away itself, has begun to listen anew since `heard`.
     """
 
@@ -24,6 +26,7 @@ class Link:
     said_bye: bool = False
     was_slow: bool = False
     is_spared: bool = False
+    origin: Hashable = None
 
     def hear(self, now: float) -> None:
         """Something has come."""

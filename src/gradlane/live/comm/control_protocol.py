@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Generic
 
 from gradlane.errors import JobError, NotFiniteError, PeerError
@@ -30,13 +30,16 @@ from gradlane.live.comm.control_frames import (
     not_finite_payload,
     read_failure,
     read_not_finite,
+    read_waits,
+    waits_payload,
 )  # fmt: skip
 from gradlane.live.comm.control_link import Link
+from gradlane.live.comm.long_waits import LongWaits
 from gradlane.live.comm.stragglers import Stragglers
+from gradlane.transport.strangers import who_makes_room
 
 BEAT_S = 0.5
 LAST_WORDS_S = 5.0  # how long rank 0, which fails while it waits, waits for ranks that it has called, to tell them why
-MAX_STRANGERS = 64  # connections that have not sent their token yet
 
 
 class ControlProtocol(Generic[Connection]):
@@ -68,6 +71,7 @@ class ControlProtocol(Generic[Connection]):
         self._tokens: dict[int, bytes] = {}  # rank 0: by rank, of those that have been called
         self._hashes: dict[int, dict[int, int]] = {}  # rank 0: iteration -> rank -> hash
         self._stragglers = Stragglers(ranks)  # rank 0
+        self._long_waits = LongWaits(ranks, timeout_s)  # rank 0
         self._last_not_finite = -1  # rank 0: iteration
         self._closed = False
         self._actions: list[Action[Connection]] = []
@@ -94,12 +98,13 @@ class ControlProtocol(Generic[Connection]):
         self._tokens[rank] = token.encode()
         return token
 
-    def accept(self, connection: Connection) -> list[Action[Connection]]:
-        """Somebody has connected (rank 0 only)."""
+    def accept(self, connection: Connection, origin: Hashable = None) -> list[Action[Connection]]:
+        """Somebody has connected (rank 0 only), from `origin`, see `transport.strangers`."""
         strangers = self._strangers()
-        if len(strangers) >= MAX_STRANGERS:  # so many never sent a token: make room
-            self._drop(strangers[0])
-        self._links[connection] = Link()
+        goes = who_makes_room([self._links[stranger].origin for stranger in strangers], origin)
+        if goes is not None:
+            self._drop(strangers[goes])
+        self._links[connection] = Link(origin=origin)
         return self._taken()
 
     def drop_strangers(self) -> list[Action[Connection]]:
@@ -114,20 +119,27 @@ class ControlProtocol(Generic[Connection]):
         self._meet(0, connection)
         return self._taken()
 
-    def give_up_waiting(self, address: str) -> list[Action[Connection]]:
+    def give_up_waiting(self, address: str, left: Collection[int] = ()) -> list[Action[Connection]]:
         """The time for ranks to come is over (rank 0 only).
 
         Args:
             address: of rank 0, for the error message.
+            left: ranks that had come before rank 0, and had left again when it came.
         """
-        missing = [self._ranks[rank] for rank in sorted(self.missing)]
-        self._find(
-            Cause.MISMATCH,
-            0,
-            f"{self._world - len(missing)} of {self._world} ranks called gradlane.attach within {self._timeout_s:.0f} s; "
-            f"missing: {missing}; if they did, is rank {self._ranks[0]}'s address {address} reachable from them? (it is "
-            "the one that leads to MASTER_ADDR)",
+        gone = [self._ranks[rank] for rank in sorted(self.missing & set(left))]
+        missing = [self._ranks[rank] for rank in sorted(self.missing - set(left))]
+        text = (
+            f"{self._world - len(gone) - len(missing)} of {self._world} ranks called gradlane.attach within "
+            f"{self._timeout_s:.0f} s"
         )
+        if missing:
+            text += (
+                f"; missing: {missing}; if they did, is rank {self._ranks[0]}'s address {address} reachable from them? (it is "
+                "that of GRADLANE_INTERFACE, or the one that leads to MASTER_ADDR)"
+            )
+        if gone:
+            text += f"; ranks {gone} had called it before and waited for rank {self._ranks[0]} in vain, which came too late"
+        self._find(Cause.MISMATCH, 0, text)
         return self._taken()
 
     def connection_of(self, rank: int) -> Connection | None:
@@ -182,6 +194,14 @@ class ControlProtocol(Generic[Connection]):
             self._look_for_stragglers(0, window, times_us)
         else:
             self._send(0, Frame.BUSY, TIMES.pack(window, *times_us))
+        return self._taken()
+
+    def waits(self, waited_s: float, what: str, now: float) -> list[Action[Connection]]:
+        """This rank has waited for `what` for so many seconds, and goes on."""
+        if self._rank == 0:
+            self._long_waits.report(0, waited_s, what, now)
+        else:
+            self._send(0, Frame.WAITS, waits_payload(waited_s, what))
         return self._taken()
 
     def not_finite(self, iteration: int, name: str) -> list[Action[Connection]]:
@@ -289,6 +309,8 @@ class ControlProtocol(Generic[Connection]):
         elif frame is Frame.BUSY and self._rank == 0:
             window, *times_us = TIMES.unpack(payload)
             self._look_for_stragglers(link.rank, window, times_us)
+        elif frame is Frame.WAITS and self._rank == 0:
+            self._long_waits.report(link.rank, *read_waits(payload), link.heard)
         elif frame is Frame.NOT_FINITE:
             iteration, culprit, name = read_not_finite(payload)
             if self._rank == 0:
@@ -307,6 +329,9 @@ class ControlProtocol(Generic[Connection]):
                     link.spare(now, late_s)
             self.look_at = now + BEAT_S
             self._look_for_silence(now)
+            line = self._long_waits.line(now)
+            if line is not None:
+                self._actions.append(Warn(line))
         return self._taken()
 
     def _look_for_silence(self, now: float) -> None:

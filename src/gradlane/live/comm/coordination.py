@@ -51,6 +51,8 @@ class Coordination:
             on_buffers=self._buffers_told,
             on_not_finite=self._not_finite_told,
         )
+        failures.tell_others_by(self.channel.fail)
+        failures.report_waits_by(self.channel.waits)
 
     def listen(self, on_choice: Callable[[int], None], on_buffers: Callable[[int, int], None]) -> None:
         """Begin to hand on what rank 0 says. Called once, before the first `begin`.

@@ -20,6 +20,7 @@ import torch
 from gradlane.errors import CommunicationError, JobError, PeerError
 from gradlane.live.backends.calls import Call
 from gradlane.live.backends.process_groups import ProcessGroups
+from gradlane.live.comm.long_waits import REPORT_S, Timer
 from gradlane.live.comm.verdict import Verdict, Whereabouts
 from gradlane.transport import NodeEngine
 
@@ -62,6 +63,7 @@ class Failures:
         self._timeout_s, self._device = timeout_s, device
         self._verdict = Verdict(timeout_s, _InAttach(rank))
         self._awaited: Callable[[], bool] | None = None  # what the training thread waits for
+        self._report: Callable[[float, str], None] = lambda waited_s, what: None
         self.waited_ns = 0
 
     # -- reporting ---------------------------------------------------------------------------------
@@ -79,6 +81,14 @@ class Failures:
     @whereabouts.setter
     def whereabouts(self, whereabouts: Whereabouts) -> None:
         self._verdict.whereabouts = whereabouts
+
+    def tell_others_by(self, tell: Callable[[JobError], None]) -> None:
+        """Have `tell` called, under the lock, with a failure that a wait on this rank finds."""
+        self._verdict.tell_others = tell
+
+    def report_waits_by(self, report: Callable[[float, str], None]) -> None:
+        """Have `report` called now and then while a wait lasts, with its seconds so far and what is waited for."""
+        self._report = report
 
     def check(self) -> None:
         """Raise the failure of this job, if there is one."""
@@ -142,12 +152,13 @@ class Failures:
         """
         began_ns = time.monotonic_ns()
         deadline = time.monotonic() + self._timeout_s if has_timeout else math.inf
+        reports = Timer(time.monotonic(), REPORT_S)
         with self._condition:
             self._awaited = predicate
             while not predicate():
-                remaining_s = self._remaining(deadline, what)
+                remaining_s = min(self._remaining(deadline, what), self._until_report(reports, what))
                 if remaining_s > 0:
-                    self._condition.wait(min(remaining_s, threading.TIMEOUT_MAX))
+                    self._condition.wait(remaining_s)
             self._awaited = None
         self.waited_ns += time.monotonic_ns() - began_ns
 
@@ -187,10 +198,11 @@ class Failures:
         """
         began_ns = time.monotonic_ns()
         deadline = time.monotonic() + self._timeout_s
+        reports = Timer(time.monotonic(), REPORT_S)
         while True:
             interruptions = engine.interruptions  # before the look at what has failed
             with self.lock:
-                remaining_s = self._remaining(deadline, what)
+                remaining_s = min(self._remaining(deadline, what), self._until_report(reports, what))
             if engine.wait(tensor, interruptions, remaining_s):
                 self.waited_ns += time.monotonic_ns() - began_ns
                 return
@@ -202,6 +214,14 @@ class Failures:
         except JobError:
             self._end_waits()
             raise
+
+    def _until_report(self, reports: Timer, what: str) -> float:
+        """Report a wait if that is due; the seconds until it is again. Called under the lock."""
+        now = time.monotonic()
+        waited_s = reports.due(now)
+        if waited_s is not None:
+            self._report(waited_s, what)
+        return reports.left_s(now)
 
     def wait_for_works(self, groups: ProcessGroups, works: Sequence[Any], what: str) -> None:
         """Wait until collectives on the host have ended.

@@ -27,6 +27,7 @@ class RollCall:
     Args:
         store: of torch.distributed, with a prefix for these ranks; they may meet in it many times.
         rank, world: of this process among the ranks that meet, and their number.
+        way: the address at which this process reaches the store's host; "" if that does not matter.
 
     Attributes:
         rank, world: as given.
@@ -36,7 +37,7 @@ class RollCall:
             on another rank until it is called.
     """
 
-    def __init__(self, store: Any, rank: int, world: int) -> None:
+    def __init__(self, store: Any, rank: int, world: int, way: str = "") -> None:
         self.rank, self.world = rank, world
         self._all, self._me = store, secrets.token_hex(8)
         self._called: dict[int, str] = {}
@@ -45,6 +46,7 @@ class RollCall:
         if rank == 0:
             self._meet_in(self._me)
         else:
+            store.set(f"way/{rank}", way)
             store.set(f"here/{rank}", self._me)
 
     def _meet_in(self, name: str) -> None:
@@ -69,11 +71,28 @@ class RollCall:
                     self._all.set(f"call/{who}", self.name)
                     self._called[rank] = who
 
+    def way(self, rank: int) -> str:
+        """The address at which `rank`, which is there, reaches the store's host (rank 0 only)."""
+        return bytes(self._all.get(f"way/{rank}")).decode()
+
     def wait_to_be_called(self, timeout_s: float) -> bool:
         """Whether rank 0 has called this rank within `timeout_s` (other ranks only)."""
         if not self.name and are_there(self._all, [f"call/{self._me}"], timeout_s):
             self._meet_in(bytes(self._all.get(f"call/{self._me}")).decode())
+        if not self.name:
+            self._all.set(f"left/{self.rank}", self._me)  # rank 0 may only be late
         return bool(self.name)
+
+    def left(self, missing: Iterable[int]) -> set[int]:
+        """Those of the ranks `missing` that have waited to be called until their time was up (rank 0 only).
+
+        Of this attempt or of an earlier one: this is for texts.
+        """
+        return {
+            rank
+            for rank in missing
+            if self._all.check([f"left/{rank}"]) and self._all.get(f"left/{rank}") == self._all.get(f"here/{rank}")
+        }
 
     def take(self) -> bytes:
         """What rank 0 handed to this rank, which it has called with something to `hand`. Once only."""

@@ -8,6 +8,7 @@ the sums in flight may still come.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 from gradlane.errors import CommunicationError, JobError, PeerDied, PeerError, PeerFailed, PeerStalled
@@ -39,12 +40,15 @@ class Verdict:
     Attributes:
         failure: the first failure; None while there is none.
         suspicion: a failed collective's error, while there is one.
+        tell_others: called with a failure that a wait here has found, before that wait raises it. A script may catch
+            the error and end its process without a word, and the others would take that end for the cause.
     """
 
     def __init__(self, timeout_s: float, whereabouts: Whereabouts) -> None:
         self.whereabouts = whereabouts
         self.failure: JobError | None = None
         self.suspicion: BaseException | None = None
+        self.tell_others: Callable[[JobError], None] = lambda error: None
         self._timeout_s = timeout_s
         self._explained_by = self._ended_by = math.inf
         self._left: list[int] = []  # ranks that have left in order, the first one first
@@ -79,8 +83,10 @@ class Verdict:
         self.check()
         remaining_s = min(deadline, self._explained_by, self._ended_by) - now
         if remaining_s <= 0 or self._is_explained:
-            self.fail(self.why_not(what, now))
-            self.check()
+            error = self.why_not(what, now)
+            self.fail(error)
+            self.tell_others(error)
+            raise error
         return remaining_s
 
     @property

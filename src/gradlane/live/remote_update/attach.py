@@ -14,7 +14,7 @@ from gradlane.core.backends import SummationOrder
 from gradlane.core.fields import need, need_int
 from gradlane.core.launch_options import STALL_TIMEOUT_S, LaunchOptions
 from gradlane.errors import InputError, JobError, UnsupportedError
-from gradlane.live.backends.addresses import own_address
+from gradlane.live.backends.addresses import own_address, store_address
 from gradlane.live.backends.copies import copy_from
 from gradlane.live.backends.external_servers import meet_servers
 from gradlane.live.backends.process_groups import NewGroups
@@ -43,7 +43,7 @@ def attach_to_servers(
     summation_order: SummationOrder | None = None,
     broadcast_buffers: bool | None = None,
     process_group: Any = None,
-    timeout: float = 60.0,
+    timeout: float | None = None,
     stall_timeout: float = STALL_TIMEOUT_S,
 ) -> ServedSession:
     """Train `model` with its parameters and the optimizer's state on servers, in CPU memory, over
@@ -71,7 +71,7 @@ def attach_to_servers(
             True with staleness 0; otherwise each rank keeps its own buffers, and True is refused.
         process_group: the ranks that train `model`, this one among them; None for the default group.
         timeout: seconds after which waiting for a parameter is an error; more than the slowest rank
-            needs for a step.
+            needs for a step. None for the timeout of the process group.
         stall_timeout: seconds, 1 to 86400, after which a process that says nothing is an error.
 
     Returns:
@@ -208,11 +208,11 @@ def _node(job: Job, given: AttachOptions, terms: handshake.Terms, store: Any) ->
     )
     if carrier.servers:
         return meet_servers(store, options, own_address(), job.timeout_s, carrier.servers_store)
-    return form(store, options, own_address(), job.timeout_s)
+    return form(store, options, own_address(), job.timeout_s, store_address=store_address())
 
 
 def _keywords(
-    packet_bytes: int | None, summation_order: SummationOrder | None, servers: int, timeout: float, stall_timeout: float
+    packet_bytes: int | None, summation_order: SummationOrder | None, servers: int, timeout: float | None, stall_timeout: float
 ) -> dict[str, Any]:
     """The script's options as keywords of `gradlane.attach`."""
     carrier = {"backend": "server", "packet_bytes": packet_bytes, "summation_order": summation_order, "servers": servers}

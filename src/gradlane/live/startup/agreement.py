@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
 from collections.abc import Callable
 
 from gradlane.errors import MismatchError
+from gradlane.live.comm.long_waits import SAY_S, Timer
 from gradlane.live.comm.roll_call import RollCall, are_there
+
+log = logging.getLogger("gradlane")
 
 _LOOK_S = (0.005, 0.1)  # between two looks for ranks that have not answered: at first, and at most
 _GRACE_S = 5.0  # in which rank 0's verdict comes after its timeout
@@ -39,10 +43,13 @@ def settle(
     """
     named = ranks or list(range(roll.world))
     if roll.rank == 0:
-        missing = _missing(roll, time.monotonic() + timeout_s)
+        missing = _missing(roll, time.monotonic() + timeout_s, doing, named)
         if missing:
-            names = [named[each] for each in missing]
-            verdict = f"{roll.world - len(missing)} of {roll.world} ranks {doing} within {timeout_s:.0f} s; missing: {names}"
+            left = roll.left(missing)
+            names, gone = ([named[each] for each in missing if (each in left) is has_left] for has_left in (False, True))
+            verdict = f"{roll.world - len(missing)} of {roll.world} ranks {doing} within {timeout_s:.0f} s"
+            verdict += f"; missing: {names}" if names else ""
+            verdict += f"; ranks {gone} came before and waited for rank {named[0]} in vain, which came too late" if gone else ""
         else:
             verdict = judge([entry, *(bytes(roll.store.get(f"entry/{other}")) for other in range(1, roll.world))])
         roll.store.set("verdict", verdict)
@@ -60,15 +67,21 @@ def settle(
         raise MismatchError(verdict)
 
 
-def _missing(roll: RollCall, deadline: float) -> list[int]:
+def _missing(roll: RollCall, deadline: float, doing: str, named: list[int]) -> list[int]:
     """Call every rank until it has handed in its entry; returns those that have not by `deadline`."""
     missing, look_s = list(range(1, roll.world)), _LOOK_S[0]
+    lines = Timer(time.monotonic(), SAY_S)
     while missing and (left_s := deadline - time.monotonic()) > 0:
         roll.call(missing)
         # a wait of the store that ends by its timeout is two lines in torch's log
         time.sleep(min(look_s, left_s))
         missing = [rank for rank in missing if not roll.store.check([f"entry/{rank}"])]
         look_s = min(2 * look_s, _LOOK_S[1])
+        if missing and (waited_s := lines.due(time.monotonic())) is not None:
+            names = [named[each] for each in missing]
+            log.warning(
+                "gradlane: rank %d waits for ranks %s, for %.0f s now: none of them %s", named[0], names, waited_s, doing
+            )
     return missing
 
 

@@ -126,7 +126,9 @@ def attach(
             are sent during the backward pass before it, or at the start of the forward pass if rank
             0's script has changed them since. "forward" always sends them there: for scripts that
             change them on rank 0 alone, and not from the first steps on.
-        timeout: seconds after which a sum that has not ended is an error.
+        timeout: seconds after which waiting for another rank is an error, though every rank answers. None for the
+            timeout of the process group, as DDP has it (30 minutes over Gloo unless `init_process_group` says
+            otherwise). Once a minute one line says who is waited for.
         stall_timeout: seconds, 1 to 86400, after which a rank that says nothing (its process is
             stopped, its host is cut off) is an error. A rank whose Python is busy still speaks, and
             is waited for, for up to `timeout`.

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch.distributed as dist
 
 from gradlane.errors import GradlaneError, JobError
+from gradlane.live.backends.addresses import store_address
 from gradlane.live.comm.control_channel import ControlChannel
 from gradlane.live.comm.coordination import Coordination
 from gradlane.live.comm.failures import Failures
@@ -48,7 +49,7 @@ def meet(job: Job, stall_timeout_s: float) -> tuple[RollCall, Coordination]:
     # the order in which their ranks attach
     members = sha256(" ".join(map(str, job.ranks)).encode()).hexdigest()[:16]
     store = dist.distributed_c10d.PrefixStore(f"gradlane/{members}", dist.distributed_c10d._get_default_store())
-    roll = RollCall(store, job.rank, job.world)
+    roll = RollCall(store, job.rank, job.world, store_address())
     channel = partial(ControlChannel, roll, job.ranks, job.timeout_s, stall_timeout_s)
     try:
         return roll, Coordination(job.rank, job.global_rank, Failures(job.global_rank, job.timeout_s, job.device), channel)

@@ -54,7 +54,7 @@ class AttachKeywords(TypedDict, total=False):
     order: Literal["planned", "coordinator"]
     cross_barrier: bool | None
     broadcast_buffers: bool | Literal["forward"]
-    timeout: float
+    timeout: float | None
     stall_timeout: float
     tune: bool | TuneOptions
     knobs: str | Path | None
@@ -142,7 +142,7 @@ class SteppingOptions(msgspec.Struct, frozen=True):
     order: Literal["planned", "coordinator"] = "planned"
     cross_barrier: bool | None = None
     broadcast_buffers: bool | Literal["forward"] = True
-    timeout: float = 60.0
+    timeout: float | None = None
     stall_timeout: float = STALL_TIMEOUT_S
     verify: VerifyOptions | None = None
     check_finite: bool = False
@@ -150,7 +150,8 @@ class SteppingOptions(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         is_number = isinstance(self.timeout, (int, float)) and not isinstance(self.timeout, bool)
-        need(is_number and self.timeout > 0, "timeout", self.timeout, "a number of seconds, more than 0")
+        given = self.timeout
+        need(given is None or (is_number and given > 0), "timeout", given, "a number of seconds, more than 0, or None")
         need_stall_timeout("stall_timeout", self.stall_timeout)
         need(self.order in ("planned", "coordinator"), "order", self.order, "'planned' or 'coordinator'")
         buffers = self.broadcast_buffers

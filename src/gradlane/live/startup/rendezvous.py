@@ -36,8 +36,7 @@ def init_process_group(backend: str | None = None, init_method: str | None = Non
     Only the `env://` method is checked; any other call goes straight to torch.distributed.
 
     Args:
-        backend, init_method, options: torch.distributed's. `timeout` (default 60 s) also limits the
-            wait for ranks.
+        backend, init_method, options: torch.distributed's. `timeout` also limits the wait for ranks.
 
     Raises:
         InputError: an environment variable is missing or has a wrong value.
@@ -47,7 +46,7 @@ def init_process_group(backend: str | None = None, init_method: str | None = Non
     if init_method not in (None, "env://") or "store" in options or "rank" in options:
         _init_process_group(backend, init_method, **options)
         return
-    rank, world, store = _enter(os.environ, options.get("timeout") or timedelta(seconds=60))
+    rank, world, store = _enter(os.environ, options.get("timeout") or dist.distributed_c10d.default_pg_timeout)
     _init_process_group(backend, store=store, rank=rank, world_size=world, **options)
 
 

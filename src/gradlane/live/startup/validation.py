@@ -16,13 +16,15 @@ from gradlane.errors import InputError, UnsupportedError
 from gradlane.live.backends.gradient_buffers import dtype_name
 from gradlane.live.session.job import Job
 from gradlane.live.startup.lifecycle import session_of
-from gradlane.live.torch_versions import global_ranks
+from gradlane.live.torch_versions import global_ranks, timeout_of
 
 _WRAPPERS = {  # by the name of a wrapper's class: why it cannot be attached, and what to do
     "DistributedDataParallel": "which sums gradients too: attach to the model before anything wraps it, and do not wrap it",
     "DataParallel": "which computes on copies of the model in one process: start one process a device instead",
     "FullyShardedDataParallel": "whose shards are summed by itself: sharded models are not supported",
 }
+
+_ALONE_S = 1800.0  # torch's default; one process waits for servers at most
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
@@ -101,12 +103,14 @@ def trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Param
     return params[::-1]
 
 
-def job_of(model: torch.nn.Module, optimizer: Optimizers, group: Any, timeout_s: float, wire_dtype: str | None = None) -> Job:
+def job_of(
+    model: torch.nn.Module, optimizer: Optimizers, group: Any, timeout_s: float | None, wire_dtype: str | None = None
+) -> Job:
     """Describe the job to attach; without torch.distributed it has one rank.
 
     Args:
         model, optimizer, group: as for `attach`.
-        timeout_s: seconds after which a sum that has not ended is an error.
+        timeout_s: seconds after which waiting for another rank is an error; None for the group's own.
         wire_dtype: see `Job`.
 
     Raises:
@@ -118,7 +122,7 @@ def job_of(model: torch.nn.Module, optimizer: Optimizers, group: Any, timeout_s:
     params = trained_parameters(model)
     refuse_other_optimizers(optimizers, model)
     if not dist.is_initialized():
-        return Job(model, params, optimizers, None, 0, [0], timeout_s, wire_dtype)
+        return Job(model, params, optimizers, None, 0, [0], timeout_s or _ALONE_S, wire_dtype)
     rank = dist.get_rank(group)
     if rank < 0:
         raise InputError(
@@ -131,7 +135,7 @@ def job_of(model: torch.nn.Module, optimizer: Optimizers, group: Any, timeout_s:
             f"process_group has {len(ranks)} of the {dist.get_world_size()} ranks, and init_process_group was given a "
             "device_id=: torch.distributed then makes every group by a call of all ranks; leave device_id= out"
         )
-    return Job(model, params, optimizers, group, rank, ranks, timeout_s, wire_dtype)
+    return Job(model, params, optimizers, group, rank, ranks, timeout_s or timeout_of(group), wire_dtype)
 
 
 def require_process_group() -> None:
