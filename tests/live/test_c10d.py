@@ -19,6 +19,8 @@ NUMBERS = ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32"
 OPS = ["SUM", "AVG", "MIN", "MAX", "PRODUCT"]
 REDUCING = ["all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
 MOVING = ["broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all", "all_to_all_single"]
+# the last has memory with other values than its own
+LAYOUTS = ["plain", "transposed", "strided", "negative"]
 
 shapes = st.one_of(
     st.sampled_from([(0,), (1,), (5, 0), (3,), (64, 3), (1023,), (1025,), (33, 65), (70_001,), (3, 5, 7), (300_000,)]),
@@ -41,7 +43,7 @@ def test_a_reduction_is_the_oracles(ranks: Ranks, op: str, dtype: str) -> None:
         pytest.skip("a mean of truth values is refused")
 
     @relaxed
-    @given(st.sampled_from(REDUCING), shapes, st.sampled_from(["plain", "transposed", "strided"]), st.data())
+    @given(st.sampled_from(REDUCING), shapes, st.sampled_from(LAYOUTS), st.data())
     def holds(what: str, shape: tuple[int, ...], layout: str, data: st.DataObject) -> None:
         root = data.draw(st.integers(0, ranks.world - 1))
         ranks.run(
@@ -61,7 +63,7 @@ def test_a_reduction_is_the_oracles(ranks: Ranks, op: str, dtype: str) -> None:
 @pytest.mark.parametrize("what", MOVING)
 def test_what_moves_arrives(ranks: Ranks, what: str) -> None:
     @relaxed
-    @given(st.sampled_from([*NUMBERS, "int16"]), shapes, st.sampled_from(["plain", "transposed", "strided"]), st.data())
+    @given(st.sampled_from([*NUMBERS, "int16", "complex64"]), shapes, st.sampled_from([*LAYOUTS, "conjugate"]), st.data())
     def holds(dtype: str, shape: tuple[int, ...], layout: str, data: st.DataObject) -> None:
         root = data.draw(st.integers(0, ranks.world - 1))
         ranks.run(
@@ -76,6 +78,40 @@ def test_what_moves_arrives(ranks: Ranks, what: str) -> None:
         )
 
     holds()
+
+
+@pytest.mark.parametrize("layout", ["negative", "conjugate"])
+@pytest.mark.parametrize("what", MOVING)
+def test_what_moves_between_views_has_their_values(ranks: Ranks, what: str, layout: str) -> None:
+    ranks.run(CASES + "check", what=what, op="SUM", dtype="complex64", shape=(5, 3), layout=layout, root=1, seed=1)
+
+
+def test_each_tensor_of_one_call_is_reduced_as_its_own_dtype_asks(ranks: Ranks) -> None:
+    world, total = ranks.world, sum(range(ranks.world))
+    mean = int(total / world)  # towards zero
+    summed, averaged = [world + total, world / 4], [(world + total) / world, 0.25]
+    for ends in ranks.run(CASES + "mixed"):
+        assert ends == [
+            [[True], summed],
+            [summed, [True]],
+            [[True], [world - 1, -3], [world, 0.25]],
+            [[mean, -3], averaged],
+            [averaged, [mean, -3]],
+            [],
+        ]
+
+
+def test_ranks_may_get_other_dtypes_than_others_from_one_reduce_scatter(ranks: Ranks) -> None:
+    total = 1.5 * ranks.world + sum(range(ranks.world))
+    assert ranks.run(CASES + "mixed_scatters") == [[True] if rank % 2 else [total] for rank in range(ranks.world)]
+
+
+def test_what_a_rank_sends_to_itself_may_be_another_view_of_where_it_goes(ranks: Ranks) -> None:
+    plain, negative, conjugate, turned = ranks.run(CASES + "own_part")[0]
+    assert plain == [1, 2, 3, 0, 4, 0, 0, 5]
+    assert negative == [-each for each in plain]
+    assert conjugate == [1, -2, 3, 0, 4, 0, 0, -5]
+    assert turned == [1, 2, 4, 0, 3, 0, 0, 5]
 
 
 def test_objects_travel(ranks: Ranks) -> None:

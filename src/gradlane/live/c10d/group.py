@@ -133,9 +133,9 @@ class Group(Names, _Base):  # type: ignore[misc]
         tensors = listed(tensors)
         if tensors[0].layout is torch.sparse_coo:
             return self._allreduce_sparse(tensors, opts)
-        op, finish_op = self._reduction(tensors, opts)
         part = self._parts()
         for tensor in tensors:
+            op, finish_op = self._reduction(tensor.dtype, opts)
             plain = contiguous(tensor)
             part.add(plain, plain, op=op)
             part.deliver(plain, tensor, finish_op)
@@ -158,9 +158,9 @@ class Group(Names, _Base):  # type: ignore[misc]
 
     def reduce(self, tensors: Any, opts: Any) -> Work:
         tensors = listed(tensors)
-        op, finish_op = self._reduction(tensors, opts)
         part = self._parts()
         for tensor in tensors:
+            op, finish_op = self._reduction(tensor.dtype, opts)
             plain = contiguous(tensor)
             part.add(plain, plain, op=op, receiver=opts.rootRank)
             if opts.rootRank == self._rank:
@@ -170,14 +170,15 @@ class Group(Names, _Base):  # type: ignore[misc]
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         outputs = listed(outputs)
         inputs = inputs if inputs and isinstance(inputs[0], list) else [inputs]
-        op, finish_op = self._reduction(outputs, opts)
         part = self._parts()
         for output, chunks in zip(outputs, inputs, strict=True):
             self._check_parts(chunks, "reduce_scatter: inputs")
+            finish_op = self._reduction(output.dtype, opts)[1]
             plain = contiguous(output)
             for rank, chunk in enumerate(chunks):
                 if rank == self._rank:
                     check_alike(chunk, output)
+                op = self._reduction(chunk.dtype, opts)[0]
                 part.add(contiguous(chunk), plain if rank == self._rank else None, op=op, receiver=rank, at=rank)
             part.deliver(plain, output, finish_op)
         return self._work(part, outputs, opts, "reduce_scatter", inputs[0])
@@ -357,13 +358,12 @@ class Group(Names, _Base):  # type: ignore[misc]
         ids = self._start(parts)
         return Work(self._node, self._futures, ids, tensors, parts.held, timeout_s, parts.conclude, self._works, entry)
 
-    def _reduction(self, tensors: list[torch.Tensor], opts: Any) -> tuple[str, Callable[[torch.Tensor], Any] | None]:
-        """The node's operation for a reduction, and what to call on the result (None for nothing).
+    def _reduction(self, dtype: torch.dtype, opts: Any) -> tuple[str, Callable[[torch.Tensor], Any] | None]:
+        """The node's operation for a reduction of a tensor of `dtype`, and what to call on the result (None for nothing).
 
-        Raises `UnsupportedError` if gradlane does not have it. All tensors must be of one dtype.
+        Raises `UnsupportedError` if gradlane does not have it.
         """
         asked = ReduceOp.SUM if opts is None else opts.reduceOp.op
-        dtype = tensors[0].dtype
         if dtype not in NUMBERS and dtype is not torch.bool:
             raise UnsupportedError(f"gradlane reduces {', '.join(NUMBERS.values())} and bool, not {dtype}")
         op = (_BOOL_OPS if dtype is torch.bool else _OPS).get(asked)

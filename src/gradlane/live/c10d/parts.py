@@ -111,10 +111,25 @@ def listed(tensors: Any) -> list[torch.Tensor]:
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, or a contiguous copy. Raises `InputError` unless it is a dense CPU tensor."""
+    """`tensor`, or a contiguous copy of its values.
+
+    A conjugate or negative view has memory with other values than its own, and a zero tensor has none: the node, which
+    sees memory alone, gets a copy. `Parts.deliver` brings a result back through torch, which knows of such views.
+
+    Raises:
+        InputError: it is not a dense CPU tensor.
+    """
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise InputError(f"gradlane: got a {tensor.layout} tensor on {tensor.device}, expected a dense one on the CPU")
+    if _has_other_values(tensor):
+        with torch.no_grad():
+            return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
     return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def _has_other_values(tensor: torch.Tensor) -> bool:
+    """Whether the values of `tensor` are not those in its memory."""
+    return tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
 
 
 def check_alike(one: torch.Tensor, other: torch.Tensor) -> None:
@@ -126,13 +141,15 @@ def check_alike(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def copied(given: torch.Tensor, into: torch.Tensor) -> None:
-    """Copy what a rank sends to itself, unless both are the same memory. Raises `InputError` if
+    """Copy what a rank sends to itself, unless both are the same view of the same memory. Raises `InputError` if
     they differ in size or dtype.
     """
     check_alike(given, into)
-    if given.data_ptr() != into.data_ptr():
-        with torch.no_grad():
-            into.copy_(given.reshape(into.shape))
+    is_same_memory = given.data_ptr() == into.data_ptr()
+    if is_same_memory and all(each.is_contiguous() and not _has_other_values(each) for each in (given, into)):
+        return
+    with torch.no_grad():
+        into.copy_((given.clone() if is_same_memory else given).reshape(into.shape))
 
 
 def chunks_of(whole: torch.Tensor, world: int, part: torch.Tensor) -> list[torch.Tensor]:
