@@ -202,7 +202,12 @@ void Node::Start(uint32_t tensor, const Spec& spec, const void* from, void* into
 
 void Node::ForgetBelow(uint32_t tensor) { Submit(ForgetCommand{tensor}); }
 
-void Node::Abort(const std::string& text) { Submit(AbortCommand{text}); }
+void Node::Abort(const std::string& text) {
+    Submit(AbortCommand{text});
+    if (getpid() != pid_) return;
+    std::unique_lock lock(done_mutex_);
+    done_.wait(lock, [this] { return failure_.code != Code::kNone || over_all_; });
+}
 
 void Node::CarryOut(std::shared_ptr<Engine> engine) {
     {

@@ -16,8 +16,9 @@
 // peers) and node_io.cc (the I/O thread).
 //
 // Errors: the first failure stands (failure()); every wait ends with it, and the node tells every
-// other process. An exception (no memory) is a failure too, after which the node does nothing more
-// than tell it.
+// other process. Before failure() has it and before a wait ends with it, the node has let go of the memory of all
+// tensors and transfers that are not done: it neither writes to it nor reads from it again. An exception (no memory) is
+// a failure too, after which the node does nothing more than tell it.
 
 #pragma once
 
@@ -180,7 +181,8 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     // after timeout_ms, a failure or Close.
     bool AwaitGoodbyes(int64_t timeout_ms);
 
-    // Says that this process cannot go on: fails this node and every other one of the job.
+    // Says that this process cannot go on: fails this node and every other one of the job. When it returns, the node has
+    // failed.
     void Abort(const std::string& text);
     // The first failure; its code is kNone while there is none.
     Failure failure();
@@ -423,6 +425,9 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     bool OnRuleFrame(Connection& connection, const Header& header);
     bool Opened(Connection& connection);
     void Lose(Connection& connection, Code code, const std::string& why);
+    void End(Connection& connection);
+    bool LetGo(Connection& connection) noexcept;
+    void LetGoOfAll() noexcept;
     void Tell(Connection& connection, const Failure& failure);
     void Fail(Failure failure);
     std::string NameOf(const Connection& connection) const;

@@ -22,6 +22,7 @@ Connection::Sink Node::OnHeader(Connection& connection, const Header& header) {
         if (IsData(header.type)) return Connection::Sink::Fault(Code::kAuth, "data before the greeting was over");
         return Connection::Sink::Take(connection.control_payload());
     }
+    if (failed_ && IsData(header.type)) return Connection::Sink::Drop();
     switch (header.type) {
         case FrameType::kPush: return OnPushHeader(connection, header);
         case FrameType::kResult: return OnResultHeader(connection, header);

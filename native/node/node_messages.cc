@@ -144,6 +144,7 @@ Connection::Sink Node::OnMailHeader(uint32_t rank, const Header& header) {
 }
 
 const char* Node::OnMailFrame(uint32_t rank, const Header& header) {
+    if (failed_) return nullptr;
     switch (header.type) {
         case FrameType::kAccept: return messages_->OnAccept(rank, header.tensor);
         case FrameType::kTaken: return messages_->OnTaken(rank, header.tensor);

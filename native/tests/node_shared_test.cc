@@ -415,6 +415,36 @@ TEST(WhoeverLeavesOrFailsEndsTheWaitsForItsMessages) {
     }
 }
 
+TEST(WhoeverHearsOfAFailureHasItsMemoryBack) {
+    for (const bool messages : {false, true}) {
+        for (int time = 0; time < 4; ++time) {
+            std::vector<float> data[2], then[2];
+            {
+                Host host(2);
+                const uint32_t wakeups = static_cast<uint32_t>(host.nodes[0]->stats().wakeups);
+                for (uint32_t rank = 0; rank < 2; ++rank) {
+                    std::vector<float>& own = data[rank];
+                    own.assign(8 << 20, 1.0f);
+                    Node& node = *host.nodes[rank];
+                    const size_t half = own.size() / 2;
+                    if (messages) {
+                        node.Receive(static_cast<int32_t>(1 - rank), 0, own.data(), half * sizeof(float));
+                        node.Send(1 - rank, 0, 0, own.data() + half, half * sizeof(float));
+                    } else {
+                        node.Start(0, Floats(own.size()), own.data(), own.data(), false);
+                    }
+                }
+                while (host.nodes[0]->stats().wakeups - wakeups < 4) std::this_thread::yield();
+                host.nodes[0]->Abort("enough");
+                then[0] = data[0];
+                while (host.nodes[1]->failure().code == Code::kNone) std::this_thread::yield();
+                then[1] = data[1];
+            }
+            for (int rank = 0; rank < 2; ++rank) CHECK(data[rank] == then[rank]);
+        }
+    }
+}
+
 TEST(AWaitForAMessageEndsWithTheNode) {
     Host host(2);
     std::vector<uint8_t> into(10);

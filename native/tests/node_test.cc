@@ -338,6 +338,48 @@ TEST(AFailureOfOneIsHeardByAll) {
     CHECK_EQ(failure.text, std::string("ValueError: bad batch"));
 }
 
+namespace {
+
+// What a node does with the memory of what it has in flight when rank 0 aborts. begin(node, rank, memory) starts it.
+template <typename Begin>
+void CheckThatAFailureLetsGo(Begin begin) {
+    for (int time = 0; time < 4; ++time) {
+        std::vector<float> data[2], then[2];
+        {
+            Shape shape;
+            shape.packet_bytes = 512 << 10;
+            shape.evenly = true;
+            Cluster cluster(shape);
+            const uint64_t before = cluster.workers[0]->stats().received_bytes;
+            for (uint32_t rank = 0; rank < 2; ++rank) {
+                data[rank].assign(8 << 20, 1.0f);
+                begin(*cluster.workers[rank], rank, data[rank]);
+            }
+            while (cluster.workers[0]->stats().received_bytes - before < 1 << 20) std::this_thread::yield();
+            cluster.workers[0]->Abort("enough");
+            then[0] = data[0];
+            while (cluster.workers[1]->failure().code == Code::kNone) std::this_thread::yield();
+            then[1] = data[1];
+        }
+        for (int rank = 0; rank < 2; ++rank) CHECK(data[rank] == then[rank]);
+    }
+}
+
+}  // namespace
+
+TEST(WhoeverHearsOfAFailureHasItsMemoryBack) {
+    CheckThatAFailureLetsGo([](Node& node, uint32_t, std::vector<float>& memory) {
+        Spec spec = Floats(memory.size());
+        spec.once = true;
+        node.Start(0, spec, memory.data(), memory.data(), false);
+    });
+    CheckThatAFailureLetsGo([](Node& node, uint32_t rank, std::vector<float>& memory) {
+        const size_t half = memory.size() / 2;
+        node.Receive(static_cast<int32_t>(1 - rank), 0, memory.data(), half * sizeof(float));
+        node.Send(1 - rank, 0, 0, memory.data() + half, half * sizeof(float));
+    });
+}
+
 TEST(WhoeverLeavesIsMissedByThoseWhoStillWait) {
     Shape shape;
     std::vector<float> memory(10);

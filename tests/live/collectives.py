@@ -294,6 +294,26 @@ def disagree(rank: int, world: int, what: str) -> tuple[str, str, float]:
     return "", "", time.monotonic() - began
 
 
+def late(rank: int, world: int, shared: bool) -> int:
+    """How many of several tensors changed after a wait for their sum had raised: until the group was gone, which ends the
+    thread that could write to them.
+    """
+    changed = 0
+    for limit_ms in (2, 5, 10, 20, 40):
+        over = dist.new_group(backend="gradlane", pg_options=c10d.Options(shared_memory=shared))
+        data = torch.ones(6 << 20)
+        dist.barrier()
+        work = dist.all_reduce(data, group=over, async_op=True)
+        then = None
+        try:
+            work.wait(timedelta(milliseconds=limit_ms))
+        except GradlaneError:
+            then = data.clone()
+        dist.destroy_process_group(over)
+        changed += then is not None and not torch.equal(then, data)
+    return changed
+
+
 def refused(rank: int, world: int) -> list[str]:
     over = group()
     errors = []

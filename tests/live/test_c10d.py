@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gradlane.errors import InputError
 from gradlane.live import c10d
 from gradlane.schedule.wire_order import WireOrder
 from tests.live.ranks import Ranks
@@ -137,6 +138,20 @@ def test_calls_with_a_level_go_before_all_that_have_none(order: Literal["fifo", 
     assert [connection.take()[0] for _ in expected] == expected
 
 
+def test_how_long_a_rank_may_be_silent_comes_from_the_option_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRADLANE_STALL_TIMEOUT", raising=False)
+    assert c10d.Options().stall_timeout == 60
+    monkeypatch.setenv("GRADLANE_STALL_TIMEOUT", "7.5")
+    assert (c10d.Options().stall_timeout, c10d.Options(stall_timeout=3).stall_timeout) == (7.5, 3)
+    assert c10d.Options().fingerprint() != c10d.Options(stall_timeout=3).fingerprint()
+    for wrong in ("", "soon", "0.5", "nan", "1e9"):
+        monkeypatch.setenv("GRADLANE_STALL_TIMEOUT", wrong)
+        with pytest.raises(InputError, match="GRADLANE_STALL_TIMEOUT: got"):
+            c10d.Options()
+        with pytest.raises(InputError, match="stall_timeout: got 0"):
+            c10d.Options(stall_timeout=0)
+
+
 @pytest.mark.parametrize("order", ["fifo", "lifo"])
 def test_priorities_change_the_order_and_nothing_else(ranks: Ranks, order: str) -> None:
     world, base = ranks.world, sum(range(ranks.world))
@@ -160,6 +175,11 @@ def test_a_wait_ends_and_ends_the_group_for_all(ranks: Ranks) -> None:
     assert first[0] == "CommunicationError"
     assert first[2] < AT_ONCE_S
     assert {(kind, "Timed out waiting" in text) for kind, text, _ in others} == {("PeerFailed", True)}
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_tensor_stays_as_it_is_once_a_wait_for_it_has_raised(two_ranks: Ranks, shared: bool) -> None:
+    assert two_ranks.run(CASES + "late", shared=shared) == [0, 0]
 
 
 def test_an_abort_ends_the_group_for_all(ranks: Ranks) -> None:

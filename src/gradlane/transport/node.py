@@ -2,7 +2,8 @@
 
 It owns no memory: whoever registers a tensor keeps it alive until it is done or forgotten. Every
 wait ends within its timeout, with a result or an error of `gradlane.errors`; every call after the
-first failure raises that failure. Any thread may call any method; those that wait release the GIL.
+first failure raises that failure. Once an error is raised, the node neither writes to the memory of
+tensors that are not done nor reads it. Any thread may call any method; those that wait release the GIL.
 """
 
 from __future__ import annotations
@@ -363,12 +364,14 @@ class Node:
         """Return when `tensor` holds its sum.
 
         Raises:
-            CommunicationError: after `timeout_s`.
+            CommunicationError: after `timeout_s`; this ends the job, as `abort` does.
             JobError: the node's failure.
         """
         if not self._native.wait(tensor, max(0, round(timeout_s * 1000))):
             self.check()
-            raise CommunicationError(_timed_out(timeout_s, f"the end of tensor {tensor}"))
+            text = _timed_out(timeout_s, f"the end of tensor {tensor}")
+            self.abort(text)  # or the sum could still be written to memory that the caller uses for something else
+            raise CommunicationError(text)
 
     def is_done(self, tensor: int) -> bool:
         """Whether `tensor` holds its sum, without waiting."""
@@ -435,7 +438,7 @@ class Node:
         return False
 
     def abort(self, text: str) -> None:
-        """Make every process of the job fail with `text`."""
+        """Make every process of the job fail with `text`. On return, this node has failed."""
         self._native.abort(text)
 
     def failure(self) -> JobError | None:
@@ -477,7 +480,7 @@ def _timed_out(timeout_s: float, what: str) -> str:
 
 
 def _as_error(code: int, peer: int | None, text: str) -> JobError:
-    text = f"transport: {text}"
+    text = f"transport: {text.removeprefix('transport: ')}"  # another process may have raised it first
     if code in (_DIED, _LEFT):
         return PeerDied(text, peer)
     if code == _STALLED:

@@ -113,6 +113,7 @@ class Group(Names, _Base):  # type: ignore[misc]
             checksum=options.checksum,
             deal_evenly=True,
             unsent_bytes=_UNSENT_BYTES,
+            dead_s=options.stall_timeout,
         )
         self._node = form(store, wanted, own_address(), timeout_s, options.packet_bytes or _LOCAL_PACKET_BYTES)
         shares = share_if_possible(store, self._node, timeout_s, options.shared_memory)
