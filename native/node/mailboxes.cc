@@ -1,5 +1,7 @@
 #include "node/mailboxes.h"
 
+#include "node/messages.h"
+
 #include <algorithm>
 #include <bit>
 
@@ -92,7 +94,8 @@ bool Mailboxes::BeginNext(Peer& peer) {
     peer.unsent_head = kHeaderBytes;
     peer.unsent = header.length;
     peer.is_packet = true;
-    peer.insists = header.type != FrameType::kMessage || header.length != header.offset;  // not a small message
+    // not a small message, nor one of an exchange, whose waiters look at no mailbox
+    peer.insists = header.type != FrameType::kMessage || header.length != header.offset || header.iteration >= kExchangeTags;
     return true;
 }
 

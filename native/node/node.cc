@@ -200,6 +200,14 @@ void Node::Start(uint32_t tensor, const Spec& spec, const void* from, void* into
     Submit(StartCommand{std::move(define), PushCommand{tensor, notify, false, 0, false}});
 }
 
+void Node::Exchange(uint32_t tensor, uint32_t priority, std::vector<ExchangePart> parts) {
+    {
+        std::lock_guard guard(done_mutex_);
+        open_.insert(tensor);
+    }
+    Submit(ExchangeCommand{tensor, priority, std::move(parts)});
+}
+
 void Node::ForgetBelow(uint32_t tensor) { Submit(ForgetCommand{tensor}); }
 
 void Node::Abort(const std::string& text) {

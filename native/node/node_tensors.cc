@@ -169,7 +169,7 @@ bool Node::Admit(const DefineCommand& command, int32_t teller, Tensor* state) {
 bool Node::Register(const DefineCommand& command, int32_t teller) {
     const auto& [tensor, spec, from, into] = command;
     Tensor state;
-    if (failed_ || !Admit(command, teller, &state)) return false;
+    if (failed_ || !Admit(command, teller, &state) || (spec.once && IsExchangedByOthers(tensor))) return false;
     ++next_tensor_;
     defined_bytes_ += state.needed_bytes;
     state.spec = spec;

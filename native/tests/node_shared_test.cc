@@ -380,6 +380,32 @@ TEST(ALargeMessageThatNobodyWaitsForIsCarriedAllTheSame) {
     CHECK_EQ(heard, token);
 }
 
+TEST(ExchangesGoThroughMemoryThoughNobodyLooksAtAMailbox) {
+    constexpr uint32_t kWorld = 3;
+    Host host(kWorld);
+    std::vector<uint64_t> sent;
+    for (const auto& node : host.nodes) sent.push_back(node->stats().sent_bytes);
+    OnAll(host, [&](Node& node, uint32_t rank) {
+        for (uint32_t round = 0; round < 40; ++round) {
+            const size_t size = std::vector<size_t>{0, 100, Messages::kEagerBytes, 1'000'000}[round % 4];
+            std::vector<std::vector<uint8_t>> given(kWorld), got(kWorld);
+            std::vector<Node::ExchangePart> parts;
+            for (uint32_t other = 0; other < kWorld; ++other) {
+                given[other].assign(size, static_cast<uint8_t>(rank + 10 * other + round));
+                got[other].resize(size);
+                if (other != rank) parts.push_back({other, DType::kF32, DType::kF32, given[other].data(), size, got[other].data(), size});
+            }
+            node.Exchange(round, 0, std::move(parts));
+            if (!CHECK(node.Wait(round, kPatience))) return;
+            for (uint32_t other = 0; other < kWorld; ++other) {
+                const std::vector<uint8_t> expected(size, static_cast<uint8_t>(other + 10 * rank + round));
+                if (other != rank) CHECK(got[other] == expected);
+            }
+        }
+    });
+    for (uint32_t rank = 0; rank < kWorld; ++rank) CHECK(host.nodes[rank]->stats().sent_bytes - sent[rank] < 20'000);
+}
+
 TEST(WhatNobodyReceivesIsBoundedAndStopsOnlyItsSender) {
     Host host(2);
     constexpr uint32_t kMessages = 200;

@@ -380,6 +380,94 @@ TEST(WhoeverHearsOfAFailureHasItsMemoryBack) {
     });
 }
 
+namespace {
+
+// Every worker sends the others parts of all sizes, some rounds of them at a time, between sums.
+void CheckExchanges(const std::vector<Node*>& nodes) {
+    const auto world = static_cast<uint32_t>(nodes.size());
+    constexpr uint32_t kRounds = 6;
+    const size_t sizes[] = {0, 1, 1000, 100'000, 700'001};
+    const auto size = [&](uint32_t round, uint32_t from, uint32_t to) { return sizes[(round + 2 * from + 3 * to) % 5]; };
+    const auto value = [](uint32_t round, uint32_t from, uint32_t to) { return static_cast<uint8_t>(1 + round + 10 * from + 40 * to); };
+    std::vector<std::thread> threads;
+    for (uint32_t rank = 0; rank < world; ++rank) {
+        threads.emplace_back([&, rank] {
+            Node& node = *nodes[rank];
+            std::vector<std::vector<uint8_t>> given(kRounds * world), got(kRounds * world);
+            std::vector<float> sums(kRounds, 1.0f);
+            for (uint32_t round = 0; round < kRounds; ++round) {
+                std::vector<Node::ExchangePart> parts;
+                for (uint32_t other = 0; other < world; ++other) {
+                    if (other == rank) continue;
+                    std::vector<uint8_t>&from = given[round * world + other], &into = got[round * world + other];
+                    from.assign(size(round, rank, other), value(round, rank, other));
+                    into.resize(size(round, other, rank));
+                    parts.push_back({other, DType::kU8, DType::kU8, from.data(), from.size(), into.data(), into.size()});
+                }
+                node.Exchange(2 * round, round % 2, std::move(parts));
+                Spec spec = Floats(1);
+                spec.once = true;
+                node.Start(2 * round + 1, spec, &sums[round], &sums[round], false);
+            }
+            for (uint32_t round = 0; round < kRounds; ++round) {
+                if (!CHECK(node.Wait(2 * round, kPatience) && node.Wait(2 * round + 1, kPatience))) return;
+                CHECK_EQ(sums[round], static_cast<float>(world));
+                for (uint32_t other = 0; other < world; ++other) {
+                    if (other == rank) continue;
+                    const std::vector<uint8_t> expected(size(round, other, rank), value(round, other, rank));
+                    CHECK(got[round * world + other] == expected);
+                }
+            }
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+
+TEST(EveryWorkerExchangesPartsWithAllOthers) {
+    for (const uint32_t world : {1u, 2u, 4u}) {
+        Shape shape;
+        shape.world = shape.servers = world;
+        shape.evenly = true;
+        shape.packet_bytes = 64 << 10;
+        Cluster cluster(shape);
+        std::vector<Node*> nodes;
+        for (const auto& node : cluster.workers) nodes.push_back(node.get());
+        CheckExchanges(nodes);
+    }
+}
+
+TEST(ExchangesThatAreNotAlikeEndInAMismatch) {
+    for (const bool first : {false, true}) {
+        for (const int what : {0, 1, 2}) {  // another size, another dtype, a sum
+            Shape shape;
+            shape.evenly = true;
+            Cluster cluster(shape);
+            std::vector<float> memory[2] = {std::vector<float>(10), std::vector<float>(10)};
+            const auto exchange = [&](uint32_t rank) {
+                auto* bytes = reinterpret_cast<uint8_t*>(memory[rank].data());
+                const DType dtype = rank == 1 && what == 1 ? DType::kI32 : DType::kF32;
+                cluster.workers[rank]->Exchange(0, 0, {{1 - rank, dtype, dtype, bytes, 20, bytes + 20, rank == 1 && what == 0 ? 16u : 20u}});
+            };
+            const auto sum = [&] {
+                Spec spec = Floats(10);
+                spec.once = true;
+                cluster.workers[1]->Start(0, spec, memory[1].data(), memory[1].data(), false);
+            };
+            if (first) exchange(0);
+            what == 2 ? sum() : exchange(1);
+            if (!first) exchange(0);
+            CHECK(!cluster.workers[1]->Wait(0, kPatience));
+            if (what != 0) CHECK(!cluster.workers[0]->Wait(0, kPatience));  // which gets what it expects where sizes differ
+            for (const auto& node : cluster.workers) {
+                while (node->failure().code == Code::kNone) std::this_thread::yield();
+                CHECK(node->failure().code == Code::kMismatch);
+            }
+        }
+    }
+}
+
 TEST(WhoeverLeavesIsMissedByThoseWhoStillWait) {
     Shape shape;
     std::vector<float> memory(10);

@@ -262,7 +262,7 @@ def futures(rank: int, world: int) -> tuple[list[float], bool]:
 def disagree(rank: int, world: int, what: str) -> tuple[str, str, float]:
     """The kind and text of the error, and the seconds until it came, where the ranks' calls are not alike."""
     data = torch.ones(5000)
-    if what == "size":
+    if what in ("size", "parts"):
         data = torch.ones(5000 + rank)
     elif what == "small size":
         data = torch.ones(1 + rank)
@@ -281,7 +281,11 @@ def disagree(rank: int, world: int, what: str) -> tuple[str, str, float]:
             over.barrier()
         elif what not in ("nothing", "abort"):
             for _ in range(3):
-                dist.all_reduce(data, op, over)
+                if what == "parts" or (what == "call" and rank == 0):
+                    given = [torch.ones(5000) if other == rank else data for other in range(world)]
+                    over.alltoall([torch.zeros(5000) for _ in range(world)], given).wait()
+                else:
+                    dist.all_reduce(data, op, over)
         else:
             while (failure := over._node.failure()) is None:
                 time.sleep(0.01)
@@ -292,6 +296,18 @@ def disagree(rank: int, world: int, what: str) -> tuple[str, str, float]:
         if over is not None:
             dist.destroy_process_group(over)
     return "", "", time.monotonic() - began
+
+
+def ids(rank: int, world: int, shared: bool) -> int:
+    """How many ids of the group ten calls of `all_to_all` take."""
+    over = dist.new_group(backend="gradlane", pg_options=c10d.Options(shared_memory=shared))
+    got = [torch.zeros(3) for _ in range(world)]
+    before = over._next_id
+    for each in range(10):
+        over.alltoall(got, [torch.full((3,), float(each + 10 * rank + other)) for other in range(world)]).wait()
+        assert [int(tensor[2]) for tensor in got] == [each + 10 * other + rank for other in range(world)]
+    dist.destroy_process_group(over)
+    return over._next_id - before
 
 
 def late(rank: int, world: int, shared: bool) -> int:

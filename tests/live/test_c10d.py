@@ -163,7 +163,7 @@ def test_futures_resolve(ranks: Ranks) -> None:
     assert ranks.run(CASES + "futures") == [([float(base + world * each) for each in range(5)], True)] * world
 
 
-@pytest.mark.parametrize("what", ["size", "small size", "type", "op"])
+@pytest.mark.parametrize("what", ["size", "small size", "type", "op", "parts", "call"])
 def test_ranks_that_disagree_are_told_and_sum_nothing(ranks: Ranks, what: str) -> None:
     ends = ranks.run(CASES + "disagree", what=what)
     assert {kind for kind, _, _ in ends} == {"MismatchError"}, ends
@@ -175,6 +175,11 @@ def test_a_wait_ends_and_ends_the_group_for_all(ranks: Ranks) -> None:
     assert first[0] == "CommunicationError"
     assert first[2] < AT_ONCE_S
     assert {(kind, "Timed out waiting" in text) for kind, text, _ in others} == {("PeerFailed", True)}
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_an_all_to_all_takes_one_id(ranks: Ranks, shared: bool) -> None:
+    assert ranks.run(CASES + "ids", shared=shared) == [10] * ranks.world
 
 
 @pytest.mark.parametrize("shared", [True, False])

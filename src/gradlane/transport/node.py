@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gradlane._native import Node as NativeNode
 from gradlane._native import Transfer as Transfer
@@ -120,6 +122,18 @@ class NodeOptions:
         if self.ranks is None or self.ranks == tuple(range(self.world)):
             return ""
         return f" (numbers 0 to {self.world - 1} of the process group of ranks {', '.join(map(str, self.ranks))})"
+
+
+class ExchangePart(NamedTuple):
+    """What a worker sends to `rank` in an exchange, and what it receives from it: dtypes as in `DTYPES`, memory and bytes."""
+
+    rank: int
+    from_dtype: int
+    from_address: int
+    from_bytes: int
+    into_dtype: int
+    into_address: int
+    into_bytes: int
 
 
 def _close(native: NativeNode, pid: int) -> None:
@@ -355,6 +369,19 @@ class Node:
             notify=notify,
             of_bytes=of_bytes,
         )
+
+    def exchange(self, tensor: int, parts: Sequence[ExchangePart], priority: int) -> None:
+        """Send every other worker a part and receive one from each, as one tensor: `wait` and `is_done` take its id.
+
+        Parts go straight from worker to worker, as messages. Parts of other sizes or dtypes than the other worker's fail
+        the job with `MismatchError`.
+
+        Args:
+            tensor: its id; ids count up together with those of `start`, equal on all ranks.
+            parts: one for every other worker.
+            priority: 0 is the most urgent.
+        """
+        self._native.exchange(tensor, priority, list(parts))
 
     def forget_below(self, tensor: int) -> None:
         """Forget all tensors with smaller ids; none may be in flight."""

@@ -284,15 +284,11 @@ class Group(Names, _Base):  # type: ignore[misc]
         self._check_parts(inputs, "all_to_all: inputs")
         part = self._parts()
         copied(inputs[self._rank], outputs[self._rank])
-        for sender in range(self._world):
-            for receiver in range(self._world):
-                if sender == receiver:
-                    continue
-                given = contiguous(inputs[receiver]) if sender == self._rank else None
-                plain = contiguous(outputs[sender]) if receiver == self._rank else None
-                part.add(given, plain, sender=sender, receiver=receiver, at=receiver)
-                if plain is not None:
-                    part.deliver(plain, outputs[sender])
+        for turn in range(1, self._world):  # each rank begins with another, so that no card is sent to by all at once
+            other = (self._rank + turn) % self._world
+            plain = contiguous(outputs[other])
+            part.exchange(other, contiguous(inputs[other]), plain)
+            part.deliver(plain, outputs[other])
         return self._work(part, list(outputs), opts, "all_to_all", list(inputs))
 
     def all_to_all_single(self, output: Any, given: Any, output_sizes: Any, input_sizes: Any, opts: Any = None) -> Work:
@@ -391,7 +387,7 @@ class Group(Names, _Base):  # type: ignore[misc]
         node = self._node
         with self._lock:
             first = self._next_id
-            self._next_id = first + len(parts.starts)
+            self._next_id = first + len(parts.starts) + bool(parts.exchanged)
             queue_priority = self._options.priority_of(level, first)
             for each, (source, into, size, dtype, op, sender, receiver, at, of_bytes) in enumerate(parts.starts, first):
                 node.start(
@@ -399,6 +395,8 @@ class Group(Names, _Base):  # type: ignore[misc]
                     op=op, sender=sender, receiver=receiver, at=at, urgent_first=True, priority=queue_priority,
                     of_bytes=of_bytes,
                 )  # fmt: skip
+            if parts.exchanged:
+                node.exchange(first, parts.exchanged, queue_priority)
             ids = range(first, self._next_id)
             self._under_way.append((ids, parts.held))
             while self._under_way and all(map(node.is_done, self._under_way[0][0])):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gradlane.errors import InputError
-from gradlane.transport.node import ALL
+from gradlane.transport.node import ALL, DTYPES, ExchangePart
 
 NUMBERS = {
     torch.float32: "float32",
@@ -32,6 +32,7 @@ class Parts:
         starts: for each tensor the arguments of `Node.start`: addresses to read and to write (0 for
             none), bytes, dtype, operation, sender, receiver and server (-1 for none), and the bytes of the
             tensor that it is a piece of (0: it is no piece).
+        exchanged: what goes to and comes from every other rank, for `Node.exchange`; a collective has these or `starts`.
         held: keeps the memory alive until the collective has ended.
 
     Args:
@@ -42,6 +43,7 @@ class Parts:
     def __init__(self, piece_bytes: int | None = None) -> None:
         self._piece_bytes = piece_bytes
         self.starts: list[tuple[int, int, int, str, str, int, int, int, int]] = []
+        self.exchanged: list[ExchangePart] = []
         self.held: list[torch.Tensor] = []
         self._finish: list[tuple[torch.Tensor, torch.Tensor, Callable[[torch.Tensor], Any] | None]] = []
 
@@ -86,6 +88,13 @@ class Parts:
             source_at, into_at = from_address and from_address + begin, into_address and into_address + begin
             self.starts.append((source_at, into_at, min(piece, size - begin), dtype, op, sender, receiver, at, size))
 
+    def exchange(self, rank: int, source: torch.Tensor, into: torch.Tensor) -> None:
+        """Add what goes to another rank and what comes from it, both contiguous."""
+        self.held += [source, into]
+        self.exchanged.append(
+            ExchangePart(rank, _number(source), source.data_ptr(), source.nbytes, _number(into), into.data_ptr(), into.nbytes)
+        )
+
     def deliver(self, plain: torch.Tensor, tensor: torch.Tensor, then: Callable[[torch.Tensor], Any] | None = None) -> None:
         """Once the collective has ended, call `then` on the result in `plain` and copy it to
         `tensor`.
@@ -103,6 +112,10 @@ class Parts:
                     then(plain)
                 if plain is not tensor:
                     tensor.copy_(plain)
+
+
+def _number(tensor: torch.Tensor) -> int:
+    return DTYPES[NUMBERS.get(tensor.dtype, "uint8")]
 
 
 def listed(tensors: Any) -> list[torch.Tensor]:
