@@ -450,7 +450,7 @@ TEST(WhoeverHearsOfAFailureHasItsMemoryBack) {
                 const uint32_t wakeups = static_cast<uint32_t>(host.nodes[0]->stats().wakeups);
                 for (uint32_t rank = 0; rank < 2; ++rank) {
                     std::vector<float>& own = data[rank];
-                    own.assign(8 << 20, 1.0f);
+                    own.assign(2 << 20, 1.0f);
                     Node& node = *host.nodes[rank];
                     const size_t half = own.size() / 2;
                     if (messages) {
