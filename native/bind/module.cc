@@ -186,6 +186,17 @@ NB_MODULE(_native, module) {
         }, nb::arg("tensor"), nb::arg("from_address"), nb::arg("into_address"), nb::arg("size_bytes"), nb::arg("dtype"),
            nb::arg("op") = 0, nb::arg("sender") = kAll, nb::arg("receiver") = kAll, nb::arg("at") = kDealt,
            nb::arg("urgent_first") = false, nb::arg("priority") = 0, nb::arg("notify") = false, nb::arg("of_bytes") = 0)
+        // each part: rank, dtype, address and bytes of what is sent; dtype, address and bytes of what is received
+        .def("exchange", [](Node& node, uint32_t tensor, uint32_t priority,
+                            const std::vector<std::tuple<uint32_t, uint8_t, uintptr_t, uint64_t, uint8_t, uintptr_t, uint64_t>>& given) {
+            std::vector<Node::ExchangePart> parts;
+            for (const auto& [rank, from_dtype, from, from_bytes, into_dtype, into, into_bytes] : given) {
+                if (!IsValidDType(from_dtype) || !IsValidDType(into_dtype)) throw std::invalid_argument("dtype: not one that is known");
+                parts.push_back({rank, static_cast<DType>(from_dtype), static_cast<DType>(into_dtype), At<const uint8_t>(from), from_bytes,
+                                 At<uint8_t>(into), into_bytes});
+            }
+            node.Exchange(tensor, priority, std::move(parts));
+        })
         .def("forget_below", &Node::ForgetBelow)
         .def("wait", [](Node& node, uint32_t tensor, int64_t timeout_ms) {
             return WaitInTurns(timeout_ms, [&](int64_t turn_ms) {

@@ -31,10 +31,6 @@ int Reserve(int fd, size_t bytes) {
 
 }  // namespace
 
-Segment::~Segment() {
-    if (data_ != nullptr) munmap(data_, bytes_);
-}
-
 Segment Segment::Create(size_t bytes, std::string* why) {
     constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
     int fd = memfd_create("gradlane", kFlags | MFD_NOEXEC_SEAL);
@@ -72,14 +68,21 @@ Segment Segment::Map(Fd fd, size_t bytes, std::string* why) {
     return segment.MapHere(why) ? std::move(segment) : Segment();
 }
 
+Segment Segment::Again() const {
+    Segment segment;
+    segment.data_ = data_;
+    segment.bytes_ = bytes_;
+    return segment;
+}
+
 bool Segment::MapHere(std::string* why) {
     void* mapped = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
     if (mapped == MAP_FAILED) {
         *why = Failure("mmap", bytes_, errno);
         return false;
     }
-    data_ = static_cast<uint8_t*>(mapped);
-    if (madvise(data_, bytes_, MADV_DONTFORK) != 0) {
+    data_ = {static_cast<uint8_t*>(mapped), [bytes = bytes_](uint8_t* data) { munmap(data, bytes); }};
+    if (madvise(mapped, bytes_, MADV_DONTFORK) != 0) {
         *why = Failure("madvise", bytes_, errno);
         return false;
     }

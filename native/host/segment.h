@@ -2,12 +2,13 @@
 // when the last process that maps it is gone, however that ended. Its size is sealed: no process can
 // shrink it under another, which would end that one with SIGBUS. A forked child does not inherit it.
 //
-// A Segment unmaps its memory when it is destroyed. Any thread may use the memory.
+// The last Segment of a mapping unmaps it when it is destroyed. Any thread may use the memory.
 
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -25,15 +26,16 @@ class Segment {
         std::swap(fd_, other.fd_);
         return *this;
     }
-    ~Segment();
 
     // Makes `bytes` of zeros. All of them are taken from the system at once: memory that is missing is
     // missed here, and not at a later write. On failure: an empty Segment and `why`.
     static Segment Create(size_t bytes, std::string* why);
     // Maps what another process has made. It must have exactly `bytes` and be sealed.
     static Segment Map(Fd fd, size_t bytes, std::string* why);
+    // The same mapping once more, for another rank of this process.
+    Segment Again() const;
 
-    uint8_t* data() const { return data_; }
+    uint8_t* data() const { return data_.get(); }
     size_t bytes() const { return bytes_; }
     const Fd& fd() const { return fd_; }  // to hand over
     explicit operator bool() const { return data_ != nullptr; }
@@ -41,7 +43,7 @@ class Segment {
   private:
     bool MapHere(std::string* why);
 
-    uint8_t* data_ = nullptr;
+    std::shared_ptr<uint8_t> data_;
     size_t bytes_ = 0;
     Fd fd_;
 };

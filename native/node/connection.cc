@@ -37,11 +37,15 @@ Connection::Io Connection::Parse(Owner& owner) {
     while (true) {
         if (in_payload_) {
             const size_t taken = std::min(stage_end_ - stage_begin_, remaining_);
-            if (taken != 0) std::memcpy(into_, stage_.data() + stage_begin_, taken);
+            if (taken != 0 && !drops_) std::memcpy(into_, stage_.data() + stage_begin_, taken);
             stage_begin_ += taken;
             Received(taken);
             if (remaining_ != 0) return Io::kDone;
             in_payload_ = false;
+            if (drops_) {
+                drops_ = false;
+                continue;
+            }
             if ((header_.flags & kFlagChecksum) != 0 && crc_ != header_.payload_crc) {
                 return Fault(Code::kCorrupt, "the checksum of a payload does not match: damaged on the way");
             }
@@ -68,6 +72,7 @@ Connection::Io Connection::Parse(Owner& owner) {
         stage_begin_ += kHeaderBytes;
         in_payload_ = true;
         into_ = sink.into;
+        drops_ = sink.kind == Sink::Kind::kDrop;
         remaining_ = header_.length;
         crc_ = 0;
     }
@@ -75,9 +80,10 @@ Connection::Io Connection::Parse(Owner& owner) {
 
 // Bytes of the payload have come to `into_`. Their checksum is taken now, while they are in the cache.
 void Connection::Received(size_t bytes) {
+    remaining_ -= bytes;
+    if (drops_) return;
     if ((header_.flags & kFlagChecksum) != 0) crc_ = Crc32c(into_, bytes, crc_);
     into_ += bytes;
-    remaining_ -= bytes;
 }
 
 // Before this side waits for the poller: it has taken what the kernel had, or leaves the rest for later.
@@ -97,8 +103,8 @@ Connection::Io Connection::Read(Owner& owner, size_t budget, int64_t now_ns) {
         iovec iov[2];
         int parts = 0;
         size_t direct = 0;
-        if (in_payload_) {
-            stage_begin_ = stage_end_ = 0;
+        if (in_payload_) stage_begin_ = stage_end_ = 0;
+        if (in_payload_ && !drops_) {
             direct = remaining_;
             iov[parts++] = {into_, remaining_};
         }
@@ -120,7 +126,7 @@ Connection::Io Connection::Read(Owner& owner, size_t budget, int64_t now_ns) {
         received_bytes += got;
         drained = got < direct + room;
         const size_t straight = std::min(got, direct);
-        if (in_payload_) Received(straight);
+        if (direct != 0) Received(straight);
         stage_end_ += got - straight;
     }
     const Io parsed = Parse(owner);
@@ -195,6 +201,24 @@ Connection::Io Connection::Write(Owner& owner, size_t budget, int64_t now_ns) {
         batch_packets_ = 0;
     }
     return has_output() ? Io::kMore : Io::kDone;
+}
+
+void Connection::LetGo() {
+    queue_.Clear();
+    if (in_payload_ && IsData(header_.type)) drops_ = true;
+    early = false;
+    receiving.reset();
+    std::vector<uint8_t> kept;
+    kept.reserve(batch_left_);
+    for (; iov_begin_ != iov_end_; ++iov_begin_) {
+        const iovec& part = iov_[iov_begin_];
+        const auto* begin = static_cast<const uint8_t*>(part.iov_base);
+        kept.insert(kept.end(), begin, begin + part.iov_len);
+    }
+    kept_ = std::move(kept);
+    iov_begin_ = 0;
+    iov_end_ = 1;
+    iov_[0] = {kept_.data(), kept_.size()};
 }
 
 void Connection::Drop() {

@@ -36,11 +36,13 @@ class Connection {
 
     // Where the payload of a frame goes, or why it is not taken.
     struct Sink {
-        enum class Kind : uint8_t { kTake, kPark, kFault } kind = Kind::kTake;
+        enum class Kind : uint8_t { kTake, kDrop, kPark, kFault } kind = Kind::kTake;
         uint8_t* into = nullptr;
         Code code = Code::kProtocol;
         const char* why = "";
         static Sink Take(uint8_t* into) { return {Kind::kTake, into, Code::kNone, ""}; }
+        // The payload is read and goes nowhere, and nobody hears of the frame.
+        static Sink Drop() { return {Kind::kDrop, nullptr, Code::kNone, ""}; }
         static Sink Park() { return {Kind::kPark, nullptr, Code::kNone, ""}; }
         static Sink Fault(Code code, const char* why) { return {Kind::kFault, nullptr, code, why}; }
     };
@@ -86,7 +88,9 @@ class Connection {
     uint64_t taken_bytes() const { return taken_bytes_; }  // of payloads, and what Forgo() added
     // Counts as if at least this much had been taken.
     void Forgo(uint64_t bytes) { taken_bytes_ = std::max(taken_bytes_, bytes); }
-    void Abandon() { queue_.Clear(); }  // drops packets that have not begun to be sent
+    // From now on no memory of the owner's is used: drops what is queued, keeps the rest of what has begun to be sent here,
+    // and drops the rest of the packet that is coming. Throws std::bad_alloc where there is no memory to keep it.
+    void LetGo();
     void Resume() { parked_ = false; }
     void Drop();  // closes the socket and drops what was queued
 
@@ -126,6 +130,7 @@ class Connection {
     Header header_;
     bool in_payload_ = false;
     uint8_t* into_ = nullptr;  // where the rest of the payload goes
+    bool drops_ = false;       // it goes nowhere
     size_t remaining_ = 0;
     uint32_t crc_ = 0;  // of what has come of it
     size_t awaited_ = 1;  // bytes that must have come before the poller tells
@@ -140,6 +145,7 @@ class Connection {
     std::array<iovec, 2 * kBatch + 1> iov_;
     size_t iov_begin_ = 0, iov_end_ = 0;
     size_t batch_left_ = 0;
+    std::vector<uint8_t> kept_;  // what is left of the batch, after LetGo
     bool awaits_turn_ = false;
     uint64_t taken_bytes_ = 0;
 

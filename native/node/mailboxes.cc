@@ -1,5 +1,7 @@
 #include "node/mailboxes.h"
 
+#include "node/messages.h"
+
 #include <algorithm>
 #include <bit>
 
@@ -60,6 +62,12 @@ bool Mailboxes::IsInsisted() const {
                        [](const auto& peer) { return peer != nullptr && (peer->in.IsInsisted() || peer->out.HasRoom()); });
 }
 
+void Mailboxes::Close() noexcept {
+    for (const auto& peer : peers_) {
+        if (peer != nullptr) peer->is_closed = true;
+    }
+}
+
 bool Mailboxes::Fault(uint32_t rank, Code code, const char* why) {
     peers_[rank]->is_closed = true;
     owner_->OnMailFault(rank, code, why);
@@ -86,7 +94,8 @@ bool Mailboxes::BeginNext(Peer& peer) {
     peer.unsent_head = kHeaderBytes;
     peer.unsent = header.length;
     peer.is_packet = true;
-    peer.insists = header.type != FrameType::kMessage || header.length != header.offset;  // not a small message
+    // not a small message, nor one of an exchange, whose waiters look at no mailbox
+    peer.insists = header.type != FrameType::kMessage || header.length != header.offset || header.iteration >= kExchangeTags;
     return true;
 }
 
@@ -148,7 +157,7 @@ bool Mailboxes::TakeHeader(uint32_t rank) {
 
 bool Mailboxes::ReadFrom(uint32_t rank, uint64_t bytes) {
     Peer& peer = *peers_[rank];
-    while (peer.in.Available() != 0) {
+    while (!peer.is_closed && peer.in.Available() != 0) {
         if (bytes == 0) return true;
         if (peer.head_bytes != kHeaderBytes) {
             const bool is_whole = TakeHeader(rank);
@@ -164,9 +173,8 @@ bool Mailboxes::ReadFrom(uint32_t rank, uint64_t bytes) {
         if (peer.awaited != 0) continue;
         peer.head_bytes = 0;
         if (const char* why = owner_->OnMailFrame(rank, peer.header)) return Fault(rank, Code::kProtocol, why);
-        if (peer.is_closed) return false;
     }
-    return peer.in.is_broken() && Fault(rank, Code::kProtocol, "it has written more than there was room for");
+    return !peer.is_closed && peer.in.is_broken() && Fault(rank, Code::kProtocol, "it has written more than there was room for");
 }
 
 bool Mailboxes::Pump(uint64_t bytes) {

@@ -54,6 +54,8 @@ class Mailboxes {
     // Reads what has come, and writes. Does nothing within itself.
     bool Pump(uint64_t bytes);
     bool HasOutput(uint32_t rank) const;
+    // Nothing more is read or written.
+    void Close() noexcept;
 
     Bell& bell() { return bell_; }  // this rank's
     // Whether Pump would do something.

@@ -23,15 +23,23 @@
 
 #include "node/connection.h"
 #include "node/packet_queue.h"
+#include "node/spec.h"
 
 namespace gradlane {
 
 inline constexpr int32_t kAnyone = -1;  // of Receipt::from: the first message with the tag, whoever sent it
 
+// Tags from here on are of exchanges (Node::Exchange): the dtype of a part and the low bits of the exchange's id.
+inline constexpr uint32_t kExchangeTags = uint32_t{3} << 30, kExchangeIds = uint32_t{1} << 27;
+constexpr uint32_t ExchangeTag(uint32_t id, DType dtype) {
+    return kExchangeTags | static_cast<uint32_t>(dtype) << 27 | id % kExchangeIds;
+}
+
 // One send or one receive. Guarded by Node's done_mutex_ once it was handed over.
 struct Transfer {
     bool over = false;
     int32_t rank = -1;  // the other worker; of a receive from anyone, known when it is over
+    int64_t exchange = -1;  // that it is a part of; -1: of none. Set before it is handed over
 };
 
 class Messages {
@@ -76,6 +84,9 @@ class Messages {
 
     // Whether a transfer can end only with something from a worker that has left. left: by rank; self: this worker.
     bool WaitsFor(const std::vector<bool>& left, uint32_t self) const;
+    // Whether messages with the tag have come, or were offered, that nobody has received.
+    bool Keeps(uint32_t tag) const { return arrivals_.count(tag) != 0; }
+    bool keeps_any() const { return !arrivals_.empty(); }
     uint64_t held_bytes() const { return held_bytes_; }  // of payloads that nobody has received yet
 
   private:

@@ -200,9 +200,22 @@ void Node::Start(uint32_t tensor, const Spec& spec, const void* from, void* into
     Submit(StartCommand{std::move(define), PushCommand{tensor, notify, false, 0, false}});
 }
 
+void Node::Exchange(uint32_t tensor, uint32_t priority, std::vector<ExchangePart> parts) {
+    {
+        std::lock_guard guard(done_mutex_);
+        open_.insert(tensor);
+    }
+    Submit(ExchangeCommand{tensor, priority, std::move(parts)});
+}
+
 void Node::ForgetBelow(uint32_t tensor) { Submit(ForgetCommand{tensor}); }
 
-void Node::Abort(const std::string& text) { Submit(AbortCommand{text}); }
+void Node::Abort(const std::string& text) {
+    Submit(AbortCommand{text});
+    if (getpid() != pid_) return;
+    std::unique_lock lock(done_mutex_);
+    done_.wait(lock, [this] { return failure_.code != Code::kNone || over_all_; });
+}
 
 void Node::CarryOut(std::shared_ptr<Engine> engine) {
     {

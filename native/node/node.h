@@ -16,8 +16,9 @@
 // peers) and node_io.cc (the I/O thread).
 //
 // Errors: the first failure stands (failure()); every wait ends with it, and the node tells every
-// other process. An exception (no memory) is a failure too, after which the node does nothing more
-// than tell it.
+// other process. Before failure() has it and before a wait ends with it, the node has let go of the memory of all
+// tensors and transfers that are not done: it neither writes to it nor reads from it again. An exception (no memory) is
+// a failure too, after which the node does nothing more than tell it.
 
 #pragma once
 
@@ -139,6 +140,18 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     void SetRule(uint32_t group, const Rule& rule);
     // Define and Push in one call, for a tensor that is defined once.
     void Start(uint32_t tensor, const Spec& spec, const void* from, void* into, bool notify);
+    // What goes to another worker and what comes from it. Either may be of no bytes.
+    struct ExchangePart {
+        uint32_t rank = 0;
+        DType from_dtype = DType::kU8, into_dtype = DType::kU8;  // both sides give the same one
+        const uint8_t* from = nullptr;
+        uint64_t from_bytes = 0;
+        uint8_t* into = nullptr;
+        uint64_t into_bytes = 0;
+    };
+    // Sends every other worker a part and receives one from each. It takes the id of a tensor that is defined once, and Wait
+    // and IsDone know it; its parts are messages (messages.h) with tags of their own.
+    void Exchange(uint32_t tensor, uint32_t priority, std::vector<ExchangePart> parts);
     // Ends every tensor whose id is below `tensor`. None of them may be in flight.
     void ForgetBelow(uint32_t tensor);
 
@@ -152,7 +165,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     std::vector<int64_t> Take(int64_t timeout_ms);
 
     // Messages between two workers whose processes have the servers of the same numbers.
-    // Messages of equal source and tag are received in the order in which they were sent. The memory must stay until
+    // Tags are below kExchangeTags. Messages of equal source and tag are received in the order in which they were sent. The memory must stay until
     // the transfer is over.
     std::shared_ptr<Transfer> Send(uint32_t rank, uint32_t tag, uint32_t priority, const void* from, uint64_t bytes);
     // from: a rank, or kAnyone. A message of another size than `bytes` fails the node.
@@ -183,7 +196,8 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     // after timeout_ms, a failure or Close.
     bool AwaitGoodbyes(int64_t timeout_ms);
 
-    // Says that this process cannot go on: fails this node and every other one of the job.
+    // Says that this process cannot go on: fails this node and every other one of the job. When it returns, the node has
+    // failed.
     void Abort(const std::string& text);
     // The first failure; its code is kNone while there is none.
     Failure failure();
@@ -248,6 +262,10 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
         DefineCommand define;
         PushCommand push;
     };
+    struct ExchangeCommand {
+        uint32_t tensor = 0, priority = 0;
+        std::vector<ExchangePart> parts;
+    };
     struct ReleaseCommand {
         uint32_t tensor = 0;
     };
@@ -285,7 +303,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
         int64_t at_ns = 0;
     };
     using Command = std::variant<DialCommand, DefineCommand, PushCommand, StartCommand, ReleaseCommand, SetRuleCommand,
-                                 ForgetCommand, AbortCommand, SendCommand, ReceiveCommand, CarryOutCommand, BeginCommand, ReadyCommand>;
+                                 ForgetCommand, AbortCommand, SendCommand, ReceiveCommand, ExchangeCommand, CarryOutCommand, BeginCommand, ReadyCommand>;
 
     // A packet that has come before this process can use it: a push of a tensor that is not
     // registered here yet, or a result before the worker has said where it goes.
@@ -349,6 +367,9 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     bool CanExchange(int64_t rank, uint32_t others);
     void Do(const SendCommand& command);
     void Do(const ReceiveCommand& command);
+    void Do(const ExchangeCommand& command);
+    bool IsOfNoExchange(uint32_t rank, const Header& header) const;
+    bool IsExchangedByOthers(uint32_t tensor);
     void Do(const CarryOutCommand& command);
     void Do(const BeginCommand& command);
     void Do(const ReadyCommand& command);
@@ -424,6 +445,8 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     bool OnMessageFrame(Connection& connection, const Header& header);
     Connection::Sink Ahead(Connection& connection, const Header& header);
     bool OnEarly(Early early);
+    Code OverCode() const;
+    const char* OverText() const;
     bool IsAhead(const Header& header) const;
     int64_t AdmitResult(const Header& header, uint32_t server, Code* code, const char** why) const;
     void TakeEarly(uint32_t tensor);
@@ -437,6 +460,9 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     bool OnRuleFrame(Connection& connection, const Header& header);
     bool Opened(Connection& connection);
     void Lose(Connection& connection, Code code, const std::string& why);
+    void End(Connection& connection);
+    bool LetGo(Connection& connection) noexcept;
+    void LetGoOfAll() noexcept;
     void Tell(Connection& connection, const Failure& failure);
     void Fail(Failure failure);
     std::string NameOf(const Connection& connection) const;
@@ -460,6 +486,11 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     std::unique_ptr<Hosts> hosts_;        // where there is shared_
     std::unique_ptr<Aggregator> aggregator_;  // before the connections, which hold buffers of its pools
     std::unique_ptr<Messages> messages_;      // where this process has a worker and the server of the same number
+    struct Exchanged {
+        uint32_t left = 0;                // transfers
+        std::vector<DType> into_dtypes;  // by rank
+    };
+    std::unordered_map<uint32_t, Exchanged> exchanges_;  // that are under way
     std::list<std::unique_ptr<Connection>> connections_;
     std::vector<std::vector<Connection*>> to_server_, to_worker_;  // by peer and lane; null: not open
     std::vector<Connection*> touched_;

@@ -22,6 +22,7 @@ Connection::Sink Node::OnHeader(Connection& connection, const Header& header) {
         if (IsData(header.type)) return Connection::Sink::Fault(Code::kAuth, "data before the greeting was over");
         return Connection::Sink::Take(connection.control_payload());
     }
+    if (failed_ && IsData(header.type)) return Connection::Sink::Drop();
     switch (header.type) {
         case FrameType::kPush: return OnPushHeader(connection, header);
         case FrameType::kResult: return OnResultHeader(connection, header);
@@ -58,7 +59,7 @@ Connection::Sink Node::OnPushHeader(Connection& connection, const Header& header
                   "rank " + std::to_string(ended->second) + " has ended tensor " + std::to_string(header.tensor) +
                       ", and rank " + std::to_string(connection.peer) + " goes on with it"});
         }
-        return Connection::Sink::Fault(Code::kProtocol, "a packet of a tensor that is over");
+        return Connection::Sink::Fault(OverCode(), OverText());
     }
     // whoever takes its sums has few on the way to it: no push of an iteration comes before the sum of the last was taken
     if (options_.rank < 0 && connection.queued_packets() > most_served_) {
@@ -72,6 +73,11 @@ Connection::Sink Node::OnPushHeader(Connection& connection, const Header& header
     connection.receiving = aggregator_->Take();
     return Connection::Sink::Take(connection.receiving.data());
 }
+
+// What is wrong with a packet of a tensor that is over. One that was dealt alone ends when all of its packets have come: a
+// process that sends another means something else by it.
+Code Node::OverCode() const { return options_.deal_evenly ? Code::kMismatch : Code::kProtocol; }
+const char* Node::OverText() const { return options_.deal_evenly ? Aggregator::kAnotherMeaning : "a packet of a tensor that is over"; }
 
 Connection::Sink Node::OnResultHeader(Connection& connection, const Header& header) {
     if (!connection.dialled()) return Connection::Sink::Fault(Code::kProtocol, "a result from a worker");
@@ -155,8 +161,8 @@ bool Node::OnEarly(Early early) {
         return true;
     }
     const bool is_push = header.type == FrameType::kPush;
-    Code code = Code::kProtocol;
-    const char* why = "a packet of a tensor that is over";
+    Code code = OverCode();
+    const char* why = OverText();
     int64_t place = -1;
     if (!is_push) {
         place = AdmitResult(header, early.peer, &code, &why);

@@ -24,6 +24,9 @@ constexpr uint64_t kWorkBytes = 256 << 10;  // of local sums between two looks a
 constexpr uint64_t kLeadBytes = 128 << 10;
 // A connection that has sent nothing for so long holds up nobody: its peer may wait for what others would send.
 constexpr int64_t kPatienceNs = 50'000'000;
+// Once a peer has left in order, what is still under way gets so long to end while all others are heard. A stall may take
+// much longer, and is another question: whether a silent one comes back.
+constexpr int64_t kLeftNs = 2'500'000'000;
 
 }  // namespace
 
@@ -206,6 +209,7 @@ void Node::Tick(int64_t now_ns) {
         if (!failed_ && !closing_) Try(std::move(attempt));
     }
     const bool is_joined = missing_connections() == 0;
+    bool all_heard = !was_away;
     for (const auto& connection : connections_) {
         if (connection->state == Connection::State::kClosed) continue;
         if (was_away) connection->heard_ns = now_ns;
@@ -228,12 +232,14 @@ void Node::Tick(int64_t now_ns) {
                                                   " ms, though it is connected");
             continue;
         }
+        all_heard &= now_ns - connection->heard_ns <= 3 * ping_ns;
         if (now_ns - connection->sent_ns > ping_ns - 1'000'000 && connection->can_ping()) {
             connection->QueueControl(ControlFrame(FrameType::kPing, connection->sender, 0, nullptr, 0));
             Touch(*connection);
         }
     }
-    if (left_ns_ != 0 && !failed_ && now_ns - left_ns_ > dead_ns) {
+    if (left_ns_ != 0 && !all_heard) left_ns_ = now_ns;
+    if (left_ns_ != 0 && !failed_ && now_ns - left_ns_ > std::min(dead_ns, kLeftNs)) {
         bool waits = options_.rank < 0 && aggregator_->IsWaiting();
         if (options_.rank >= 0) {
             std::lock_guard guard(done_mutex_);
@@ -281,7 +287,7 @@ bool Node::Turn(const epoll_event* events, int n) {
     }
     ReadResumed();  // a definition may have come: no event tells of what waited for it, and Reap() may free it
     bool more = RunShared(kWorkBytes);
-    more |= aggregator_ && aggregator_->Work(kWorkBytes);
+    more |= aggregator_ && !failed_ && aggregator_->Work(kWorkBytes);
     more |= attended_ ? SendMail(kWorkBytes) : RunMail(kWorkBytes);
     more |= RunEngine();
     SweepOver();
@@ -333,7 +339,7 @@ void Node::Break(const char* why) noexcept {
                   std::to_string(defined_bytes_) + " of " + std::to_string(options_.max_bytes) +
                   " bytes; give its host more memory, or allow fewer bytes"});
     } catch (const std::exception&) {  // not even the memory to say so: whoever waits here shall hear it
-        failed_ = true;
+        LetGoOfAll();
         std::lock_guard guard(done_mutex_);
         failure_.code = Code::kFull;
         TellWaiting();

@@ -2,6 +2,7 @@
 
 #include "node/node.h"
 
+#include <algorithm>
 #include <chrono>
 
 namespace gradlane {
@@ -88,6 +89,87 @@ void Node::Do(const ReceiveCommand& command) {
     messages_->Receive(command.transfer, command.from, command.tag, command.into, command.bytes);
 }
 
+void Node::Do(const ExchangeCommand& command) {
+    const auto& [tensor, priority, parts] = command;
+    if (failed_) return;
+    const std::string name = "tensor " + std::to_string(tensor);
+    const uint32_t world = options_.membership.world;
+    std::vector<bool> named(world);
+    bool is_usable = messages_ && tensor == next_tensor_ && parts.size() + 1 == world && world == options_.membership.servers;
+    for (const ExchangePart& part : parts) {
+        is_usable = is_usable && part.rank < world && static_cast<int32_t>(part.rank) != options_.rank && !named[part.rank];
+        if (is_usable) named[part.rank] = true;
+    }
+    if (!is_usable) {
+        Fail({Code::kProtocol, options_.rank, -1, name + ": not an exchange that can be made: expected a part for every other worker"});
+        return;
+    }
+    if (left_ns_ != 0) {  // nobody is done with it before it has this worker's part
+        Fail({Code::kLeft, left_rank_, left_server_, left_name_ + " has left the job, and " + name + " was handed over"});
+        return;
+    }
+    if (const auto early = early_.find(tensor); early != early_.end()) {
+        const Early& first = early->second.front();
+        const bool is_push = first.header.type == FrameType::kPush;
+        const auto peer = static_cast<int32_t>(first.peer);
+        Fail({Code::kMismatch, is_push ? peer : -1, is_push ? -1 : peer,
+              (is_push ? "rank " : "server ") + std::to_string(peer) + ": " + Aggregator::kAnotherMeaning});
+        return;
+    }
+    Exchanged exchanged{static_cast<uint32_t>(2 * parts.size()), std::vector<DType>(world)};
+    for (const ExchangePart& part : parts) exchanged.into_dtypes[part.rank] = part.into_dtype;
+    if (parts.empty()) {
+        std::lock_guard guard(done_mutex_);
+        open_.erase(tensor);
+        done_.notify_all();
+    } else {
+        exchanges_.emplace(tensor, std::move(exchanged));
+    }
+    if (IsExchangedByOthers(tensor)) return;
+    ++next_tensor_;
+    for (const ExchangePart& part : parts) {
+        if (failed_) return;
+        for (const bool sends : {true, false}) {
+            auto transfer = std::make_shared<Transfer>();
+            transfer->exchange = tensor;
+            if (sends) {
+                messages_->Send(std::move(transfer), part.rank, ExchangeTag(tensor, part.from_dtype), priority, part.from, part.from_bytes);
+            } else {
+                messages_->Receive(std::move(transfer), static_cast<int32_t>(part.rank), ExchangeTag(tensor, part.into_dtype), part.into,
+                                   part.into_bytes);
+            }
+        }
+    }
+    ResumeParked(tensor);
+}
+
+// Whether a message is of an exchange that this worker does not make, or of another dtype there. One that it has yet to come
+// to may be made then.
+bool Node::IsOfNoExchange(uint32_t rank, const Header& header) const {
+    if (header.type != FrameType::kMessage || header.iteration < kExchangeTags) return false;
+    const uint32_t behind = (next_tensor_ - 1 - header.iteration) % kExchangeIds;  // 0: the id that was defined last
+    if (behind >= kExchangeIds / 2) return false;
+    const uint32_t tensor = next_tensor_ - 1 - behind;
+    const auto found = exchanges_.find(tensor);
+    return found == exchanges_.end() || header.iteration != ExchangeTag(tensor, found->second.into_dtypes[rank]);
+}
+
+// Whether messages have come of an exchange with the id of `tensor`, which is about to be defined as something else or with
+// other dtypes; the node has failed then.
+bool Node::IsExchangedByOthers(uint32_t tensor) {
+    if (!messages_ || !messages_->keeps_any()) return false;
+    const auto found = exchanges_.find(tensor);
+    for (uint8_t dtype = 0; IsValidDType(dtype); ++dtype) {
+        const auto is_one = [dtype](DType other) { return static_cast<uint8_t>(other) == dtype; };
+        const bool is_expected = found != exchanges_.end() &&
+                                 std::any_of(found->second.into_dtypes.begin(), found->second.into_dtypes.end(), is_one);
+        if (is_expected || !messages_->Keeps(ExchangeTag(tensor, static_cast<DType>(dtype)))) continue;
+        Fail({Code::kMismatch, -1, -1, "tensor " + std::to_string(tensor) + ", which another rank exchanges: " + Aggregator::kAnotherMeaning});
+        return true;
+    }
+    return false;
+}
+
 void Node::PostRun(uint32_t rank, uint32_t priority, Run run) {
     Connection* connection = to_server_[rank][kMessageLane];
     if (connection == nullptr) {
@@ -107,7 +189,13 @@ void Node::PostAnswer(uint32_t rank, FrameType type, uint32_t number) {
 }
 
 void Node::Ended(Transfer& transfer, int32_t rank) {
+    const auto exchanged = transfer.exchange < 0 ? exchanges_.end() : exchanges_.find(static_cast<uint32_t>(transfer.exchange));
+    if (transfer.exchange >= 0) {
+        if (exchanged == exchanges_.end() || --exchanged->second.left != 0) return;
+        exchanges_.erase(exchanged);
+    }
     std::lock_guard guard(done_mutex_);
+    if (transfer.exchange >= 0) open_.erase(static_cast<uint32_t>(transfer.exchange));
     transfer.over = true;
     transfer.rank = rank;
     done_.notify_all();
@@ -122,6 +210,7 @@ Connection::Sink Node::OnMessageHeader(Connection& connection, const Header& hea
         return Connection::Sink::Fault(Code::kProtocol, "a message that cannot be here");
     }
     if (is_answer) return Connection::Sink::Take(connection.control_payload());
+    if (IsOfNoExchange(connection.peer, header)) return Connection::Sink::Fault(Code::kMismatch, Aggregator::kAnotherMeaning);
     return messages_->OnHeader(connection.peer, header);
 }
 
@@ -136,7 +225,9 @@ bool Node::OnMessageFrame(Connection& connection, const Header& header) {
 Connection::Sink Node::OnMailHeader(uint32_t rank, const Header& header) {
     switch (header.type) {
         case FrameType::kMessage:
-        case FrameType::kPart: return messages_->OnHeader(rank, header);
+        case FrameType::kPart:
+            if (IsOfNoExchange(rank, header)) return Connection::Sink::Fault(Code::kMismatch, Aggregator::kAnotherMeaning);
+            return messages_->OnHeader(rank, header);
         case FrameType::kAccept:
         case FrameType::kTaken: return Connection::Sink::Take(nullptr);
         default: return Connection::Sink::Fault(Code::kProtocol, "a frame that is not of a message in its mailbox");
@@ -144,6 +235,7 @@ Connection::Sink Node::OnMailHeader(uint32_t rank, const Header& header) {
 }
 
 const char* Node::OnMailFrame(uint32_t rank, const Header& header) {
+    if (failed_) return nullptr;
     switch (header.type) {
         case FrameType::kAccept: return messages_->OnAccept(rank, header.tensor);
         case FrameType::kTaken: return messages_->OnTaken(rank, header.tensor);

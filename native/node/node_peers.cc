@@ -275,19 +275,9 @@ void Node::Lose(Connection& connection, Code code, const std::string& why) {
     Failure failure{code, -1, -1, NameOf(connection) + " at " + connection.address + ": " + why};
     (connection.dialled() ? failure.server : failure.rank) = static_cast<int32_t>(connection.peer);
     const bool is_ours = (was_open || connection.dialled()) && !connection.left && !closing_ && !failed_;
-    if (is_ours && was_open && code != Code::kDied) Tell(connection, failure);  // or it would take this for our end
-    if (was_open) {
-        auto& table = connection.dialled() ? to_server_ : to_worker_;
-        table[connection.peer][connection.lane] = nullptr;
-    } else if (!connection.dialled()) {
-        ++stats_.refused;  // a stranger: not this job's business
-    }
-    stats_.sent_bytes += connection.sent_bytes;
-    stats_.received_bytes += connection.received_bytes;
-    stats_.sent_packets += connection.sent_packets;
-    stats_.received_packets += connection.received_packets;
-    connection.sent_bytes = connection.received_bytes = connection.sent_packets = connection.received_packets = 0;
-    connection.Drop();
+    if (is_ours && was_open && code != Code::kDied && LetGo(connection)) Tell(connection, failure);  // or it would take this for our end
+    if (!was_open && !connection.dialled()) ++stats_.refused;  // a stranger: not this job's business
+    End(connection);
     if (!is_ours) return;
     if (hung_up) {
         // the peer lives, since it has taken the call: it has no descriptor left, or too many strangers
@@ -295,6 +285,19 @@ void Node::Lose(Connection& connection, Code code, const std::string& why) {
         return;
     }
     Fail(std::move(failure));
+}
+
+void Node::End(Connection& connection) {
+    if (connection.state == Connection::State::kOpen) {
+        auto& table = connection.dialled() ? to_server_ : to_worker_;
+        table[connection.peer][connection.lane] = nullptr;
+    }
+    stats_.sent_bytes += connection.sent_bytes;
+    stats_.received_bytes += connection.received_bytes;
+    stats_.sent_packets += connection.sent_packets;
+    stats_.received_packets += connection.received_packets;
+    connection.sent_bytes = connection.received_bytes = connection.sent_packets = connection.received_packets = 0;
+    connection.Drop();
 }
 
 // A failure of which a member has told: what it says is in its name, since nothing shows that it is so.
@@ -326,18 +329,40 @@ Failure Node::Told(const Connection& connection, Reason reason) const {
     return failure;
 }
 
-// Best effort: whoever does not get it sees the end of the connection.
+// As Connection::LetGo. Returns false where it has ended, for want of memory.
+bool Node::LetGo(Connection& connection) noexcept {
+    try {
+        connection.LetGo();
+        return true;
+    } catch (const std::exception&) {
+        End(connection);
+        return false;
+    }
+}
+
+// Of the owner's memory nothing is written or read from now on, except by calls that will hear that the node has failed.
+void Node::LetGoOfAll() noexcept {
+    failed_ = true;
+    if (mail_) mail_->Close();
+    for (const auto& connection : connections_) {
+        if (connection->state != Connection::State::kClosed) LetGo(*connection);
+    }
+    ended_.clear();
+    to_start_.clear();
+}
+
+// Best effort: whoever does not get it sees the end of the connection. The connection has let go.
 void Node::Tell(Connection& connection, const Failure& failure) {
     const int32_t blamed = failure.rank >= 0 ? failure.rank : failure.server >= 0 ? -2 - failure.server : -1;
-    connection.Abandon();
     connection.QueueControl(ReasonFrame(FrameType::kAbort, connection.sender, failure.code, blamed, failure.text));
     connection.Write(*this, kInlineBytes, now_ns_);
     Watch(connection, connection.has_output());
 }
 
+// Whoever waits is told last: it may use its memory for something else then.
 void Node::Fail(Failure failure) {
     if (failed_) return;
-    failed_ = true;
+    LetGoOfAll();
     for (const auto& connection : connections_) {
         if (connection->state == Connection::State::kOpen) Tell(*connection, failure);
     }

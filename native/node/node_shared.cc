@@ -156,6 +156,7 @@ bool Node::RegisterShared(const DefineCommand& define) {
                                                  ", which is summed in this host's memory here"});
             return false;
         }
+        if (spec.once && IsExchangedByOthers(tensor)) return false;
         ++next_tensor_;
         Tensor state;
         state.spec = spec;

@@ -27,7 +27,7 @@ void Node::RunCommands(bool inline_call) {
     RunEngine();
     bool more = inline_call && RunShared(kInlineBytes);
     more |= inline_call && SendMail(Messages::kEagerBytes);
-    more |= inline_call && aggregator_ && aggregator_->Work(kInlineBytes);
+    more |= inline_call && aggregator_ && !failed_ && aggregator_->Work(kInlineBytes);
     more |= RunEngine();
     SweepOver();
     more |= FlushTouched(inline_call ? kInlineBytes : kWriteBudget);
@@ -86,7 +86,7 @@ void Node::Do(const ReadyCommand& command) {
 }
 
 void Node::StartMessages() {
-    for (size_t i = 0; i < to_start_.size(); ++i) {
+    for (size_t i = 0; i < to_start_.size() && !failed_; ++i) {
         const uint32_t message = to_start_[i];
         const bool is_second = engine_->Starting(message);
         for (uint32_t tensor = engine_->FirstOf(message); tensor < engine_->FirstOf(message + 1); ++tensor) {
@@ -105,7 +105,7 @@ void Node::StartMessages() {
 // anything: then there may be more to sum and to send.
 bool Node::RunEngine() {
     if (ended_.empty()) return false;
-    for (size_t i = 0; i < ended_.size(); ++i) {
+    for (size_t i = 0; i < ended_.size() && !failed_; ++i) {
         const bool is_sent = ended_[i] < 0;
         const auto tensor = static_cast<uint32_t>(is_sent ? ~ended_[i] : ended_[i]);
         if (is_sent) {
@@ -169,7 +169,7 @@ bool Node::Admit(const DefineCommand& command, int32_t teller, Tensor* state) {
 bool Node::Register(const DefineCommand& command, int32_t teller) {
     const auto& [tensor, spec, from, into] = command;
     Tensor state;
-    if (failed_ || !Admit(command, teller, &state)) return false;
+    if (failed_ || !Admit(command, teller, &state) || (spec.once && IsExchangedByOthers(tensor))) return false;
     ++next_tensor_;
     defined_bytes_ += state.needed_bytes;
     state.spec = spec;
@@ -426,6 +426,7 @@ void Node::Consumed(uint32_t tensor, uint32_t packets) {
 }
 
 void Node::OnSent(Connection& connection, const Header& header) {
+    if (failed_) return;
     if (IsMessage(header.type)) {
         messages_->OnSent(connection.peer, header);
         return;

@@ -10,6 +10,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <concepts>
@@ -91,10 +92,13 @@ bool CheckEq(const A& got, const B& expected, const char* text, const char* file
 }
 
 inline int RunTests(int argc, char** argv) {
-    const std::string_view wanted = argc > 1 ? argv[1] : "";
+    // the tests whose names contain one of the arguments; without any, all
+    const auto is_wanted = [&](std::string_view name) {
+        return argc == 1 || std::any_of(argv + 1, argv + argc, [&](const char* part) { return name.find(part) != std::string_view::npos; });
+    };
     int ran = 0, failed = 0;
     for (const Test& test : Tests()) {
-        if (std::string_view(test.name).find(wanted) == std::string_view::npos) continue;
+        if (!is_wanted(test.name)) continue;
         const int before = failures;
         const auto start = std::chrono::steady_clock::now();
         try {

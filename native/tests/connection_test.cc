@@ -317,6 +317,36 @@ TEST(APushReadsTheMemoryThatIsThereWhenItIsSent) {
     CHECK_EQ(heard.back(), 2);
 }
 
+TEST(WhoeverHasLetGoWritesToNoMemoryAndSendsWhatWasThere) {
+    Pair pair;
+    Collector owner;
+    Connection connection(std::move(pair.ours), true, Connection::State::kOpen);
+    const Bytes push = FrameOf(1, kPacket), half(push.begin(), push.begin() + kHeaderBytes + kPacket / 2);
+    Bytes rest(push.begin() + static_cast<std::ptrdiff_t>(half.size()), push.end());
+    Say(pair.theirs, half.data(), half.size());
+    CHECK(connection.Read(owner, 1 << 20, 0) == Connection::Io::kDone);
+    Bytes memory(4 << 20, 1);  // more than the socket takes
+    connection.Queue(0, RunOf(2, memory, 4 << 20));
+    connection.Queue(0, RunOf(3, memory, 64));
+    CHECK(connection.Write(owner, 16 << 20, 0) == Connection::Io::kBlocked);
+    connection.LetGo();
+    const Bytes before = owner.payloads.at(0);
+    memory.assign(memory.size(), 2);
+    Append(rest, FrameOf(4, 10));
+    Say(pair.theirs, rest.data(), rest.size());
+    CHECK(connection.Read(owner, 1 << 20, 0) == Connection::Io::kDone);
+    CHECK(owner.payloads.at(0) == before);
+    REQUIRE(owner.frames.size() == 1);
+    CHECK_EQ(owner.frames[0].tensor, 4u);
+    Bytes heard;
+    do {
+        Append(heard, Heard(pair.theirs, 8 << 20));
+    } while (connection.Write(owner, 16 << 20, 0) == Connection::Io::kBlocked);
+    Append(heard, Heard(pair.theirs, 8 << 20));
+    REQUIRE(heard.size() == kHeaderBytes + memory.size());
+    CHECK(std::all_of(heard.begin() + kHeaderBytes, heard.end(), [](uint8_t byte) { return byte == 1; }));
+}
+
 TEST(WhatIsDroppedGivesItsBuffersBack) {
     BufferPool pool(64, 4);
     {

@@ -380,6 +380,32 @@ TEST(ALargeMessageThatNobodyWaitsForIsCarriedAllTheSame) {
     CHECK_EQ(heard, token);
 }
 
+TEST(ExchangesGoThroughMemoryThoughNobodyLooksAtAMailbox) {
+    constexpr uint32_t kWorld = 3;
+    Host host(kWorld);
+    std::vector<uint64_t> sent;
+    for (const auto& node : host.nodes) sent.push_back(node->stats().sent_bytes);
+    OnAll(host, [&](Node& node, uint32_t rank) {
+        for (uint32_t round = 0; round < 40; ++round) {
+            const size_t size = std::vector<size_t>{0, 100, Messages::kEagerBytes, 1'000'000}[round % 4];
+            std::vector<std::vector<uint8_t>> given(kWorld), got(kWorld);
+            std::vector<Node::ExchangePart> parts;
+            for (uint32_t other = 0; other < kWorld; ++other) {
+                given[other].assign(size, static_cast<uint8_t>(rank + 10 * other + round));
+                got[other].resize(size);
+                if (other != rank) parts.push_back({other, DType::kF32, DType::kF32, given[other].data(), size, got[other].data(), size});
+            }
+            node.Exchange(round, 0, std::move(parts));
+            if (!CHECK(node.Wait(round, kPatience))) return;
+            for (uint32_t other = 0; other < kWorld; ++other) {
+                const std::vector<uint8_t> expected(size, static_cast<uint8_t>(other + 10 * rank + round));
+                if (other != rank) CHECK(got[other] == expected);
+            }
+        }
+    });
+    for (uint32_t rank = 0; rank < kWorld; ++rank) CHECK(host.nodes[rank]->stats().sent_bytes - sent[rank] < 20'000);
+}
+
 TEST(WhatNobodyReceivesIsBoundedAndStopsOnlyItsSender) {
     Host host(2);
     constexpr uint32_t kMessages = 200;
@@ -412,6 +438,36 @@ TEST(WhoeverLeavesOrFailsEndsTheWaitsForItsMessages) {
         CHECK(!host.nodes[0]->WaitFor(*host.nodes[0]->Receive(2, 1, more.data(), more.size()), kPatience));
         CHECK(host.nodes[0]->failure().code == (fails ? Code::kAborted : Code::kLeft));
         CHECK_EQ(host.nodes[0]->failure().rank >= 0 ? host.nodes[0]->failure().rank : host.nodes[0]->failure().server, 2);
+    }
+}
+
+TEST(WhoeverHearsOfAFailureHasItsMemoryBack) {
+    for (const bool messages : {false, true}) {
+        for (int time = 0; time < 4; ++time) {
+            std::vector<float> data[2], then[2];
+            {
+                Host host(2);
+                const uint32_t wakeups = static_cast<uint32_t>(host.nodes[0]->stats().wakeups);
+                for (uint32_t rank = 0; rank < 2; ++rank) {
+                    std::vector<float>& own = data[rank];
+                    own.assign(2 << 20, 1.0f);
+                    Node& node = *host.nodes[rank];
+                    const size_t half = own.size() / 2;
+                    if (messages) {
+                        node.Receive(static_cast<int32_t>(1 - rank), 0, own.data(), half * sizeof(float));
+                        node.Send(1 - rank, 0, 0, own.data() + half, half * sizeof(float));
+                    } else {
+                        node.Start(0, Floats(own.size()), own.data(), own.data(), false);
+                    }
+                }
+                while (host.nodes[0]->stats().wakeups - wakeups < 4) std::this_thread::yield();
+                host.nodes[0]->Abort("enough");
+                then[0] = data[0];
+                while (host.nodes[1]->failure().code == Code::kNone) std::this_thread::yield();
+                then[1] = data[1];
+            }
+            for (int rank = 0; rank < 2; ++rank) CHECK(data[rank] == then[rank]);
+        }
     }
 }
 

@@ -37,11 +37,17 @@ def group(**options: Any) -> Any:
 def _numbers(seed: int, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> np.ndarray:
     low = 0 if dtype in (torch.uint8, torch.bool) else -3
     numbers = np.random.default_rng((seed, rank)).integers(low, 4, shape)
+    if dtype.is_complex:
+        return numbers + 1j * np.random.default_rng((seed, rank, 1)).integers(-3, 4, shape)
     return numbers != 0 if dtype is torch.bool else numbers
 
 
 def _tensor(numbers: np.ndarray, dtype: torch.dtype, layout: str) -> torch.Tensor:
     whole = torch.tensor(numbers).to(dtype)
+    if layout == "negative":  # the memory has the numbers with the other sign
+        return torch._neg_view(whole.neg()) if dtype is not torch.bool else whole
+    if layout == "conjugate":
+        return whole.conj_physical().conj() if dtype.is_complex else whole
     if layout == "transposed":
         return whole.t().contiguous().t() if whole.dim() == 2 else whole
     if layout == "strided":
@@ -67,6 +73,7 @@ def check(
 ) -> None:
     """One collective of tensors of `shape` on each rank, with what every rank must have afterwards."""
     kind, over, said = getattr(torch, dtype), group(), getattr(dist.ReduceOp, op)
+    whole_layout = layout if layout in ("negative", "conjugate") else "plain"  # of what torch wants contiguous
     parts = [_numbers(seed, each, shape, kind) for each in range(world)]
     lots = [[_numbers(seed, 100 * giver + taker, shape, kind) for taker in range(world)] for giver in range(world)]
 
@@ -95,41 +102,43 @@ def check(
         _expect(mine, _reduced([lots[giver][rank] for giver in range(world)], op, kind), kind, what)
     elif what == "reduce_scatter_tensor":
         mine = empty()
-        reduce_scatter_single(mine, _tensor(np.concatenate([n.reshape(-1) for n in lots[rank]]), kind, "plain"), said, over)
+        given = np.concatenate([n.reshape(-1) for n in lots[rank]])
+        reduce_scatter_single(mine, _tensor(given, kind, whole_layout), said, over)
         _expect(mine, _reduced([lots[giver][rank] for giver in range(world)], op, kind), kind, what)
     elif what == "broadcast":
         mine = tensor(parts[rank])
-        dist.broadcast(mine, root, over)
+        over.broadcast([mine], _from_root(dist.BroadcastOptions, root)).wait()  # torch's own functions refuse conjugate views
         _expect(mine, parts[root], kind, what)
     elif what == "all_gather":
         got = [empty() for _ in range(world)]
-        dist.all_gather(got, tensor(parts[rank]), over)
+        over.allgather([got], [tensor(parts[rank])]).wait()
         for each in range(world):
             _expect(got[each], parts[each], kind, what)
     elif what == "all_gather_into_tensor":
-        whole = torch.zeros((world * int(np.prod(shape)),), dtype=kind)
-        all_gather_single(whole, tensor(parts[rank]), over)
+        whole = _tensor(np.zeros(world * int(np.prod(shape)), dtype=np.int64), kind, whole_layout)
+        over._allgather_base(whole, tensor(parts[rank])).wait()
         _expect(whole, np.concatenate([numbers.reshape(-1) for numbers in parts]), kind, what)
     elif what == "gather":
         got = [empty() for _ in range(world)] if rank == root else None
-        dist.gather(tensor(parts[rank]), got, root, over)
+        over.gather([got] if got else [], [tensor(parts[rank])], _from_root(dist.GatherOptions, root)).wait()
         for each in range(world) if rank == root else ():
             _expect(got[each], parts[each], kind, what)
     elif what == "scatter":
         mine = empty()
-        dist.scatter(mine, [tensor(numbers) for numbers in lots[root]] if rank == root else None, root, over)
+        given = [[tensor(numbers) for numbers in lots[root]]] if rank == root else []
+        over.scatter([mine], given, _from_root(dist.ScatterOptions, root)).wait()
         _expect(mine, lots[root][rank], kind, what)
     elif what == "all_to_all":
         got = [empty() for _ in range(world)]
-        dist.all_to_all(got, [tensor(numbers) for numbers in lots[rank]], over)
+        over.alltoall(got, [tensor(numbers) for numbers in lots[rank]]).wait()
         for each in range(world):
             _expect(got[each], lots[each][rank], kind, what)
     elif what == "all_to_all_single":
         rows = [[(seed + 3 * giver + 2 * taker) % 4 for taker in range(world)] for giver in range(world)]
         given = [_numbers(seed, 100 * rank + taker, (rows[rank][taker], 3), kind) for taker in range(world)]
         takes = [rows[giver][rank] for giver in range(world)]
-        whole = torch.zeros((sum(takes), 3), dtype=kind)
-        dist.all_to_all_single(whole, _tensor(np.concatenate(given), kind, "plain"), takes, rows[rank], over)
+        whole = _tensor(np.zeros((sum(takes), 3), dtype=np.int64), kind, whole_layout)
+        over.alltoall_base(whole, _tensor(np.concatenate(given), kind, whole_layout), takes, rows[rank]).wait()
         wanted = [_numbers(seed, 100 * giver + rank, (takes[giver], 3), kind) for giver in range(world)]
         _expect(whole, np.concatenate(wanted), kind, what)
     else:
@@ -140,6 +149,50 @@ def _options(op: Any) -> Any:
     options = dist.AllreduceOptions()
     options.reduceOp = op
     return options
+
+
+def _from_root(kind: Any, root: int) -> Any:
+    options = kind()
+    options.rootRank = root
+    return options
+
+
+def mixed(rank: int, world: int) -> list[list[list[float]]]:
+    """Sums, maxima and means of tensors of several dtypes in one call, in both orders; a mean of bools is refused."""
+    over = group()
+    ends = []
+    for op, kinds in (("SUM", "bf"), ("SUM", "fb"), ("MAX", "bif"), ("AVG", "if"), ("AVG", "fi"), ("AVG", "fbi")):
+        several = [_mine(kind, rank) for kind in kinds]
+        try:
+            over.allreduce_coalesced(several, _options(getattr(dist.ReduceOp, op))).wait()
+        except GradlaneError:
+            several = []
+        ends.append([tensor.tolist() for tensor in several])
+    return ends
+
+
+def mixed_scatters(rank: int, world: int) -> list[float]:
+    """A reduce-scatter in which every second rank gets truth values, whether any rank's is set, and the others sums."""
+    inputs = [torch.tensor([rank == 0]) if each % 2 else torch.tensor([1.5 + rank]) for each in range(world)]
+    output = torch.zeros_like(inputs[rank])
+    group().reduce_scatter([output], [inputs]).wait()
+    return output.tolist()
+
+
+def _mine(kind: str, rank: int) -> torch.Tensor:
+    """What `rank` gives of each dtype: bool, int64 or float32."""
+    return {"b": torch.tensor([rank == 0]), "i": torch.tensor([rank, -3]), "f": torch.tensor([rank + 1.0, 0.25])}[kind]
+
+
+def own_part(rank: int, world: int) -> list[list[float]]:
+    """All-gathers whose own output is the memory of the input: as it is, negated, conjugated and transposed."""
+    gotten: list[list[float]] = []
+    for view in (lambda x: x, lambda x: torch._neg_view(x), lambda x: x.conj(), lambda x: x.t()):
+        given = torch.tensor([[1 + 2j, 3], [4, 5j]])
+        outputs = [given if each == rank else torch.zeros(2, 2, dtype=given.dtype) for each in range(world)]
+        group().allgather([outputs], [view(given)]).wait()
+        gotten.append(torch.view_as_real(given).flatten().tolist())
+    return gotten
 
 
 def objects(rank: int, world: int) -> tuple[list[Any], list[Any]]:
@@ -209,7 +262,7 @@ def futures(rank: int, world: int) -> tuple[list[float], bool]:
 def disagree(rank: int, world: int, what: str) -> tuple[str, str, float]:
     """The kind and text of the error, and the seconds until it came, where the ranks' calls are not alike."""
     data = torch.ones(5000)
-    if what == "size":
+    if what in ("size", "parts"):
         data = torch.ones(5000 + rank)
     elif what == "small size":
         data = torch.ones(1 + rank)
@@ -228,7 +281,11 @@ def disagree(rank: int, world: int, what: str) -> tuple[str, str, float]:
             over.barrier()
         elif what not in ("nothing", "abort"):
             for _ in range(3):
-                dist.all_reduce(data, op, over)
+                if what == "parts" or (what == "call" and rank == 0):
+                    given = [torch.ones(5000) if other == rank else data for other in range(world)]
+                    over.alltoall([torch.zeros(5000) for _ in range(world)], given).wait()
+                else:
+                    dist.all_reduce(data, op, over)
         else:
             while (failure := over._node.failure()) is None:
                 time.sleep(0.01)
@@ -239,6 +296,38 @@ def disagree(rank: int, world: int, what: str) -> tuple[str, str, float]:
         if over is not None:
             dist.destroy_process_group(over)
     return "", "", time.monotonic() - began
+
+
+def ids(rank: int, world: int, shared: bool) -> int:
+    """How many ids of the group ten calls of `all_to_all` take."""
+    over = dist.new_group(backend="gradlane", pg_options=c10d.Options(shared_memory=shared))
+    got = [torch.zeros(3) for _ in range(world)]
+    before = over._next_id
+    for each in range(10):
+        over.alltoall(got, [torch.full((3,), float(each + 10 * rank + other)) for other in range(world)]).wait()
+        assert [int(tensor[2]) for tensor in got] == [each + 10 * other + rank for other in range(world)]
+    dist.destroy_process_group(over)
+    return over._next_id - before
+
+
+def late(rank: int, world: int, shared: bool) -> int:
+    """How many of several tensors changed after a wait for their sum had raised: until the group was gone, which ends the
+    thread that could write to them.
+    """
+    changed = 0
+    for limit_ms in (2, 5, 10, 20, 40):
+        over = dist.new_group(backend="gradlane", pg_options=c10d.Options(shared_memory=shared))
+        data = torch.ones(6 << 20)
+        dist.barrier()
+        work = dist.all_reduce(data, group=over, async_op=True)
+        then = None
+        try:
+            work.wait(timedelta(milliseconds=limit_ms))
+        except GradlaneError:
+            then = data.clone()
+        dist.destroy_process_group(over)
+        changed += then is not None and not torch.equal(then, data)
+    return changed
 
 
 def refused(rank: int, world: int) -> list[str]:

@@ -65,17 +65,27 @@ def any_source(rank: int, world: int) -> list[int]:
 
 
 def odd_tensors(rank: int, world: int) -> list[float]:
-    """A strided tensor is sent and received as its elements; complex and integer ones travel as well."""
+    """A strided tensor is sent and received as its elements; complex and integer ones travel as well, and views whose
+    memory has other values than they have.
+    """
     over = group()
     if rank == 0:
         dist.send(torch.arange(12.0).view(3, 4).t(), 1, over)
         dist.send(torch.tensor([1 + 2j]), 1, over)
+        over.send([torch.tensor([1 + 2j]).conj()], 1).wait()  # torch's own function refuses it
+        dist.send(torch._neg_view(torch.tensor([7.0])), 1, over)
+        dist.send(torch.tensor([8.0]), 1, over)
     elif rank == 1:
         wide = torch.zeros(4, 6)
         dist.recv(wide[:, ::2], 0, over)
         pair = torch.zeros(1, dtype=torch.complex64)
         dist.recv(pair, 0, over)
-        return [*wide[1].tolist(), pair[0].real.item(), pair[0].imag.item()]
+        mirrored, of_view, minus = torch.zeros(1, dtype=torch.complex64), torch.zeros(1), torch.zeros(1)
+        dist.recv(mirrored, 0, over)
+        dist.recv(of_view, 0, over)
+        dist.recv(torch._neg_view(minus), 0, over)
+        parts = [each.item() for it in (pair[0], mirrored[0]) for each in (it.real, it.imag)]
+        return [*wide[1].tolist(), *parts, *of_view.tolist(), *minus.tolist()]
     return []
 
 

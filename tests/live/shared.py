@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -50,7 +51,7 @@ def silent(rank: int, world: int, how: str, what: str) -> tuple[str, int, float]
     """The last rank is killed or stopped in the middle of sums or messages; what the others hear, whom it names, and after
     how long.
     """
-    group = dist.new_group(backend="gradlane", pg_options=SHARED)
+    group = dist.new_group(backend="gradlane", pg_options=c10d.Options(stall_timeout=2.5))
     data, last = torch.ones(4_000_000), world - 1
 
     def go_on() -> None:
@@ -74,6 +75,24 @@ def silent(rank: int, world: int, how: str, what: str) -> tuple[str, int, float]
     except GradlaneError as error:
         return type(error).__name__, getattr(error, "rank", -1), time.monotonic() - began
     return "", -1, 0.0
+
+
+def paused(rank: int, world: int, pause_s: float, shared: bool) -> tuple[bool, bool]:
+    """The last rank is stopped for so long amid sums; whether it was, and whether all sums until then and after are right."""
+    group = dist.new_group(backend="gradlane", pg_options=c10d.Options(shared_memory=shared))
+    pausing = None
+    right, went_on = True, torch.ones(1)
+    while went_on.item():
+        data = torch.ones(1000)
+        dist.all_reduce(data, group=group)
+        right &= bool((data == world).all())
+        if rank == world - 1 and pausing is None:
+            me = os.getpid()
+            pausing = subprocess.Popen(["sh", "-c", f"kill -STOP {me}; sleep {pause_s}; kill -CONT {me}"])
+        went_on.fill_(rank == world - 1 and pausing is not None and pausing.poll() is None)
+        dist.all_reduce(went_on, group=group)
+    dist.destroy_process_group(group)
+    return pausing is None or pausing.returncode == 0, right
 
 
 def limited(rank: int, world: int) -> tuple[str, str]:

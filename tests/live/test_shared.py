@@ -67,6 +67,11 @@ def test_a_rank_that_is_gone_is_named_as_over_loopback_and_leaves_nothing(how: s
     assert left_over() <= before
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_rank_that_pauses_as_a_migrating_host_does_is_waited_for(two_ranks: Ranks, shared: bool) -> None:
+    assert two_ranks.run(CASES + "paused", pause_s=4.0, shared=shared) == [(True, True)] * 2
+
+
 def test_memory_that_cannot_be_had_is_told_to_all_before_the_first_sum(two_ranks: Ranks) -> None:
     for kind, text in two_ranks.run(CASES + "limited"):
         assert kind == "CapacityError", text

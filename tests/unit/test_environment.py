@@ -17,6 +17,7 @@ STARTUP = {
     "lifetime.py",  # who started this process
     "compare/processes.py",
     "live/backends/addresses.py",  # MASTER_ADDR, MASTER_PORT
+    "live/c10d/options.py",  # GRADLANE_STALL_TIMEOUT
     "live/ddp/watch.py",  # RANK
     "live/startup/boot.py",  # the options of `gradlane launch`
     "live/startup/options.py",  # the same, where a script was started in another way

@@ -153,10 +153,12 @@ class Averaging:
             self._node.check()
             if not self._engine.wait(None, seen, self._timeout_s):
                 self._node.check()
-                raise CommunicationError(
+                late = (
                     f"iteration {self._iteration}: not all sums came within {self._timeout_s:.0f} s; "
                     f"{self._engine.describe_state()}; is another rank slow, or gone?"
                 )
+                self._engine.abandon(late)
+                raise CommunicationError(late)
             self._spans = [
                 *self._spans[1 - _KEPT :],
                 Span("wait", self._iteration, -1, start_ns, time.monotonic_ns()),

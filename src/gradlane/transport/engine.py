@@ -140,6 +140,10 @@ class NodeEngine:
         """
         return cast(list[tuple[Kind, int, int, int, int]], self._node.spans(last))
 
+    def abandon(self, why: str) -> None:
+        """End the job with `why`: no memory of the plan is written to after this returns."""
+        self._node.abort(why)
+
     # -- waiting ----------------------------------------------------------------------------------------
 
     @property

@@ -2,14 +2,17 @@
 
 It owns no memory: whoever registers a tensor keeps it alive until it is done or forgotten. Every
 wait ends within its timeout, with a result or an error of `gradlane.errors`; every call after the
-first failure raises that failure. Any thread may call any method; those that wait release the GIL.
+first failure raises that failure. Once an error is raised, the node neither writes to the memory of
+tensors that are not done nor reads it. Any thread may call any method; those that wait release the GIL.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gradlane._native import Node as NativeNode
 from gradlane._native import Transfer as Transfer
@@ -122,6 +125,18 @@ class NodeOptions:
         if self.ranks is None or self.ranks == tuple(range(self.world)):
             return ""
         return f" (numbers 0 to {self.world - 1} of the process group of ranks {', '.join(map(str, self.ranks))})"
+
+
+class ExchangePart(NamedTuple):
+    """What a worker sends to `rank` in an exchange, and what it receives from it: dtypes as in `DTYPES`, memory and bytes."""
+
+    rank: int
+    from_dtype: int
+    from_address: int
+    from_bytes: int
+    into_dtype: int
+    into_address: int
+    into_bytes: int
 
 
 def _close(native: NativeNode, pid: int) -> None:
@@ -359,6 +374,19 @@ class Node:
             of_bytes=of_bytes,
         )
 
+    def exchange(self, tensor: int, parts: Sequence[ExchangePart], priority: int) -> None:
+        """Send every other worker a part and receive one from each, as one tensor: `wait` and `is_done` take its id.
+
+        Parts go straight from worker to worker, as messages. Parts of other sizes or dtypes than the other worker's fail
+        the job with `MismatchError`.
+
+        Args:
+            tensor: its id; ids count up together with those of `start`, equal on all ranks.
+            parts: one for every other worker.
+            priority: 0 is the most urgent.
+        """
+        self._native.exchange(tensor, priority, list(parts))
+
     def forget_below(self, tensor: int) -> None:
         """Forget all tensors with smaller ids; none may be in flight."""
         self._native.forget_below(tensor)
@@ -367,12 +395,14 @@ class Node:
         """Return when `tensor` holds its sum.
 
         Raises:
-            CommunicationError: after `timeout_s`.
+            CommunicationError: after `timeout_s`; this ends the job, as `abort` does.
             JobError: the node's failure.
         """
         if not self._native.wait(tensor, max(0, round(timeout_s * 1000))):
             self.check()
-            raise CommunicationError(_timed_out(timeout_s, f"the end of tensor {tensor}"))
+            text = _timed_out(timeout_s, f"the end of tensor {tensor}")
+            self.abort(text)  # or the sum could still be written to memory that the caller uses for something else
+            raise CommunicationError(text)
 
     def is_done(self, tensor: int) -> bool:
         """Whether `tensor` holds its sum, without waiting."""
@@ -439,7 +469,7 @@ class Node:
         return False
 
     def abort(self, text: str) -> None:
-        """Make every process of the job fail with `text`."""
+        """Make every process of the job fail with `text`. On return, this node has failed."""
         self._native.abort(text)
 
     def failure(self) -> JobError | None:
@@ -481,7 +511,7 @@ def _timed_out(timeout_s: float, what: str) -> str:
 
 
 def _as_error(code: int, peer: int | None, text: str) -> JobError:
-    text = f"transport: {text}"
+    text = f"transport: {text.removeprefix('transport: ')}"  # another process may have raised it first
     if code in (_DIED, _LEFT):
         return PeerDied(text, peer)
     if code == _STALLED:

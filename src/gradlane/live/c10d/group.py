@@ -113,6 +113,7 @@ class Group(Names, _Base):  # type: ignore[misc]
             checksum=options.checksum,
             deal_evenly=True,
             unsent_bytes=_UNSENT_BYTES,
+            dead_s=options.stall_timeout,
         )
         local_bytes = options.packet_bytes or _LOCAL_PACKET_BYTES
         self._node = form(store, wanted, own_address(), timeout_s, local_bytes, store_address())
@@ -134,9 +135,9 @@ class Group(Names, _Base):  # type: ignore[misc]
         tensors = listed(tensors)
         if tensors[0].layout is torch.sparse_coo:
             return self._allreduce_sparse(tensors, opts)
-        op, finish_op = self._reduction(tensors, opts)
         part = self._parts()
         for tensor in tensors:
+            op, finish_op = self._reduction(tensor.dtype, opts)
             plain = contiguous(tensor)
             part.add(plain, plain, op=op)
             part.deliver(plain, tensor, finish_op)
@@ -159,9 +160,9 @@ class Group(Names, _Base):  # type: ignore[misc]
 
     def reduce(self, tensors: Any, opts: Any) -> Work:
         tensors = listed(tensors)
-        op, finish_op = self._reduction(tensors, opts)
         part = self._parts()
         for tensor in tensors:
+            op, finish_op = self._reduction(tensor.dtype, opts)
             plain = contiguous(tensor)
             part.add(plain, plain, op=op, receiver=opts.rootRank)
             if opts.rootRank == self._rank:
@@ -171,14 +172,15 @@ class Group(Names, _Base):  # type: ignore[misc]
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         outputs = listed(outputs)
         inputs = inputs if inputs and isinstance(inputs[0], list) else [inputs]
-        op, finish_op = self._reduction(outputs, opts)
         part = self._parts()
         for output, chunks in zip(outputs, inputs, strict=True):
             self._check_parts(chunks, "reduce_scatter: inputs")
+            finish_op = self._reduction(output.dtype, opts)[1]
             plain = contiguous(output)
             for rank, chunk in enumerate(chunks):
                 if rank == self._rank:
                     check_alike(chunk, output)
+                op = self._reduction(chunk.dtype, opts)[0]
                 part.add(contiguous(chunk), plain if rank == self._rank else None, op=op, receiver=rank, at=rank)
             part.deliver(plain, output, finish_op)
         return self._work(part, outputs, opts, "reduce_scatter", inputs[0])
@@ -283,15 +285,11 @@ class Group(Names, _Base):  # type: ignore[misc]
         self._check_parts(inputs, "all_to_all: inputs")
         part = self._parts()
         copied(inputs[self._rank], outputs[self._rank])
-        for sender in range(self._world):
-            for receiver in range(self._world):
-                if sender == receiver:
-                    continue
-                given = contiguous(inputs[receiver]) if sender == self._rank else None
-                plain = contiguous(outputs[sender]) if receiver == self._rank else None
-                part.add(given, plain, sender=sender, receiver=receiver, at=receiver)
-                if plain is not None:
-                    part.deliver(plain, outputs[sender])
+        for turn in range(1, self._world):  # each rank begins with another, so that no card is sent to by all at once
+            other = (self._rank + turn) % self._world
+            plain = contiguous(outputs[other])
+            part.exchange(other, contiguous(inputs[other]), plain)
+            part.deliver(plain, outputs[other])
         return self._work(part, list(outputs), opts, "all_to_all", list(inputs))
 
     def all_to_all_single(self, output: Any, given: Any, output_sizes: Any, input_sizes: Any, opts: Any = None) -> Work:
@@ -358,13 +356,12 @@ class Group(Names, _Base):  # type: ignore[misc]
         ids = self._start(parts)
         return Work(self._node, self._futures, ids, tensors, parts.held, timeout_s, parts.conclude, self._works, entry)
 
-    def _reduction(self, tensors: list[torch.Tensor], opts: Any) -> tuple[str, Callable[[torch.Tensor], Any] | None]:
-        """The node's operation for a reduction, and what to call on the result (None for nothing).
+    def _reduction(self, dtype: torch.dtype, opts: Any) -> tuple[str, Callable[[torch.Tensor], Any] | None]:
+        """The node's operation for a reduction of a tensor of `dtype`, and what to call on the result (None for nothing).
 
-        Raises `UnsupportedError` if gradlane does not have it. All tensors must be of one dtype.
+        Raises `UnsupportedError` if gradlane does not have it.
         """
         asked = ReduceOp.SUM if opts is None else opts.reduceOp.op
-        dtype = tensors[0].dtype
         if dtype not in NUMBERS and dtype is not torch.bool:
             raise UnsupportedError(f"gradlane reduces {', '.join(NUMBERS.values())} and bool, not {dtype}")
         op = (_BOOL_OPS if dtype is torch.bool else _OPS).get(asked)
@@ -391,7 +388,7 @@ class Group(Names, _Base):  # type: ignore[misc]
         node = self._node
         with self._lock:
             first = self._next_id
-            self._next_id = first + len(parts.starts)
+            self._next_id = first + len(parts.starts) + bool(parts.exchanged)
             queue_priority = self._options.priority_of(level, first)
             for each, (source, into, size, dtype, op, sender, receiver, at, of_bytes) in enumerate(parts.starts, first):
                 node.start(
@@ -399,6 +396,8 @@ class Group(Names, _Base):  # type: ignore[misc]
                     op=op, sender=sender, receiver=receiver, at=at, urgent_first=True, priority=queue_priority,
                     of_bytes=of_bytes,
                 )  # fmt: skip
+            if parts.exchanged:
+                node.exchange(first, parts.exchanged, queue_priority)
             ids = range(first, self._next_id)
             self._under_way.append((ids, parts.held))
             while self._under_way and all(map(node.is_done, self._under_way[0][0])):

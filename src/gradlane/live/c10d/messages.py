@@ -17,6 +17,7 @@ from gradlane.transport import ANYONE, Node, Transfer
 
 _TAGS = 1 << 31  # of torch.distributed's calls; those above are for the group itself
 _BARRIER = _TAGS  # and those of barriers, which count up from here, so that none takes a token of another
+_BARRIERS = 1 << 30  # of them; the node has those above for itself
 _SWEEP = 64  # messages among which those that are over are looked for
 
 
@@ -123,7 +124,7 @@ class Mail:
             BarrierError: on rank 0 with the ranks that did not come within `timeout_s` (the first of them, or all with
                 `wait_all_ranks`); on the others that have come, that rank 0 has failed. The group cannot be used any more.
         """
-        tag = _BARRIER + self._barriers % _TAGS
+        tag = _BARRIER + self._barriers % _BARRIERS
         self._barriers += 1
         try:
             if self._rank == 0:

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import astuple, dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
+from gradlane.core.launch_options import need_stall_timeout
 from gradlane.errors import InputError
 from gradlane.transport.host import is_wanted
 
 _LAST = (1 << 32) - 1  # of the priorities on the wire
+
+STALL_TIMEOUT_S = 60.0
+"""Seconds after which a rank that says nothing is an error, where nothing says otherwise. A process that ends is noticed
+by its connection; what is merely silent is a host that is gone, or one that comes back. Clouds announce pauses of up to
+30 s for the maintenance of a host, so this is twice that."""
+
+
+def stall_timeout_s() -> float:
+    """GRADLANE_STALL_TIMEOUT in the environment, in seconds; `STALL_TIMEOUT_S` without it.
+
+    Raises:
+        InputError: it is no number from 1 to 86400.
+    """
+    given = os.environ.get("GRADLANE_STALL_TIMEOUT")
+    if given is None:
+        return STALL_TIMEOUT_S
+    try:
+        seconds = float(given)
+    except ValueError:
+        raise InputError(f"GRADLANE_STALL_TIMEOUT: got {given!r}, expected seconds, from 1 to 86400") from None
+    need_stall_timeout("GRADLANE_STALL_TIMEOUT", seconds)
+    return seconds
 
 
 @dataclass(frozen=True)
@@ -30,9 +54,12 @@ class Options:
             environment turns it off.
         packet_bytes: a multiple of 64 up to 512 KiB. With smaller packets an urgent call is sent
             sooner. None for 512 KiB if all ranks are on one host, else 256 KiB.
+        stall_timeout: seconds, 1 to 86400, after which a rank whose process says nothing, though it is connected, is an
+            error. Where it is not given: GRADLANE_STALL_TIMEOUT in the environment, or 60. A rank that computes is not
+            silent, and a process that ends is noticed at once.
 
     Raises:
-        InputError: `order` is neither "fifo" nor "lifo", or GRADLANE_SHARED_MEMORY neither 0 nor 1.
+        InputError: an option, or GRADLANE_SHARED_MEMORY or GRADLANE_STALL_TIMEOUT, is out of range.
     """
 
     order: Literal["fifo", "lifo"] = "fifo"
@@ -40,10 +67,12 @@ class Options:
     checksum: bool = True
     packet_bytes: int | None = None
     shared_memory: bool = field(default_factory=is_wanted)
+    stall_timeout: float = field(default_factory=stall_timeout_s)
 
     def __post_init__(self) -> None:
         if self.order not in ("fifo", "lifo"):
             raise InputError(f'order: got {self.order!r}, expected "fifo" or "lifo"')
+        need_stall_timeout("stall_timeout", self.stall_timeout)
 
     @staticmethod
     def of(given: Any) -> Options:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gradlane.errors import InputError
-from gradlane.transport.node import ALL
+from gradlane.transport.node import ALL, DTYPES, ExchangePart
 
 NUMBERS = {
     torch.float32: "float32",
@@ -32,6 +32,7 @@ class Parts:
         starts: for each tensor the arguments of `Node.start`: addresses to read and to write (0 for
             none), bytes, dtype, operation, sender, receiver and server (-1 for none), and the bytes of the
             tensor that it is a piece of (0: it is no piece).
+        exchanged: what goes to and comes from every other rank, for `Node.exchange`; a collective has these or `starts`.
         held: keeps the memory alive until the collective has ended.
 
     Args:
@@ -42,6 +43,7 @@ class Parts:
     def __init__(self, piece_bytes: int | None = None) -> None:
         self._piece_bytes = piece_bytes
         self.starts: list[tuple[int, int, int, str, str, int, int, int, int]] = []
+        self.exchanged: list[ExchangePart] = []
         self.held: list[torch.Tensor] = []
         self._finish: list[tuple[torch.Tensor, torch.Tensor, Callable[[torch.Tensor], Any] | None]] = []
 
@@ -86,6 +88,13 @@ class Parts:
             source_at, into_at = from_address and from_address + begin, into_address and into_address + begin
             self.starts.append((source_at, into_at, min(piece, size - begin), dtype, op, sender, receiver, at, size))
 
+    def exchange(self, rank: int, source: torch.Tensor, into: torch.Tensor) -> None:
+        """Add what goes to another rank and what comes from it, both contiguous."""
+        self.held += [source, into]
+        self.exchanged.append(
+            ExchangePart(rank, _number(source), source.data_ptr(), source.nbytes, _number(into), into.data_ptr(), into.nbytes)
+        )
+
     def deliver(self, plain: torch.Tensor, tensor: torch.Tensor, then: Callable[[torch.Tensor], Any] | None = None) -> None:
         """Once the collective has ended, call `then` on the result in `plain` and copy it to
         `tensor`.
@@ -105,16 +114,35 @@ class Parts:
                     tensor.copy_(plain)
 
 
+def _number(tensor: torch.Tensor) -> int:
+    return DTYPES[NUMBERS.get(tensor.dtype, "uint8")]
+
+
 def listed(tensors: Any) -> list[torch.Tensor]:
     """`tensors` as a list; torch.distributed passes one tensor or several."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, or a contiguous copy. Raises `InputError` unless it is a dense CPU tensor."""
+    """`tensor`, or a contiguous copy of its values.
+
+    A conjugate or negative view has memory with other values than its own, and a zero tensor has none: the node, which
+    sees memory alone, gets a copy. `Parts.deliver` brings a result back through torch, which knows of such views.
+
+    Raises:
+        InputError: it is not a dense CPU tensor.
+    """
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise InputError(f"gradlane: got a {tensor.layout} tensor on {tensor.device}, expected a dense one on the CPU")
+    if _has_other_values(tensor):
+        with torch.no_grad():
+            return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
     return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def _has_other_values(tensor: torch.Tensor) -> bool:
+    """Whether the values of `tensor` are not those in its memory."""
+    return tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
 
 
 def check_alike(one: torch.Tensor, other: torch.Tensor) -> None:
@@ -126,13 +154,15 @@ def check_alike(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def copied(given: torch.Tensor, into: torch.Tensor) -> None:
-    """Copy what a rank sends to itself, unless both are the same memory. Raises `InputError` if
+    """Copy what a rank sends to itself, unless both are the same view of the same memory. Raises `InputError` if
     they differ in size or dtype.
     """
     check_alike(given, into)
-    if given.data_ptr() != into.data_ptr():
-        with torch.no_grad():
-            into.copy_(given.reshape(into.shape))
+    is_same_memory = given.data_ptr() == into.data_ptr()
+    if is_same_memory and all(each.is_contiguous() and not _has_other_values(each) for each in (given, into)):
+        return
+    with torch.no_grad():
+        into.copy_((given.clone() if is_same_memory else given).reshape(into.shape))
 
 
 def chunks_of(whole: torch.Tensor, world: int, part: torch.Tensor) -> list[torch.Tensor]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -182,8 +183,18 @@ class Failures:
         began_ns = time.monotonic_ns()
         came = engine.wait(None, engine.interruptions, limit_ns / 1e9)
         self.waited_ns += time.monotonic_ns() - began_ns
-        self.check()
+        with self._abandoning(engine):
+            self.check()
         return came
+
+    @contextmanager
+    def _abandoning(self, engine: NodeEngine) -> Iterator[None]:
+        """The failure that is raised within ends what `engine` carries first: whoever hears of it may use its memory."""
+        try:
+            yield
+        except JobError as error:
+            engine.abandon(str(error))
+            raise
 
     def wait_in(self, engine: NodeEngine, tensor: int | None, what: str) -> None:
         """Block until `tensor`, or with None everything, has arrived; natively, until something fails.
@@ -201,7 +212,7 @@ class Failures:
         reports = Timer(time.monotonic(), REPORT_S)
         while True:
             interruptions = engine.interruptions  # before the look at what has failed
-            with self.lock:
+            with self._abandoning(engine), self.lock:
                 remaining_s = min(self._remaining(deadline, what), self._until_report(reports, what))
             if engine.wait(tensor, interruptions, remaining_s):
                 self.waited_ns += time.monotonic_ns() - began_ns
