@@ -199,6 +199,8 @@ def main() -> int:
     options = parser.parse_args()
     kinds, failed = Counter[str](), 0
     for seed in range(options.first, options.first + options.cases):
+        if (seed - options.first) % 1000 == 999:
+            print(f"{seed - options.first + 1} of {options.cases}", file=sys.stderr, flush=True)
         try:
             kinds[check(seed)] += 1
         except AssertionError as error:

@@ -26,11 +26,12 @@ class Policy(Protocol):
     a changed copy. It refuses values of no use with `InputError` in `__post_init__`.
     `gradlane.testing.policies.check_policy` checks all that is promised here.
 
-    Two optional class attributes:
+    Three optional class attributes:
 
     - `tunable: ClassVar[dict[str, KnobRange]]`: the knobs that a search may set (see `tunable`).
     - `replans: ClassVar[bool]`: True where the plan depends on the moments at which gradients
       become ready, so that a session has to plan again when these move (see `replans`).
+    - `plans_with_bus: ClassVar[bool]`: True where it plans with `Network.bus` too (see `plans_with_bus`).
     """
 
     name: ClassVar[str]
