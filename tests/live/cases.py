@@ -143,7 +143,7 @@ def loses_what_is_stuck(rank: int, world: int) -> tuple[list[bool], frozenset[in
     backend.prepare(plan, buffers)
     backend.begin([[0, 1]])
     queued = [backend.start(each, buffers[each], [], lambda *_: None, lambda _: None) for each in range(2)]
-    backend.join(0)
+    backend._ends[0].synchronize()
     backend.interrupt()
     backend.interrupt()
     backend.close(JobError("the job has failed"))

@@ -193,11 +193,10 @@ class Driver:
     def all_are_ready(self) -> None:
         """Every gradient of this iteration was reported ready."""
         if self._node_engine is not None:
-            node_engine = self._node_engine
             if self._staging is None:
-                node_engine.flush()
+                self._node_engine.flush()
             else:
-                self._staging.then(lambda error: node_engine.flush())
+                self._staging.then(lambda error: self._brought_down((), error))
 
     def put_absent(self, tensor: int, gradient: torch.Tensor | None, scale: float, counts: bool) -> None:
         """Fill the slot of a tensor that got no gradient in this backward pass.
@@ -297,12 +296,17 @@ class Driver:
             self.failures.suspect(error)
 
     def _brought_down(self, tensors: Sequence[int], error: BaseException | None) -> None:
-        """Called on the thread of `Staging`: the gradients of `tensors` are in the memory that is summed."""
+        """Called on the thread of `Staging`: the gradients of `tensors` are in the memory that is summed; without any, all
+        gradients of the iteration are.
+        """
         try:
             if error is not None:
                 raise JobError(f"{self.where}: the device failed while it copied gradients to CPU memory: {error}") from error
             if not self._closed and self.failures.failure is None:
-                self._ready(tensors)
+                if tensors:
+                    self._ready(tensors)
+                elif self._node_engine is not None:
+                    self._node_engine.flush()
         except BaseException as failure:  # this thread has no caller that could handle it
             if self.failures.failure is None:
                 self.abort(failure)
@@ -397,9 +401,10 @@ class Driver:
 
     def wait_for_each(self, tensors: Sequence[int]) -> None:
         """Wait until the sums of all `tensors` are in their slots, as `wait_for` does."""
-        for tensor in tensors:
-            if not self._engine.has_arrived(tensor):
-                self._wait_for_one(tensor)
+        if not self._engine.all_arrived:
+            for tensor in tensors:
+                if not self._engine.has_arrived(tensor):
+                    self._wait_for_one(tensor)
         if self.streams is not None and self.iteration >= 0:
             self._join(tensors)
 
