@@ -7,7 +7,8 @@
 // tensors. The engine notes when what
 // happened, and on request what the Dispatcher was told and answered.
 //
-// Threads: the owner begins iterations, asks and waits, on one thread. The node calls the methods
+// Threads: the owner begins iterations, asks and waits, on one thread; another one may ask what a ready
+// gradient completes, between a begin and the end of its sums. The node calls the methods
 // that are marked so, under its lock. What both use is atomic, or guarded by a lock of its own.
 
 #pragma once

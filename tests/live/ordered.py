@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
@@ -11,6 +14,8 @@ import torch
 from torch import nn
 
 import gradlane
+from gradlane.live.backends import staging
+from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.staging import Staging
 from gradlane.live.session.deferred_updates import DeferredUpdates
 from gradlane.planning import catalog
@@ -28,11 +33,11 @@ def _drops_after(really: Any) -> Any:
 
 
 def _joins_the_first_alone(really: Any) -> Any:
-    def bring_up(staging: Staging, tensors: Sequence[int]) -> None:
+    def bring_up(to_and_fro: Staging, tensors: Sequence[int]) -> None:
         with patch.object(CheckedStreams, "join", lambda streams, event: None):
-            really(staging, tensors)
+            really(to_and_fro, tensors)
         for tensor in tensors[:1]:
-            staging._streams.join(staging._returned[tensor])
+            to_and_fro._streams.join(to_and_fro._returned[tensor])
 
     return bring_up
 
@@ -47,9 +52,9 @@ def _updates_where_they_are_used() -> Iterator[None]:
         yield
 
 
-def _tells_at_once(staging: Staging) -> None:
-    while (leaving := staging._leaving.get()) is not None:
-        leaving[1](None)
+def _tells_at_once(leaving: Any, streams: CheckedStreams) -> None:
+    while (copy := leaving.get()) is not None:
+        copy[1](None)
 
 
 FAULTS: dict[str, Fault] = {
@@ -58,7 +63,7 @@ FAULTS: dict[str, Fault] = {
         CheckedStream, "run", _drops_after(CheckedStream.run)
     ),
     "nobody waits for a copy up, or a sum": lambda: patch.object(CheckedStreams, "join", lambda streams, event: None),
-    "the host does not wait for a copy down": lambda: patch.object(Staging, "_run", _tells_at_once),
+    "the host does not wait for a copy down": lambda: patch.object(staging, "_tell_ends", _tells_at_once),
     "of sums that are used together only the first is waited for": lambda: patch.object(
         Staging, "bring_up", _joins_the_first_alone(Staging.bring_up)
     ),
@@ -134,3 +139,81 @@ def trains(
         except AssertionError as error:
             race = str(error)
     return found, race
+
+
+def fails_meanwhile(rank: int, world: int, launching: bool) -> str:
+    """Rank 1 fails while rank 0, whose sums take their turn in a stream, is in its backward pass, or blocked in a launch.
+
+    Returns how this rank's step ends.
+    """
+    net = MODELS["convolutions"]()
+    opt = OPTIMIZERS["sgd"](net.parameters())
+    with contextlib.suppress(AssertionError), streams_on_the_host(late=False, orders=True):
+        try:
+            with gradlane.attach(net, opt, "wfbp", timeout=30, profile_iterations=2, backend="all-reduce") as session:
+                train(net, net, opt, net.batch, 5, rank)
+                torch.distributed.barrier()
+                if rank == 1:
+                    raise ValueError("as it was told to")
+                backend: Any = session._backend
+                aborted = threading.Event()
+                abort, run = backend._groups.abort, backend._stream.run
+
+                def blocks(work: Any, after: Any = ()) -> Any:
+                    assert not launching or aborted.wait(20), "nothing ended what the launch waits for"
+                    return run(work, after)
+
+                def end() -> None:
+                    aborted.set()
+                    abort()
+
+                backend._groups.abort = end
+                backend._stream.run = blocks
+                x, y = net.batch(torch.Generator().manual_seed(1))
+                output = net(x)
+                # after gradlane's own hook, which has begun the iteration
+                output.register_hook(lambda _: None if launching else _wait_for(lambda: session.failed))
+                nn.functional.cross_entropy(output, y).backward()
+                opt.step()
+                session.flush()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def _wait_for(predicate: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not predicate() and time.monotonic() < end:
+        time.sleep(0.005)
+
+
+def attaches_in_vain(rank: int, world: int) -> int:
+    """How many threads of `Staging` are left of two sessions that failed as they began."""
+    for _ in range(2):
+        net = MODELS["convolutions"]()
+        opt = OPTIMIZERS["sgd"](net.parameters())
+        with (
+            contextlib.suppress(gradlane.GradlaneError, RuntimeError),
+            streams_on_the_host(late=False),
+            patch.object(ParameterServerBackend, "prepare", side_effect=RuntimeError("connection lost")),
+        ):
+            gradlane.attach(net, opt, "wfbp", timeout=20, backend="server")
+        del net, opt
+    gc.collect()
+    left = [thread for thread in threading.enumerate() if thread.name == "gradlane-staging"]
+    for thread in left:
+        thread.join(10)
+    return sum(thread.is_alive() for thread in left)
+
+
+def shares_a_gradient(rank: int, world: int, orders: bool, backend: Any) -> bool:
+    """Whether parameters stay finite if the gradient of one stands in another's `.grad`, too, when the plan changes."""
+    net = TwoStreams()
+    opt = OPTIMIZERS["sgd"](net.parameters())
+    with streams_on_the_host(late=False, orders=orders):
+        with gradlane.attach(net, opt, "bytescheduler", timeout=20, profile_iterations=2, backend=backend) as session:
+            for step in range(5):
+                train(net, net, opt, net.batch, 1, rank + step)
+                net.first.weight.grad = net.shared.weight.grad
+            session.flush()
+        return all(bool(param.isfinite().all()) for param in net.parameters())

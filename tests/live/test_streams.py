@@ -14,6 +14,7 @@ from gradlane.live.backends.gradient_buffers import GradientBuffers
 from gradlane.live.backends.staging import Staging
 from gradlane.live.backends.streams import DeviceStreams, Event
 from gradlane.testing.streams import CheckedStream, CheckedStreams
+from tests.live.ranks import Ranks
 
 POLICIES = {
     "all-reduce": ["wfbp", ["bytescheduler", {"partition_bytes": 1000, "credit_bytes": 3000}], "mg-wfbp", "geryon", "dear"],
@@ -101,6 +102,32 @@ def test_a_plan_with_several_lanes_is_refused_where_sums_take_their_turn_in_a_st
     ):
         assert (ok, kind) == (False, "PlanError")
         assert "plan geryon: it has 2 lanes" in text
+
+
+@pytest.mark.parametrize("launching", [False, True], ids=["in the backward pass", "in a launch"])
+def test_a_failure_of_another_rank_is_heard_where_sums_are_in_a_stream(launching):
+    ranks = Ranks(2)
+    try:
+        here, there = ranks.run("tests.live.ordered:fails_meanwhile", launching=launching)
+    finally:
+        ranks.kill()
+        ranks.close()
+    assert there == "ValueError: as it was told to"
+    assert here.startswith("PeerFailed: rank 1 failed: ValueError")
+
+
+def test_a_session_that_failed_as_it_began_leaves_no_thread():
+    ranks = Ranks(2)
+    try:
+        assert ranks.run("tests.live.ordered:attaches_in_vain") == [0, 0]
+    finally:
+        ranks.kill()
+        ranks.close()
+
+
+@pytest.mark.parametrize(("backend", "orders"), [("server", False), ("all-reduce", True)])
+def test_a_plan_that_changes_takes_no_sums_from_memory_without_any(two_ranks, backend, orders):
+    assert two_ranks.run("tests.live.ordered:shares_a_gradient", backend=backend, orders=orders) == [True, True]
 
 
 def test_sums_that_are_stuck_in_a_stream_are_ended_when_the_job_fails_and_known_to_be_lost(two_ranks):

@@ -143,6 +143,9 @@ class CheckedStreams:
             self._opened.append(stream)
         return stream
 
+    def use_here(self) -> None:
+        """All threads use the CPU."""
+
     def scripts(self) -> CheckedStream:
         return self._here.stream
 

@@ -148,6 +148,7 @@ class ProcessGroups:
         self._all: list[Any] = []
         self._sockets: list[Sockets] = []
         self._before: Sockets | None = None  # this process's sockets before the group that is being opened
+        self._is_aborted = False
         self._changed = threading.Condition()
         self._under_way: set[UnderWay] = set()
 
@@ -171,12 +172,12 @@ class ProcessGroups:
 
         torch.distributed would wait for its own timeout and then end the process.
         """
-        groups, self._all = self._all, []
-        if not groups:
+        if self._is_aborted:
             return
+        self._is_aborted = True
 
         def end() -> None:
-            for group in groups:
+            for group in self._all:
                 with contextlib.suppress(RuntimeError, AttributeError):  # before PyTorch 2.6 groups have no `abort`
                     group.abort()
 

@@ -11,6 +11,7 @@ ended and then says so.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Thread
@@ -22,6 +23,7 @@ from gradlane.live.backends.streams import Event, Streams
 
 Then = Callable[[BaseException | None], None]
 """Called once, on the thread of `Staging`, with None or with the error of the copy."""
+_Leaving = SimpleQueue[tuple[Event | None, Then] | None]
 _LEFT_S = 5.0  # for which `close` waits for a copy in flight
 
 
@@ -45,8 +47,11 @@ class Staging:
         self._down, self._up = streams.open(urgent=True), streams.open(urgent=True)
         self._returned: dict[int, Event] = {}  # by tensor: the end of its copy up, in this iteration
         self._last_return: Event | None = None
-        self._leaving: SimpleQueue[tuple[Event | None, Then] | None] = SimpleQueue()
-        self._thread = Thread(target=self._run, name="gradlane-staging", daemon=True)
+        self._pinned: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
+        self._leaving: _Leaving = SimpleQueue()
+        # it refers to the queue alone, so that it ends with an object that nobody has closed
+        self._thread = Thread(target=_tell_ends, args=(self._leaving, streams), name="gradlane-staging", daemon=True)
+        weakref.finalize(self, self._leaving.put, None)
         self._thread.start()
 
     def take_up(self, params: Sequence[torch.nn.Parameter], slots: GradientBuffers) -> None:
@@ -56,9 +61,15 @@ class Staging:
             params: those of `slots`, in order.
             slots: on the device.
         """
-        self._slots, self.mirror = slots, GradientBuffers(params, self._streams.host_memory)
+        self._slots, self.mirror = slots, GradientBuffers(params, self._memory)
         self._returned.clear()
-        self._last_return = None
+
+    def _memory(self, like: torch.Tensor) -> torch.Tensor:
+        """Pinned memory, the same in every order of the parameters: torch keeps what was once pinned."""
+        kind = like.shape, like.dtype
+        if kind not in self._pinned:
+            self._pinned[kind] = self._streams.host_memory(like)
+        return self._pinned[kind]
 
     def begin(self) -> None:
         """A new iteration begins: every sum of the one before has been copied up."""
@@ -100,7 +111,6 @@ class Staging:
             # the slots are free: the copy down, which the host knows to be over, was the last to use them
             self._last_return = self._up.run(work)
             self._returned.update(dict.fromkeys(missing, self._last_return))
-        # the copies up are in one stream, so that the last of them ends last
         for event in {id(event): event for event in map(self._returned.__getitem__, tensors)}.values():
             self._streams.join(event)
 
@@ -109,13 +119,16 @@ class Staging:
         self._leaving.put(None)
         self._thread.join(_LEFT_S)
 
-    def _run(self) -> None:
-        while (leaving := self._leaving.get()) is not None:
-            event, then = leaving
-            try:
-                if event is not None:
-                    event.synchronize()
-            except RuntimeError as error:
-                then(error)
-            else:
-                then(None)
+
+def _tell_ends(leaving: _Leaving, streams: Streams) -> None:
+    """The thread of a `Staging`: sleep until each copy has ended, and say so."""
+    streams.use_here()
+    while (copy := leaving.get()) is not None:
+        event, then = copy
+        try:
+            if event is not None:
+                event.synchronize()
+        except Exception as error:
+            then(error)
+        else:
+            then(None)

@@ -58,6 +58,9 @@ class Streams(Protocol):
             urgent: the device prefers its work to that of ordinary streams.
         """
 
+    def use_here(self) -> None:
+        """Let this thread, a new one, work with the device: a call for it may open another one else."""
+
     def scripts(self) -> Stream:
         """The stream that this thread queues work on: the script's own, or a side stream that the script has entered."""
 
@@ -90,6 +93,10 @@ class DeviceStreams:
 
     def open(self, urgent: bool = False) -> Stream:
         return _DeviceStream(self._device, torch.Stream(self._device, priority=-1 if urgent else 0))
+
+    def use_here(self) -> None:
+        if self._device.index is not None:
+            torch.accelerator.set_device_index(self._device.index)
 
     def scripts(self) -> Stream:
         return _DeviceStream(self._device, torch.accelerator.current_stream(self._device))
@@ -139,8 +146,8 @@ class _DeviceStream:
         return self._stream.stream_id, self._stream.device_index
 
     def run(self, work: Callable[[], object], after: Iterable[Event] = ()) -> Event:
-        # `with self._stream` needs PyTorch 2.7
-        before = torch.accelerator.current_stream(self._device)
+        # `with self._stream` needs PyTorch 2.7; to set a stream makes its device the current one
+        before, index = torch.accelerator.current_stream(self._device), torch.accelerator.current_device_index()
         torch.accelerator.set_stream(self._stream)
         try:
             for event in after:
@@ -153,6 +160,7 @@ class _DeviceStream:
             return end
         finally:
             torch.accelerator.set_stream(before)
+            torch.accelerator.set_device_index(index)
 
 
 def stream_of(stream: torch.Stream) -> Stream:

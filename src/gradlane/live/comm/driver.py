@@ -90,6 +90,7 @@ class Driver:
         self._node_engine: NodeEngine | None = None
         self._gradient_buffers = GradientBuffers([])
         self._laid_out: tuple[TensorSpec, ...] = ()
+        self.failures.at_once.append(backend.interrupt)
         coordination.listen(self._follow, on_buffers)
 
     # -- one plan, one iteration -------------------------------------------------------------------
@@ -110,6 +111,7 @@ class Driver:
             self._gradient_buffers, self._laid_out = GradientBuffers(params), plan.tensors
             if self._staging is not None:
                 self._staging.take_up(params, self._gradient_buffers)
+        self._has_begun = False  # until then no sum of this plan is anywhere
         self.plan = plan
         self.slots = self._gradient_buffers.slots
         self.summed = self._gradient_buffers if self._staging is None else self._staging.mirror
@@ -148,6 +150,7 @@ class Driver:
         if self._staging is not None:
             self._staging.begin()
         self._gradient_buffers.mark_all_present()
+        self._has_begun = True
         with self._lock:
             self.iteration += 1
             self._unissued = len(self.plan.messages) + self._second_phases
@@ -178,6 +181,7 @@ class Driver:
         reached = self._backend.so_far()
         now = now_ns()
         with self._lock:
+            self.failures.check()  # what carried the sums may be gone
             self._recorder.add_each("ready", self.iteration, tensors, now, now)
             for tensor in tensors:
                 self._events[tensor] = reached
@@ -300,9 +304,10 @@ class Driver:
         gradients of the iteration are.
         """
         try:
-            if error is not None:
-                raise JobError(f"{self.where}: the device failed while it copied gradients to CPU memory: {error}") from error
             if not self._closed and self.failures.failure is None:
+                if error is not None:
+                    what = f"the device failed while it copied gradients to CPU memory: {error}"
+                    raise JobError(f"{self.where}: {what}") from error
                 if tensors:
                     self._ready(tensors)
                 elif self._node_engine is not None:
@@ -362,7 +367,11 @@ class Driver:
         """Whether the sum of `tensor` has arrived. Does not wait. Call `wait_for` before using it on a device."""
         if not self._engine.has_arrived(tensor):
             return False
-        return not self._backend.has_streams or all(map(self._backend.has_ended, self._engine.messages_of(tensor)))
+        return (
+            not self._backend.has_streams
+            or not self._has_begun
+            or all(map(self._backend.has_ended, self._engine.messages_of(tensor)))
+        )
 
     def arriving_with(self, tensor: int) -> Callable[[int], bool]:
         """Which sums whoever waits for `tensor` need not wait for any longer: a predicate on tensors."""
@@ -405,7 +414,7 @@ class Driver:
             for tensor in tensors:
                 if not self._engine.has_arrived(tensor):
                     self._wait_for_one(tensor)
-        if self.streams is not None and self.iteration >= 0:
+        if self.streams is not None and self._has_begun:
             self._join(tensors)
 
     def _wait_for_one(self, tensor: int) -> None:
@@ -427,7 +436,7 @@ class Driver:
         """
         if not self._engine.all_arrived:
             self._wait(lambda: self._engine.all_arrived, None, "the sums of this iteration")
-        if self.streams is not None and self.iteration >= 0:
+        if self.streams is not None and self._has_begun:
             self._join(range(len(self.slots)))
 
     def lost(self) -> list[int]:
@@ -441,7 +450,7 @@ class Driver:
         return 0 if self._node_engine is not None else self._own_engine.missing
 
     def wait_briefly(self, limit_ns: int) -> bool:
-        """Wait until every sum of this iteration is in its slot, for `limit_ns` at most. Not for a device.
+        """Wait until every sum of this iteration has arrived, for `limit_ns` at most. Not where sums are queued on a device.
 
         Returns:
             Whether they are.
@@ -516,7 +525,7 @@ class Driver:
         if self._node_engine is not None:
             self._node_engine.interrupt()
         if self.failures.failure is not None:
-            self._backend.interrupt()
+            self.failures.end_device_work()
 
     def close(self) -> None:
         """Close the control channel, then the backend."""

@@ -54,6 +54,7 @@ class Failures:
     Attributes:
         lock: guards all that the threads which bring facts share; `wait_until` waits on it.
         interrupt: ends the wait of an engine in native code, see `wait_in`.
+        at_once: called without the lock as soon as the job has failed, perhaps several times: see `end_device_work`.
         waited_ns: for which the training thread has waited so far, in all.
     """
 
@@ -61,6 +62,7 @@ class Failures:
         self.lock = threading.RLock()
         self._condition = threading.Condition(self.lock)
         self.interrupt: Callable[[], None] = lambda: None
+        self.at_once: list[Callable[[], None]] = []
         self._timeout_s, self._device = timeout_s, device
         self._verdict = Verdict(timeout_s, _InAttach(rank))
         self._awaited: Callable[[], bool] | None = None  # what the training thread waits for
@@ -97,9 +99,15 @@ class Failures:
 
     def fail(self, error: JobError) -> None:
         """Make `error` the failure of this job, unless it has failed before."""
+        self.end_device_work()  # first: whoever has the lock may be blocked by it
         with self._condition:
             self._verdict.fail(error)
             self._end_waits()
+
+    def end_device_work(self) -> None:
+        """End what is stuck on a device, where the host would wait for it in a call of the script's. Does not wait."""
+        for end in list(self.at_once):
+            end()
 
     def suspect(self, error: BaseException) -> None:
         """Report a failed collective; the control channel will soon tell which rank is to blame."""

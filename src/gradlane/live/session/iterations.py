@@ -131,12 +131,14 @@ class Iterations(SessionBase):
         self._failures = self._driver.failures
         self._verifier = verifier
         verifier.connect(self._driver.abort, self._driver.wait_for_works)
+        self._failures.at_once.append(verifier.interrupt)
         self._gradients = Gradients(self._driver, self._gradient_read, scale=1.0 / job.world)
         self._finite = FiniteCheck(self._driver) if checks_finite else Unchecked()
         self._driver.inspect = self._finite.contributes
         self._deferred = DeferredUpdates(self._driver, self._recorder, verifier, self._finite)
         self._gpu = Gpu(job.device, streams, self._deferred, self._settle, self._fail)
         if buffers is not None:
+            self._failures.at_once.append(buffers.interrupt)
             buffers.connect(self._driver.coordination.announce_buffers, self._failures.notify)
         self._meter = Meter(self._driver, planner, on_device=streams is not None)
         self._take_up(first_plan)

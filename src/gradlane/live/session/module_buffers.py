@@ -519,6 +519,11 @@ class BufferSync:
             if message.must_come:
                 self._wait(message, wait_until)
 
+    def interrupt(self) -> None:
+        """The job has failed: end broadcasts that are stuck on a device."""
+        if not self._by_host:
+            self._groups.abort()
+
     def close(self) -> None:
         """Close the process groups, unless a broadcast is in flight to a rank that has left."""
         with self._closing:

@@ -28,7 +28,7 @@ import torch.distributed as dist
 import gradlane
 from gradlane.core.fields import need
 from gradlane.errors import VerificationError
-from gradlane.live.backends.process_groups import NewGroups, ProcessGroups
+from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_gloo
 from gradlane.live.session.deferred_step import DeferredStep
 from gradlane.live.session.job import Job
 from gradlane.live.torch_versions import broadcast_from
@@ -140,6 +140,9 @@ class Unverified:
     def close(self) -> None:
         """Close the process group."""
 
+    def interrupt(self) -> None:
+        """The job has failed: end collectives that are stuck on a device."""
+
 
 class Verifier(Unverified):
     """Compares the steps of one session with DDP's.
@@ -164,6 +167,7 @@ class Verifier(Unverified):
         self._halves = {key: dtype for key, dtype in on_wire.items() if dtype in (torch.bfloat16, torch.float16)}
         self._groups = ProcessGroups(new_groups, job.timeout_s)
         self._groups.open()
+        self._device = job.device
         self._rank, self._global_rank, self._world = job.rank, job.global_rank, job.world
         self._tell: Callable[[BaseException], None] = lambda error: None
         self._wait_for: Callable[[ProcessGroups, Sequence[Any], str], None] = lambda groups, works, what: None
@@ -308,6 +312,10 @@ class Verifier(Unverified):
         error = VerificationError(text)
         self._tell(error)
         raise error
+
+    def interrupt(self) -> None:
+        if self._device.type != "cpu" and not is_gloo(self._groups[0], self._device):
+            self._groups.abort()
 
     def close(self) -> None:
         self.steps += self.verifies
