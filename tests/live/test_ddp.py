@@ -21,6 +21,9 @@ NAMES = [
     "parametrized_in_the_middle",
     "a_branch_left_out_by_one_rank_only",
     "a_compiled_step",
+    "a_model_compiled_before_it_is_wrapped",
+    "a_model_compiled_in_place_before_it_is_wrapped",
+    "a_model_compiled_around_its_wrapper",
     "a_trunk_frozen_while_a_head_warms_up",
 ]
 

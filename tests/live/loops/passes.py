@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from typing import Any
 
 import torch
@@ -38,6 +39,81 @@ def a_model_compiled_in_place(job: Job) -> None:
     job.model.compile(backend="aot_eager")
     for _ in range(STEPS):
         job.step()
+
+
+class Tokens(nn.Module):
+    """Reads its parameters through torch functions, and tied ones twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.place, self.head = nn.Embedding(50, 40), nn.Embedding(16, 40), nn.Linear(40, 50, bias=False)
+        self.inner = nn.Linear(40, 40)
+        self.token.weight = self.head.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.token(tokens) + self.place(torch.arange(0, tokens.size(1)))
+        return self.head(torch.tanh(self.inner(x))).transpose(1, 2)
+
+    @staticmethod
+    def batch(generator: torch.Generator, length: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.randint(50, (4, length), generator=generator)
+        return tokens, tokens.roll(1, dims=1)
+
+
+compilations: list[int] = []  # of the model that was made last: how many operations each graph has
+
+
+def _counted(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    compilations.append(len(graph.graph.nodes))
+    return importlib.import_module("torch._dynamo.backends.registry").lookup_backend("aot_eager")(
+        graph, inputs
+    )  # slow to import
+
+
+def _compiled_whole() -> nn.Module:
+    torch.compiler.reset()
+    compilations.clear()
+    return torch.compile(Tokens(), backend=_counted, fullgraph=True)  # type: ignore[return-value]
+
+
+def _compiled_in_place() -> nn.Module:
+    torch.compiler.reset()
+    compilations.clear()
+    model = Tokens()
+    model.compile(backend=_counted)
+    return model
+
+
+def _tokens_of_two_lengths(job: Job) -> None:
+    """The compiler meets parameters and gradients again when a length is new. It must not compile more often than under DDP."""
+    for step in range(STEPS):
+        x, y = job.model.batch(job.generator, 16 if step != 4 else 9)
+        loss = F.cross_entropy(job.call(x), y)  # gradients of the last step are still there
+        job.see("loss", loss)
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+    with torch.no_grad():
+        job.see("evaluated", job.call(x))
+    job.see("compilations", len(compilations))
+
+
+@loop(model=_compiled_whole, optimizer=adam, says="the whole model is compiled")
+def a_model_compiled_before_it_is_wrapped(job: Job) -> None:
+    _tokens_of_two_lengths(job)
+
+
+@loop(model=_compiled_in_place, optimizer=adam, says="the whole model is compiled")
+def a_model_compiled_in_place_before_it_is_wrapped(job: Job) -> None:
+    _tokens_of_two_lengths(job)
+
+
+@loop(model=Tokens, optimizer=adam, says="the whole model is compiled")
+def a_model_compiled_around_its_wrapper(job: Job) -> None:
+    torch.compiler.reset()
+    compilations.clear()
+    job.call = torch.compile(job.call, backend=_counted)
+    _tokens_of_two_lengths(job)
 
 
 class Scripted(Mlp):

@@ -219,6 +219,8 @@ class DistributedDataParallel(TorchDDP):
 
     # -- what scripts call -------------------------------------------------------------------------
 
+    # compiled around the wrapper, only the module's own code is compiled, as with torch's class
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module, as torch's class does."""
         if self._is_due:

@@ -39,7 +39,7 @@ class Gradients:
         self._params: Sequence[torch.nn.Parameter] = []
         self.wrappers: list[PendingGradient] = []
         self.of_the_script: list[tuple[int, Any]] = []
-        self._lent: list[int] = []  # tensors whose slots the optimizer sees during its step
+        self._lent: list[int] = []  # tensors whose slots are seen during a step or a compiled forward pass
 
     def scale_by(self, scale: float) -> None:
         """Multiply each gradient by `scale` from now on, before it is summed."""
@@ -195,14 +195,16 @@ class Gradients:
         return [tensor for tensor in tensors if params[tensor].grad is wrappers[tensor]]
 
     def lend(self, tensors: Sequence[int]) -> None:
-        """Show the slots themselves to the optimizer that steps now and keeps no reference to them."""
+        """Show the slots themselves, whose sums have arrived, to code that keeps no reference to them: the optimizer that
+        steps now, or a compiled forward pass.
+        """
         params, slots = self._params, self._driver.slots
         for tensor in tensors:
             params[tensor].grad = slots[tensor]
         self._lent += tensors
 
     def take_back(self) -> None:
-        """Undo `lend` for all tensors: the optimizer has stepped."""
+        """Undo `lend` for all tensors: the step or the forward pass is over."""
         params, slots, wrappers = self._params, self._driver.slots, self.wrappers
         for tensor in self._lent:
             param = params[tensor]

@@ -200,7 +200,9 @@ class Iterations(SessionBase):
         whole = compiling or is_compiled(self.model)
         if whole:
             self._tell("compiled", "the whole model is compiled: updates cannot overlap with its forward pass; compile blocks")
-        if whole or not trains:  # an evaluation may read parameters by any way
+        if whole:
+            self._hand_to_compiled_code()
+        elif not trains:  # an evaluation may read parameters by any way
             self._settle()
         elif not self._settled:
             self._hook_compiled_parts()
@@ -221,9 +223,8 @@ class Iterations(SessionBase):
         if self._forward_began_ns and self._driver.iteration >= 0:
             self._recorder.add("step", self._driver.iteration, -1, self._forward_began_ns, now)
         self._forward_began_ns = now
-        if not self._settled:
-            if not whole:
-                self._watched_iteration = self._driver.iteration + 1
+        if not whole and not self._settled:
+            self._watched_iteration = self._driver.iteration + 1
             self._watch_all()
         self._in_forward = True
 
@@ -256,6 +257,18 @@ class Iterations(SessionBase):
                     "checkpoint, a log of the parameters?): from now on step() waits for all sums",
                 )
 
+    def _hand_to_compiled_code(self) -> None:
+        """Make all parameters and gradients ordinary tensors, until the forward pass has ended.
+
+        The compiler would trace into the guards otherwise: their state changes while it traces, and
+        each change of a class would make it compile again.
+        """
+        for param in self._params:
+            guards.use(param)  # while the profile is measured: all are used before the pass begins
+        self._settle()
+        if not self._in_backward:  # an evaluation in a hook would see gradients that are not summed
+            self._gradients.lend(self._gradients.that_stand_for_sums(range(len(self._params))))
+
     def _before_compiled(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
         """Treat the call of a compiled part as the first use of all its parameters.
 
@@ -266,7 +279,10 @@ class Iterations(SessionBase):
             guards.use(param)
 
     def _after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
-        if not torch.is_grad_enabled() or inside_a_backward_pass() or is_traced():
+        if inside_a_backward_pass() or is_traced():
+            return
+        self._gradients.take_back()
+        if not torch.is_grad_enabled():
             return
         self._in_forward = False
         now = now_ns()
