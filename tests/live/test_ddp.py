@@ -22,6 +22,7 @@ NAMES = [
     "a_branch_left_out_by_one_rank_only",
     "a_compiled_step",
     "a_trunk_frozen_while_a_head_warms_up",
+    "tensors_that_ddp_is_told_to_ignore",
 ]
 
 

@@ -168,7 +168,7 @@ class DistributedDataParallel(TorchDDP):
             return
         options = {"broadcast_buffers": self.broadcast_buffers, **self._options}
         policy = options.pop("policy", None)
-        wrapped = Wrapped(buffers_are_due=self.require_forward_param_sync)
+        wrapped = Wrapped(self.require_forward_param_sync, frozenset(self.parameters_to_ignore))
         self._own_gradients()
         try:
             session = attach_from(self.module, self._optimizers, policy, self.process_group, options, wrapped)

@@ -41,6 +41,7 @@ from gradlane.live.session.gpu import Gpu
 from gradlane.live.session.gradient_groups import GradientGroups
 from gradlane.live.session.gradients import Gradients
 from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_traced, parameters_of_scripts
+from gradlane.live.session.ignored import summed_parameters
 from gradlane.live.session.job import Job
 from gradlane.live.session.metrics import Meter
 from gradlane.live.session.module_buffers import BufferSync
@@ -91,7 +92,8 @@ class Iterations(SessionBase):
         super().__init__(job.model)
         self.rank, self.world = job.rank, job.world
         self._params_by_name = dict(job.params)
-        self._frozen = [(name, param) for name, param in job.model.named_parameters() if not param.requires_grad]
+        self._ignored = job.ignored
+        self._frozen = [(name, param) for name, param in summed_parameters(job.model, job.ignored) if not param.requires_grad]
         self._optimizers = list(job.optimizers)
         self._planner, self._controller = planner, controller
         self._coordinated, self._may_cross = planner.place.coordinated, may_cross
