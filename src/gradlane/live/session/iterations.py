@@ -119,6 +119,7 @@ class Iterations(SessionBase):
         self._seen: set[int] = set()  # tensors whose parameters were used in this iteration
         self._in_forward = False
         self._measures = False  # whether this iteration is measured for the profile
+        self._runs_closure = False  # the step that runs was given a closure, which the optimizer calls itself
         self._stepped: list[int] = []  # tensors of the optimizer whose step runs or ran last
         # step() was called before all sums had arrived, so that there was something to defer
         self._is_late = False
@@ -503,10 +504,11 @@ class Iterations(SessionBase):
                 self._refused_aloud(lambda buffers: buffers.check(self._failures.wait_until))
             if self._deferred.of(optimizer):  # a second step() before its updates were needed
                 self._settle()
-            has_closure = instead is None and closure_of(args, kwargs) is not None
-            needs_all = self._needs_all(optimizer, has_closure, compiling)
+            self._runs_closure = instead is None and closure_of(args, kwargs) is not None
+            needs_all = self._needs_all(optimizer, self._runs_closure, compiling)
             self._split_step(optimizer, defer=not needs_all and self._crosses)
-            if "closure" not in self._told:
+            # a closure that the optimizer runs itself may change the gradients that verification would take now
+            if not self._runs_closure:
                 self._verifier.stepping(optimizer, self._is_owed)
         self._step_began_ns = now_ns()
         if self._planner.measures(self._driver.iteration):
@@ -621,6 +623,7 @@ class Iterations(SessionBase):
             self._watch_all()
         if self._driver.iteration < 0:
             return
+        self._runs_closure = False
         updated = [tensor for tensor in self._stepped if tensor not in self._deferred] if self._deferred else self._stepped
         self._recorder.add_each("update", self._driver.iteration, updated, self._step_began_ns, now)
 
@@ -635,8 +638,8 @@ class Iterations(SessionBase):
             )
         if not self._settled:
             self._reads.add(self._driver.iteration)
-        told = self._told & {"closure"}  # then the optimizer reads it, after its closure
-        if self._crosses and not told and tensor not in self._deferred and not self._driver.has_arrived(tensor):
+        # an optimizer reads gradients after its closure
+        if self._crosses and not self._runs_closure and tensor not in self._deferred and not self._driver.has_arrived(tensor):
             self._is_late = True
             self._tell(
                 "read",
