@@ -238,8 +238,8 @@ class Verifier(Unverified):
         step = DeferredStep(optimizer)
         for group in optimizer.param_groups:
             for param in group["params"]:
-                if param.grad is None and not owed(param):
-                    continue
+                if id(param) not in self._names or (param.grad is None and not owed(param)):
+                    continue  # of no session, or of another one
                 copied = torch.nn.Parameter(param.detach().clone(), requires_grad=param.requires_grad)
                 state = {key: _copied(value) for key, value in optimizer.state.get(param, {}).items()}
                 gradient = None if owed(param) else param.grad.detach().clone()
