@@ -537,8 +537,9 @@ class Iterations(SessionBase):
             for tensor in self._tensors_of(optimizer):
                 guards.unwatch(self._params[tensor])
         keeps_none = keeps_no_gradient(optimizer)
-        all_are_there = self._driver.all_are_there
         self._stepped = self._tensors_of(optimizer)
+        self._update_what_another_deferred(self._stepped)
+        all_are_there = self._driver.all_are_there
         tensors = self._gradients.that_stand_for_sums(self._stepped)
         if not all_are_there and not (defer and self._all_arrive_soon(tensors)):
             tensors = self._hide_what_is_late(optimizer, tensors) if defer else tensors
@@ -554,6 +555,13 @@ class Iterations(SessionBase):
         else:
             for tensor in tensors:
                 self._gradients.give(tensor)
+
+    def _update_what_another_deferred(self, tensors: Iterable[int]) -> None:
+        """Run the updates of `tensors` that another optimizer's step has deferred: it has stepped first."""
+        if self._deferred:
+            for tensor in tensors:
+                if tensor in self._deferred:
+                    self._deferred.make_current(tensor)
 
     def _tensors_of(self, optimizer: torch.optim.Optimizer) -> list[int]:
         """The tensors of this session that `optimizer` updates, in its order."""
@@ -615,6 +623,7 @@ class Iterations(SessionBase):
         if self._planner.measures(self._driver.iteration):
             self._stopwatch.report(self._planner.builder.updated, self._step_began)
             self._step_ended = self._stopwatch.now()
+        self._runs_closure = False
         self._deferred.step_ran()
         self._verifier.all_updated(optimizer, self._is_owed)
         self._deferred.show_hidden(self._parameter_used, self._settle)
@@ -623,7 +632,6 @@ class Iterations(SessionBase):
             self._watch_all()
         if self._driver.iteration < 0:
             return
-        self._runs_closure = False
         updated = [tensor for tensor in self._stepped if tensor not in self._deferred] if self._deferred else self._stepped
         self._recorder.add_each("update", self._driver.iteration, updated, self._step_began_ns, now)
 
