@@ -16,7 +16,7 @@ from gradlane.errors import InputError, UnsupportedError
 from gradlane.live.backends.gradient_buffers import dtype_name
 from gradlane.live.session.ignored import summed_parameters
 from gradlane.live.session.job import Job
-from gradlane.live.startup.lifecycle import session_of
+from gradlane.live.startup.lifecycle import session_of, sharing_with
 from gradlane.live.torch_versions import global_ranks, timeout_of
 
 _WRAPPERS = {  # by the name of a wrapper's class: why it cannot be attached, and what to do
@@ -109,7 +109,20 @@ def trained_parameters(model: torch.nn.Module, ignored: frozenset[str]) -> list[
             )
         if hasattr(param, "_in_backward_optimizers"):
             raise UnsupportedError(f"{name} is updated inside the backward pass, before its gradient could be summed")
+    refuse_shared(model, params)
     return params[::-1]
+
+
+def refuse_shared(model: torch.nn.Module, params: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    """Raise `UnsupportedError` if a session of another model sums the gradient of one of `params`."""
+    shared = sharing_with(model, [param for _, param in params])
+    if shared is not None:
+        session, theirs = shared
+        mine = next(name for name, param in params if param is session.model.get_parameter(theirs))
+        raise UnsupportedError(
+            f"{mine} is also {theirs} of a {type(session.model).__name__} that gradlane is attached to, and would be summed "
+            "twice: put both models into one module (nn.ModuleDict) and attach to that, or close() that session first"
+        )
 
 
 def job_of(
