@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 import gradlane
 from gradlane.compare.demo import SIDE, Digits
@@ -211,6 +212,10 @@ def attached(rank: int, world: int, how: str) -> tuple[str, str]:
         optimizer = torch.optim.Adam(model.layers[:2].parameters())
     elif how == "more than it":
         optimizer.add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
+    elif how == "in two":
+        optimizer = [optimizer, torch.optim.Adam(model.layers[:2].parameters())]
+    elif how == "ignored":
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["layers.1.weight"])
     elif how == "buffers":
         options = {"staleness": None, "broadcast_buffers": True}
     elif how == "order":

@@ -27,7 +27,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError, JobError, PlanError, UnsupportedError
 from gradlane.live.backends.parameter_server import ParameterServerBackend
-from gradlane.live.startup.options import AttachOptions
+from gradlane.live.startup.options import AttachOptions, SteppingOptions
 from gradlane.planning.plans import make_plan
 from gradlane.planning.questions import Case, judge, sweep
 from tests.live.loops import Mlp, momentum
@@ -481,3 +481,10 @@ def test_sync_batch_norm_does_what_it_does_without_gradlane(a_world_of_one, stat
         assert attached == alone
     else:
         assert all(torch.equal(a, b) for a, b in zip(alone, attached, strict=True))
+
+
+def test_a_job_waits_as_long_as_its_process_group_unless_somebody_says_otherwise() -> None:
+    assert SteppingOptions().timeout is None
+    assert AttachOptions.of(None, {}, LaunchOptions()).stepping.timeout is None
+    assert AttachOptions.of(None, {"timeout": 5.0}, LaunchOptions()).stepping.timeout == 5.0
+    assert AttachOptions.of(None, {"timeout": 5.0}, LaunchOptions(timeout=7.0)).stepping.timeout == 7.0

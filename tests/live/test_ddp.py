@@ -25,6 +25,7 @@ NAMES = [
     "a_model_compiled_in_place_before_it_is_wrapped",
     "a_model_compiled_around_its_wrapper",
     "a_trunk_frozen_while_a_head_warms_up",
+    "tensors_that_ddp_is_told_to_ignore",
 ]
 
 

@@ -183,6 +183,8 @@ ATTACHED = {
     "no optimizer": ("InputError", "got none"),
     "half of it": ("UnsupportedError", "layers.2.weight is trained and in no optimizer"),
     "more than it": ("UnsupportedError", "a parameter of shape (3,) that is not the model's"),
+    "in two": ("UnsupportedError", "layers.0.weight is in two optimizers"),
+    "ignored": ("UnsupportedError", "told to ignore layers.1.weight"),
     "buffers": ("InputError", "broadcast_buffers"),
     "order": ("InputError", "summation_order"),
     "negative": ("InputError", "staleness"),

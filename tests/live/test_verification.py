@@ -48,6 +48,11 @@ def test_what_is_wrong_is_named_on_all_ranks(case, rank, found):
     assert f"rank {rank}" in errors[1 - rank]
 
 
+def test_an_optimizer_that_runs_its_closure_leaves_the_others_verified(two_ranks):
+    # the weight and the bias of the other optimizer's layer, in each step
+    assert two_ranks.run("tests.live.verified:one_of_two_optimizers_runs_a_closure") == [2 * 8] * 2
+
+
 def test_which_iterations_are_verified():
     options = VerifyOptions(first=2, every=5)
     assert [step for step in range(12) if options.includes(step)] == [0, 1, 5, 10]

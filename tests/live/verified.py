@@ -76,6 +76,38 @@ def an_update_is_made_twice(rank: int, world: int) -> str:
         return _error(rank)
 
 
+class _Own(torch.optim.Optimizer):
+    """Updates each parameter from its own gradient, after its closure."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = None if closure is None else closure()
+        for param in self.param_groups[0]["params"]:
+            param.sub_(param.grad, alpha=0.01)
+        return loss
+
+
+def one_of_two_optimizers_runs_a_closure(rank: int, world: int) -> int:
+    """How many updates were verified where an optimizer runs a closure itself and another one has none."""
+    torch.manual_seed(7)
+    closed, other = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+    model = torch.nn.Sequential(closed, other)
+    optimizers = [_Own(closed.parameters()), torch.optim.SGD(other.parameters(), lr=0.01, momentum=0.9)]
+    verify = gradlane.VerifyOptions(first=STEPS, every=0)
+    with gradlane.attach(
+        model, optimizers, "bytescheduler", network=GIVEN, cross_barrier=True, verify=verify, timeout=20
+    ) as session:
+        for _ in range(STEPS):
+            model.zero_grad()
+            model(torch.randn(4, 16) + rank).square().mean().backward()
+            optimizers[1].step()
+            optimizers[0].step(lambda: 0.0)
+    return session._verifier.verified
+
+
 def _error(rank: int, **options: Any) -> str:
     net, opt, session = _attached(rank, "convolutions", "adam", verify=True, **options)
     try:

@@ -7,6 +7,7 @@ import selectors
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,15 @@ def test_a_rank_ends_with_the_process_that_it_is_told_of() -> None:
         assert (done.returncode, done.stdout) == (code, said)
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Ctrl-C as Python has it by itself, whatever the parent of this process has left."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_a_signal_is_put_off_and_comes_once() -> None:
     steps = []
 
@@ -123,6 +133,7 @@ def test_a_signal_is_put_off_and_comes_once() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_is_not_lost_beside_an_error() -> None:
     def work() -> None:
         with held():

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from gradlane.core.launch_options import LaunchOptions
 from gradlane.live.comm.control_actions import Send, Warn
 from gradlane.live.comm.control_frames import Frame
 from gradlane.live.comm.control_protocol import ControlProtocol
 from gradlane.live.comm.long_waits import REPORT_S, SAY_S, LongWaits, Timer
-from gradlane.live.startup.options import AttachOptions, SteppingOptions
 
 
 def test_a_timer_is_due_once_an_interval() -> None:
@@ -69,10 +67,3 @@ def test_rank_0_that_came_last_names_nobody_missing_who_has_waited_for_it() -> N
         "1 of 3 ranks called gradlane.attach within 30 s; ranks [1, 2] had called it before and waited for rank 0 in vain, "
         "which came too late"
     )
-
-
-def test_a_job_waits_as_long_as_its_process_group_unless_somebody_says_otherwise() -> None:
-    assert SteppingOptions().timeout is None
-    assert AttachOptions.of(None, {}, LaunchOptions()).stepping.timeout is None
-    assert AttachOptions.of(None, {"timeout": 5.0}, LaunchOptions()).stepping.timeout == 5.0
-    assert AttachOptions.of(None, {"timeout": 5.0}, LaunchOptions(timeout=7.0)).stepping.timeout == 7.0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from tests.live.loops.job import STEPS, Job, Mlp, adam, loop
@@ -178,3 +180,35 @@ def parameters_frozen_in_mid_run(job: Job) -> None:
         if step == 4:
             job.model.layers[1].requires_grad_(False)
         job.step()
+
+
+class _Sharded(Mlp):
+    """Each rank has a shard and a buffer of its own, of its own size, which DDP is told to ignore."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rank = dist.get_rank()
+        self.shard = nn.Linear(6, 6 + rank)
+        nn.init.constant_(self.shard.weight, 0.1 + rank)
+        nn.init.constant_(self.shard.bias, rank)
+        self.shard.register_buffer("seen", torch.full((2 + rank,), float(rank)))
+        self.register_buffer("mine", torch.full((2,), float(rank)))
+        self.register_buffer("ours", torch.ones(2))
+        self.scale = nn.Parameter(torch.full((6,), 1.0 + rank))  # of the model itself: DDP sums its gradient all the same
+        names = ["shard.weight", "shard.bias", "shard.seen", "mine", "scale"]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self, names)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.shard.seen.add_(1)
+        out = torch.tanh(super().forward(x) * self.scale * self.ours.sum())
+        return out + self.shard(out)[:, :6] * self.mine.sum()
+
+
+@loop(model=_Sharded, optimizer=adam)
+def tensors_that_ddp_is_told_to_ignore(job: Job) -> None:
+    for step in range(STEPS):
+        job.step()
+        job.see("buffers", dict(job.model.named_buffers()))
+        if step == 3:
+            job.model.ours.mul_(0.5 + job.rank)  # rank 0's is sent to all
+            job.model.mine.add_(0.5)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.live.loops.job import STEPS, Job, adam, loop
+from tests.live.loops.job import STEPS, Job, adam, loop, momentum
 
 # -- hyper-parameters that change --------------------------------------------------------------------------
 
@@ -63,6 +63,15 @@ def two_optimizers(job: Job) -> None:
             optimizer.zero_grad()
         job.loss().backward()
         for optimizer in job.optimizer:
+            optimizer.step()
+
+
+@loop(optimizer=lambda model: [momentum(model), torch.optim.Adam(model.layers[1:3].parameters(), lr=0.01)])
+def two_optimizers_that_share_parameters(job: Job) -> None:
+    for step in range(STEPS):
+        job.model.zero_grad()
+        job.backward()
+        for optimizer in job.optimizer if step % 2 else reversed(job.optimizer):
             optimizer.step()
 
 

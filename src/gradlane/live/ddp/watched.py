@@ -33,6 +33,7 @@ from gradlane.live.backends.gradient_buffers import dtype_name
 from gradlane.live.comm.recorder import ProfileBuilder, now_ns
 from gradlane.live.ddp.buckets import Buckets
 from gradlane.live.session.hooks import tensors_in
+from gradlane.live.session.ignored import summed_parameters
 
 RUN, WHY_NOT = "run.json", "why-not.txt"
 """Files that rank 0 leaves: what it measured, or why it could not."""
@@ -284,7 +285,9 @@ class Watch:
         return device
 
     def _hook_parts(self, module: nn.Module) -> None:
-        trained = {name: param for name, param in module.named_parameters() if param.requires_grad}
+        assert self._call is not None
+        summed = summed_parameters(module, self._call.parameters_to_ignore)
+        trained = {name: param for name, param in summed if param.requires_grad}
         self._builder = ProfileBuilder(
             [TensorSpec(name, param.numel() * param.element_size(), dtype_name(param)) for name, param in trained.items()]
         )

@@ -10,6 +10,7 @@ its own behaviour. The forward pass after the first step attaches, on all ranks 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import weakref
 from collections.abc import Iterator, Mapping
@@ -23,13 +24,15 @@ from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.ddp.optimizers import tell_of_steps
 from gradlane.live.ddp.reducer import Reducer
 from gradlane.live.session.idle import IdleSession
+from gradlane.live.session.ignored import ignored_in, summed_parameters
 from gradlane.live.session.session import Session
 from gradlane.live.startup.attach import Wrapped, attach_from
-from gradlane.live.startup.lifecycle import session_of
+from gradlane.live.startup.lifecycle import session_of, sharing_with
 
 log = logging.getLogger("gradlane")
 
 _of_wrappers: weakref.WeakSet[Session] = weakref.WeakSet()
+_wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 _abandoned: list[Session] = []  # their wrappers are gone; any thread may have dropped those
 
 
@@ -42,15 +45,26 @@ def _abandon(session: Session) -> None:
 _OWN = ("_optimizers", "_session", "_kept_by_torch", "_syncs")  # attributes that no copy gets
 
 
+def _close_abandoned() -> None:
+    while _abandoned:
+        _abandoned.pop().close()
+
+
 def _take_back(module: nn.Module) -> None:
     """Close the session of an earlier wrapper of `module`, and those whose wrappers are gone.
 
     Raises:
-        UnsupportedError: the script itself is attached to `module`.
+        UnsupportedError: the script itself is attached to `module`, or to another model that shares a parameter with it.
     """
-    while _abandoned:
-        _abandoned.pop().close()
+    _close_abandoned()
     session = session_of(module)
+    summed = summed_parameters(module, ignored_in(module))
+    shared = sharing_with(module, (param for _, param in summed if param.requires_grad))
+    if shared is not None and shared[0] not in _of_wrappers:
+        raise UnsupportedError(
+            f"the model shares {shared[1]} with a {type(shared[0].model).__name__} that gradlane is attached to, which sums "
+            "its gradient: put both models into one module and attach to that, or close() that session first"
+        )
     if session is not None and session not in _of_wrappers:
         raise UnsupportedError(
             "gradlane is attached to this model, which sums its gradients: do not wrap it in DistributedDataParallel, too"
@@ -118,6 +132,7 @@ class DistributedDataParallel(TorchDDP):
         DistributedDataParallel.made += 1
         self._begin_as_torchs()
         super().__init__(module, *args, **kwargs)
+        self._share_with_others()
         self._options = {**self.default_options, **(options or {})}
         tell_of_steps(self)
 
@@ -163,12 +178,15 @@ class DistributedDataParallel(TorchDDP):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attach(self) -> None:
         self._detach()
+        self._share_with_others()  # a part that both train only now
+        if self._kept_by_torch:
+            return
         if self._join_config.enable:
             self._keep_torchs("join() lets ranks run out of inputs one by one, which torch's class is made for")
             return
         options = {"broadcast_buffers": self.broadcast_buffers, **self._options}
         policy = options.pop("policy", None)
-        wrapped = Wrapped(buffers_are_due=self.require_forward_param_sync)
+        wrapped = Wrapped(self.require_forward_param_sync, frozenset(self.parameters_to_ignore))
         self._own_gradients()
         try:
             session = attach_from(self.module, self._optimizers, policy, self.process_group, options, wrapped)
@@ -185,6 +203,33 @@ class DistributedDataParallel(TorchDDP):
         # a reducer keeps buckets, which take as much memory as the gradients, and refers to parameters
         self._remove_autograd_hooks()
         self.reducer, self.logger = Reducer(session), None
+
+    def _share_with_others(self) -> None:
+        """Let torch sum for all wrappers that share a trained parameter with this one: each sums its gradient."""
+        if self._sharing():
+            gc.collect()  # wrappers that the script has dropped must count on no rank
+            _close_abandoned()
+        for other, name in self._sharing():
+            for wrapper in (other, self):
+                if not wrapper._kept_by_torch:
+                    wrapper._keep_torchs(f"two wrapped models share {name}")
+        _wrappers.add(self)
+
+    def _sharing(self) -> list[tuple[DistributedDataParallel, str]]:
+        """Wrappers of other models that share a trained parameter with this one, and its name here."""
+        mine = {id(param): name for name, param in self._summed}
+        found = []
+        for other in list(_wrappers):
+            shared = [mine[id(param)] for _, param in other._summed if id(param) in mine]
+            if shared and other.module is not self.module:
+                found.append((other, shared[0]))
+        return found
+
+    @property
+    def _summed(self) -> list[tuple[str, nn.Parameter]]:
+        return [
+            (name, param) for name, param in summed_parameters(self.module, self.parameters_to_ignore) if param.requires_grad
+        ]
 
     def _own_gradients(self) -> None:
         """Take gradients out of torch's buckets, which the session would take for the script's."""

@@ -26,7 +26,7 @@ class ParameterGroups:
     Raises:
         InputError: there is no optimizer.
         UnsupportedError: servers do not have the optimizer or one of its options; an optimizer has
-            a parameter that is not the model's, or none has one of the model's.
+            a parameter that is not the model's or that another one has, or none has one of the model's.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], params: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
@@ -39,6 +39,11 @@ class ParameterGroups:
             _refuse_what_servers_do_not_know(optimizer)
             for group in optimizer.param_groups:
                 for param in group["params"]:
+                    if id(param) in self._group_of:
+                        raise UnsupportedError(
+                            f"{trained[id(param)]} is in two optimizers: a server makes one update of each parameter a step; "
+                            "update on the workers (gradlane.attach)"
+                        )
                     if id(param) in trained:
                         self._group_of[id(param)] = len(self._groups)
                     elif param.requires_grad and param.numel() > 0:

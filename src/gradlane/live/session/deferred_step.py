@@ -20,6 +20,8 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.utils._python_dispatch import _disable_current_modes
 
+from gradlane.live.session.guards import own_class
+
 # Optimizers that update each parameter from its own gradient and state alone. LBFGS, and whatever
 # takes a norm over all parameters, does not. The step of an optimizer that is not listed here waits
 # for all gradients.
@@ -40,7 +42,7 @@ _SETS_GRAD_MODE = _use_grad_for_differentiable(lambda optimizer: None).__code__
 
 def why_it_needs_the_barrier(optimizer: torch.optim.Optimizer) -> str | None:
     """Why updates of `optimizer` must not be deferred; None if they may be."""
-    if type(optimizer) in PER_PARAMETER:
+    if own_class(optimizer) in PER_PARAMETER:  # another session may have deferred some of its updates
         return None
     return (
         f"{type(optimizer).__name__} is not known to update each parameter from its own gradient alone; pass "
@@ -111,8 +113,8 @@ class DeferredStep:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.owes = 0  # updates that have not run yet
-        self._entries = len(optimizer.state)
-        self._class = type(optimizer)  # it changes while updates are deferred, see `guards.py`
+        self._entries = len(optimizer.__dict__["state"])
+        self._class = own_class(optimizer)
         self._groups = [
             {key: _snapshot(value) for key, value in group.items() if key != "params"} | _found_out_already(group)
             for group in optimizer.param_groups
@@ -142,7 +144,7 @@ class DeferredStep:
         They were made in the order in which gradients arrived, and get the order of the optimizer's
         parameters, in which `step()` would have made them.
         """
-        state = self.optimizer.state
+        state = self.optimizer.__dict__["state"]  # another session may still have deferred some of its updates
         if len(state) > self._entries:
             places = {param: place for place, param in enumerate(self._group_of)}
             made = list(state)[self._entries :]

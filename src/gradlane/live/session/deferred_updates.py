@@ -88,7 +88,7 @@ class DeferredUpdates:
             self._show(tensor)
             guards.watch(param, tensor, on_use)
         if self._hidden:
-            guards.watch_state(self._steps[self._hidden[0]].optimizer, on_state)
+            guards.watch_state(self._steps[self._hidden[0]].optimizer, self, on_state)
             torch_patches.before_leaving(self, on_state)
         self._hidden.clear()
 
@@ -124,7 +124,7 @@ class DeferredUpdates:
         for step, tensors in batches.values():
             self._update(step, tensors)
             if not step.owes:
-                guards.unwatch_state(step.optimizer)
+                guards.unwatch_state(step.optimizer, self)
                 step.ended()
         if not self._steps:
             torch_patches.nothing_is_owed(self)
@@ -154,7 +154,7 @@ class DeferredUpdates:
             param, optimizer = self._params[tensor], step.optimizer
             guards.unwatch(param)
             outdated.refuse_reads(param, f"{name_of(tensor)} {_LACKS} ({why}). {outdated.ADVICE}")
-            guards.unwatch_state(optimizer)
+            guards.unwatch_state_for_all(optimizer)
             outdated.refuse_state(optimizer, f"the state of {type(optimizer).__name__} {_LACKS} ({why}). {outdated.ADVICE}")
         for tensor in self._driver.lost():
             if tensor not in self._steps:

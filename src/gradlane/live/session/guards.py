@@ -315,16 +315,23 @@ def _pending_class(own: type) -> type:
 
 # -- optimizers ------------------------------------------------------------------------------------
 
-# by id(); the entry refers to the optimizer, so that no other object gets its id
-_owing: dict[int, tuple[torch.optim.Optimizer, Callable[[], None]]] = {}
+# by id(); the entry refers to the optimizer, so that no other object gets its id. Several sessions may share an optimizer:
+# the dictionary has each owner of deferred updates, by its id(), and what runs them
+_owing: dict[int, tuple[torch.optim.Optimizer, dict[int, tuple[object, Callable[[], None]]]]] = {}
 _optimizer_classes: dict[type, type] = {}  # an optimizer's own class -> its pending subclass
 
 
-def watch_state(optimizer: torch.optim.Optimizer, settle: Callable[[], None]) -> None:
-    """Call `settle()` once, before anything next accesses `optimizer.state`."""
+def watch_state(optimizer: torch.optim.Optimizer, owner: object, settle: Callable[[], None]) -> None:
+    """Call `settle()` once, before anything next accesses `optimizer.state`.
+
+    Args:
+        optimizer: whose state is not up to date.
+        owner: has deferred updates of `optimizer`, beside others that may have some too.
+        settle: runs the owner's deferred updates.
+    """
     own = type(optimizer)
+    _owing.setdefault(id(optimizer), (optimizer, {}))[1][id(owner)] = (owner, settle)
     if not issubclass(own, _PendingOptimizer):
-        _owing[id(optimizer)] = (optimizer, settle)
         pending = _optimizer_classes.get(own)
         if pending is None:
             # it has the same name, which torch's profiler and LR schedulers' messages show
@@ -334,8 +341,15 @@ def watch_state(optimizer: torch.optim.Optimizer, settle: Callable[[], None]) ->
         optimizer.__class__ = pending
 
 
-def unwatch_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give `optimizer` its own class back."""
+def unwatch_state(optimizer: torch.optim.Optimizer, owner: object) -> None:
+    """Note that `owner` has no deferred updates of `optimizer`, which has its own class once no owner has any."""
+    entry = _owing.get(id(optimizer))
+    if entry is not None and entry[1].pop(id(owner), None) is not None and not entry[1]:
+        unwatch_state_for_all(optimizer)
+
+
+def unwatch_state_for_all(optimizer: torch.optim.Optimizer) -> None:
+    """Give `optimizer` its own class back, whoever has deferred updates of it."""
     if _owing.pop(id(optimizer), None) is not None:
         optimizer.__class__ = own_class(optimizer)
 
@@ -369,10 +383,15 @@ class _PendingOptimizer:
 
 def _settle(optimizer: Any) -> None:
     entry = _owing.get(id(optimizer))
-    if entry is not None:
-        unwatch_state(optimizer)
+    if entry is None:
+        return
+    unwatch_state_for_all(optimizer)  # first, so that the updates see an ordinary optimizer
+    owners = list(entry[1].values())
+    while owners:
         try:
-            entry[1]()
+            owners[-1][1]()
         except BaseException:
-            watch_state(*entry)
+            for owner, settle in owners:
+                watch_state(optimizer, owner, settle)
             raise
+        owners.pop()

@@ -41,6 +41,7 @@ from gradlane.live.session.gpu import Gpu
 from gradlane.live.session.gradient_groups import GradientGroups
 from gradlane.live.session.gradients import Gradients
 from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_traced, parameters_of_scripts
+from gradlane.live.session.ignored import summed_parameters
 from gradlane.live.session.job import Job
 from gradlane.live.session.metrics import Meter
 from gradlane.live.session.module_buffers import BufferSync
@@ -91,7 +92,8 @@ class Iterations(SessionBase):
         super().__init__(job.model)
         self.rank, self.world = job.rank, job.world
         self._params_by_name = dict(job.params)
-        self._frozen = [(name, param) for name, param in job.model.named_parameters() if not param.requires_grad]
+        self._ignored = job.ignored
+        self._frozen = [(name, param) for name, param in summed_parameters(job.model, job.ignored) if not param.requires_grad]
         self._optimizers = list(job.optimizers)
         self._planner, self._controller = planner, controller
         self._coordinated, self._may_cross = planner.place.coordinated, may_cross
@@ -117,6 +119,7 @@ class Iterations(SessionBase):
         self._seen: set[int] = set()  # tensors whose parameters were used in this iteration
         self._in_forward = False
         self._measures = False  # whether this iteration is measured for the profile
+        self._runs_closure = False  # the step that runs was given a closure, which the optimizer calls itself
         self._stepped: list[int] = []  # tensors of the optimizer whose step runs or ran last
         # step() was called before all sums had arrived, so that there was something to defer
         self._is_late = False
@@ -519,10 +522,11 @@ class Iterations(SessionBase):
                 self._refused_aloud(lambda buffers: buffers.check(self._failures.wait_until))
             if self._deferred.of(optimizer):  # a second step() before its updates were needed
                 self._settle()
-            has_closure = instead is None and closure_of(args, kwargs) is not None
-            needs_all = self._needs_all(optimizer, has_closure, compiling)
+            self._runs_closure = instead is None and closure_of(args, kwargs) is not None
+            needs_all = self._needs_all(optimizer, self._runs_closure, compiling)
             self._split_step(optimizer, defer=not needs_all and self._crosses)
-            if "closure" not in self._told:
+            # a closure that the optimizer runs itself may change the gradients that verification would take now
+            if not self._runs_closure:
                 self._verifier.stepping(optimizer, self._is_owed)
         self._step_began_ns = now_ns()
         if self._planner.measures(self._driver.iteration):
@@ -551,8 +555,9 @@ class Iterations(SessionBase):
             for tensor in self._tensors_of(optimizer):
                 guards.unwatch(self._params[tensor])
         keeps_none = keeps_no_gradient(optimizer)
-        all_are_there = self._driver.all_are_there
         self._stepped = self._tensors_of(optimizer)
+        self._update_what_another_deferred(self._stepped)
+        all_are_there = self._driver.all_are_there
         tensors = self._gradients.that_stand_for_sums(self._stepped)
         if not all_are_there and not (defer and self._all_arrive_soon(tensors)):
             tensors = self._hide_what_is_late(optimizer, tensors) if defer else tensors
@@ -568,6 +573,13 @@ class Iterations(SessionBase):
         else:
             for tensor in tensors:
                 self._gradients.give(tensor)
+
+    def _update_what_another_deferred(self, tensors: Iterable[int]) -> None:
+        """Run the updates of `tensors` that another optimizer's step has deferred: it has stepped first."""
+        if self._deferred:
+            for tensor in tensors:
+                if tensor in self._deferred:
+                    self._deferred.make_current(tensor)
 
     def _tensors_of(self, optimizer: torch.optim.Optimizer) -> list[int]:
         """The tensors of this session that `optimizer` updates, in its order."""
@@ -629,6 +641,7 @@ class Iterations(SessionBase):
         if self._planner.measures(self._driver.iteration):
             self._stopwatch.report(self._planner.builder.updated, self._step_began)
             self._step_ended = self._stopwatch.now()
+        self._runs_closure = False
         self._deferred.step_ran()
         self._verifier.all_updated(optimizer, self._is_owed)
         self._deferred.show_hidden(self._parameter_used, self._settle)
@@ -651,8 +664,8 @@ class Iterations(SessionBase):
             )
         if not self._settled:
             self._reads.add(self._driver.iteration)
-        told = self._told & {"closure"}  # then the optimizer reads it, after its closure
-        if self._crosses and not told and tensor not in self._deferred and not self._driver.has_arrived(tensor):
+        # an optimizer reads gradients after its closure
+        if self._crosses and not self._runs_closure and tensor not in self._deferred and not self._driver.has_arrived(tensor):
             self._is_late = True
             self._tell(
                 "read",

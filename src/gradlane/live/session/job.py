@@ -11,6 +11,7 @@ import torch
 
 from gradlane.core.profile import TensorSpec
 from gradlane.live.backends.gradient_buffers import dtype_name
+from gradlane.live.session.ignored import synchronised_buffers, synchronised_tensors
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Job:
         ranks: of the group, in its order, as torch's default group numbers them (global ranks).
         timeout_s: seconds after which waiting for another rank is an error.
         wire_dtype: "bfloat16" or "float16", as which float32 gradients travel; None for float32.
+        ignored: names of parameters and buffers that DDP is told to ignore; each rank keeps its own.
     """
 
     model: torch.nn.Module
@@ -36,6 +38,7 @@ class Job:
     ranks: list[int]
     timeout_s: float
     wire_dtype: str | None = None
+    ignored: frozenset[str] = frozenset()
 
     @property
     def world(self) -> int:
@@ -87,5 +90,15 @@ class Job:
 
     @property
     def described_buffers(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-        """Name, dtype and shape of each of the model's buffers."""
-        return tuple((name, str(buffer.dtype), tuple(buffer.shape)) for name, buffer in self.model.named_buffers())
+        """Name, dtype and shape of each buffer that is kept equal to rank 0's."""
+        return tuple((name, str(buffer.dtype), tuple(buffer.shape)) for name, buffer in self.buffers)
+
+    @property
+    def buffers(self) -> list[tuple[str, torch.Tensor]]:
+        """Names and buffers of the model that are kept equal to rank 0's."""
+        return list(synchronised_buffers(self.model, self.ignored))
+
+    @property
+    def synchronised(self) -> list[torch.Tensor]:
+        """The parameters and buffers of the model that become rank 0's at attach."""
+        return synchronised_tensors(self.model, self.ignored)

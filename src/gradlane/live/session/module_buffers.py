@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -114,8 +114,14 @@ def _versions_of(buffers: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
     return [(id(buffer), buffer._version) for buffer in buffers]
 
 
-def places_of_buffers(model: torch.nn.Module) -> tuple[list[tuple[dict[str, torch.Tensor | None], str]], list[str]]:
+def places_of_buffers(
+    model: torch.nn.Module, ignored: Container[str] = ()
+) -> tuple[list[tuple[dict[str, torch.Tensor | None], str]], list[str]]:
     """Find the buffers of `model`, each once.
+
+    Args:
+        model: whose buffers are kept equal to rank 0's.
+        ignored: full names of those that are not.
 
     Returns:
         The places of the buffers, each a module's dictionary of buffers and the key in it; and
@@ -126,8 +132,10 @@ def places_of_buffers(model: torch.nn.Module) -> tuple[list[tuple[dict[str, torc
         for name, buffer in module._buffers.items():
             if buffer is not None and id(buffer) not in seen:
                 seen.add(id(buffer))
-                owners.append((module._buffers, name))
-                names.append(f"{prefix}.{name}" if prefix else name)
+                full = f"{prefix}.{name}" if prefix else name
+                if full not in ignored:
+                    owners.append((module._buffers, name))
+                    names.append(full)
     return owners, names
 
 

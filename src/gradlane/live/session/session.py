@@ -16,6 +16,7 @@ from gradlane.core.records.tuned import Tuned
 from gradlane.core.timeline import Timeline
 from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.session import guards
+from gradlane.live.session.ignored import synchronised_tensors
 from gradlane.live.session.iterations import Iterations
 from gradlane.live.session.metrics import Progress, StepMetrics
 from gradlane.live.session.uneven import UnevenInputs
@@ -135,7 +136,7 @@ class Session(Iterations):
             self._settle()
             self._accumulated.clear()
             with self._gradients.set_aside():
-                self._uneven.finish(self._take_part, (*self.model.parameters(), *self.model.buffers()))
+                self._uneven.finish(self._take_part, synchronised_tensors(self.model, self._ignored))
         finally:
             self._uneven = None
             self._gradients.scale_by(1.0 / self.world)

@@ -160,7 +160,7 @@ class Verifier(Unverified):
     def __init__(self, options: VerifyOptions, job: Job, new_groups: NewGroups) -> None:
         self._options = options
         self._params = [param for _, param in job.params]
-        self._model = job.model
+        self._job = job
         self._names = {id(param): name for name, param in job.params}
         on_wire = {id(param): job.dtype_on_wire(param) for param in self._params}
         # of those that travel as halves, by id of parameter
@@ -242,8 +242,8 @@ class Verifier(Unverified):
         step = DeferredStep(optimizer)
         for group in optimizer.param_groups:
             for param in group["params"]:
-                if param.grad is None and not owed(param):
-                    continue
+                if id(param) not in self._names or (param.grad is None and not owed(param)):
+                    continue  # of no session, or of another one
                 copied = torch.nn.Parameter(param.detach().clone(), requires_grad=param.requires_grad)
                 state = {key: _copied(value) for key, value in optimizer.state.get(param, {}).items()}
                 gradient = None if owed(param) else param.grad.detach().clone()
@@ -282,7 +282,7 @@ class Verifier(Unverified):
     def forward_begins(self, iteration: int) -> None:
         if not self._options.includes(iteration):
             return
-        buffers = list(self._model.buffers())
+        buffers = [buffer for _, buffer in self._job.buffers]
         references = [buffer.detach().clone() for buffer in buffers]
         works = [broadcast_from(0, each, self._groups[0], async_op=True) for each in references]
         self._wait(works, "the buffers of verification")

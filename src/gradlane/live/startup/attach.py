@@ -43,6 +43,7 @@ from gradlane.live.backends.streams import streams_of
 from gradlane.live.comm.coordination import Coordination
 from gradlane.live.session.deferred_step import why_it_needs_the_barrier
 from gradlane.live.session.idle import IdleSession
+from gradlane.live.session.ignored import ignored_in
 from gradlane.live.session.job import Job
 from gradlane.live.session.module_buffers import BufferSync, places_of_buffers
 from gradlane.live.session.session import Session
@@ -174,9 +175,11 @@ class Wrapped:
 
     Args:
         buffers_are_due: the next forward pass begins with rank 0's buffers; the same on all ranks.
+        ignored: names of the parameters and buffers that torch's class was told to ignore when it wrapped the model.
     """
 
     buffers_are_due: bool
+    ignored: frozenset[str] = frozenset()
 
 
 def attach_from(
@@ -199,7 +202,8 @@ def attach_from(
     """
     resolved = AttachOptions.of(policy, options, launched())
     alone = trains_alone()
-    job = job_of(model, optimizer, process_group, resolved.stepping.timeout, resolved.carrier.wire_dtype)
+    ignored = ignored_in(model) if wrapped is None else wrapped.ignored
+    job = job_of(model, optimizer, process_group, resolved.stepping.timeout, resolved.carrier.wire_dtype, ignored)
     if alone or (job.world == 1 and resolved.asks_for_nothing):
         note_attached()
         return IdleSession(model)
@@ -219,8 +223,9 @@ def attach_from(
             raise
         opened.append(backend)
         if wrapped is None:
-            tensors = (*model.parameters(), *model.buffers())
-            await_others(lambda: copy_from(0, tensors, backend.control_group, backend.control_device), "rank 0's parameters")
+            await_others(
+                lambda: copy_from(0, job.synchronised, backend.control_group, backend.control_device), "rank 0's parameters"
+            )
         buffers_are_due = wrapped is None or wrapped.buffers_are_due
         session = _build(job, resolved, start, may_cross, coordination, new_groups, backend, buffers_are_due)
     keep(session)
@@ -446,9 +451,9 @@ def _places(options: AttachOptions, backend: Backend) -> tuple[Place, ...]:
 
 
 def _buffer_sync(job: Job, new_groups: NewGroups, broadcast_buffers: bool | str, are_due: bool) -> BufferSync | None:
-    if not broadcast_buffers or not any(True for _ in job.model.buffers()):
+    if not broadcast_buffers or not job.buffers:
         return None
-    places, at_start = places_of_buffers(job.model), broadcast_buffers == "forward"
+    places, at_start = places_of_buffers(job.model, job.ignored), broadcast_buffers == "forward"
     return BufferSync(*places, new_groups, job.rank, job.timeout_s, at_start, are_due=are_due)
 
 

@@ -8,11 +8,13 @@ import atexit
 import os
 import sys
 import weakref
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
 
 from gradlane.live.backends import calls
+from gradlane.live.session.ignored import ignored_in, summed_parameters
 
 
 class AttachedSession(Protocol):
@@ -41,6 +43,22 @@ def session_of(model: torch.nn.Module) -> AttachedSession | None:
     """The open session of `model`, or None."""
     session = _sessions.get(model)
     return None if session is None or session.closed else session
+
+
+def sharing_with(model: torch.nn.Module, trained: Iterable[torch.nn.Parameter]) -> tuple[AttachedSession, str] | None:
+    """Find an open session of another model that has one of the parameters `trained`.
+
+    Returns:
+        The session, and the name of the parameter in its model; None if there is none.
+    """
+    ids = {id(param) for param in trained}
+    for session in list(_sessions.values()):
+        if session.model is model or session.closed:
+            continue
+        for name, param in summed_parameters(session.model, ignored_in(session.model)):
+            if id(param) in ids:
+                return session, name
+    return None
 
 
 def keep(session: AttachedSession) -> None:

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from gradlane.core.profile import DTYPE_BYTES
 from gradlane.errors import InputError, UnsupportedError
 from gradlane.live.backends.gradient_buffers import dtype_name
+from gradlane.live.session.ignored import summed_parameters
 from gradlane.live.session.job import Job
-from gradlane.live.startup.lifecycle import session_of
+from gradlane.live.startup.lifecycle import session_of, sharing_with
 from gradlane.live.torch_versions import global_ranks, timeout_of
 
 _WRAPPERS = {  # by the name of a wrapper's class: why it cannot be attached, and what to do
@@ -60,9 +61,13 @@ def refuse_other_optimizers(optimizers: Sequence[torch.optim.Optimizer], model: 
             )
 
 
-def trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """Names and parameters that get gradients, the last registered first: about the order in which
+def trained_parameters(model: torch.nn.Module, ignored: frozenset[str]) -> list[tuple[str, torch.nn.Parameter]]:
+    """Names and parameters whose gradients are summed, the last registered first: about the order in which
     they become ready.
+
+    Args:
+        model: to train.
+        ignored: names of parameters and buffers that DDP is told to ignore.
 
     Raises:
         InputError: `model` is no module.
@@ -78,15 +83,19 @@ def trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Param
         raise UnsupportedError("gradlane is attached to this model already: close() that session first")
     if isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedError("the model is a ScriptModule, which takes no hooks: script parts of a model instead")
+    summed = summed_parameters(model, ignored)
+    are_summed = {id(param) for _, param in summed}
     for name, module in model.named_modules():
-        if getattr(module, "sparse", False) and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+        is_embedding = isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
+        if is_embedding and module.sparse and id(module.weight) in are_summed:
             raise UnsupportedError(f"{name} has sparse gradients, which cannot be summed in place: use sparse=False")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if torch.nn.parameter.is_lazy(tensor):
             raise UnsupportedError(f"{name} is uninitialised (a lazy module): run one forward pass before attach")
-    params = [(name, param) for name, param in model.named_parameters() if param.requires_grad and param.numel() > 0]
+    params = [(name, param) for name, param in summed if param.requires_grad and param.numel() > 0]
     if not params:
-        raise UnsupportedError("the model has no parameter with requires_grad=True")
+        beside = " beside those that DistributedDataParallel is told to ignore" if ignored else ""
+        raise UnsupportedError(f"the model has no parameter with requires_grad=True{beside}")
     for name, param in params:
         if type(param).__name__ == "DTensor" or not isinstance(param, torch.nn.Parameter):
             raise UnsupportedError(
@@ -100,18 +109,36 @@ def trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Param
             )
         if hasattr(param, "_in_backward_optimizers"):
             raise UnsupportedError(f"{name} is updated inside the backward pass, before its gradient could be summed")
+    refuse_shared(model, params)
     return params[::-1]
 
 
+def refuse_shared(model: torch.nn.Module, params: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    """Raise `UnsupportedError` if a session of another model sums the gradient of one of `params`."""
+    shared = sharing_with(model, [param for _, param in params])
+    if shared is not None:
+        session, theirs = shared
+        mine = next(name for name, param in params if param is session.model.get_parameter(theirs))
+        raise UnsupportedError(
+            f"{mine} is also {theirs} of a {type(session.model).__name__} that gradlane is attached to, and would be summed "
+            "twice: put both models into one module (nn.ModuleDict) and attach to that, or close() that session first"
+        )
+
+
 def job_of(
-    model: torch.nn.Module, optimizer: Optimizers, group: Any, timeout_s: float | None, wire_dtype: str | None = None
+    model: torch.nn.Module,
+    optimizer: Optimizers,
+    group: Any,
+    timeout_s: float | None,
+    wire_dtype: str | None = None,
+    ignored: frozenset[str] = frozenset(),
 ) -> Job:
     """Describe the job to attach; without torch.distributed it has one rank.
 
     Args:
         model, optimizer, group: as for `attach`.
         timeout_s: seconds after which waiting for another rank is an error; None for the group's own.
-        wire_dtype: see `Job`.
+        wire_dtype, ignored: see `Job`.
 
     Raises:
         InputError: `model` is no module, `optimizer` none of torch's or none of this model, or
@@ -119,10 +146,10 @@ def job_of(
         UnsupportedError: the model or the group cannot be attached.
     """
     optimizers = as_list(optimizer)
-    params = trained_parameters(model)
+    params = trained_parameters(model, ignored)
     refuse_other_optimizers(optimizers, model)
     if not dist.is_initialized():
-        return Job(model, params, optimizers, None, 0, [0], timeout_s or _ALONE_S, wire_dtype)
+        return Job(model, params, optimizers, None, 0, [0], timeout_s or _ALONE_S, wire_dtype, ignored)
     rank = dist.get_rank(group)
     if rank < 0:
         raise InputError(
@@ -135,7 +162,7 @@ def job_of(
             f"process_group has {len(ranks)} of the {dist.get_world_size()} ranks, and init_process_group was given a "
             "device_id=: torch.distributed then makes every group by a call of all ranks; leave device_id= out"
         )
-    return Job(model, params, optimizers, group, rank, ranks, timeout_s or timeout_of(group), wire_dtype)
+    return Job(model, params, optimizers, group, rank, ranks, timeout_s or timeout_of(group), wire_dtype, ignored)
 
 
 def require_process_group() -> None:

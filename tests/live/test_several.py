@@ -1,0 +1,28 @@
+"""Several models attached at a time: they may share an optimizer, and no parameters."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.live import several
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("use", several.USES)
+def test_one_optimizer_over_two_models_gives_the_bits_of_ddp(two_ranks, use, verify):
+    for differs, deferred in two_ranks.run("tests.live.several:one_optimizer", use=use, verify=verify):
+        assert differs == []
+        assert deferred > 0
+
+
+def test_a_model_that_shares_a_part_with_an_attached_one_is_refused_by_name(two_ranks):
+    for attached, wrapped in two_ranks.run("tests.live.several:a_shared_part"):
+        assert attached.startswith("0.weight is also 0.weight of a Sequential that gradlane is attached to")
+        assert wrapped.startswith("the model shares 0.weight with a Sequential that gradlane is attached to")
+
+
+@pytest.mark.parametrize("how", ["at once", "late", "frozen"])
+def test_wrapped_models_that_share_a_part_stay_torchs_and_one_line_for_each_says_why(two_ranks, how):
+    outcomes = two_ranks.run("tests.live.several:a_shared_part_wrapped", how=how)
+    assert [differs for differs, _ in outcomes] == [[], []]
+    assert len([line for line in outcomes[0][1] if "two wrapped models share 0.weight" in line]) == 2
