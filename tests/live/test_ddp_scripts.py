@@ -112,6 +112,7 @@ for _ in range(6):
     optimizer.zero_grad()
     model(torch.randn(4, 8)).square().mean().backward()
     optimizer.step()
+del model  # torch's own may abort the process if it outlives its group
 dist.destroy_process_group()
 """
 NOTHING = "gradlane: {} had no effect: the script attached nothing; add --ddp if it wraps its model in torch's"
