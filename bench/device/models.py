@@ -86,8 +86,8 @@ class Workload:
     Attributes:
         make: makes the network, on the CPU.
         batch: makes a batch of so many samples with a generator, on the CPU.
-        probe: samples with which computing is measured, to choose a batch.
-        most: samples of a batch at most, for the memory of two ranks on one device.
+        probe: batch size of the run that measures computing, from which the batch size is chosen.
+        most: largest batch size that two ranks can hold on one device.
     """
 
     make: Callable[[], nn.Module]

@@ -14,8 +14,8 @@ _PLACE = "## What a device loses against the CPU path\n\n(to be written)"
 _HEAD = """\
 # gradlane on GPUs
 
-For whoever trains on GPUs: what was run on which card, what was not, and what it measured. Tables are made by `make
-test-device`, `python -m bench.device` and `python -m bench.device --page`."""
+For users who train on GPUs: what was run on which card, what was not, and the results. `make test-device` and
+`python -m bench.device` produce the results, and `python -m bench.device --page` makes the tables."""
 _CASES = ["what", "carrier", "ranks", "passed", "failed", "not run"]
 
 
@@ -120,6 +120,6 @@ def _measured(bench: dict[str, Any] | None) -> list[str]:
 
 
 def write(tests: Path, bench: Path, to: Path) -> None:
-    """Make the page of two files, either of which may be missing."""
+    """Write the page from the two result files. Either may be missing."""
     found = [json.loads(path.read_text()) if path.exists() else None for path in (tests, bench)]
     to.write_text(page(found[0], found[1], to.read_text() if to.exists() else ""))

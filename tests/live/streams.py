@@ -22,10 +22,10 @@ def streams_on_the_host(late: bool, orders: bool = False) -> Iterator[CheckedStr
     streams = CheckedStreams(late, orders)
     ready, bring_up = Driver._ready, Staging.bring_up
 
-    def handed_over(driver: Driver, tensors: Sequence[int]) -> int:
+    def handed_over(driver: Driver, tensors: Sequence[int]) -> None:
         if driver._staging is not None:
             streams.host_accesses(driver.summed.range_of(tensors[0], tensors[-1]), writes=True)
-        return ready(driver, tensors)
+        ready(driver, tensors)
 
     def summed(staging: Staging, tensors: Sequence[int]) -> None:
         for tensor in tensors:

@@ -90,7 +90,7 @@ class AllReduceBackend:
         self._stream = None if streams is None else streams.open(urgent=True)
         self._ends: dict[int, Event] = {}
         self._queued: list[int] = []  # messages of this iteration, in the stream's order
-        self._is_aborted, self.lost = False, frozenset[int]()
+        self.lost = frozenset[int]()
         if streams is not None:  # NCCL connects in the first collective, which must not be one of a backward pass
             dist.all_reduce(torch.zeros(1, device=device), group=self._groups[0])
         self._expected: list[list[int]] = []
@@ -373,8 +373,7 @@ class AllReduceBackend:
 
     def interrupt(self) -> None:
         """The job has failed: end the sums that are stuck in streams, so that what waits for them goes on to the failure."""
-        if self._streams is not None and not self._is_aborted:
-            self._is_aborted = True
+        if self._streams is not None and not self._groups.is_aborted:
             self.lost = frozenset(message for message in list(self._queued) if not _is_over(self._ends[message]))
             self._groups.abort()
 

@@ -36,6 +36,11 @@ def is_gloo(group: Any, device: torch.device) -> bool:
         return False
 
 
+def is_by_host(group: Any, device: torch.device) -> bool:
+    """Whether the host carries out what `group` does with tensors on `device`; NCCL's takes its turn in a stream."""
+    return device.type == "cpu" or is_gloo(group, device)
+
+
 _END_S = 5.0  # for sums to end once their connections are shut down, and for callbacks
 
 
@@ -148,7 +153,7 @@ class ProcessGroups:
         self._all: list[Any] = []
         self._sockets: list[Sockets] = []
         self._before: Sockets | None = None  # this process's sockets before the group that is being opened
-        self._is_aborted = False
+        self.is_aborted = False
         self._changed = threading.Condition()
         self._under_way: set[UnderWay] = set()
 
@@ -172,9 +177,9 @@ class ProcessGroups:
 
         torch.distributed would wait for its own timeout and then end the process.
         """
-        if self._is_aborted:
+        if self.is_aborted:
             return
-        self._is_aborted = True
+        self.is_aborted = True
 
         def end() -> None:
             for group in self._all:

@@ -161,23 +161,21 @@ class Driver:
             self._backend.begin([list(lane) for lane in self._agreed_order])
             self.coordination.begin(self.iteration)
 
-    def ready(self, tensors: Sequence[int]) -> int:
+    def ready(self, tensors: Sequence[int]) -> None:
         """Report that the slots of `tensors`, one or more, hold this rank's gradients, or will once the
         device has done what it was given so far.
-
-        Returns:
-            The time of this, in ns of the monotonic clock.
         """
-        if self._staging is not None:
+        if self._staging is None:
+            self._ready(tensors)
+        else:
             self._staging.bring_down(tensors, lambda error: self._brought_down(tensors, error))
-            return now_ns()
-        return self._ready(tensors)
 
-    def _ready(self, tensors: Sequence[int]) -> int:
+    def _ready(self, tensors: Sequence[int]) -> None:
         """Tell the engine that the memory in which `tensors` are summed holds this rank's gradients."""
         self.inspect(tensors)
         if self._node_engine is not None:
-            return self._node_engine.ready(tensors)
+            self._node_engine.ready(tensors)
+            return
         reached = self._backend.so_far()
         now = now_ns()
         with self._lock:
@@ -188,7 +186,6 @@ class Driver:
             self._backend.look()
             self._tell(self._own_engine.ready, tensors)
             self._make_room()
-        return now
 
     def range_of(self, tensors: Sequence[int]) -> torch.Tensor:
         """The slots of `tensors`, which are neighbours in the plan and of one dtype, as one tensor."""

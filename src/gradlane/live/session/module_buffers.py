@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from gradlane.errors import UnsupportedError
-from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_gloo
+from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_by_host
 from gradlane.live.torch_versions import broadcast_from
 
 _ALIGN = 16
@@ -177,8 +177,7 @@ class BufferSync:
         self._announces = self._on_cpu and has_channel
         for _ in range(1 + self._announces):
             self._groups.open()
-        # whether the host carries broadcasts out, so that their ends are told; NCCL's are in streams
-        self._by_host = self._on_cpu or is_gloo(self._groups[0], self._last.bytes.device)
+        self._by_host = is_by_host(self._groups[0], self._last.bytes.device)  # then their ends are told
         self._may_be_early = not always_at_start and self._announces
         # whether regular broadcasts come at the end of forward passes; the same on all ranks
         self._at_end = False

@@ -28,7 +28,7 @@ import torch.distributed as dist
 import gradlane
 from gradlane.core.fields import need
 from gradlane.errors import VerificationError
-from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_gloo
+from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_by_host
 from gradlane.live.session.deferred_step import DeferredStep
 from gradlane.live.session.job import Job
 from gradlane.live.torch_versions import broadcast_from
@@ -314,7 +314,7 @@ class Verifier(Unverified):
         raise error
 
     def interrupt(self) -> None:
-        if self._device.type != "cpu" and not is_gloo(self._groups[0], self._device):
+        if not is_by_host(self._groups[0], self._device):
             self._groups.abort()
 
     def close(self) -> None:
