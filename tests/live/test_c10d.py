@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Literal
 
@@ -190,7 +191,9 @@ def test_a_tensor_stays_as_it_is_once_a_wait_for_it_has_raised(two_ranks: Ranks,
 def test_an_abort_ends_the_group_for_all(ranks: Ranks) -> None:
     first, *others = ranks.run(CASES + "disagree", what="abort")
     assert first[:2] == ("CommunicationError", "the process group is closed")
-    assert {(kind, text) for kind, text, _ in others} == {("PeerFailed", "transport: rank 0 aborted the process group")}
+    for kind, text, _ in others:  # from rank 0, or from a rank that heard it first
+        assert kind == "PeerFailed"
+        assert re.fullmatch(r"transport: (rank \d says: )*rank 0 aborted the process group", text), text
 
 
 def test_what_is_not_built_is_refused_and_does_no_harm(ranks: Ranks) -> None:
