@@ -13,6 +13,7 @@ import copy
 import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -20,7 +21,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gradlane.live.session.guards import own_class
+from gradlane.live.session.guards import attributes_of, own_class
 
 # Optimizers that update each parameter from its own gradient and state alone. LBFGS, and whatever
 # takes a norm over all parameters, does not. The step of an optimizer that is not listed here waits
@@ -38,6 +39,15 @@ PER_PARAMETER: frozenset[type] = frozenset(
 # what torch wraps `step` in; a script's own wrapper, which may do anything, has other code
 _RUNS_HOOKS = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
 _SETS_GRAD_MODE = _use_grad_for_differentiable(lambda optimizer: None).__code__
+
+
+def is_stepping(frame: FrameType | None) -> bool:
+    """Whether `step()` of an optimizer runs in the stack of `frame`."""
+    while frame is not None:
+        if frame.f_code is _RUNS_HOOKS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def why_it_needs_the_barrier(optimizer: torch.optim.Optimizer) -> str | None:
@@ -113,7 +123,7 @@ class DeferredStep:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.owes = 0  # updates that have not run yet
-        self._entries = len(optimizer.__dict__["state"])
+        self._entries = len(attributes_of(optimizer)["state"])
         self._class = own_class(optimizer)
         self._groups = [
             {key: _snapshot(value) for key, value in group.items() if key != "params"} | _found_out_already(group)
@@ -132,7 +142,7 @@ class DeferredStep:
     def _part(self) -> Any:
         """The shallow copy of the optimizer that updates some of its parameters."""
         part = object.__new__(self._class)
-        part.__dict__ = dict(self.optimizer.__dict__)
+        part.__dict__ = dict(attributes_of(self.optimizer))
         part.__dict__.pop("step", None)  # the wrapper with which an LR scheduler counts steps
         part._optimizer_step_pre_hooks = OrderedDict()
         part._optimizer_step_post_hooks = OrderedDict()
@@ -144,7 +154,7 @@ class DeferredStep:
         They were made in the order in which gradients arrived, and get the order of the optimizer's
         parameters, in which `step()` would have made them.
         """
-        state = self.optimizer.__dict__["state"]  # another session may still have deferred some of its updates
+        state = attributes_of(self.optimizer)["state"]  # another session may still have deferred some of its updates
         if len(state) > self._entries:
             places = {param: place for place, param in enumerate(self._group_of)}
             made = list(state)[self._entries :]
