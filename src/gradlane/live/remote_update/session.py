@@ -121,6 +121,12 @@ class ServedSession(SessionBase):
             if id(param) in self._tensor_of:
                 self._make_current(self._tensor_of[id(param)])
 
+    def _before_compiled_code(self, module: torch.nn.Module | None) -> None:
+        if module is None:
+            self.flush()
+        else:
+            self._before_compiled(module, True, None)
+
     def _after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
         if not torch.is_grad_enabled() or inside_a_backward_pass():
             return

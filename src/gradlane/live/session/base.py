@@ -20,7 +20,7 @@ from gradlane.live.session import interruptions
 from gradlane.live.session.aliases import accumulator_of
 from gradlane.live.session.guards import PendingGradient
 from gradlane.live.session.hooks import Hook, ModuleHook, around_step, is_compiled, tensors_in
-from gradlane.live.session.torch_patches import guard_torchscript, take_as_a_tensor
+from gradlane.live.session.torch_patches import before_compiled_code, forget, guard_torchscript, take_as_a_tensor
 from gradlane.live.torch_versions import keeps_graph
 
 if TYPE_CHECKING:
@@ -77,6 +77,10 @@ class SessionBase(ABC):
     @abstractmethod
     def _before_compiled(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
         """A compiled part of the model is about to run, and reads parameters past every guard."""
+
+    @abstractmethod
+    def _before_compiled_code(self, module: torch.nn.Module | None) -> None:
+        """Compiled code is about to run: a method of `module`, or a function of the script, which may read anything."""
 
     @abstractmethod
     def _after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None: ...
@@ -164,6 +168,7 @@ class SessionBase(ABC):
             self._handles.append(around_step(optimizer, self._before_step, self._after_step))
             self._handles.append(optimizer.register_state_dict_pre_hook(Hook(self._before_optimizer_state_dict)))
         interruptions.add(self)
+        before_compiled_code(self, self._before_compiled_code)
 
     def _hook_compiled_parts(self) -> None:
         """Put a hook on each compiled part of the model that has none.
@@ -204,6 +209,7 @@ class SessionBase(ABC):
     def _detach_hooks(self) -> None:
         self._closed = True
         interruptions.discard(self)
+        forget(self)
         for handle in self._handles:
             handle.remove()
 

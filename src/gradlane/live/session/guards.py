@@ -401,7 +401,8 @@ class _PendingOptimizer:
         if name in GETS_AT_STATE and id(self) in _owing:
             _settle(self)
             return getattr(self, name)  # by now the optimizer has its own class again
-        return super().__getattribute__(name)
+        # not super(): another thread, or a signal handler, may have given the optimizer its own class back by now
+        return object.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in GETS_AT_STATE:

@@ -291,6 +291,17 @@ class Iterations(SessionBase):
             guards.use(param)
 
     @in_turn
+    def _before_compiled_code(self, module: torch.nn.Module | None) -> None:
+        if module is not None:
+            self._before_compiled(module, True, None)
+            return
+        for param in self._params:
+            guards.use(param)
+        self._settle()
+        if not (self._in_forward or self._in_backward):
+            self._gradients.give_all()
+
+    @in_turn
     def _after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
         if inside_a_backward_pass() or is_traced():
             return
@@ -641,7 +652,8 @@ class Iterations(SessionBase):
                 self._tell(
                     "aliases",
                     f"something else holds the memory of {self._name_of(tensor)} or of the optimizer's state of it (a "
-                    "state_dict that was kept, a view, a NumPy array): such parameters are updated at step(), not later",
+                    "state_dict that was kept, a view, a NumPy array, another process): such parameters are updated at step(), "
+                    "not later",
                 )
                 others.append(tensor)
                 continue
