@@ -168,7 +168,7 @@ class SessionBase(ABC):
             self._handles.append(around_step(optimizer, self._before_step, self._after_step))
             self._handles.append(optimizer.register_state_dict_pre_hook(Hook(self._before_optimizer_state_dict)))
         interruptions.add(self)
-        before_compiled_code(self, self._before_compiled_code)
+        before_compiled_code(self)
 
     def _hook_compiled_parts(self) -> None:
         """Put a hook on each compiled part of the model that has none.
@@ -221,16 +221,16 @@ class SessionBase(ABC):
 
     # -- forks and signals, see `interruptions.py` --------------------------------------------------
 
-    def is_busy_here(self) -> bool:
+    def _is_busy_here(self) -> bool:
         """Whether the calling thread is in the middle of a change of what other threads of the session share."""
         return False
 
-    def before_fork(self) -> None:
+    def _before_fork(self) -> None:
         """Make all deferred updates, unless the job has failed."""
         if not self.failed:
             self._settle()
 
-    def in_child(self) -> None:
+    def _in_child(self) -> None:
         """Detach from the model, in a child process that has no other thread."""
         self.sync = False
         self._detach_hooks()

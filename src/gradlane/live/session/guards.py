@@ -31,6 +31,8 @@ from typing import Any
 import torch
 import torch.optim.optimizer as optimizers
 
+from gradlane.live.comm.turn import turn
+
 Resolve = Callable[[int], None]
 """Makes tensor `index` current: waits for its sum and, if its update is deferred, runs it."""
 Part = Callable[["PendingGradient", torch.Tensor | None], torch.Tensor]
@@ -261,18 +263,21 @@ def unwatch_all(params: Iterable[torch.nn.Parameter]) -> None:
             unwatch(param)
 
 
+# in turn: another thread, which makes the update of `param`, has the sum in `.grad` meanwhile
+
+
 def _get_gradient(param: Any) -> Any:
-    with as_ordinary():
+    with turn, as_ordinary():
         return _gradient_attribute.__get__(param)
 
 
 def _set_gradient(param: Any, gradient: Any) -> None:
-    with as_ordinary():
+    with turn, as_ordinary():
         _gradient_attribute.__set__(param, gradient)
 
 
 def _delete_gradient(param: Any) -> None:
-    with as_ordinary():
+    with turn, as_ordinary():
         _gradient_attribute.__delete__(param)
 
 

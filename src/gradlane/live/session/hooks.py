@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gradlane.live.session.guards import attributes_of
 from gradlane.live.torch_versions import is_exporting
 
 
@@ -88,8 +89,9 @@ def around_step(optimizer: torch.optim.Optimizer, before: Callable[..., Any], af
     def remove() -> None:
         first.remove()
         last.remove()
-        if optimizer.__dict__.get("register_step_pre_hook") is register_step_pre_hook:
-            del optimizer.__dict__["register_step_pre_hook"]
+        attributes = attributes_of(optimizer)
+        if attributes.get("register_step_pre_hook") is register_step_pre_hook:
+            del attributes["register_step_pre_hook"]
 
     optimizer.register_step_pre_hook = register_step_pre_hook  # type: ignore[method-assign]
     return _Handles(remove)

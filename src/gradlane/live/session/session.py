@@ -242,12 +242,12 @@ class Session(Iterations):
             of = f"{self._verifier.steps} of {self._driver.iteration + 1} steps"
             self._tell("verified", f"verified {of}: sums and {self._verifier.verified} updates of parameters were as under DDP")
 
-    def is_busy_here(self) -> bool:
+    def _is_busy_here(self) -> bool:
         lock: Any = self._failures.lock
         return bool(lock._is_owned())
 
-    def in_child(self) -> None:
-        super().in_child()
+    def _in_child(self) -> None:
+        super()._in_child()
         guards.unwatch_all(self._params)
         self._gradients.close(failed=self._in_backward)
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch._dynamo.eval_frame as dynamo
@@ -26,7 +27,16 @@ from gradlane.live.session import guards, outdated
 from gradlane.live.session.hooks import Hook
 
 _settlers: dict[int, Callable[[], None]] = {}  # by id() of the owner: runs its deferred updates
-_compiled: dict[int, Callable[[torch.nn.Module | None], None]] = {}  # by id() of the owner, see `before_compiled_code`
+
+
+class ReadByCompiledCode(Protocol):
+    """A session, as compiled code concerns it."""
+
+    def _before_compiled_code(self, module: torch.nn.Module | None) -> None:
+        """Compiled code is about to run: a method of `module`, or a function of the script, which may read anything."""
+
+
+_read_by_compiled_code: weakref.WeakSet[ReadByCompiledCode] = weakref.WeakSet()
 
 
 def _before(really: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,19 +91,19 @@ def _settle_all() -> None:
         settle()
 
 
-def before_compiled_code(owner: object, call: Callable[[torch.nn.Module | None], None]) -> None:
-    """Call `call` before each call of compiled code, with the module that it is of, or None; until `forget(owner)`.
+def before_compiled_code(session: ReadByCompiledCode) -> None:
+    """Tell `session` before each call of compiled code, until `forget(session)`.
 
     PyTorch has the function that is patched from 2.6 on. Before, only compiled modules are seen, by their hooks.
     """
-    _compiled[id(owner)] = call
+    _read_by_compiled_code.add(session)
     really = getattr(dynamo, "_callback_from_stance", None)
     if really is None or getattr(really, "_of_gradlane", False):
         return
 
     @functools.wraps(really)
     def callback_from_stance(callback: Any) -> Any:
-        if _compiled and callable(callback):
+        if _read_by_compiled_code and callable(callback):
             _called(sys._getframe(1).f_locals.get("fn"))
         return really(callback)
 
@@ -101,9 +111,9 @@ def before_compiled_code(owner: object, call: Callable[[torch.nn.Module | None],
     dynamo._callback_from_stance = callback_from_stance
 
 
-def forget(owner: object) -> None:
-    """`owner` need not be called any more before compiled code is."""
-    _compiled.pop(id(owner), None)
+def forget(session: ReadByCompiledCode) -> None:
+    """`session` has ended."""
+    _read_by_compiled_code.discard(session)
 
 
 def _called(function: Any) -> None:
@@ -111,8 +121,8 @@ def _called(function: Any) -> None:
     whose = getattr(function, "__self__", None)
     if isinstance(whose, torch.optim.Optimizer):
         return  # hooks on its step do what there is to do
-    for call in list(_compiled.values()):
-        call(whose if isinstance(whose, torch.nn.Module) else None)
+    for session in list(_read_by_compiled_code):
+        session._before_compiled_code(whose if isinstance(whose, torch.nn.Module) else None)
 
 
 def guard_torchscript() -> None:
