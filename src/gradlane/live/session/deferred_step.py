@@ -125,6 +125,10 @@ class DeferredStep:
         self.owes = 0  # updates that have not run yet
         self._entries = len(attributes_of(optimizer)["state"])
         self._class = own_class(optimizer)
+        attributes = attributes_of(optimizer)
+        if self._class not in PER_PARAMETER:  # it may count its steps, or keep other things that a step changes
+            attributes = {key: value if key == "state" else _snapshot(value) for key, value in attributes.items()}
+        self._attributes = attributes
         self._groups = [
             {key: _snapshot(value) for key, value in group.items() if key != "params"} | _found_out_already(group)
             for group in optimizer.param_groups
@@ -136,13 +140,16 @@ class DeferredStep:
         members: dict[int, list[torch.nn.Parameter]] = {}
         for param in params:
             members.setdefault(self._group_of[id(param)], []).append(param)
-        self._step(self._part, members)
+        self._step(self._part(), members)
 
-    @functools.cached_property
     def _part(self) -> Any:
-        """The shallow copy of the optimizer that updates some of its parameters."""
+        """A shallow copy of the optimizer as it was when `step()` began, which updates some of its parameters."""
         part = object.__new__(self._class)
-        part.__dict__ = dict(attributes_of(self.optimizer))
+        attributes = self._attributes
+        if self._class in PER_PARAMETER:
+            part.__dict__ = dict(attributes)
+        else:  # each part begins as `step()` did
+            part.__dict__ = {key: value if key == "state" else _snapshot(value) for key, value in attributes.items()}
         part.__dict__.pop("step", None)  # the wrapper with which an LR scheduler counts steps
         part._optimizer_step_pre_hooks = OrderedDict()
         part._optimizer_step_post_hooks = OrderedDict()
@@ -173,8 +180,8 @@ class DeferredStep:
         for param, copied, state in copies:
             members.setdefault(self._group_of[id(param)], []).append(copied)
             states[copied] = state
-        part = object.__new__(self._class)
-        part.__dict__ = {**self._part.__dict__, "state": states}
+        part = self._part()
+        part.__dict__["state"] = states
         self._step(part, members)
 
     def _step(self, part: Any, members: dict[int, list[torch.nn.Parameter]]) -> None:

@@ -73,6 +73,7 @@ def around_step(optimizer: torch.optim.Optimizer, before: Callable[..., Any], af
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
         return outside(optimizer, args, kwargs, torch.compiler.is_compiling())
 
+    before_step._of_gradlane = True  # type: ignore[attr-defined]
     befores: Any = optimizer._optimizer_step_pre_hooks  # ordered dictionaries
     afters: Any = optimizer._optimizer_step_post_hooks
     first = optimizer.register_step_post_hook(after)
@@ -95,6 +96,13 @@ def around_step(optimizer: torch.optim.Optimizer, before: Callable[..., Any], af
 
     optimizer.register_step_pre_hook = register_step_pre_hook  # type: ignore[method-assign]
     return _Handles(remove)
+
+
+def is_last(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether no pre-hook of `optimizer` runs after those of sessions (`around_step`)."""
+    hooks: Any = optimizer._optimizer_step_pre_hooks
+    last = next(reversed(hooks.values()), None)
+    return last is None or hasattr(last, "_of_gradlane")
 
 
 def inside_a_backward_pass() -> bool:

@@ -45,7 +45,7 @@ from gradlane.live.session.finite import FiniteCheck, Unchecked
 from gradlane.live.session.gpu import Gpu
 from gradlane.live.session.gradient_groups import GradientGroups
 from gradlane.live.session.gradients import Gradients
-from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_traced, parameters_of_scripts
+from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_last, is_traced, parameters_of_scripts
 from gradlane.live.session.ignored import summed_parameters
 from gradlane.live.session.interruptions import wrap_handlers
 from gradlane.live.session.job import Job
@@ -556,6 +556,9 @@ class Iterations(SessionBase):
                 self._settle()
             self._runs_closure = instead is None and closure_of(args, kwargs) is not None
             needs_all = self._needs_all(optimizer, self._runs_closure, compiling)
+            if self._may_cross and not is_last(optimizer):
+                self._tell("hook", "a step pre-hook runs after gradlane's and may read gradients: such steps wait for all sums")
+                needs_all = True
             self._split_step(optimizer, defer=not needs_all and self._crosses)
             # a closure that the optimizer runs itself may change the gradients that verification would take now
             if not self._runs_closure:
