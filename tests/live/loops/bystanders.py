@@ -101,6 +101,18 @@ def towers_in_threads_that_share_weights(job: Job) -> None:
         job.step()
 
 
+@loop(model=Towers, defers=None, says=None)
+def towers_in_threads_inside_a_closure(job: Job) -> None:
+    def closure() -> torch.Tensor:
+        job.optimizer.zero_grad()
+        loss = job.loss()
+        loss.backward()
+        return loss
+
+    for _ in range(STEPS):
+        job.see("loss", job.optimizer.step(closure))
+
+
 # -- signals -----------------------------------------------------------------------------------------------------
 
 

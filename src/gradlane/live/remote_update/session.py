@@ -204,7 +204,8 @@ class ServedSession(SessionBase):
 
     @in_turn
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any, compiling: bool) -> tuple[Any, Any] | None:
-        instead = run_first(optimizer, args, kwargs)
+        with given_up():  # the script's closure may start threads, and its backward pass runs in autograd's
+            instead = run_first(optimizer, args, kwargs)
         self.check()
         if self._groups.rules() != self._rules:
             self._fail(

@@ -35,7 +35,7 @@ from gradlane.live.backends.streams import Streams
 from gradlane.live.comm.coordination import Coordination
 from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
-from gradlane.live.comm.turn import in_turn, turn
+from gradlane.live.comm.turn import given_up, in_turn, turn
 from gradlane.live.session import aliases, guards
 from gradlane.live.session.base import SessionBase
 from gradlane.live.session.closures import closure_of, run_first
@@ -543,7 +543,8 @@ class Iterations(SessionBase):
 
     @in_turn
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any, compiling: bool) -> tuple[Any, Any] | None:
-        instead = run_first(optimizer, args, kwargs)
+        with given_up():  # the script's closure may start threads, and its backward pass runs in autograd's
+            instead = run_first(optimizer, args, kwargs)
         self._failures.check()
         self._gpu.refuse_capture("optimizer.step()")
         self._stepped = []
@@ -777,5 +778,6 @@ class Iterations(SessionBase):
     def _tell(self, key: str, text: str) -> None:
         """Log `text` as a warning on rank 0, once for each `key`."""
         if key not in self._told and self.rank == 0:
-            log.warning("gradlane: %s", text)
+            with given_up():  # a thread that has logging's lock may want to show a parameter
+                log.warning("gradlane: %s", text)
         self._told.add(key)
