@@ -78,10 +78,10 @@ uint64_t Engine::Completes(uint32_t tensor) {
 
 bool Engine::Wait(int64_t tensor, uint64_t interruptions, int64_t timeout_ms) {
     std::unique_lock lock(wait_mutex_);
-    awaited_.store(tensor);
+    awaited_.store(waiting_++ == 0 ? tensor : kSeveral);
     arrived_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
                       [&] { return IsThere(tensor) || interruptions_.load() != interruptions; });
-    awaited_.store(kNothing);
+    if (--waiting_ == 0) awaited_.store(kNothing);
     return IsThere(tensor);
 }
 
@@ -144,7 +144,7 @@ void Engine::OnDone(uint32_t node_tensor, Dispatcher::Starts* starts) {
     for (const uint32_t tensor : carried_[message]) missing_[tensor].fetch_sub(1);
     not_arrived_.fetch_sub(1);
     const int64_t awaited = awaited_.load();
-    if (awaited != kNothing && IsThere(awaited)) {
+    if (awaited != kNothing && (awaited == kSeveral || IsThere(awaited))) {
         std::lock_guard guard(wait_mutex_);
         arrived_.notify_all();
     }

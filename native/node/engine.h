@@ -75,7 +75,7 @@ class Engine {
     bool HasArrived(uint32_t tensor) const { return missing_[tensor].load() == 0; }
     bool AllArrived() const { return not_arrived_.load() == 0; }
     // Waits until `tensor` (or kAll) has arrived, for `timeout_ms` at most, or until an interruption
-    // after the number of them was `interruptions`. Returns whether it has arrived.
+    // after the number of them was `interruptions`. Returns whether it has arrived. Any thread may call it.
     bool Wait(int64_t tensor, uint64_t interruptions, int64_t timeout_ms);
     // Ends a wait: there is something else to look at. Any thread may call it.
     void Interrupt();
@@ -139,8 +139,10 @@ class Engine {
     std::atomic<uint64_t> interruptions_{0};
     std::atomic<int64_t> communicated_ns_{0};
     static constexpr int64_t kNothing = -2;
+    static constexpr int64_t kSeveral = -3;  // of several threads, each its own: all are woken, and look
     std::atomic<int64_t> awaited_{kNothing};
     std::mutex wait_mutex_;  // taken last
+    uint32_t waiting_ = 0;   // threads, under wait_mutex_
     std::condition_variable arrived_;
 };
 

@@ -40,9 +40,11 @@ class LateEngine(NodeEngine):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._shown_from: dict[int, float] = {}
+        self._iteration = -1
 
     def begin(self, iteration: int) -> None:
         self._shown_from.clear()
+        self._iteration = iteration
         super().begin(iteration)
 
     def has_arrived(self, tensor: int) -> bool:
@@ -55,11 +57,11 @@ class LateEngine(NodeEngine):
         return self._have_arrived(range(len(self.plan.tensors)))
 
     def wait(self, tensor: int | None, interruptions: int, timeout_s: float) -> bool:
-        end = time.monotonic() + timeout_s
+        end, iteration = time.monotonic() + timeout_s, self._iteration
         if not super().wait(tensor, interruptions, timeout_s):
             return False
         tensors = range(len(self.plan.tensors)) if tensor is None else [tensor]
-        while not self._have_arrived(tensors):
+        while not self._have_arrived(tensors) and self._iteration == iteration:
             if time.monotonic() >= end:
                 return False
             time.sleep(min(Late.delay_s, timeout_s) / 4)

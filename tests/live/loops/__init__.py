@@ -5,6 +5,7 @@ A loop gets a `Job` and must not know which of the two it runs under. What it pu
 
 from tests.live.loops import (  # noqa: F401  (they fill LOOPS)
     buffers,
+    bystanders,
     conversions,
     exported,
     gradients,

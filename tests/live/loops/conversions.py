@@ -135,7 +135,7 @@ def to_where_it_is_already(job: Job) -> None:
     _after_steps(job, lambda: job.model.cpu().float().to("cpu"))
 
 
-@loop(defers=None)
+@loop(defers=None, says=HELD)
 def memory_shared_with_other_processes(job: Job) -> None:
     _after_steps(job, job.model.share_memory)
 

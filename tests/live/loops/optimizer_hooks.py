@@ -190,6 +190,36 @@ def clipping_in_a_pre_hook(job: Job) -> None:
     _train(job)
 
 
+@loop(defers=False, says="a step pre-hook runs after gradlane's")
+def clipping_in_a_pre_hook_registered_through_the_class(job: Job) -> None:
+    torch.optim.Optimizer.register_step_pre_hook(job.optimizer, lambda optimizer, args, kwargs: _clip(optimizer))
+    _train(job)
+
+
+class Counting(torch.optim.Optimizer):
+    """Counts its own steps; each update is of one parameter's gradient and state."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.01})
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.steps += 1
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    mean = self.state[param].setdefault("mean", torch.zeros_like(param))
+                    mean.lerp_(param.grad, 0.1)
+                    param.add_(mean / (1 - 0.9**self.steps), alpha=-group["lr"])
+
+
+@loop(optimizer=lambda model: Counting(model.parameters()), attach={"cross_barrier": True})
+def an_optimizer_that_counts_its_steps(job: Job) -> None:
+    _train(job)
+    job.see("steps", job.optimizer.steps)
+
+
 def _adds_noise() -> Callable[[Any], None]:
     noise = torch.Generator()
 

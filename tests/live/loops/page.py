@@ -18,6 +18,7 @@ _FAMILIES = {
     "rates": "Hyper-parameters that change, and optimizers of every kind",
     "passes": "Forward and backward passes of every kind",
     "readers": "Readers that Python does not see, and collectives of the script's own",
+    "bystanders": "Threads, forks, signals, other processes and torch.func beside the training",
     "exported": "Models that are traced, scripted, exported or quantised",
     "refused": "What is refused",
 }

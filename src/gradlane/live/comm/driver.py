@@ -153,9 +153,11 @@ class Driver:
         self._has_begun = True
         with self._lock:
             self.iteration += 1
+            self.failures.notify_if_awaited()  # another thread may still wait for a sum of the iteration before
             self._unissued = len(self.plan.messages) + self._second_phases
             if self._node_engine is not None:
                 self._node_engine.begin(self.iteration)
+                self._node_engine.interrupt()
             else:
                 self._own_engine.begin()
             self._backend.begin([list(lane) for lane in self._agreed_order])
@@ -395,7 +397,8 @@ class Driver:
                 self._backend.look()
 
     def wait_for(self, tensor: int) -> None:
-        """Wait until the sum of `tensor` is in its slot.
+        """Wait until the sum of `tensor` is in its slot, or until another thread has begun the next iteration, for which the
+        sum had to be there.
 
         On a device the script's stream waits for the slot. The host waits for the sum, unless it is queued on
         the device too.
@@ -466,14 +469,14 @@ class Driver:
         return came
 
     def _wait(self, has_arrived: Callable[[], bool], tensor: int | None, what: str) -> None:
-        began = now_ns()
+        began, iteration = now_ns(), self.iteration
         if self._node_engine is not None:
-            self.failures.wait_in(self._node_engine, tensor, what)
+            self.failures.wait_in(self._node_engine, tensor, what, lambda: self.iteration != iteration)
         else:
             with self._lock:
                 messages = range(len(self.plan.messages)) if tensor is None else self._engine.messages_of(tensor)
                 self._backend.await_ends(messages)
-            self.failures.wait_until(has_arrived, what)
+            self.failures.wait_until(lambda: has_arrived() or self.iteration != iteration, what)
         self._has_waited(tensor, began)
 
     def _has_waited(self, tensor: int | None, began: int) -> None:

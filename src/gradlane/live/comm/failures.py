@@ -3,7 +3,8 @@
 Which failure stands is in `verdict.py`; here are its lock and its waits. The training thread blocks
 only in `wait_until` and in an engine (`wait_in`), which end within the timeout. What blocks in torch
 or in native code runs beside it (`collective`). Everything that waits, and every later call, raises
-the first failure. Any thread may report one.
+the first failure. Any thread may report one. Other threads of the script may wait too, and so may a
+signal handler that has interrupted a wait. Whoever waits gives up the turn (`turn.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from gradlane.errors import CommunicationError, JobError, PeerError
 from gradlane.live.backends.calls import Call
 from gradlane.live.backends.process_groups import ProcessGroups
+from gradlane.live.comm import turn
 from gradlane.live.comm.long_waits import REPORT_S, Timer
 from gradlane.live.comm.verdict import Verdict, Whereabouts
 from gradlane.transport import NodeEngine
@@ -65,7 +67,7 @@ class Failures:
         self.at_once: list[Callable[[], None]] = []
         self._timeout_s, self._device = timeout_s, device
         self._verdict = Verdict(timeout_s, _InAttach(rank))
-        self._awaited: Callable[[], bool] | None = None  # what the training thread waits for
+        self._awaited: list[Callable[[], bool]] = []  # what threads wait for
         self._report: Callable[[float, str], None] = lambda waited_s, what: None
         self.waited_ns = 0
 
@@ -137,7 +139,7 @@ class Failures:
 
         A wake-up costs more than all else that is done when a message ends.
         """
-        if self._awaited is not None and self._awaited():
+        if self._awaited and any(holds() for holds in self._awaited):
             self._condition.notify_all()
 
     def _end_waits(self) -> None:
@@ -162,14 +164,20 @@ class Failures:
         began_ns = time.monotonic_ns()
         deadline = time.monotonic() + self._timeout_s if has_timeout else math.inf
         reports = Timer(time.monotonic(), REPORT_S)
-        with self._condition:
-            self._awaited = predicate
+        with turn.given_up(), self._condition, self._awaiting(predicate):
             while not predicate():
                 remaining_s = min(self._remaining(deadline, what), self._until_report(reports, what))
                 if remaining_s > 0:
                     self._condition.wait(remaining_s)
-            self._awaited = None
         self.waited_ns += time.monotonic_ns() - began_ns
+
+    @contextmanager
+    def _awaiting(self, predicate: Callable[[], bool]) -> Iterator[None]:
+        self._awaited.append(predicate)
+        try:
+            yield
+        finally:
+            self._awaited.remove(predicate)
 
     def wait_briefly(self, predicate: Callable[[], bool], limit_ns: int) -> bool:
         """Block until `predicate()` holds, for `limit_ns` at most; return whether it does.
@@ -178,10 +186,9 @@ class Failures:
             JobError: the job has failed.
         """
         began_ns = time.monotonic_ns()
-        with self._condition:
-            self._awaited = predicate
-            self._condition.wait_for(lambda: predicate() or self.failure is not None, limit_ns / 1e9)
-            self._awaited = None
+        with turn.given_up(), self._condition:
+            with self._awaiting(predicate):
+                self._condition.wait_for(lambda: predicate() or self.failure is not None, limit_ns / 1e9)
             self.waited_ns += time.monotonic_ns() - began_ns
             self.check()
             return predicate()
@@ -189,7 +196,8 @@ class Failures:
     def wait_briefly_in(self, engine: NodeEngine, limit_ns: int) -> bool:
         """As `wait_briefly`, until everything that `engine` carries has arrived."""
         began_ns = time.monotonic_ns()
-        came = engine.wait(None, engine.interruptions, limit_ns / 1e9)
+        with turn.given_up():
+            came = engine.wait(None, engine.interruptions, limit_ns / 1e9)
         self.waited_ns += time.monotonic_ns() - began_ns
         with self._abandoning(engine):
             self.check()
@@ -204,13 +212,14 @@ class Failures:
             engine.abandon(str(error))
             raise
 
-    def wait_in(self, engine: NodeEngine, tensor: int | None, what: str) -> None:
+    def wait_in(self, engine: NodeEngine, tensor: int | None, what: str, is_past: Callable[[], bool]) -> None:
         """Block until `tensor`, or with None everything, has arrived; natively, until something fails.
 
         Args:
             engine: carries out the plan; `interrupt` interrupts it.
             tensor: what is waited for.
             what: names it in error messages.
+            is_past: whether it had arrived and the engine carries the next iteration by now.
 
         Raises:
             JobError: as `wait_until`.
@@ -222,7 +231,11 @@ class Failures:
             interruptions = engine.interruptions  # before the look at what has failed
             with self._abandoning(engine), self.lock:
                 remaining_s = min(self._remaining(deadline, what), self._until_report(reports, what))
-            if engine.wait(tensor, interruptions, remaining_s):
+            has_arrived = is_past()
+            if not has_arrived:
+                with turn.given_up():
+                    has_arrived = engine.wait(tensor, interruptions, remaining_s)
+            if has_arrived:
                 self.waited_ns += time.monotonic_ns() - began_ns
                 return
 

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import torch
 
 from gradlane.errors import JobError, PeerFailed, UnsupportedError
+from gradlane.live.comm.turn import given_up, in_turn, turn
 from gradlane.live.remote_update.broadcasts import Broadcasts
 from gradlane.live.remote_update.parameter_groups import ParameterGroups
 from gradlane.live.remote_update.states import fetched_states
@@ -96,6 +97,7 @@ class ServedSession(SessionBase):
 
     # -- forward ---------------------------------------------------------------------------------------
 
+    @in_turn
     def _before_forward(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
         self.check()
         if inside_a_backward_pass():
@@ -119,6 +121,12 @@ class ServedSession(SessionBase):
             if id(param) in self._tensor_of:
                 self._make_current(self._tensor_of[id(param)])
 
+    def _before_compiled_code(self, module: torch.nn.Module | None) -> None:
+        if module is None:
+            self.flush()
+        else:
+            self._before_compiled(module, True, None)
+
     def _after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
         if not torch.is_grad_enabled() or inside_a_backward_pass():
             return
@@ -127,6 +135,7 @@ class ServedSession(SessionBase):
 
     # -- backward --------------------------------------------------------------------------------------
 
+    @in_turn
     def _begin(self) -> None:
         self.check()
         if any(self._is_sent[tensor] for tensor in self._unstepped):
@@ -173,6 +182,7 @@ class ServedSession(SessionBase):
         self._unstepped.add(tensor)
         self._values.send(tensor)
 
+    @in_turn
     def _end(self) -> None:
         """End the backward pass. For a parameter without a new gradient, send what is in `.grad`,
         as `step()` would use it.
@@ -192,6 +202,7 @@ class ServedSession(SessionBase):
 
     # -- step ------------------------------------------------------------------------------------------
 
+    @in_turn
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any, compiling: bool) -> tuple[Any, Any] | None:
         instead = run_first(optimizer, args, kwargs)
         self.check()
@@ -236,6 +247,7 @@ class ServedSession(SessionBase):
                 UnsupportedError,
             )
 
+    @in_turn
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for param, gradient in self._hidden:
             param.grad = gradient
@@ -247,19 +259,19 @@ class ServedSession(SessionBase):
 
     def _make_current(self, tensor: int) -> None:
         """Wait for the new value of `tensor`, and copy every value that has arrived."""
-        if tensor not in self._awaited:
-            return
-        self.check()
-        self._values.wait_for(tensor)
-        self._copy_arrived([each for each in self._awaited if self._values.has_arrived(each)])
+        with turn, guards.as_ordinary():
+            if tensor not in self._awaited:
+                return
+            self.check()
+            with given_up():
+                self._values.wait_for(tensor)
+            self._copy_arrived([each for each in self._awaited if self._values.has_arrived(each)])
 
     def _copy_arrived(self, tensors: Iterable[int]) -> None:
         tensors = list(tensors)
         if not tensors:
             return
         for tensor in tensors:
-            self._awaited.discard(tensor)
-            guards.unwatch(self._params[tensor])
             if self._params[tensor]._version != self._versions[tensor]:
                 self._fail(
                     f"the script wrote to {self._names[tensor]}, and its value is the servers': close() the session, change "
@@ -267,6 +279,9 @@ class ServedSession(SessionBase):
                     UnsupportedError,
                 )
         self._copy(tensors)
+        for tensor in tensors:
+            self._awaited.discard(tensor)
+            guards.unwatch(self._params[tensor])
 
     def _copy(self, tensors: Iterable[int]) -> None:
         tensors = list(tensors)

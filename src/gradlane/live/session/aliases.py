@@ -65,6 +65,8 @@ _ONE_HOLDER = _holders(torch.empty(1))
 _ONE_REFERENCE = _most_references({0: object()})
 _ONE_ENTRY = _references_of_an_entry({0: {}}, 0)
 _ONE_GRADIENT = _references_of_a_gradient_alone()
+_ORDINARY = (torch.Tensor, torch.nn.Parameter)
+_NO_FUNCTION = torch.nn.Parameter.__torch_function__
 _PROBE = [object()]
 _ONE_IN_A_LIST = sys.getrefcount(_PROBE[0])
 
@@ -100,13 +102,20 @@ class Aliases:
         self._by_storage: Counter[int] | None = None
 
     def of(self, param: torch.nn.Parameter) -> bool:
-        """Whether anything else refers to the memory of `param` or of its optimizer state."""
+        """Whether anything else refers to the memory of `param` or of its optimizer state, or may: another process, or a class
+        of the script's that has its own torch functions, which a deferred update turns off.
+        """
+        if type(param).__torch_function__ is not _NO_FUNCTION:
+            return True
         if param._use_count() > _PARAMETER_AND_ITS_NODE:  # type: ignore[attr-defined]
             # after a change of dtype the parameter has another node
             self._accumulators[id(param)] = accumulator_of(param)
             if param._use_count() > _PARAMETER_AND_ITS_NODE:  # type: ignore[attr-defined]
                 return True  # a ScriptModule or an extension refers to it
-        holders = _holders(param) - _ONE_HOLDER
+        storage = param.untyped_storage()
+        if param.is_cpu and storage.is_shared():
+            return True  # another process may read it
+        holders = int(torch._C._storage_Use_Count(storage._cdata)) - _ONE_HOLDER
         if holders and holders >= self._sharing(param):
             return True
         if self._state_is_held:
@@ -116,8 +125,8 @@ class Aliases:
             return False
         if sys.getrefcount(values) > _ONE_ENTRY or _most_references(values) > _ONE_REFERENCE:
             return True
-        for value in values.values():  # noqa: SIM110 - a generator takes twice as long
-            if isinstance(value, torch.Tensor) and _holders(value) > _ONE_HOLDER:
+        for value in values.values():
+            if isinstance(value, torch.Tensor) and (type(value) not in _ORDINARY or _holders(value) > _ONE_HOLDER):
                 return True
         return False
 

@@ -16,10 +16,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gradlane.errors import JobError, UnsupportedError
+from gradlane.live.session import interruptions
 from gradlane.live.session.aliases import accumulator_of
 from gradlane.live.session.guards import PendingGradient
 from gradlane.live.session.hooks import Hook, ModuleHook, around_step, is_compiled, tensors_in
-from gradlane.live.session.torch_patches import guard_torchscript, take_as_a_tensor
+from gradlane.live.session.torch_patches import before_compiled_code, forget, guard_torchscript, take_as_a_tensor
 from gradlane.live.torch_versions import keeps_graph
 
 if TYPE_CHECKING:
@@ -78,6 +79,10 @@ class SessionBase(ABC):
         """A compiled part of the model is about to run, and reads parameters past every guard."""
 
     @abstractmethod
+    def _before_compiled_code(self, module: torch.nn.Module | None) -> None:
+        """Compiled code is about to run: a method of `module`, or a function of the script, which may read anything."""
+
+    @abstractmethod
     def _after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None: ...
 
     @abstractmethod
@@ -102,6 +107,10 @@ class SessionBase(ABC):
     @abstractmethod
     def _fail(self, text: str, kind: type[JobError] | type[UnsupportedError] = JobError) -> NoReturn:
         """Raise an error of `kind` with `text`, and tell the other ranks."""
+
+    @property
+    @abstractmethod
+    def failed(self) -> bool: ...
 
     @abstractmethod
     def flush(self) -> None: ...
@@ -158,6 +167,8 @@ class SessionBase(ABC):
         for optimizer in optimizers:
             self._handles.append(around_step(optimizer, self._before_step, self._after_step))
             self._handles.append(optimizer.register_state_dict_pre_hook(Hook(self._before_optimizer_state_dict)))
+        interruptions.add(self)
+        before_compiled_code(self)
 
     def _hook_compiled_parts(self) -> None:
         """Put a hook on each compiled part of the model that has none.
@@ -197,6 +208,8 @@ class SessionBase(ABC):
 
     def _detach_hooks(self) -> None:
         self._closed = True
+        interruptions.discard(self)
+        forget(self)
         for handle in self._handles:
             handle.remove()
 
@@ -205,6 +218,22 @@ class SessionBase(ABC):
 
     def _before_optimizer_state_dict(self, *_: Any, **__: Any) -> None:
         self._settle()
+
+    # -- forks and signals, see `interruptions.py` --------------------------------------------------
+
+    def _is_busy_here(self) -> bool:
+        """Whether the calling thread is in the middle of a change of what other threads of the session share."""
+        return False
+
+    def _before_fork(self) -> None:
+        """Make all deferred updates, unless the job has failed."""
+        if not self.failed:
+            self._settle()
+
+    def _in_child(self) -> None:
+        """Detach from the model, in a child process that has no other thread."""
+        self.sync = False
+        self._detach_hooks()
 
     # -- backward ----------------------------------------------------------------------------------
 
@@ -295,6 +324,6 @@ class SessionBase(ABC):
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None:
+        if error is not None and not self._closed:
             self.abort(error)
         self.close()

@@ -13,6 +13,7 @@ import copy
 import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -20,7 +21,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gradlane.live.session.guards import own_class
+from gradlane.live.session.guards import attributes_of, own_class
 
 # Optimizers that update each parameter from its own gradient and state alone. LBFGS, and whatever
 # takes a norm over all parameters, does not. The step of an optimizer that is not listed here waits
@@ -38,6 +39,15 @@ PER_PARAMETER: frozenset[type] = frozenset(
 # what torch wraps `step` in; a script's own wrapper, which may do anything, has other code
 _RUNS_HOOKS = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
 _SETS_GRAD_MODE = _use_grad_for_differentiable(lambda optimizer: None).__code__
+
+
+def is_stepping(frame: FrameType | None) -> bool:
+    """Whether `step()` of an optimizer runs in the stack of `frame`."""
+    while frame is not None:
+        if frame.f_code is _RUNS_HOOKS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def why_it_needs_the_barrier(optimizer: torch.optim.Optimizer) -> str | None:
@@ -113,8 +123,12 @@ class DeferredStep:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.owes = 0  # updates that have not run yet
-        self._entries = len(optimizer.__dict__["state"])
+        self._entries = len(attributes_of(optimizer)["state"])
         self._class = own_class(optimizer)
+        attributes = attributes_of(optimizer)
+        if self._class not in PER_PARAMETER:  # it may count its steps, or keep other things that a step changes
+            attributes = {key: value if key == "state" else _snapshot(value) for key, value in attributes.items()}
+        self._attributes = attributes
         self._groups = [
             {key: _snapshot(value) for key, value in group.items() if key != "params"} | _found_out_already(group)
             for group in optimizer.param_groups
@@ -126,13 +140,16 @@ class DeferredStep:
         members: dict[int, list[torch.nn.Parameter]] = {}
         for param in params:
             members.setdefault(self._group_of[id(param)], []).append(param)
-        self._step(self._part, members)
+        self._step(self._part(), members)
 
-    @functools.cached_property
     def _part(self) -> Any:
-        """The shallow copy of the optimizer that updates some of its parameters."""
+        """A shallow copy of the optimizer as it was when `step()` began, which updates some of its parameters."""
         part = object.__new__(self._class)
-        part.__dict__ = dict(self.optimizer.__dict__)
+        attributes = self._attributes
+        if self._class in PER_PARAMETER:
+            part.__dict__ = dict(attributes)
+        else:  # each part begins as `step()` did
+            part.__dict__ = {key: value if key == "state" else _snapshot(value) for key, value in attributes.items()}
         part.__dict__.pop("step", None)  # the wrapper with which an LR scheduler counts steps
         part._optimizer_step_pre_hooks = OrderedDict()
         part._optimizer_step_post_hooks = OrderedDict()
@@ -144,7 +161,7 @@ class DeferredStep:
         They were made in the order in which gradients arrived, and get the order of the optimizer's
         parameters, in which `step()` would have made them.
         """
-        state = self.optimizer.__dict__["state"]  # another session may still have deferred some of its updates
+        state = attributes_of(self.optimizer)["state"]  # another session may still have deferred some of its updates
         if len(state) > self._entries:
             places = {param: place for place, param in enumerate(self._group_of)}
             made = list(state)[self._entries :]
@@ -163,8 +180,8 @@ class DeferredStep:
         for param, copied, state in copies:
             members.setdefault(self._group_of[id(param)], []).append(copied)
             states[copied] = state
-        part = object.__new__(self._class)
-        part.__dict__ = {**self._part.__dict__, "state": states}
+        part = self._part()
+        part.__dict__["state"] = states
         self._step(part, members)
 
     def _step(self, part: Any, members: dict[int, list[torch.nn.Parameter]]) -> None:

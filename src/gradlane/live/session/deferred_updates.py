@@ -25,7 +25,7 @@ _LACKS = "lacks its update of the last step: step() had left it until its gradie
 
 
 class DeferredUpdates:
-    """The deferred updates of one session. Used on the training thread only.
+    """The deferred updates of one session. Whoever uses them has the turn (`turn.py`).
 
     Iteration yields the tensors whose updates are deferred, and `in` tells whether a tensor's is.
 
@@ -112,10 +112,11 @@ class DeferredUpdates:
             if self._driver.streams.scripts() != self.home:
                 self.were_used_elsewhere = True
                 self.make_all_current_at_home()
+        awaited = self._steps.get(tensor)
         self._driver.look()
         self._driver.wait_for(tensor)
-        if tensor not in self._steps:
-            return
+        if awaited is None or self._steps.get(tensor) is not awaited:
+            return  # another thread has made the update meanwhile
         batches: dict[int, tuple[DeferredStep, list[int]]] = {}
         comes = self._driver.arriving_with(tensor)
         for other, step in self._steps.items():
@@ -170,18 +171,19 @@ class DeferredUpdates:
         self._driver.wait_for_each(tensors)
         self._finite.updates(tensors)
         step.owes -= len(tensors)
-        for tensor in tensors:
-            del self._steps[tensor]
-            param = self._params[tensor]
-            guards.unwatch(param)
-            before.append(param.grad)
-            param.grad = self._driver.slots[tensor]
-            self._verifier.arrived(param, self._driver.slots[tensor])
-        with as_at_step():
-            step.update(self._params[tensor] for tensor in tensors)
-        self._verifier.updated([self._params[tensor] for tensor in tensors], lambda param: param.grad)
-        for tensor, gradient in zip(tensors, before, strict=True):
-            # what stood there before: the wrapper, or what the script has put there since step()
-            self._params[tensor].grad = gradient
+        with guards.as_ordinary():
+            for tensor in tensors:
+                del self._steps[tensor]
+                param = self._params[tensor]
+                before.append(param.grad)
+                param.grad = self._driver.slots[tensor]
+                self._verifier.arrived(param, self._driver.slots[tensor])
+            with as_at_step():
+                step.update(self._params[tensor] for tensor in tensors)
+            self._verifier.updated([self._params[tensor] for tensor in tensors], lambda param: param.grad)
+            for tensor, gradient in zip(tensors, before, strict=True):
+                # what stood there before: the wrapper, or what the script has put there since step()
+                self._params[tensor].grad = gradient
+                guards.unwatch(self._params[tensor])  # last: other threads wait for it
         ended = now_ns()
         self._recorder.add_each("update", self._driver.iteration, tensors, began, ended)

@@ -16,6 +16,7 @@ import torch
 
 from gradlane.errors import UnsupportedError
 from gradlane.live.backends.streams import Streams, stream_of
+from gradlane.live.comm.turn import in_turn
 from gradlane.live.session.deferred_updates import DeferredUpdates
 
 _everywhere: weakref.WeakSet[Gpu] = weakref.WeakSet()
@@ -88,6 +89,7 @@ class Gpu:
         self._settle()
         return True
 
+    @in_turn
     def _make_at_home(self) -> None:
         if self._deferred and self._streams is not None and self._streams.scripts() != self._deferred.home:
             self._deferred.make_all_current_at_home()

@@ -12,9 +12,12 @@ so that the first use waits, whoever makes it (a layer, `clip_grad_norm_`, GradS
 - A pending parameter keeps its identity. Only its `__class__` changes, to a subclass that sees
   every torch function applied to it, and changes back before that function runs. What reads a
   parameter without any torch function (a compiled or scripted module) gets a forward pre-hook
-  instead, see `session.py`.
+  instead, see `base.py`.
 - The class of an optimizer with deferred updates is changed in the same way: before anything reads,
   clears, loads or copies its `state`, all its deferred updates run.
+
+A guard comes off last. The thread that makes an update turns torch's functions on subclasses off for itself
+(`as_ordinary`); another thread that meets the guard meanwhile waits for it (`turn.py`).
 
 This needs no map of which module uses which parameter, and it cannot miss a use inside a forward
 pass in Python.
@@ -26,6 +29,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.optim.optimizer as optimizers
+
+from gradlane.live.comm.turn import turn
 
 Resolve = Callable[[int], None]
 """Makes tensor `index` current: waits for its sum and, if its update is deferred, runs it."""
@@ -219,18 +225,35 @@ _watched: dict[int, tuple[torch.nn.Parameter, int, Resolve]] = {}
 _classes: dict[type, type] = {}  # a parameter's own class -> its pending subclass
 
 
+as_ordinary = torch._C.DisableTorchFunctionSubclass
+"""Within it, the calling thread uses watched parameters as if they were ordinary ones."""
+
+
 def watch(param: torch.nn.Parameter, index: int, touched: Resolve) -> None:
-    """Call `touched(index)` once, before the next operation that reads `param`."""
+    """Call `touched(index)` before any operation that reads `param`, until `unwatch`.
+
+    `touched` makes the parameter current and then calls `unwatch`, or raises. Several threads may call it at once.
+    """
     own = type(param)
     if not issubclass(own, _Pending):
         _watched[id(param)] = (param, index, touched)
         param.__class__ = _classes.get(own) or _pending_class(own)
 
 
+def is_watched(param: torch.nn.Parameter) -> bool:
+    """Whether `param` is not current yet."""
+    return id(param) in _watched
+
+
 def unwatch(param: torch.nn.Parameter) -> None:
-    """Give `param` its own class back."""
-    if _watched.pop(id(param), None) is not None:
-        param.__class__ = type(param).__mro__[2]  # [pending class, _Pending, own class, ...]
+    """Give `param`, which is current, its own class back."""
+    if id(param) in _watched:
+        _give_class_back(param)  # first: whoever finds a guard finds its entry too
+        del _watched[id(param)]
+
+
+def _give_class_back(param: Any) -> None:
+    param.__class__ = type(param).__mro__[2]  # [pending class, _Pending, own class, ...]
 
 
 def unwatch_all(params: Iterable[torch.nn.Parameter]) -> None:
@@ -240,24 +263,29 @@ def unwatch_all(params: Iterable[torch.nn.Parameter]) -> None:
             unwatch(param)
 
 
-def _as_its_own(param: Any, call: Callable[..., Any], *args: Any) -> Any:
-    """`call(param, *args)`, for which `param` has its own class."""
-    watched, param.__class__ = type(param), type(param).__mro__[2]
-    try:
-        return call(param, *args)
-    finally:
-        param.__class__ = watched
+# in turn: another thread, which makes the update of `param`, has the sum in `.grad` meanwhile
+
+
+def _get_gradient(param: Any) -> Any:
+    with turn, as_ordinary():
+        return _gradient_attribute.__get__(param)
+
+
+def _set_gradient(param: Any, gradient: Any) -> None:
+    with turn, as_ordinary():
+        _gradient_attribute.__set__(param, gradient)
+
+
+def _delete_gradient(param: Any) -> None:
+    with turn, as_ordinary():
+        _gradient_attribute.__delete__(param)
 
 
 class _Pending:
     """Mixed into the class of a watched parameter."""
 
     # `zero_grad` gets and sets it; a quarter of what it costs by way of `__torch_function__`
-    grad = property(
-        lambda self: _as_its_own(self, getattr, "grad"),
-        lambda self, gradient: _as_its_own(self, setattr, "grad", gradient),
-        lambda self: _as_its_own(self, delattr, "grad"),
-    )
+    grad = property(_get_gradient, _set_gradient, _delete_gradient)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -280,16 +308,13 @@ class _Pending:
 
 
 def use(param: Any) -> None:
-    """Give a watched `param` its class back and call what `watch` was given for it."""
+    """Make a watched `param` current, by calling what `watch` was given for it."""
     entry = _watched.get(id(param))
     if entry is not None:
         _, index, touched = entry
-        unwatch(param)  # first, so that the update sees an ordinary parameter
-        try:
-            touched(index)
-        except BaseException:
-            watch(param, index, touched)  # the next use must not find what this one did not get
-            raise
+        touched(index)
+    elif isinstance(param, _Pending):
+        _give_class_back(param)  # a copy that another thread has made of a watched one
 
 
 def _parameters_in(value: Any) -> Iterator[_Pending]:
@@ -310,6 +335,8 @@ def _pending_class(own: type) -> type:
     """
     pending = type(own)(f"Pending{own.__name__}", (_Pending, own), {"__module__": __name__})
     _classes[own] = pending
+    if own in optimizers._foreach_supported_types:  # an optimizer takes the same kernels for it
+        optimizers._foreach_supported_types.append(pending)  # type: ignore[arg-type]
     return pending
 
 
@@ -322,12 +349,12 @@ _optimizer_classes: dict[type, type] = {}  # an optimizer's own class -> its pen
 
 
 def watch_state(optimizer: torch.optim.Optimizer, owner: object, settle: Callable[[], None]) -> None:
-    """Call `settle()` once, before anything next accesses `optimizer.state`.
+    """Call `settle()` before anything accesses `optimizer.state`, until `unwatch_state`.
 
     Args:
         optimizer: whose state is not up to date.
         owner: has deferred updates of `optimizer`, beside others that may have some too.
-        settle: runs the owner's deferred updates.
+        settle: runs the owner's deferred updates. Several threads may call it at once.
     """
     own = type(optimizer)
     _owing.setdefault(id(optimizer), (optimizer, {}))[1][id(owner)] = (owner, settle)
@@ -363,7 +390,13 @@ def own_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
 
 # these show, replace or copy the state; everything else of an optimizer (groups, learning rates,
 # defaults) is already as it is after step()
-GETS_AT_STATE = frozenset(("state", "__setstate__", "__getstate__", "__reduce_ex__", "__deepcopy__"))
+GETS_AT_STATE = frozenset(("state", "__dict__", "__setstate__", "__getstate__", "__reduce_ex__", "__deepcopy__"))
+
+
+def attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The attributes of `optimizer`, whose state may not be up to date."""
+    found: dict[str, Any] = object.__getattribute__(optimizer, "__dict__")
+    return found
 
 
 class _PendingOptimizer:
@@ -373,7 +406,8 @@ class _PendingOptimizer:
         if name in GETS_AT_STATE and id(self) in _owing:
             _settle(self)
             return getattr(self, name)  # by now the optimizer has its own class again
-        return super().__getattribute__(name)
+        # not super(): another thread, or a signal handler, may have given the optimizer its own class back by now
+        return object.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in GETS_AT_STATE:
@@ -385,13 +419,6 @@ def _settle(optimizer: Any) -> None:
     entry = _owing.get(id(optimizer))
     if entry is None:
         return
-    unwatch_state_for_all(optimizer)  # first, so that the updates see an ordinary optimizer
-    owners = list(entry[1].values())
-    while owners:
-        try:
-            owners[-1][1]()
-        except BaseException:
-            for owner, settle in owners:
-                watch_state(optimizer, owner, settle)
-            raise
-        owners.pop()
+    for owner, settle in list(entry[1].values()):
+        settle()
+        unwatch_state(optimizer, owner)

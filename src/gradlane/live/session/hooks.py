@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gradlane.live.session.guards import attributes_of
 from gradlane.live.torch_versions import is_exporting
 
 
@@ -72,6 +73,7 @@ def around_step(optimizer: torch.optim.Optimizer, before: Callable[..., Any], af
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
         return outside(optimizer, args, kwargs, torch.compiler.is_compiling())
 
+    before_step._of_gradlane = True  # type: ignore[attr-defined]
     befores: Any = optimizer._optimizer_step_pre_hooks  # ordered dictionaries
     afters: Any = optimizer._optimizer_step_post_hooks
     first = optimizer.register_step_post_hook(after)
@@ -88,11 +90,19 @@ def around_step(optimizer: torch.optim.Optimizer, before: Callable[..., Any], af
     def remove() -> None:
         first.remove()
         last.remove()
-        if optimizer.__dict__.get("register_step_pre_hook") is register_step_pre_hook:
-            del optimizer.__dict__["register_step_pre_hook"]
+        attributes = attributes_of(optimizer)
+        if attributes.get("register_step_pre_hook") is register_step_pre_hook:
+            del attributes["register_step_pre_hook"]
 
     optimizer.register_step_pre_hook = register_step_pre_hook  # type: ignore[method-assign]
     return _Handles(remove)
+
+
+def is_last(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether no pre-hook of `optimizer` runs after those of sessions (`around_step`)."""
+    hooks: Any = optimizer._optimizer_step_pre_hooks
+    last = next(reversed(hooks.values()), None)
+    return last is None or hasattr(last, "_of_gradlane")
 
 
 def inside_a_backward_pass() -> bool:

@@ -1,6 +1,8 @@
 """Iterations: what a session does in each pass and step of the script.
 
-Everything here runs on the training thread. What other threads use is in `live/comm/driver.py`.
+Everything here runs on the training thread, but for reads of parameters and gradients, which another thread of the
+script may make too: whoever changes anything has the turn (`turn.py`). What threads of gradlane use is in
+`live/comm/driver.py`.
 
 One iteration:
 
@@ -16,6 +18,8 @@ If the updates of a step cannot be deferred, the session waits for all sums firs
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -31,17 +35,19 @@ from gradlane.live.backends.streams import Streams
 from gradlane.live.comm.coordination import Coordination
 from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
+from gradlane.live.comm.turn import in_turn, turn
 from gradlane.live.session import aliases, guards
 from gradlane.live.session.base import SessionBase
 from gradlane.live.session.closures import closure_of, run_first
-from gradlane.live.session.deferred_step import DeferredStep, keeps_no_gradient
+from gradlane.live.session.deferred_step import DeferredStep, is_stepping, keeps_no_gradient
 from gradlane.live.session.deferred_updates import DeferredUpdates
 from gradlane.live.session.finite import FiniteCheck, Unchecked
 from gradlane.live.session.gpu import Gpu
 from gradlane.live.session.gradient_groups import GradientGroups
 from gradlane.live.session.gradients import Gradients
-from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_traced, parameters_of_scripts
+from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_last, is_traced, parameters_of_scripts
 from gradlane.live.session.ignored import summed_parameters
+from gradlane.live.session.interruptions import wrap_handlers
 from gradlane.live.session.job import Job
 from gradlane.live.session.metrics import Meter
 from gradlane.live.session.module_buffers import BufferSync
@@ -119,6 +125,7 @@ class Iterations(SessionBase):
         self._seen: set[int] = set()  # tensors whose parameters were used in this iteration
         self._in_forward = False
         self._measures = False  # whether this iteration is measured for the profile
+        self._steps_in: int | None = None  # the thread in which an optimizer runs from which gradients are hidden
         self._runs_closure = False  # the step that runs was given a closure, which the optimizer calls itself
         self._stepped: list[int] = []  # tensors of the optimizer whose step runs or ran last
         # step() was called before all sums had arrived, so that there was something to defer
@@ -179,8 +186,10 @@ class Iterations(SessionBase):
 
     # -- forward -----------------------------------------------------------------------------------
 
+    @in_turn
     def _before_forward(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
         self._failures.check()
+        wrap_handlers()
         if inside_a_backward_pass():
             return  # a checkpoint runs the whole model once more
         if is_traced():
@@ -281,6 +290,18 @@ class Iterations(SessionBase):
         for param in module.parameters():
             guards.use(param)
 
+    @in_turn
+    def _before_compiled_code(self, module: torch.nn.Module | None) -> None:
+        if module is not None:
+            self._before_compiled(module, True, None)
+            return
+        for param in self._params:
+            guards.use(param)
+        self._settle()
+        if not (self._in_forward or self._in_backward):
+            self._gradients.give_all()
+
+    @in_turn
     def _after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
         if inside_a_backward_pass() or is_traced():
             return
@@ -297,19 +318,27 @@ class Iterations(SessionBase):
 
     def _parameter_used(self, tensor: int) -> None:
         """Called before the first use of a watched parameter: run its update and note the time."""
-        self._verifier.touched(self._params[tensor])
-        self._deferred.note_use()
-        self._deferred.make_current(tensor)
-        self._seen.add(tensor)
-        iteration = self._driver.iteration + 1
-        now = now_ns()
-        self._recorder.add("use", iteration, tensor, now, now)
-        if self._planner.measures(iteration):
-            used, name = self._planner.builder.used, self._name_of(tensor)
-            if self._in_forward:
-                self._stopwatch.report(lambda since_ns: used(name, since_ns), self._forward_began)
-            else:
-                used(name, 0)
+        with turn, guards.as_ordinary():
+            param = self._params[tensor]
+            self._until_step_is_over()
+            if not guards.is_watched(param):
+                return  # another thread has made it current
+            self._verifier.touched(param)
+            self._deferred.note_use()
+            self._deferred.make_current(tensor)
+            if tensor in self._deferred:
+                return  # while this thread waited, others went on as far as the next step
+            guards.unwatch(param)
+            self._seen.add(tensor)
+            iteration = self._driver.iteration + 1
+            now = now_ns()
+            self._recorder.add("use", iteration, tensor, now, now)
+            if self._planner.measures(iteration):
+                used, name = self._planner.builder.used, self._name_of(tensor)
+                if self._in_forward:
+                    self._stopwatch.report(lambda since_ns: used(name, since_ns), self._forward_began)
+                else:
+                    used(name, 0)
 
     def _forward_took(self, forward_ns: int) -> None:
         self._forward_ns = forward_ns
@@ -323,6 +352,7 @@ class Iterations(SessionBase):
         self._begin_iteration()
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
+    @in_turn
     def _begin_iteration(self) -> None:
         self._failures.check()
         self._stale = frozenset(self._deferred)
@@ -403,6 +433,7 @@ class Iterations(SessionBase):
                     "(a C++ extension?): put it into a module of its own and pass cross_barrier=False to gradlane.attach"
                 )
 
+    @in_turn
     def _end(self) -> None:
         """Report the gradients that the backward pass, which is over, did not produce."""
         ended = now_ns()
@@ -510,6 +541,7 @@ class Iterations(SessionBase):
 
     # -- step --------------------------------------------------------------------------------------
 
+    @in_turn
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any, compiling: bool) -> tuple[Any, Any] | None:
         instead = run_first(optimizer, args, kwargs)
         self._failures.check()
@@ -524,6 +556,9 @@ class Iterations(SessionBase):
                 self._settle()
             self._runs_closure = instead is None and closure_of(args, kwargs) is not None
             needs_all = self._needs_all(optimizer, self._runs_closure, compiling)
+            if self._may_cross and not is_last(optimizer):
+                self._tell("hook", "a step pre-hook runs after gradlane's and may read gradients: such steps wait for all sums")
+                needs_all = True
             self._split_step(optimizer, defer=not needs_all and self._crosses)
             # a closure that the optimizer runs itself may change the gradients that verification would take now
             if not self._runs_closure:
@@ -559,8 +594,10 @@ class Iterations(SessionBase):
         self._update_what_another_deferred(self._stepped)
         all_are_there = self._driver.all_are_there
         tensors = self._gradients.that_stand_for_sums(self._stepped)
-        if not all_are_there and not (defer and self._all_arrive_soon(tensors)):
-            tensors = self._hide_what_is_late(optimizer, tensors) if defer else tensors
+        late: list[int] = []
+        if not all_are_there and defer and not self._all_arrive_soon(tensors):
+            tensors, late = self._late_among(optimizer, tensors)
+        # nothing is hidden until the last wait is over, in which a signal handler or another thread may read anything
         self._driver.wait_for_each(tensors)
         # GradScaler has such an optimizer leave out the step by itself
         if not hasattr(optimizer, "grad_scale"):
@@ -573,6 +610,12 @@ class Iterations(SessionBase):
         else:
             for tensor in tensors:
                 self._gradients.give(tensor)
+        if late:
+            wrap_handlers()
+            owed = DeferredStep(optimizer)
+            for tensor in late:
+                self._deferred.hide(tensor, owed)
+            self._steps_in = threading.get_ident()
 
     def _update_what_another_deferred(self, tensors: Iterable[int]) -> None:
         """Run the updates of `tensors` that another optimizer's step has deferred: it has stepped first."""
@@ -598,10 +641,10 @@ class Iterations(SessionBase):
         self._patience.waited(in_vain=not came)
         return came
 
-    def _hide_what_is_late(self, optimizer: torch.optim.Optimizer, tensors: Sequence[int]) -> list[int]:
-        """Defer the updates of those of `tensors` whose sums have not arrived; return the others."""
-        owed, shared = None, None
-        others = []
+    def _late_among(self, optimizer: torch.optim.Optimizer, tensors: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Those of `tensors` to update now, and those whose updates are deferred: their sums have not arrived."""
+        shared = None
+        others, late = [], []
         for tensor in tensors:
             if tensor in self._unguarded or self._driver.has_arrived(tensor):
                 others.append(tensor)
@@ -612,13 +655,13 @@ class Iterations(SessionBase):
                 self._tell(
                     "aliases",
                     f"something else holds the memory of {self._name_of(tensor)} or of the optimizer's state of it (a "
-                    "state_dict that was kept, a view, a NumPy array): such parameters are updated at step(), not later",
+                    "state_dict that was kept, a view, a NumPy array, another process): such parameters are updated at step(), "
+                    "not later",
                 )
                 others.append(tensor)
                 continue
-            owed = owed or DeferredStep(optimizer)
-            self._deferred.hide(tensor, owed)
-        return others
+            late.append(tensor)
+        return others, late
 
     def _needs_all(self, optimizer: torch.optim.Optimizer, has_closure: bool, compiling: bool) -> bool:
         """Whether the updates of this call of `step` cannot be deferred.
@@ -636,12 +679,14 @@ class Iterations(SessionBase):
         # a GradScaler gives a fused optimizer its scale for the time of one call
         return has_closure or compiling or hasattr(optimizer, "grad_scale")
 
+    @in_turn
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         now = now_ns()
         if self._planner.measures(self._driver.iteration):
             self._stopwatch.report(self._planner.builder.updated, self._step_began)
             self._step_ended = self._stopwatch.now()
         self._runs_closure = False
+        self._step_is_over()
         self._deferred.step_ran()
         self._verifier.all_updated(optimizer, self._is_owed)
         self._deferred.show_hidden(self._parameter_used, self._settle)
@@ -672,21 +717,40 @@ class Iterations(SessionBase):
                 "gradients are read between backward and step (clip_grad_norm_, GradScaler, logging): such steps wait for "
                 "all sums",
             )
-        self._deferred.make_current(tensor)
-        self._verifier.touched(self._params[tensor])
-        self._verifier.arrived(self._params[tensor], self._driver.slots[tensor])
+        with turn, guards.as_ordinary():
+            self._until_step_is_over()
+            self._deferred.make_current(tensor)
+            self._verifier.touched(self._params[tensor])
+            self._verifier.arrived(self._params[tensor], self._driver.slots[tensor])
+
+    def _until_step_is_over(self) -> None:
+        """Let a thread wait while the optimizer runs in another one, which has hidden gradients from it."""
+        stepping = self._steps_in
+        if stepping is None or stepping == threading.get_ident():
+            return
+        if is_stepping(sys._current_frames().get(stepping)):
+            self._failures.wait_until(lambda: self._steps_in is None, "the optimizer, which steps in another thread")
+
+    def _step_is_over(self) -> None:
+        if self._steps_in is not None:
+            self._steps_in = None
+            with self._failures.lock:
+                self._failures.notify_if_awaited()
 
     def _is_owed(self, param: torch.nn.Parameter) -> bool:
         return self._tensor_of.get(id(param), -1) in self._deferred
 
     def _settle(self) -> None:
         """Wait for every sum of the last iteration and run every deferred update."""
-        self._failures.check()
-        if self._in_backward:
-            return
-        self._deferred.make_all_current()
-        self._driver.wait_for_all()
-        guards.unwatch_all(self._params)
+        with turn, guards.as_ordinary():
+            self._failures.check()
+            self._until_step_is_over()
+            while not self._in_backward:
+                self._deferred.make_all_current()
+                self._driver.wait_for_all()
+                if not (self._in_backward or self._deferred):  # else another thread went on while this one waited
+                    guards.unwatch_all(self._params)
+                    return
 
     # -- errors and warnings -------------------------------------------------------------------------
 

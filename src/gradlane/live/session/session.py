@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -240,6 +241,15 @@ class Session(Iterations):
         if self._verifier.steps:
             of = f"{self._verifier.steps} of {self._driver.iteration + 1} steps"
             self._tell("verified", f"verified {of}: sums and {self._verifier.verified} updates of parameters were as under DDP")
+
+    def _is_busy_here(self) -> bool:
+        lock: Any = self._failures.lock
+        return bool(lock._is_owned())
+
+    def _in_child(self) -> None:
+        super()._in_child()
+        guards.unwatch_all(self._params)
+        self._gradients.close(failed=self._in_backward)
 
     def abort(self, error: BaseException) -> None:
         """Tell the other ranks that this one failed with `error`; they raise `PeerFailed`."""

@@ -3,18 +3,23 @@
 TorchScript reads a module's parameters directly from its dictionary, and functorch wraps a tensor
 without calling any torch function. The patched functions first run deferred updates, see
 `before_leaving`. TorchScript would also compile the hooks of a module, and a session's cannot be
-compiled; they are taken off the module meanwhile.
+compiled; they are taken off the module meanwhile. Compiled code must meet no guard and no gradient
+that stands for a sum, which the compiler would trace into; see `before_compiled_code`.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-import torch._functorch.eager_transforms as functorch
+import torch._dynamo.eval_frame as dynamo
+import torch._functorch.eager_transforms
+import torch._functorch.vmap
 import torch.jit._recursive as torchscript
 import torch.utils._foreach_utils as foreach
 
@@ -22,7 +27,33 @@ from gradlane.live.session import guards, outdated
 from gradlane.live.session.hooks import Hook
 
 _settlers: dict[int, Callable[[], None]] = {}  # by id() of the owner: runs its deferred updates
-_wrap_for_grad = functorch._wrap_for_grad  # type: ignore[attr-defined]
+
+
+class ReadByCompiledCode(Protocol):
+    """A session, as compiled code concerns it."""
+
+    def _before_compiled_code(self, module: torch.nn.Module | None) -> None:
+        """Compiled code is about to run: a method of `module`, or a function of the script, which may read anything."""
+
+
+_read_by_compiled_code: weakref.WeakSet[ReadByCompiledCode] = weakref.WeakSet()
+
+
+def _before(really: Callable[..., Any]) -> Callable[..., Any]:
+    def settle_first(*args: Any) -> Any:
+        _settle_all()
+        return really(*args)
+
+    return settle_first
+
+
+# what functorch's transforms wrap their arguments by: where it is looked up, torch's own function and ours
+_WRAPPERS = [
+    (module, name, getattr(module, name), _before(getattr(module, name)))
+    for module in (torch._functorch.eager_transforms, torch._functorch.vmap)
+    for name in ("_wrap_for_grad", "_wrap_functional_tensor", "_add_batch_dim")
+    if hasattr(module, name)
+]
 
 
 def before_leaving(owner: object, settle: Callable[[], None]) -> None:
@@ -33,14 +64,16 @@ def before_leaving(owner: object, settle: Callable[[], None]) -> None:
         settle: runs them.
     """
     _settlers[id(owner)] = settle
-    functorch._wrap_for_grad = _wrapped_for_grad  # type: ignore[attr-defined, assignment]
+    for module, name, _, ours in _WRAPPERS:
+        setattr(module, name, ours)
 
 
 def nothing_is_owed(owner: object) -> None:
     """Note that `owner` has no deferred updates any more: patched functions need not call it."""
     _settlers.pop(id(owner), None)
     if not _settlers:  # compiled code must find torch's own function
-        functorch._wrap_for_grad = _wrap_for_grad  # type: ignore[attr-defined]
+        for module, name, really, _ in _WRAPPERS:
+            setattr(module, name, really)
 
 
 def take_as_a_tensor(kind: type) -> None:
@@ -58,9 +91,38 @@ def _settle_all() -> None:
         settle()
 
 
-def _wrapped_for_grad(*args: Any) -> Any:
-    _settle_all()
-    return _wrap_for_grad(*args)
+def before_compiled_code(session: ReadByCompiledCode) -> None:
+    """Tell `session` before each call of compiled code, until `forget(session)`.
+
+    PyTorch has the function that is patched from 2.6 on. Before, only compiled modules are seen, by their hooks.
+    """
+    _read_by_compiled_code.add(session)
+    really = getattr(dynamo, "_callback_from_stance", None)
+    if really is None or getattr(really, "_of_gradlane", False):
+        return
+
+    @functools.wraps(really)
+    def callback_from_stance(callback: Any) -> Any:
+        if _read_by_compiled_code and callable(callback):
+            _called(sys._getframe(1).f_locals.get("fn"))
+        return really(callback)
+
+    callback_from_stance._of_gradlane = True  # type: ignore[attr-defined]
+    dynamo._callback_from_stance = callback_from_stance
+
+
+def forget(session: ReadByCompiledCode) -> None:
+    """`session` has ended."""
+    _read_by_compiled_code.discard(session)
+
+
+def _called(function: Any) -> None:
+    """Compiled code of `function` is called: a module's own method, a step of an optimizer, or anything."""
+    whose = getattr(function, "__self__", None)
+    if isinstance(whose, torch.optim.Optimizer):
+        return  # hooks on its step do what there is to do
+    for session in list(_read_by_compiled_code):
+        session._before_compiled_code(whose if isinstance(whose, torch.nn.Module) else None)
 
 
 def guard_torchscript() -> None:

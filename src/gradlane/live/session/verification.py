@@ -29,6 +29,7 @@ import gradlane
 from gradlane.core.fields import need
 from gradlane.errors import VerificationError
 from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_by_host
+from gradlane.live.session import guards
 from gradlane.live.session.deferred_step import DeferredStep
 from gradlane.live.session.job import Job
 from gradlane.live.torch_versions import broadcast_from
@@ -270,7 +271,7 @@ class Verifier(Unverified):
     def _compare(self, optimizer: torch.optim.Optimizer, param: torch.nn.Parameter, before: _Before) -> None:
         if not _same_bits(before.copy, param):
             self._fail(param, "its value after the update", before.copy, param)
-        state = optimizer.__dict__["state"].get(param, {})
+        state = guards.attributes_of(optimizer)["state"].get(param, {})
         for key, value in before.state.items():
             mine = state.get(key)
             if isinstance(value, torch.Tensor) and (not isinstance(mine, torch.Tensor) or not _same_bits(value, mine)):

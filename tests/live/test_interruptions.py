@@ -1,0 +1,16 @@
+"""A handler of a signal sees the values of one whole step, wherever it interrupts a session, and changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.live.ranks import Ranks
+
+
+@pytest.mark.parametrize("backend", ["all-reduce", "server"])
+def test_a_signal_handler_that_reads_everything_may_come_at_every_line(two_ranks: Ranks, backend: str) -> None:
+    for lines, mixed, deferred, equal in two_ranks.run("tests.live.interrupted:at_every_line", backend=backend):
+        assert lines > 200
+        assert mixed == 0
+        assert deferred > 100
+        assert equal
