@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import msgspec
 import pytest
 
 from gradlane import zoo
@@ -235,3 +236,54 @@ def test_whatif_faster_tells_the_card_s_share_from_the_bus_s():
 )  # fmt: skip
 def test_what_hosts_cannot_have_is_refused(words, fault):
     assert re.search(fault, invoke(*words, "alexnet", code=2))
+
+
+# -- policies that cannot plan -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A model of 40 GB, of which `p3` in its default slices would make more messages than a plan may have."""
+    profile = zoo.profile("llama-1b")
+    tensors = tuple(
+        msgspec.structs.replace(tensor, spec=msgspec.structs.replace(tensor.spec, size_bytes=8 * tensor.spec.size_bytes))
+        for tensor in profile.tensors
+    )
+    path = tmp_path / "large.json"
+    files.write(path, msgspec.structs.replace(profile, tensors=tensors))
+    return path
+
+
+def test_a_policy_that_cannot_plan_is_a_row_that_says_why(large):
+    network = ("--workers", "2", "--servers", "same", "--rate", "100gbit")
+    asked = ("--policy", "p3", "--policy", "ddp", "--policy", "wfbp")
+    planned, refused = (
+        json.loads(invoke("simulate", large, *network, *asked[2:], "--json")),
+        ("p3", "messages, expected at most"),
+    )
+    rows = json.loads(invoke("simulate", large, *network, *asked, "--json"))
+    assert rows[:-1] == planned
+    assert rows[-1]["policy"] == refused[0]
+    assert refused[1] in rows[-1]["refused"]
+    text = invoke("simulate", large, *network, *asked)
+    assert "cannot plan" in text
+    assert refused[1] in text
+    rows = json.loads(
+        invoke("whatif", "rates", large, "--workers", "2", "--servers", "same", "--rate", "100gbit", *asked, "--json")
+    )
+    assert [row["policy"] for row in rows if "refused" in row] == ["p3"]
+    assert {row["policy"] for row in rows} == {"p3", "ddp", "wfbp"}
+
+
+@pytest.mark.slow
+def test_plan_ranks_the_policies_that_can_plan(large):
+    answer = json.loads(invoke("plan", large, "--workers", "2", "--rate", "100gbit", "--json"))
+    assert [row["policy"] for row in answer["refused"]] == ["p3"]
+    assert "p3" not in {row["policy"] for row in answer["policies"]}
+    assert answer["chosen"] in {row["policy"] for row in answer["policies"]}
+
+
+def test_where_no_policy_can_plan_the_reason_is_the_error(large):
+    for command in (("simulate",), ("plan",), ("whatif", "bandwidth")):
+        words = (*command, large, "--workers", "2", "--servers", "same", "--policy", "p3")
+        assert "messages, expected at most" in invoke(*words, code=2)

@@ -33,7 +33,7 @@ from gradlane.core import files
 from gradlane.core.policy import Policy
 from gradlane.errors import InputError
 from gradlane.planning import catalog
-from gradlane.planning.questions import Case, Outcome, judge, judge_plan, search
+from gradlane.planning.questions import Case, Outcome, Refusal, judge, judge_plan, search
 from gradlane.planning.searched import Searched
 from gradlane.planning.stock_ddp import ddp_kwargs, why_not_ddp
 from gradlane.sim.bounds import lower_bound_ns
@@ -103,11 +103,16 @@ def command(
     candidates = [chosen] if chosen is not None else [catalog.get(name) for name in case.policies]
     with bar() as progress:
         task = progress.add_task("searching" if isinstance(chosen, Searched) else "simulating", total=len(candidates))
-        outcomes = []
-        for candidate in candidates:
+        outcomes, refusals = [], []
+        for done, candidate in enumerate(candidates, 1):
             # with searched alone, its progress is the whole command's
-            outcomes.append(_judge(candidate, case, bound_ns, lambda part: progress.update(task, completed=part)))
-            progress.update(task, completed=len(outcomes))
+            try:
+                outcomes.append(_judge(candidate, case, bound_ns, lambda part: progress.update(task, completed=part)))
+            except InputError as error:
+                refusals.append(Refusal(case, candidate.name, error))
+            progress.update(task, completed=done)
+    if not outcomes:
+        raise refusals[0].error
     if emit is not None and chosen is None:
         outcomes = [outcome for outcome in outcomes if why_not_ddp(outcome.plan) is None]
         if not outcomes:
@@ -122,9 +127,9 @@ def command(
     if emit is not None:
         click.echo(ddp_kwargs(best.plan))
     elif as_json:
-        click.echo(_as_json(outcomes, best, baseline))
+        click.echo(_as_json(outcomes, refusals, best, baseline))
     else:
-        _show(outcomes, best, baseline, chosen is not None)
+        _show(outcomes, refusals, best, baseline, chosen is not None)
     if report is not None:
         answer = _recommendation(outcomes, best, baseline, chosen is not None).partition("\n")[0]
         arms = outcomes if any(outcome.policy == BASELINE for outcome in outcomes) else [*outcomes, baseline]
@@ -144,7 +149,7 @@ def _judge(policy: Policy, case: Case, bound_ns: int, progress: Callable[[float]
     return judge_plan(search(policy, case, lambda part, _: progress(part)), case, bound_ns)
 
 
-def _as_json(outcomes: list[Outcome], best: Outcome, baseline: Outcome) -> str:
+def _as_json(outcomes: list[Outcome], refusals: list[Refusal], best: Outcome, baseline: Outcome) -> str:
     rows = [
         {
             "policy": outcome.policy,
@@ -166,12 +171,13 @@ def _as_json(outcomes: list[Outcome], best: Outcome, baseline: Outcome) -> str:
             "bound_ns": best.bound_ns,
             "chosen": best.policy,
             "policies": rows,
+            "refused": [{"policy": refusal.policy, "reason": str(refusal.error)} for refusal in refusals],
         }
     )
     return msgspec.json.format(text, indent=2).decode()
 
 
-def _show(outcomes: list[Outcome], best: Outcome, baseline: Outcome, is_given: bool) -> None:
+def _show(outcomes: list[Outcome], refusals: list[Refusal], best: Outcome, baseline: Outcome, is_given: bool) -> None:
     shown = console()
     shown.print(Text(describe(best.case)), soft_wrap=True)
     table = Table()
@@ -188,8 +194,10 @@ def _show(outcomes: list[Outcome], best: Outcome, baseline: Outcome, is_given: b
             str(len(outcome.plan.messages)),
         )
         table.add_row(*(Text(cell) for cell in cells), style="bold green" if outcome is best else None)
-    shown = console()
+    for refusal in refusals:
+        table.add_row(*(Text(cell) for cell in (refusal.policy, reports.CANNOT_PLAN, "-", "-", "-", "-")))
     print_table(table)
+    reports.show_refusals(shown, refusals)
     shown.print(
         Text(
             f"no schedule is faster than {format_ns(best.bound_ns)}; computation alone takes "

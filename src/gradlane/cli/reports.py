@@ -11,18 +11,21 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import click
+from rich.console import Console
+from rich.text import Text
 
 from gradlane.cli.inputs.types import OUT_FILE
 from gradlane.core import files
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
-from gradlane.planning.questions import Outcome
+from gradlane.planning.questions import Outcome, Refusal
 from gradlane.report.page import facts, render_page
 from gradlane.report.page.simulated import simulated_arm
 from gradlane.units import format_ns
 
 option = click.option("--report", type=OUT_FILE, help="Write a report: one HTML file, to be opened in a browser.")
 BASELINE = "ddp"
+CANNOT_PLAN = "cannot plan"
 
 
 def write(path: Path, title: str, trials: Sequence[facts.TrialFacts]) -> None:
@@ -52,6 +55,12 @@ def alone_text(profile: Profile) -> str:
     """How long an iteration takes without communication, and what of it is uncovered time, for people."""
     uncovered = f", of which {format_ns(profile.uncovered_ns)} is uncovered time" if profile.uncovered_ns else ""
     return f"{format_ns(profile.compute_ns)}{uncovered}"
+
+
+def show_refusals(shown: Console, refusals: Sequence[Refusal]) -> None:
+    """Print under a table why policies cannot plan, each reason once."""
+    for policy, reason in dict.fromkeys((refusal.policy, str(refusal.error)) for refusal in refusals):
+        shown.print(Text(f"{policy} cannot plan: {reason}"), soft_wrap=True)
 
 
 def of_case(title: str, outcomes: Sequence[Outcome], answer: str = "") -> facts.TrialFacts:

@@ -29,7 +29,7 @@ from gradlane.cli.inputs.types import OUT_FILE
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.errors import InputError
-from gradlane.planning.questions import Outcome, sweep
+from gradlane.planning.questions import Outcome, Refusal, sweep
 from gradlane.report import plots
 from gradlane.report.page import facts
 from gradlane.report.page.simulated import charts
@@ -95,12 +95,14 @@ def command(
         raise InputError(f"--timeline: got {total} simulations, expected one policy on one model, rate and number of workers")
     with bar() as progress:
         task = progress.add_task("simulating", total=total)
-        outcomes = sweep(todo, policies or None, lambda done: progress.advance(task, done))
-    text = msgspec.json.format(msgspec.json.encode([row(outcome) for outcome in outcomes]), indent=2).decode()
+        refusals: list[Refusal] = []
+        outcomes = sweep(todo, policies or None, lambda done: progress.advance(task, done), refusals.append)
+    rows = [*map(row, outcomes), *map(refused_row, refusals)]
+    text = msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()
     if as_json:
         click.echo(text)
     else:
-        show(outcomes)
+        show(outcomes, refusals)
     if out is not None:
         with files.writing(out):
             out.write_text(f"{text}\n")
@@ -131,7 +133,12 @@ def row(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def show(outcomes: Sequence[Outcome]) -> None:
+def refused_row(refusal: Refusal) -> dict[str, Any]:
+    """A refusal as a row of the JSON output."""
+    return {**refusal.case.labels, "policy": refusal.policy, "refused": str(refusal.error)}
+
+
+def show(outcomes: Sequence[Outcome], refusals: Sequence[Refusal] = ()) -> None:
     """Print a table with a row an outcome and the best of each case marked; what all cases share
     is printed above it.
     """
@@ -161,8 +168,13 @@ def show(outcomes: Sequence[Outcome]) -> None:
                 f"{outcome.above_bound:.1%}",
             )
             table.add_row(*(Text(cell) for cell in cells), style="bold green" if outcome.iteration_ns == best else None)
+        for refusal in refusals:
+            if refusal.case is of_case[0].case:
+                cells = (*("" for _ in varying), refusal.policy, reports.CANNOT_PLAN, "-", "-", "-")
+                table.add_row(*(Text(cell) for cell in cells))
         table.add_section()
     print_table(table)
+    reports.show_refusals(shown, refusals)
     shown.print(Text("scaling: the part of linear. above bound: than which no schedule is faster."))
     profiles = {outcome.case.profile.model: outcome.case.profile for outcome in outcomes}
     for model, profile in profiles.items():

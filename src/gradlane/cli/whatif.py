@@ -34,13 +34,13 @@ from gradlane.cli.inputs.cases import (
 )
 from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import FACTOR, OUT_FILE
-from gradlane.cli.simulate import row
+from gradlane.cli.simulate import refused_row, row
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
 from gradlane.planning import catalog
-from gradlane.planning.questions import Case, Outcome, knob_grid, needed_rates, sweep
+from gradlane.planning.questions import Case, Outcome, Refusal, knob_grid, needed_rates, sweep
 from gradlane.planning.questions.whatif import Needed
 from gradlane.report import plots
 from gradlane.report.page import facts
@@ -187,22 +187,29 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
     cases([profile], there, [10**10], [count])  # refuses options that do not go together
     targets = targets or (0.9, 0.99)
     asked = [catalog.get(name) for name in policies or Case(profile, there.at(10**10, count)).policies]
-    names = [policy.name for policy in asked]
     with bar() as progress:
         task = progress.add_task("simulating", total=len(asked))
-        answers = []
+        answers, refusals = [], []
         for policy in asked:
-            found = needed_rates(policy, profile, lambda rate: there.at(8 * rate, count), targets)
-            answers += [(policy.name, target, needed) for target, needed in zip(targets, found, strict=True)]
+            try:
+                found = needed_rates(policy, profile, lambda rate: there.at(8 * rate, count), targets)
+            except InputError as error:
+                refusals.append(Refusal(Case(profile, there.at(10**10, count)), policy.name, error))
+            else:
+                answers += [(policy.name, target, needed) for target, needed in zip(targets, found, strict=True)]
             progress.advance(task)
+    if not answers:
+        raise refusals[0].error
+    names = list(dict.fromkeys(name for name, _, _ in answers))
     if question.as_json:
         _print_json([
             {"policy": name, "target": target, "bits_per_second": needed.bytes_per_second and 8 * needed.bytes_per_second,
              "reached": needed.reached}
             for name, target, needed in answers
-        ])  # fmt: skip
+        ] + [{"policy": refusal.policy, "refused": str(refusal.error)} for refusal in refusals])  # fmt: skip
     else:
         _show_needed(answers, names, targets, question.title)
+        reports.show_refusals(console(), refusals)
     if question.is_drawn:
         lines = {
             name: [
@@ -272,13 +279,18 @@ def knobs(question: _Question, partitions: tuple[str, ...], credits: tuple[str, 
     total = sum(limit >= size for size in sizes for limit in limits)
     with bar() as progress:
         task = progress.add_task("simulating", total=total)
-        grid = knob_grid("bytescheduler", case, sizes, limits, lambda done: progress.advance(task, done))
+        refusals: list[Refusal] = []
+        grid = knob_grid("bytescheduler", case, sizes, limits, lambda done: progress.advance(task, done), refusals.append)
+    if not grid and refusals:
+        raise refusals[0].error
     if not grid:
         raise InputError("--credit: got only sizes below every partition, expected one at least as large")
     if question.as_json:
-        _print_json([{"partition_bytes": size, "credit_bytes": limit, **row(outcome)} for size, limit, outcome in grid])
+        rows = [{"partition_bytes": size, "credit_bytes": limit, **row(outcome)} for size, limit, outcome in grid]
+        _print_json([*rows, *map(refused_row, refusals)])
     else:
         _show_grid(grid, sizes, limits, question.title)
+        reports.show_refusals(console(), refusals)
     if question.is_drawn:
         lines = {
             f"credit {format_bytes(limit)}": [
@@ -286,8 +298,8 @@ def knobs(question: _Question, partitions: tuple[str, ...], credits: tuple[str, 
             ]
             for limit in limits
         }
-        rows = [[format_bytes(size), format_bytes(limit), format_ns(o.iteration_ns)] for size, limit, o in grid]
-        question.draw(["partition", "credit", "iteration"], rows, lines, "partition, MiB", "iteration, ms", log_x=True)
+        texts = [[format_bytes(size), format_bytes(limit), format_ns(o.iteration_ns)] for size, limit, o in grid]
+        question.draw(["partition", "credit", "iteration"], texts, lines, "partition, MiB", "iteration, ms", log_x=True)
 
 
 def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str], x: str) -> None:
@@ -295,12 +307,14 @@ def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str],
     asked = tuple(policies) or todo[0].policies
     with bar() as progress:
         task = progress.add_task("simulating", total=len(todo) * len(asked))
-        outcomes = sweep(todo, asked, lambda done: progress.advance(task, done))
+        refusals: list[Refusal] = []
+        outcomes = sweep(todo, asked, lambda done: progress.advance(task, done), refusals.append)
     names = tuple(dict.fromkeys(outcome.policy for outcome in outcomes))
     if question.as_json:
-        _print_json([row(outcome) for outcome in outcomes])
+        _print_json([*map(row, outcomes), *map(refused_row, refusals)])
     else:
         _show(outcomes, names, x, question.title)
+        reports.show_refusals(console(), refusals)
     if question.is_drawn:
         scale = 1e9 if x == "bits_per_second" else 1
         numbered = () if x == "change" else names
@@ -334,6 +348,8 @@ def _show(outcomes: Sequence[Outcome], names: Sequence[str], x: str, title: str)
         mine = {head(o.case): o for o in outcomes if o.policy == name}
         cells = [
             Text(f" {100 * mine[v].efficiency:.1f}", style="bold green" if mine[v].efficiency == best[v] else "")
+            if v in mine
+            else Text("-")
             for v in values
         ]
         table.add_row(Text(name), *cells)

@@ -14,6 +14,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
+from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.plans import accepted, make_plan
 from gradlane.planning.searched import Progress, Searched
@@ -105,6 +106,21 @@ class Outcome:
         return timeline
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """A policy that cannot plan a case, and why.
+
+    Attributes:
+        case: the case.
+        policy: the policy's name.
+        error: what it, or the place, raised.
+    """
+
+    case: Case
+    policy: str
+    error: InputError
+
+
 def judge(policy: Policy, case: Case, bound_ns: int | None = None) -> Outcome:
     """Plan `case` with `policy` and simulate the plan.
 
@@ -152,23 +168,35 @@ def sweep(
     cases: Sequence[Case],
     policies: Iterable[str] | None = None,
     advance: Callable[[int], None] = lambda done: None,
+    refuse: Callable[[Refusal], None] | None = None,
 ) -> list[Outcome]:
     """Judge every policy on every case.
 
     Args:
         cases: the cases, the outer loop.
         policies: names; None: all that can run on the case, but `searched`.
-        advance: called with 1 after each outcome.
+        advance: called with 1 after each outcome or refusal.
+        refuse: called with each policy that cannot plan a case; the others go on. None: raise.
 
     Raises:
-        InputError: a policy does not exist.
-        PlanError: a policy cannot run on a case.
+        InputError: a policy does not exist, or none can plan any case.
+        PlanError: a policy cannot run on a case, and nobody asked for refusals.
     """
     named = None if policies is None else tuple(policies)
+    refused: InputError | None = None
     outcomes = []
     for case in cases:
         bound_ns = lower_bound_ns(case.profile, case.where)
         for name in case.policies if named is None else named:
-            outcomes.append(judge(catalog.get(name), case, bound_ns))
+            policy = catalog.get(name)
+            try:
+                outcomes.append(judge(policy, case, bound_ns))
+            except InputError as error:
+                if refuse is None:
+                    raise
+                refused = refused or error
+                refuse(Refusal(case, policy.name, error))
             advance(1)
+    if refused is not None and not outcomes:
+        raise refused
     return outcomes

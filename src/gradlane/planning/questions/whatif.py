@@ -10,9 +10,11 @@ from typing import NamedTuple
 from gradlane.core.fields import MAX_RATE, need, need_int
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile
+from gradlane.errors import InputError
 from gradlane.planning import catalog
-from gradlane.planning.questions.sweep import Case, Outcome, Where, judge
+from gradlane.planning.questions.sweep import Case, Outcome, Refusal, Where, judge
 from gradlane.sim.bounds import lower_bound_ns
+from gradlane.units import format_bytes
 
 STEPS_A_DECADE = 6
 FINE = 1.01  # the answer is within a percent
@@ -93,6 +95,7 @@ def knob_grid(
     partitions: Sequence[int],
     credits: Sequence[int],
     advance: Callable[[int], None] = lambda done: None,
+    refuse: Callable[[Refusal], None] | None = None,
 ) -> list[tuple[int, int, Outcome]]:
     """Judge a policy for each partition size and credit (ByteScheduler Fig. 4).
 
@@ -103,6 +106,7 @@ def knob_grid(
         case: what to simulate.
         partitions, credits: in bytes.
         advance: called with 1 after each outcome.
+        refuse: called where the policy cannot plan with a partition; the others go on. None: raise.
 
     Returns:
         Triples of partition, credit and outcome.
@@ -111,7 +115,13 @@ def knob_grid(
     grid = []
     for partition, credit in product(partitions, credits):
         if credit >= partition:
+            knobs = f"a partition of {format_bytes(partition)} and a credit of {format_bytes(credit)}"
             policy = catalog.get(name, partition_bytes=partition, credit_bytes=credit)
-            grid.append((partition, credit, judge(policy, case, bound_ns)))
+            try:
+                grid.append((partition, credit, judge(policy, case, bound_ns)))
+            except InputError as error:
+                if refuse is None:
+                    raise
+                refuse(Refusal(case, f"{name} with {knobs}", error))
             advance(1)
     return grid
