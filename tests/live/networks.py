@@ -34,6 +34,44 @@ class Late(AllReduceBackend):
         return later
 
 
+class UntilAwaited(AllReduceBackend):
+    """The real sums, whose ends are heard as soon as somebody waits for them, and not before: no load of the machine changes
+    what `step()` finds.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._kept_lock = threading.Lock()
+        self._kept: dict[int, tuple[Any, BaseException | None]] = {}
+        self._awaited: set[int] = set()
+
+    def begin(self, expected: list[list[int]]) -> None:
+        self._awaited.clear()
+        super().begin(expected)
+
+    def start(self, message: int, tensor: Any, ready: Any, on_done: Any, on_sent: Any) -> bool:
+        return super().start(message, tensor, ready, self._once_awaited(on_done), on_sent)
+
+    def _once_awaited(self, on_done: Any) -> Any:
+        def ended(message: int, error: BaseException | None) -> None:
+            with self._kept_lock:
+                if message not in self._awaited:
+                    self._kept[message] = on_done, error
+                    return
+            on_done(message, error)
+
+        return ended
+
+    def await_ends(self, messages: Iterable[int]) -> None:
+        messages = list(messages)
+        super().await_ends(messages)
+        with self._kept_lock:
+            self._awaited.update(messages)
+            told = [(message, *self._kept.pop(message)) for message in messages if message in self._kept]
+        for message, on_done, error in told:
+            on_done(message, error)
+
+
 class LateEngine(NodeEngine):
     """What has arrived is said to have arrived `Late.delay_s` after the first question."""
 

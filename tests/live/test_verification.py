@@ -20,8 +20,41 @@ def test_training_that_is_right_passes_and_its_deferred_updates_are_verified(two
     some_steps = two_ranks.run("tests.live.verified:is_right", first=2, every=4, **case)
     assert [verified for verified, *_ in some_steps] == [3 * verified // 8 for verified, *_ in every_step]
     (verified, _, lines), (_, _, silent) = some_steps
-    assert lines == [f"gradlane: verified 3 of 8 steps: sums and {verified} updates of parameters were as under DDP"]
+    (line,) = lines
+    assert line.startswith("gradlane: verified 3 of 8 steps, ")
+    assert f" of {verified:,} updates deferred: equal to DDP bit for bit" in line
     assert silent == []
+
+
+def test_verified_steps_defer_as_many_updates_as_others(two_ranks):
+    (verified, line), _ = two_ranks.run("tests.live.verified:deferred_by_step", every=2)
+    (others, nothing), _ = two_ranks.run("tests.live.verified:deferred_by_step", every=0)
+    assert verified == others
+    assert nothing == ""
+    deferred = sum(verified[2::2])  # in the first iteration all parameters are watched
+    assert deferred >= 10
+    assert f" {deferred:,} of " in line
+
+
+def test_an_optimizer_that_needs_all_gradients_at_once_is_found(two_ranks):
+    ranks = Ranks(2)  # of its own: the job fails
+    try:
+        errors = ranks.run("tests.live.verified:an_optimizer_needs_all_gradients")
+    finally:
+        ranks.close()
+    assert any("its value after the update differs" in error for error in errors)
+
+
+def test_a_forward_pass_that_is_not_seen_is_reported_and_refused_where_steps_are_verified(two_ranks):
+    said = two_ranks.run("tests.live.verified:a_forward_pass_is_not_seen", verify=False)
+    assert [error for error, _ in said] == ["nothing", "nothing"]
+    assert [len([line for line in lines if "has seen no forward pass" in line]) for _, lines in said] == [1, 0]
+    ranks = Ranks(2)  # of its own: the job fails
+    try:
+        refused = ranks.run("tests.live.verified:a_forward_pass_is_not_seen", verify=True)
+    finally:
+        ranks.close()
+    assert all("followed no forward pass" in error for error, _ in refused)
 
 
 def test_four_ranks_are_verified_within_rounding(four_ranks):

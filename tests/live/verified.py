@@ -9,12 +9,13 @@ import torch
 
 import gradlane
 from gradlane.errors import JobError
+from gradlane.live.session import guards
 from gradlane.live.session.deferred_updates import DeferredUpdates
 from gradlane.live.session.verification import Verifier
 from tests.live.cases import train
 from tests.live.loops import GIVEN, log_lines
 from tests.live.models import MODELS, OPTIMIZERS
-from tests.live.networks import counting_deferred_updates, slow_network
+from tests.live.networks import UntilAwaited, counting_deferred_updates, slow_network
 
 STEPS = 8
 
@@ -33,13 +34,82 @@ def is_right(
 ) -> tuple[int, int, list[str]]:
     """How many updates were verified, how many were deferred, and what is said of it."""
     verify = gradlane.VerifyOptions(first=first, every=every)
-    with slow_network() as network, counting_deferred_updates() as deferred, log_lines() as lines:
-        network.delay_s = 0.02  # the sums of verification take time in which others would arrive
+    with slow_network(), counting_deferred_updates() as deferred, log_lines() as lines:
         net, opt, session = _attached(rank, model, optimizer, verify=verify, backend=backend, **options)
         with session:
             train(net, net, opt, net.batch, STEPS, rank)
             session.flush()
-    return session._verifier.verified, sum(deferred), lines
+    return session._verifier.verified.updates, sum(deferred), lines
+
+
+def deferred_by_step(rank: int, world: int, every: int) -> tuple[list[int], str]:
+    """How many updates each step has deferred where each iteration that `every` divides is verified, and the last line."""
+    counts = []
+    with patch("gradlane.live.startup.attach.AllReduceBackend", UntilAwaited), log_lines() as lines:
+        torch.manual_seed(7)
+        net = MODELS["convolutions"]()
+        opt = OPTIMIZERS["sgd"](net.parameters())
+        verify = gradlane.VerifyOptions(first=0, every=every)
+        with gradlane.attach(net, opt, "p3", network=GIVEN, profile_iterations=1, verify=verify, timeout=20):
+            for _ in range(STEPS):
+                train(net, net, opt, net.batch, 1, rank)
+                counts.append(sum(guards.is_watched(param) for param in net.parameters()))
+    return counts, lines[-1] if lines else ""
+
+
+class _ByTheGlobalNorm(torch.optim.Optimizer):
+    """Scales each update by the norm of all gradients: no update depends on its own gradient alone."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        params = [param for param in self.param_groups[0]["params"] if param.grad is not None]
+        norm = sum((param.grad.square().sum() for param in params), torch.zeros(())).sqrt()
+        for param in params:
+            param.sub_(param.grad / norm, alpha=0.01)
+
+
+def an_optimizer_needs_all_gradients(rank: int, world: int) -> str:
+    """An optimizer of which the script says wrongly that each update depends on its own gradient alone."""
+    with patch("gradlane.live.startup.attach.AllReduceBackend", UntilAwaited):
+        torch.manual_seed(7)
+        net = MODELS["convolutions"]()
+        opt = _ByTheGlobalNorm(net.parameters())
+        session = gradlane.attach(
+            net, opt, "p3", network=GIVEN, profile_iterations=1, cross_barrier=True, verify=True, timeout=20
+        )
+        return _error_in(session, net, opt, rank)
+
+
+class _Methods(torch.nn.Module):
+    """A model that computes its loss in a method of its own, as many do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+
+    def loss(self, inputs: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.layers(inputs).square().mean()
+        return loss
+
+
+def a_forward_pass_is_not_seen(rank: int, world: int, verify: bool) -> tuple[str, list[str]]:
+    """Train by a method of a model with BatchNorm: rank 0's buffers are not sent. The error, and what is logged."""
+    torch.manual_seed(7)
+    net = _Methods()
+    opt = torch.optim.SGD(net.parameters(), lr=0.01)
+    with log_lines() as lines:
+        try:
+            with gradlane.attach(net, opt, "bytescheduler", network=GIVEN, verify=verify, timeout=20):
+                for step in range(3):
+                    opt.zero_grad()
+                    net.loss(torch.randn(8, 4) + rank + step).backward()
+                    opt.step()
+        except JobError as error:
+            return f"{type(error).__name__}: {error}", lines
+    return "nothing", lines
 
 
 def a_sum_is_damaged(rank: int, world: int, **options: Any) -> str:
@@ -105,11 +175,15 @@ def one_of_two_optimizers_runs_a_closure(rank: int, world: int) -> int:
             model(torch.randn(4, 16) + rank).square().mean().backward()
             optimizers[1].step()
             optimizers[0].step(lambda: 0.0)
-    return session._verifier.verified
+    return session._verifier.verified.updates
 
 
 def _error(rank: int, **options: Any) -> str:
     net, opt, session = _attached(rank, "convolutions", "adam", verify=True, **options)
+    return _error_in(session, net, opt, rank)
+
+
+def _error_in(session: Any, net: Any, opt: Any, rank: int) -> str:
     try:
         with session:
             train(net, net, opt, net.batch, STEPS, rank)

@@ -17,6 +17,7 @@ script that writes to a parameter, since the servers' value would not change.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -29,9 +30,11 @@ from gradlane.live.remote_update.parameter_groups import ParameterGroups
 from gradlane.live.remote_update.states import fetched_states
 from gradlane.live.remote_update.values import SentGradient, Values
 from gradlane.live.session import guards, outdated
-from gradlane.live.session.base import SessionBase
+from gradlane.live.session.base import UNSEEN_FORWARD, SessionBase
 from gradlane.live.session.closures import run_first
 from gradlane.live.session.hooks import Hook, inside_a_backward_pass, is_compiled, parameters_of_scripts
+
+log = logging.getLogger("gradlane")
 
 
 class ServedSession(SessionBase):
@@ -90,6 +93,7 @@ class ServedSession(SessionBase):
         self._unguarded = {self._tensor_of[id(param)] for param in parameters_of_scripts(model) if id(param) in self._tensor_of}
         self._versions = [param._version for param in self._params]
         self._optimizers = list(optimizers)
+        self._has_warned = False
         self._has_states = True  # whether the optimizers have the servers' state
         self._attach_hooks(self._params, self._optimizers)
         for optimizer in self._optimizers:
@@ -138,6 +142,9 @@ class ServedSession(SessionBase):
     @in_turn
     def _begin(self) -> None:
         self.check()
+        if self._forward_summed is None and self._buffers is not None and not self._has_warned and self.rank == 0:
+            self._has_warned = True
+            log.warning("gradlane: %s", UNSEEN_FORWARD)
         if any(self._is_sent[tensor] for tensor in self._unstepped):
             self._fail(
                 "a backward pass begins, and step() was not called after the last one, whose gradients are on the servers. To "

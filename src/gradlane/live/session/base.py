@@ -26,6 +26,12 @@ from gradlane.live.torch_versions import keeps_graph
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing from Python 3.11 on
 
+UNSEEN_FORWARD = (
+    "a backward pass began, and gradlane has seen no forward pass of the model since the last one (model.forward(inputs), "
+    "another method of the model, a graph that is used twice): rank 0's buffers, such as BatchNorm's running statistics, were "
+    "not sent before it, as DDP would; call the model itself, or pass broadcast_buffers=False"
+)
+
 
 class SessionBase(ABC):
     """A session that is attached to one model. Everything here runs on the training thread.

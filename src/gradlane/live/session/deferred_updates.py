@@ -172,15 +172,19 @@ class DeferredUpdates:
         self._finite.updates(tensors)
         step.owes -= len(tensors)
         with guards.as_ordinary():
+            if self._verifier.verifies:
+                with as_at_step():
+                    for tensor in tensors:
+                        self._verifier.arrived(self._params[tensor], self._driver.slots[tensor])
             for tensor in tensors:
                 del self._steps[tensor]
                 param = self._params[tensor]
                 before.append(param.grad)
                 param.grad = self._driver.slots[tensor]
-                self._verifier.arrived(param, self._driver.slots[tensor])
             with as_at_step():
                 step.update(self._params[tensor] for tensor in tensors)
-            self._verifier.updated([self._params[tensor] for tensor in tensors], lambda param: param.grad)
+                if self._verifier.verifies:
+                    self._verifier.updated(self._params[tensor] for tensor in tensors)
             for tensor, gradient in zip(tensors, before, strict=True):
                 # what stood there before: the wrapper, or what the script has put there since step()
                 self._params[tensor].grad = gradient

@@ -37,7 +37,7 @@ from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.live.comm.turn import given_up, in_turn, turn
 from gradlane.live.session import aliases, guards
-from gradlane.live.session.base import SessionBase
+from gradlane.live.session.base import UNSEEN_FORWARD, SessionBase
 from gradlane.live.session.closures import closure_of, run_first
 from gradlane.live.session.deferred_step import DeferredStep, is_stepping, keeps_no_gradient
 from gradlane.live.session.deferred_updates import DeferredUpdates
@@ -347,6 +347,9 @@ class Iterations(SessionBase):
 
     def _begin(self) -> None:
         self._gpu.refuse_capture("a backward pass that sums gradients")
+        if self._forward_summed is None and self._buffers is not None:
+            self._verifier.forward_was_not_seen(self._driver.iteration + 1)
+            self._tell("unseen forward", UNSEEN_FORWARD)
         if self._uneven is not None:
             self._gradients.scale_by(self._uneven.come())
         self._begin_iteration()
@@ -357,6 +360,7 @@ class Iterations(SessionBase):
         self._failures.check()
         self._stale = frozenset(self._deferred)
         self._settle()
+        self._verify()
         if not self._settled and self._planner.is_due(self._driver, self._stopwatch.settle):
             plan = self._planner.decide(type(self.model).__name__, self._device, self._backend, self._failures.collective)
             self._settled = True
@@ -386,6 +390,13 @@ class Iterations(SessionBase):
         if self._measures:
             self._backward_began = self._stopwatch.now()
         self._verifier.begin(self._driver.iteration)
+
+    def _verify(self) -> None:
+        """Compare the iteration that is over with DDP's, if it is verified. Every sum has arrived, and all updates have run."""
+        if self._verifier.verifies:
+            for tensor, param in enumerate(self._params):
+                self._verifier.arrived(param, self._driver.slots[tensor])
+            self._verifier.compare()
 
     @property
     def _counting(self) -> bool:
@@ -463,7 +474,6 @@ class Iterations(SessionBase):
         self._accumulated.clear()
         self._in_backward = False
         self._recorder.add("backward", self._driver.iteration, -1, self._backward_began_ns, ended)
-        self._verifier.backward_ended()
         # as DDP with find_unused_parameters, leave a gradient alone that no rank has produced
         for tensor in absent:
             self._driver.wait_for(tensor)

@@ -218,13 +218,16 @@ class Session(Iterations):
         try:
             if self._failures.failure is None and not self._in_backward:
                 self._settle()
+                self._verify()
                 if self._before_close is not None:
                     self._before_close(self)
                 if self._buffers is not None:
                     self._refused_aloud(lambda buffers: buffers.finish(self._failures.wait_until))
                     self._buffers.close()
                 self._verifier.close()
-                self._tell_what_was_verified()
+                summary = self._verifier.summary(self._driver.iteration + 1)
+                if summary is not None:
+                    self._tell("verified", summary)
         finally:
             self._detach_hooks()
             self._gpu.close()
@@ -236,11 +239,6 @@ class Session(Iterations):
             self._driver.close()
             if self._after_close is not None:
                 self._after_close(self)
-
-    def _tell_what_was_verified(self) -> None:
-        if self._verifier.steps:
-            of = f"{self._verifier.steps} of {self._driver.iteration + 1} steps"
-            self._tell("verified", f"verified {of}: sums and {self._verifier.verified} updates of parameters were as under DDP")
 
     def _is_busy_here(self) -> bool:
         lock: Any = self._failures.lock

@@ -1,24 +1,26 @@
 """Verification: compares a session's steps with an independent computation of DDP's steps.
 
-In a verified iteration each rank copies its part of each sum. When the backward pass has ended, the
-ranks all-reduce these copies in a process group of their own, which gives the sums as DDP computes
-them: bit for bit at two ranks, within rounding at more, since a sum of three numbers depends on
-their order. Parts that travel as halves are added in float32 here, and rounding permits more.
+In a verified iteration values are only copied as they pass: each rank's part of each sum, the sums that arrive, and
+parameters, optimizer state and gradients before and after their updates. Nothing waits for another rank, so that as
+many updates are deferred as in any other iteration.
 
-At `optimizer.step()`, parameters, optimizer state and hyper-parameters are copied. When the session
-has updated a parameter, at `step()` or later, the script's own optimizer makes the same update on
-the copy, and the results are compared bit for bit. Buffers are compared with rank 0's at the start
-of the forward pass.
+The comparison comes when the next backward pass begins, or in `close()`, after all deferred updates have run. The
+ranks all-reduce the copied parts in a process group of their own, which gives the sums as DDP computes them: bit for
+bit at two ranks, within rounding at more, since a sum of three numbers depends on their order. Parts that travel as
+halves are added in float32 here, and rounding permits more. Each call of `step()` is made again by the script's own
+optimizer, on copies of all its parameters at once, and the results are compared bit for bit. Buffers are compared with
+rank 0's, as they were when the forward pass began.
 
-Verification cannot see that something outside of Python read a value too early. If a gradient came
-of it, `session.py` finds that out, in every iteration. Everything here runs on the training thread.
+Verification cannot see that something outside of Python read a value too early. If a gradient came of it, the
+session finds that out, in every iteration. Copies are made by the thread that has the turn (`turn.py`), and compared
+on the training thread.
 """
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -60,12 +62,33 @@ class VerifyOptions:
 
 
 @dataclass
-class _Before:
-    """A parameter before `step()`: its value, optimizer state, and gradient if that was there."""
+class _Update:
+    """The update of one parameter by one call of `step()`: what was there before, and what the session made of it."""
 
+    param: torch.nn.Parameter
     copy: torch.nn.Parameter
     state: dict[str, Any]
     gradient: torch.Tensor | None
+    """As `step()` found it; None where the update was deferred, which takes the sum."""
+    after: torch.Tensor | None = None
+    state_after: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Verified:
+    """What has been compared and was as under DDP.
+
+    Args:
+        steps: iterations.
+        tensors: ids of the parameters whose updates were compared.
+        updates: of single parameters.
+        deferred: so many of `updates` ran after `step()` had returned.
+    """
+
+    steps: int = 0
+    tensors: set[int] = field(default_factory=set)
+    updates: int = 0
+    deferred: int = 0
 
 
 class Unverified:
@@ -77,9 +100,10 @@ class Unverified:
     compares = False
     """Whether any iteration is compared."""
     verifies = False
-    """Whether this iteration is compared, so that its gradients have to be reported."""
-    steps = verified = 0
-    """How many steps, and updates of single parameters, have been compared and were as under DDP."""
+    """Whether this iteration is compared, so that its values have to be reported."""
+
+    def __init__(self) -> None:
+        self.verified = Verified()
 
     def connect(
         self, tell: Callable[[BaseException], None], wait_for: Callable[[ProcessGroups, Sequence[Any], str], None]
@@ -92,51 +116,50 @@ class Unverified:
         """
 
     def forward_begins(self, iteration: int) -> None:
-        """The forward pass of `iteration` begins, with the buffers as they are now (collective).
+        """The forward pass of `iteration` begins, with the buffers as they are now."""
+
+    def forward_was_not_seen(self, iteration: int) -> None:
+        """The backward pass of `iteration` begins, and `forward_begins` was not called for it.
 
         Raises:
-            VerificationError: a buffer is not as under DDP.
+            VerificationError: the model has buffers that DDP would have made equal.
         """
-
-    def begin(self, iteration: int) -> None:
-        """A backward pass begins; all updates of the iteration before have run."""
 
     def contributes(self, param: torch.nn.Parameter, part: torch.Tensor) -> None:
         """This rank's part of a sum, divided by the number of ranks, is about to be sent."""
-
-    def backward_ended(self) -> None:
-        """The backward pass has ended, and `contributes` was called for all parts (collective)."""
 
     def touched(self, param: torch.nn.Parameter) -> None:
         """The script uses a parameter or its gradient; an error will name that line of it."""
 
     def arrived(self, param: torch.nn.Parameter, total: torch.Tensor) -> None:
-        """The session has the sum `total`, which the script has not seen yet.
-
-        Raises:
-            VerificationError: the sum is not as under DDP.
-        """
+        """The session has the sum `total`, which the script has not seen yet. Later calls in an iteration change nothing."""
 
     def stepping(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
         """`optimizer` is about to update all parameters that are not `owed`."""
 
-    def updated(self, params: Iterable[torch.nn.Parameter], gradient_of: Callable[[torch.nn.Parameter], Any]) -> None:
-        """The session has updated `params`.
-
-        Args:
-            params: the parameters.
-            gradient_of: gives the gradient of a parameter whose update was deferred.
-
-        Raises:
-            VerificationError: a parameter or its optimizer state is not as under DDP.
-        """
+    def updated(self, params: Iterable[torch.nn.Parameter]) -> None:
+        """The session has updated `params`."""
 
     def all_updated(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
-        """`step()` has updated all parameters that are not `owed`.
+        """`step()` has updated all parameters that are not `owed`."""
+
+    def compare(self) -> None:
+        """Every sum has arrived, and all updates have run: compare what was copied (collective).
 
         Raises:
-            VerificationError: as `updated`.
+            VerificationError: a sum, a parameter, its optimizer state or a buffer is not as under DDP.
         """
+
+    def begin(self, iteration: int) -> None:
+        """A backward pass begins; the iteration before has been compared."""
+
+    def summary(self, steps: int) -> str | None:
+        """What was compared, as a line for the log; None for nothing.
+
+        Args:
+            steps: that the job had in all.
+        """
+        return None
 
     def close(self) -> None:
         """Close the process group."""
@@ -159,6 +182,7 @@ class Verifier(Unverified):
     compares = True
 
     def __init__(self, options: VerifyOptions, job: Job, new_groups: NewGroups) -> None:
+        super().__init__()
         self._options = options
         self._params = [param for _, param in job.params]
         self._job = job
@@ -174,12 +198,13 @@ class Verifier(Unverified):
         self._wait_for: Callable[[ProcessGroups, Sequence[Any], str], None] = lambda groups, works, what: None
         self._iteration = -1
         self.verifies = False
-        # all of these by id of parameter
+        # by id of parameter
         self._parts: dict[int, torch.Tensor] = {}
-        self._sums: dict[int, torch.Tensor] = {}
-        self._magnitudes: dict[int, torch.Tensor] = {}  # sums of absolute values, where rounding depends on them
+        self._totals: dict[int, torch.Tensor] = {}
         self._touched: dict[int, str] = {}
-        self._steps: dict[int, tuple[DeferredStep, _Before]] = {}
+        self._last_updates: dict[int, _Update] = {}
+        self._steps: list[tuple[DeferredStep, list[_Update]]] = []
+        self._buffers: list[torch.Tensor] | None = None  # when the forward pass began
 
     def connect(
         self, tell: Callable[[BaseException], None], wait_for: Callable[[ProcessGroups, Sequence[Any], str], None]
@@ -190,109 +215,139 @@ class Verifier(Unverified):
         if works:
             self._wait_for(self._groups, works, what)
 
-    # -- one iteration -----------------------------------------------------------------------------
+    # -- copying -----------------------------------------------------------------------------------
+
+    def forward_begins(self, iteration: int) -> None:
+        if self._options.includes(iteration):
+            self._buffers = [buffer.detach().clone() for _, buffer in self._job.buffers]
+
+    def forward_was_not_seen(self, iteration: int) -> None:
+        if self._options.includes(iteration) and self._job.buffers:
+            self._raise(
+                f"verification: rank {self._global_rank}, iteration {iteration}: the backward pass followed no forward pass "
+                "that gradlane saw, so that rank 0's buffers were not sent before it, as DDP would: call the model itself, "
+                "model(inputs)"
+            )
 
     def begin(self, iteration: int) -> None:
-        """A backward pass begins; all updates of the iteration before have run."""
-        self.steps += self.verifies
         self._iteration, self.verifies = iteration, self._options.includes(iteration)
-        self._parts.clear()
-        self._sums.clear()
-        self._magnitudes.clear()
-        self._touched.clear()
-        self._steps.clear()
+        for values in (self._parts, self._totals, self._touched, self._last_updates, self._steps):
+            values.clear()
 
     def contributes(self, param: torch.nn.Parameter, part: torch.Tensor) -> None:
         if self.verifies:
             half = self._halves.get(id(param))
             self._parts[id(param)] = part.clone() if half is None else part.to(half).to(torch.float32)
 
-    def backward_ended(self) -> None:
-        if not self.verifies:
-            return
-        self._sums, self._parts = self._parts, {}
-        if self._world > 2:
-            self._magnitudes = {key: self._sums[key].abs() for key in self._halves}
-        parts = [*(self._sums[id(param)] for param in self._params), *self._magnitudes.values()]
-        self._wait([dist.all_reduce(part, group=self._groups[0], async_op=True) for part in parts], "the sums of verification")
-
     def touched(self, param: torch.nn.Parameter) -> None:
         if self.verifies:
             self._touched[id(param)] = _line_of_the_script()
 
     def arrived(self, param: torch.nn.Parameter, total: torch.Tensor) -> None:
-        reference = self._sums.pop(id(param), None)
-        if reference is None:
-            return
-        half = self._halves.get(id(param))
-        if half is not None:
-            magnitude = self._magnitudes.get(id(param))
-            is_right = _is_sum_of_halves(reference, total, half, magnitude, self._world)
-        elif self._world == 2:
-            is_right = _same_bits(reference, total)
-        else:
-            is_right = torch.allclose(reference, total, rtol=0, atol=_ROUNDING * float(reference.abs().max()), equal_nan=True)
-        if not is_right:
-            self._fail(param, "the sum of its gradient", reference, total)
-
-    # -- the step ----------------------------------------------------------------------------------
+        if self.verifies and id(param) not in self._totals:
+            self._totals[id(param)] = total.detach().clone()
 
     def stepping(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
         if not self.verifies:
             return
-        step = DeferredStep(optimizer)
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                if id(param) not in self._names or (param.grad is None and not owed(param)):
-                    continue  # of no session, or of another one
-                copied = torch.nn.Parameter(param.detach().clone(), requires_grad=param.requires_grad)
-                state = {key: _copied(value) for key, value in optimizer.state.get(param, {}).items()}
-                gradient = None if owed(param) else param.grad.detach().clone()
-                self._steps[id(param)] = step, _Before(copied, state, gradient)
+        updates = []
+        states = guards.attributes_of(optimizer)["state"]
+        for param in (param for group in optimizer.param_groups for param in group["params"]):
+            if owed(param):
+                gradient = None
+            elif param.grad is None or isinstance(param.grad, guards.PendingGradient):
+                continue  # it is not updated, or by another session
+            else:
+                gradient = param.grad.detach().clone()
+            copied = torch.nn.Parameter(param.detach().clone(), requires_grad=param.requires_grad)
+            updates.append(_Update(param, copied, _copies(states.get(param, {})), gradient))
+        self._steps.append((DeferredStep(optimizer), updates))
+        self._last_updates.update((id(update.param), update) for update in updates)
 
-    def updated(self, params: Iterable[torch.nn.Parameter], gradient_of: Callable[[torch.nn.Parameter], Any]) -> None:
-        together: dict[int, tuple[DeferredStep, list[tuple[torch.nn.Parameter, _Before]]]] = {}
+    def updated(self, params: Iterable[torch.nn.Parameter]) -> None:
         for param in params:
-            found = self._steps.pop(id(param), None)
-            if found is not None:
-                step, before = found
-                before.copy.grad = gradient_of(param).clone() if before.gradient is None else before.gradient
-                together.setdefault(id(step), (step, []))[1].append((param, before))
-        for step, befores in together.values():
-            step.update_copies([(param, before.copy, before.state) for param, before in befores])
-            for param, before in befores:
-                self._compare(step.optimizer, param, before)
+            update = self._last_updates.pop(id(param), None)
+            if update is not None:
+                update.after = param.detach().clone()
+                step = next(step for step, updates in reversed(self._steps) if any(each is update for each in updates))
+                update.state_after = _copies(guards.attributes_of(step.optimizer)["state"].get(param, {}))
 
     def all_updated(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
         if self.verifies:
-            params = [param for group in optimizer.param_groups for param in group["params"]]
-            self.updated([param for param in params if not owed(param)], lambda param: None)
+            self.updated(param for group in optimizer.param_groups for param in group["params"] if not owed(param))
 
-    def _compare(self, optimizer: torch.optim.Optimizer, param: torch.nn.Parameter, before: _Before) -> None:
-        if not _same_bits(before.copy, param):
-            self._fail(param, "its value after the update", before.copy, param)
-        state = guards.attributes_of(optimizer)["state"].get(param, {})
-        for key, value in before.state.items():
-            mine = state.get(key)
-            if isinstance(value, torch.Tensor) and (not isinstance(mine, torch.Tensor) or not _same_bits(value, mine)):
-                self._fail(param, f"the optimizer's {key} of it", value, mine)
-        self.verified += 1
+    # -- comparing ---------------------------------------------------------------------------------
 
-    # -- buffers -----------------------------------------------------------------------------------
-
-    def forward_begins(self, iteration: int) -> None:
-        if not self._options.includes(iteration):
+    def compare(self) -> None:
+        if not self.verifies:
             return
-        buffers = [buffer for _, buffer in self._job.buffers]
-        references = [buffer.detach().clone() for buffer in buffers]
+        self.verifies = False
+        self._compare_buffers()
+        self._compare_sums()
+        for step, updates in self._steps:
+            self._compare_step(step, updates)
+        self.verified.steps += 1
+
+    def _compare_buffers(self) -> None:
+        mine, self._buffers = self._buffers, None
+        if mine is None:
+            return
+        references = [buffer.clone() for buffer in mine]
         works = [broadcast_from(0, each, self._groups[0], async_op=True) for each in references]
         self._wait(works, "the buffers of verification")
-        for index, (reference, buffer) in enumerate(zip(references, buffers, strict=True)):
+        for (name, _), reference, buffer in zip(self._job.buffers, references, mine, strict=True):
             if not _same_bits(reference, buffer):
                 self._raise(
-                    f"verification: rank {self._global_rank}, iteration {iteration}: buffer {index} of the model is not "
-                    "rank 0's, as it would be under DDP; report this with the training loop"
+                    f"verification: rank {self._global_rank}, iteration {self._iteration}: the buffer {name} was not rank 0's "
+                    "when the forward pass began, as it would be under DDP; report this with the training loop"
                 )
+
+    def _compare_sums(self) -> None:
+        sums, self._parts = self._parts, {}
+        magnitudes = {key: sums[key].abs() for key in self._halves} if self._world > 2 else {}
+        parts = [*(sums[id(param)] for param in self._params), *magnitudes.values()]
+        self._wait([dist.all_reduce(part, group=self._groups[0], async_op=True) for part in parts], "the sums of verification")
+        for param in self._params:
+            reference, total, half = sums[id(param)], self._totals[id(param)], self._halves.get(id(param))
+            if half is not None:
+                is_right = _is_sum_of_halves(reference, total, half, magnitudes.get(id(param)), self._world)
+            elif self._world == 2:
+                is_right = _same_bits(reference, total)
+            else:
+                allowed = _ROUNDING * float(reference.abs().max()) if reference.numel() else 0.0
+                is_right = torch.allclose(reference, total, rtol=0, atol=allowed, equal_nan=True)
+            if not is_right:
+                self._fail(param, "the sum of its gradient", reference, total)
+
+    def _compare_step(self, step: DeferredStep, updates: list[_Update]) -> None:
+        for update in updates:
+            update.copy.grad = self._totals[id(update.param)] if update.gradient is None else update.gradient
+        if updates:
+            step.update_copies([(update.param, update.copy, update.state) for update in updates])
+        for update in updates:
+            if id(update.param) not in self._names:
+                continue  # no session's
+            if update.after is None:
+                self._fail(update.param, "its value after the update", update.copy, None)
+            if not _same_bits(update.copy, update.after):
+                self._fail(update.param, "its value after the update", update.copy, update.after)
+            for key, value in update.state.items():
+                mine = update.state_after.get(key)
+                if isinstance(value, torch.Tensor) and (not isinstance(mine, torch.Tensor) or not _same_bits(value, mine)):
+                    self._fail(update.param, f"the optimizer's {key} of it", value, mine)
+            self.verified.tensors.add(id(update.param))
+            self.verified.updates += 1
+            self.verified.deferred += update.gradient is None
+
+    def summary(self, steps: int) -> str | None:
+        verified = self.verified
+        if not verified.steps:
+            return None
+        exactly = self._world == 2 and not self._halves
+        return (
+            f"verified {verified.steps} of {steps} steps, {len(verified.tensors)} tensors, {verified.deferred:,} of "
+            f"{verified.updates:,} updates deferred: equal to DDP " + ("bit for bit" if exactly else "(sums within rounding)")
+        )
 
     # -- failing -----------------------------------------------------------------------------------
 
@@ -319,13 +374,11 @@ class Verifier(Unverified):
             self._groups.abort()
 
     def close(self) -> None:
-        self.steps += self.verifies
-        self.verifies = False
         self._groups.close()
 
 
-def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+def _copies(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.detach().clone() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
 
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
