@@ -97,6 +97,32 @@ def test_a_later_look_tries_the_safe_choice_too():
     assert choosing.choice == SAFE
 
 
+@pytest.mark.parametrize(("crossing_ms", "kept"), [(8.9, C), (9.1, A)])
+def test_a_plan_that_crosses_the_barrier_is_kept_only_for_three_percent(crossing_ms, kept):
+    table = {SAFE: 12 * MS, A: 9.2 * MS, C: crossing_ms * MS}
+    choosing = Choosing(SAFE, SAFE, [A, C], again=False, crosses=lambda choice: choice == C)
+    run(choosing, lambda choice, _: round(table[choice]))
+    assert choosing.choice == kept
+    said = choosing.verdict(None)
+    if kept == C:
+        assert "8.9 ms an iteration, 1.35 times as fast" in said
+        assert "; blocks took 9.2 ms without crossing the barrier; " in said
+    else:
+        assert f"9.2 ms an iteration, {C} crosses the barrier and took 9.1 ms, which is not worth it; " in said
+
+
+def test_what_is_kept_is_not_slower_than_the_safe_choice_trial_by_trial():
+    # a busy machine slows the first turns of both: the medians say that A is faster, each pair of turns that it is not
+    choosing = Choosing(SAFE, SAFE, [A], again=False)
+    times = iter([20, 20, 21, 21, 21, 8, 8, 8, 8, 7, 7, 7, 7, 7])
+    seen = run(choosing, lambda choice, _: next(times) * MS)
+    assert {*seen} == {SAFE, A}
+    by_trials = choosing.speedup(A, SAFE)
+    assert by_trials is not None
+    assert by_trials.ratio < 1
+    assert choosing.choice == SAFE
+
+
 @settings(deadline=None)
 @given(seed=st.integers(0, 10**6), noise=st.floats(0, 0.2), worst=st.floats(1, 30))
 def test_a_look_ends_within_fifty_iterations_and_never_keeps_what_it_saw_to_be_slower(seed, noise, worst):

@@ -174,7 +174,7 @@ class TrialRunner(Generic[Choice]):
         final = self._next_final()
         if final is None:
             self.over = True
-            self.choice = self._best([self._start, *self._finals], worth=_WORTH_A_CHANGE)
+            self.choice = self._kept(self._best([self._start, *self._finals], worth=_WORTH_A_CHANGE))
         else:
             self._finals.append(final)
             self.choice = final
@@ -195,6 +195,10 @@ class TrialRunner(Generic[Choice]):
             if unlucky is not None and best_ns is not None and self._undisturbed_ns(unlucky) < best_ns:
                 return unlucky
         return self._start if self._start not in self._finals else None
+
+    def _kept(self, best: Choice) -> Choice:
+        """What is kept in the end: `best`, which was measured twice and is the fastest of those, or another one."""
+        return best
 
     def _undisturbed_ns(self, choice: Choice) -> int:
         """The median, or of two in the middle the faster one: what disturbs an iteration makes it slower."""
@@ -223,15 +227,21 @@ class TrialRunner(Generic[Choice]):
             name: what to call it.
 
         Returns:
-            A clause, which says it where the trials of `to` took different times; None if one of
-            both was not measured.
+            A clause, which says it where the trials of `to` took different times; None unless both
+            were measured twice.
         """
-        own, theirs = ([median(attempt.times_ns) for attempt in self._of(choice)] for choice in (self.choice, to))
-        if not own or not theirs:
+        theirs = [median(attempt.times_ns) for attempt in self._of(to)]
+        speedup = self.speedup(self.choice, to)
+        if speedup is None or speedup.turns == 1:  # the ratio of one turn says little
             return None
-        said = f"{Speedup.of(theirs, own)} as {name}"
+        said = f"{speedup} as {name}"
         differing = disturbed(theirs)
         return said if differing is None else f"{said} ({differing})"
+
+    def speedup(self, choice: Choice, to: Choice) -> Speedup | None:
+        """How many times as fast as `to` a choice was, trial by trial; None if one of both was not measured."""
+        own, theirs = ([median(attempt.times_ns) for attempt in self._of(each)] for each in (choice, to))
+        return Speedup.of(theirs, own) if own and theirs else None
 
     def _of(self, choice: Choice) -> list[Attempt[Choice]]:
         return [attempt for attempt in self.attempts if attempt.choice == choice]

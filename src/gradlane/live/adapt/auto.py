@@ -176,7 +176,10 @@ class Auto:
             assert planner.profile is not None
             unranked = itertools.islice(candidates_at(planner.profile, planner.places), _UNRANKED + 1)
             others = [structs.replace(choice, look=len(self._about.looks)) for _, choice in unranked][1:]
-        self._choosing = Choosing(self._in_force, self._about.safe, others, again=bool(self._about.looks))
+        crosses = frozenset(choice for choice, plan in self._plans.items() if plan.crosses_barrier and planner.crosses)
+        self._choosing = Choosing(
+            self._in_force, self._about.safe, others, again=bool(self._about.looks), crosses=crosses.__contains__
+        )
 
     def _plan_of_choice(self) -> Policy | Plan | None:
         """Rank 0's plan for the choice in force: the one that was simulated or in force before;
