@@ -13,12 +13,15 @@ import contextlib
 import gc
 import logging
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch._C._distributed_c10d import BuiltinCommHookType
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.nn.parallel import distributed
 
 from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.ddp.optimizers import tell_of_steps
@@ -28,6 +31,7 @@ from gradlane.live.session.ignored import ignored_in, summed_parameters
 from gradlane.live.session.session import Session
 from gradlane.live.startup.attach import Wrapped, attach_from
 from gradlane.live.startup.lifecycle import session_of, sharing_with
+from gradlane.live.startup.options import AttachOptions, launched
 
 log = logging.getLogger("gradlane")
 
@@ -42,6 +46,7 @@ def _abandon(session: Session) -> None:
     _abandoned.append(session)
 
 
+_POST_FORWARD = distributed._BufferCommHookLocation.POST_FORWARD
 _OWN = ("_optimizers", "_session", "_kept_by_torch", "_syncs")  # attributes that no copy gets
 
 
@@ -77,11 +82,16 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> set[int]:
     return {id(param) for group in optimizer.param_groups for param in group["params"]}
 
 
-def _refuse_hook(name: str, halves: str) -> NoReturn:
-    raise UnsupportedError(
-        f"{name}: a hook would take buckets from torch, and gradlane sums messages of its own plan; leave it out (for "
-        f"{halves} pass options={{'wire_dtype': ...}}), or use torch's class for this model"
-    )
+# hooks that only say how gradients travel, and the dtype in which they do; None as without a hook
+_TRAVEL_AS: dict[Any, str | None] = {
+    default_hooks.allreduce_hook: None,
+    default_hooks.fp16_compress_hook: "float16",
+    default_hooks.bf16_compress_hook: "bfloat16",
+    BuiltinCommHookType.ALLREDUCE: None,
+    BuiltinCommHookType.FP16_COMPRESS: "float16",
+}
+# arguments with which others sum gradients, or see them in another dtype
+_FOR_OTHERS = ("mixed_precision", "delay_all_reduce_named_params", "param_to_hook_all_reduce")
 
 
 class DistributedDataParallel(TorchDDP):
@@ -95,17 +105,15 @@ class DistributedDataParallel(TorchDDP):
 
     `bucket_cap_mb`, `gradient_as_bucket_view`, `static_graph` and `find_unused_parameters` matter
     for as long as torch sums: gradlane's plan decides what travels together, and any parameter may
-    be unused. A model under `join()` or `torch.distributed.algorithms.Join` stays torch's.
+    be unused. A model stays torch's under `join()` or `torch.distributed.algorithms.Join`, with a communication
+    hook, and with `mixed_precision` or `delay_all_reduce_named_params`: they let others sum gradients. A hook that
+    compresses to halves is what `wire_dtype` does, and where that names its dtype gradlane sums.
 
     Args:
         module: on one device.
         args: torch's.
         options: keywords for `gradlane.attach`; those of `gradlane launch` win over them.
         kwargs: torch's.
-
-    Raises:
-        UnsupportedError: `mixed_precision`, or `delay_all_reduce_named_params` with
-            `param_to_hook_all_reduce`: they let others sum gradients.
     """
 
     default_options: ClassVar[Mapping[str, Any]] = {}
@@ -122,17 +130,14 @@ class DistributedDataParallel(TorchDDP):
     module: nn.Module
 
     def __init__(self, module: nn.Module, *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        for name in ("mixed_precision", "delay_all_reduce_named_params", "param_to_hook_all_reduce"):
-            if kwargs.get(name) is not None:
-                raise UnsupportedError(
-                    f"DistributedDataParallel: got {name}, with which others sum gradients or see them in another dtype; "
-                    "leave it out (autocast serves mixed precision), or use torch's class"
-                )
         _take_back(module)
         DistributedDataParallel.made += 1
         self._begin_as_torchs()
         super().__init__(module, *args, **kwargs)
         self._share_with_others()
+        for name in _FOR_OTHERS:
+            if kwargs.get(name) is not None and not self._kept_by_torch:
+                self._keep_torchs(f"with {name} others sum gradients, or see them in another dtype")
         self._options = {**self.default_options, **(options or {})}
         tell_of_steps(self)
 
@@ -291,19 +296,32 @@ class DistributedDataParallel(TorchDDP):
         return super().join_hook(**kwargs)
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
-        """Raises `UnsupportedError`: gradlane decides what is summed together, and when."""
-        _refuse_hook("register_comm_hook", "fp16_compress_hook and bf16_compress_hook")
+        """As torch's, which sums for this model from now on, unless `wire_dtype` has gradlane do what the hook does."""
+        if self._goes_to_torch(hook, "a communication hook"):
+            super().register_comm_hook(state, hook)
 
-    def _register_builtin_comm_hook(self, comm_hook_type: object) -> None:
-        """As `register_comm_hook`: such a hook lives in torch's reducer, which goes when gradlane attaches."""
-        _refuse_hook("_register_builtin_comm_hook", "FP16_COMPRESS")
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        """As `register_comm_hook`."""
+        if self._goes_to_torch(comm_hook_type, "a built-in communication hook"):
+            super()._register_builtin_comm_hook(comm_hook_type)
 
-    def _register_buffer_comm_hook(self, state: object, hook: Any, comm_hook_location: object = None) -> None:
-        """Raises `UnsupportedError`: a session sends rank 0's buffers, as torch's class does without a hook."""
-        raise UnsupportedError(
-            "_register_buffer_comm_hook: a hook would decide how buffers are made equal, and gradlane sends those of rank 0; "
-            "leave it out and reduce the buffers in the script, or use torch's class for this model"
-        )
+    def _goes_to_torch(self, hook: Any, what: str) -> bool:
+        """Give the model to torch because of a hook, if gradlane does not do what that does; whether torch has a reducer."""
+        unknown = object()
+        options = {name: value for name, value in self._options.items() if name != "policy"}
+        asked = AttachOptions.of(None, options, launched()).carrier.wire_dtype
+        dtype = _TRAVEL_AS.get(hook, unknown) if isinstance(hook, Hashable) else unknown
+        if dtype is unknown or dtype != asked:
+            halves = f"; gradlane sums with --wire-dtype {dtype}" if isinstance(dtype, str) else ""
+            if not self._kept_by_torch:
+                self._keep_torchs(f"{what} takes its buckets{halves}")
+        return self._session is None
+
+    def _register_buffer_comm_hook(self, state: object, hook: Any, comm_hook_location: Any = _POST_FORWARD) -> None:
+        """As torch's, which sums for this model from now on: a session sends rank 0's buffers."""
+        if not self._kept_by_torch:
+            self._keep_torchs("a hook makes its buffers equal")
+        super()._register_buffer_comm_hook(state, hook, comm_hook_location)
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         """As torch's; empty while gradlane sums. Lightning asks for it when it has trained."""
