@@ -18,7 +18,7 @@ from gradlane.core.network import Network
 from gradlane.planning.tuning import TuneOptions
 from tests.live.cases import differences
 from tests.live.networks import counting_deferred_updates
-from tests.live.programs import gradients, parameters, passes  # noqa: F401  (they fill ACTIONS)
+from tests.live.programs import bystanders, gradients, parameters, passes  # noqa: F401  (they fill ACTIONS)
 from tests.live.programs.held import held_network
 from tests.live.programs.hooks import register
 from tests.live.programs.models import MODELS, OPTIMIZERS, UNUSED

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.live.programs.run import Run
 
@@ -38,8 +39,7 @@ def register(run: Run, line: str) -> None:
     HOOKS[name](run, *words)
 
 
-@hook
-def step_pre(run: Run, what: str) -> None:
+def _before_step(run: Run, what: str) -> Callable[..., None]:
     def before(*_: Any) -> None:
         if what == "clip":
             nn.utils.clip_grad_norm_(run.parameters(), 0.1)
@@ -59,7 +59,31 @@ def step_pre(run: Run, what: str) -> None:
         else:
             run.see("norms before the step", [param.grad.norm() for param in run.with_gradients()])
 
-    run.handles += [optimizer.register_step_pre_hook(before) for optimizer in run.optimizers]
+    return before
+
+
+@hook
+def step_pre(run: Run, what: str) -> None:
+    run.handles += [optimizer.register_step_pre_hook(_before_step(run, what)) for optimizer in run.optimizers]
+
+
+@hook
+def unbound_step_pre(run: Run, what: str) -> None:
+    """By the class's own function, past whatever stands on the object."""
+    register_hook = torch.optim.Optimizer.register_step_pre_hook
+    run.handles += [register_hook(optimizer, _before_step(run, what)) for optimizer in run.optimizers]
+
+
+@hook
+def global_step_pre(run: Run, what: str) -> None:
+    """For the steps of all optimizers of the process."""
+    before, own = _before_step(run, what), run.optimizers
+
+    def for_own(optimizer: Any, *_: Any) -> None:
+        if any(optimizer is each for each in own):
+            before()
+
+    run.handles.append(register_optimizer_step_pre_hook(for_own))
 
 
 @hook

@@ -39,7 +39,14 @@ class Run:
     )
     flat: list[torch.Tensor] = field(default_factory=list)
     """Flat buffers of which gradients are views."""
+    threads: list[Callable[[], None]] = field(default_factory=list)
+    """Wait for threads that read parameters."""
     steps: int = 0
+
+    def join(self) -> None:
+        """Wait for all threads, before something changes what they read."""
+        while self.threads:
+            self.threads.pop(0)()
 
     def batch(self) -> Batch:
         x, y = MODELS[self.program.model].batch(self.generator)
@@ -113,6 +120,10 @@ def words_for(rank: int, line: str) -> list[str] | None:
     return [word.split("|")[rank] if "|" in word else word for word in words]
 
 
+MAY_RUN_BESIDE = ("zero_grad", "backward", "thread", "fork", "interrupt", "functorch")
+"""Actions that change no parameter and no state, so that threads may read those meanwhile."""
+
+
 def perform(run: Run) -> Iterator[str]:
     """Yields each action before it is done."""
     for number, step in enumerate(run.program.steps):
@@ -121,4 +132,7 @@ def perform(run: Run) -> Iterator[str]:
             yield line
             words = words_for(run.rank, line)
             if words is not None:
+                if words[0] not in MAY_RUN_BESIDE:
+                    run.join()
                 ACTIONS[words[0]](run, *words[1:])
+    run.join()

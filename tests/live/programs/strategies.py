@@ -82,6 +82,10 @@ BETWEEN = {
     "flat_buffers": ["flat_buffers"],
     "zero_flat_buffers": ["zero_flat_buffers"],
     "look": ["look"],
+    "thread": _lines("thread", ("parameters", "backwards", "state", "save"), ("", "@0", "@1")),
+    "fork": _lines("fork", ("parameters", "state"), ("", "@1")),
+    "interrupt": _lines("interrupt", ("save", "read"), ("", "@0")),
+    "functorch": _lines("functorch", ("vmap", "closed", "grad", "jvp", "functionalize"), ("", "@1")),
     "metric": ["metric"],
     "barrier": ["barrier"],
     "zero_grad": _lines("zero_grad", ZEROING),
@@ -90,6 +94,8 @@ BETWEEN = {
 
 HOOKS = {
     "step_pre": _lines("step_pre", ("clip", "scale", "replace", "decay", "rate", "norm")),
+    "unbound_step_pre": _lines("unbound_step_pre", ("clip", "scale", "norm")),
+    "global_step_pre": _lines("global_step_pre", ("clip", "scale", "norm")),
     "step_post": _lines("step_post", ("clamp", "renorm", "average", "count", "see", "gradients", "state", "zero_grad")),
     "gradient": _lines("gradient", ("scale", "see")),
     "accumulated": _lines("accumulated", ("scale", "replace", "see")),
@@ -172,6 +178,8 @@ def programs(draw: Any, without: Sequence[str] = ()) -> Program:
         for name in draw(st.lists(st.sampled_from([*choices.table(HOOKS)]), min_size=1, max_size=2, unique=True)):
             lines = choices.allowed(_lines("", ("before", "after"), HOOKS[name]))
             hooks += [choices.of(lines)] if lines else []
+    if any(hook.split()[1] == "forward_pre" for hook in hooks) and "thread" in kinds:
+        kinds.remove("thread")  # under DDP, too, it would read what the hook writes
     if any(hook.split()[1] == "scheduler" for hook in hooks) and "schedule" not in kinds and "schedule" in between:
         kinds.append("schedule")
     style = _Style(choices, model)
