@@ -31,7 +31,7 @@ def _rank() -> None:
     model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(LAYERS)])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     session: Any = gradlane.attach(model, optimizer, "wfbp")
-    count = session._meter.begin
+    count = session._parts.meter.begin
     took: dict[str, list[float]] = {"counting": [], "metrics() after a step": [], "metrics() again": []}
     settled = [False]
 
@@ -40,7 +40,7 @@ def _rank() -> None:
         call()
         took[name].append((time.perf_counter_ns() - began) / 1e3)
 
-    session._meter.begin = lambda: timed("counting", count)
+    session._parts.meter.begin = lambda: timed("counting", count)
     for _ in range(STEPS):
         optimizer.zero_grad()
         model(torch.randn(8, 64)).square().mean().backward()

@@ -149,8 +149,10 @@ def change_at_random(
 
 def put(session: Session, turns: Any) -> None:
     """Let `turns` change the plans of a session that has not begun."""
-    assert session._controller is None or isinstance(session._controller, Auto)  # raises if a session no longer calls it so
-    session._controller = turns
+    assert session._parts.controller is None or isinstance(
+        session._parts.controller, Auto
+    )  # raises if a session no longer calls it so
+    session._parts.controller = turns
 
 
 def until(done: Callable[[], bool]) -> Iterator[None]:
@@ -265,7 +267,7 @@ def clipping(rank: int, world: int, clips: bool) -> dict[str, Any]:
             assert len(losses) < AT_MOST
             losses.append(_clipped_step(model, model, optimizer, generator, clips))
         session.flush()
-        bits, crosses = bits_of(model, optimizer), session._planner.crosses
+        bits, crosses = bits_of(model, optimizer), session._parts.planner.crosses
     reference, optimizer, generator = parts(rank)
     call = DistributedDataParallel(reference)
     expected = [_clipped_step(call, reference, optimizer, generator, clips) for _ in losses]

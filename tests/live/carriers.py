@@ -80,7 +80,7 @@ def falls_back(rank: int, world: int, lost: int, silently: bool, steps: int) -> 
             losses.append(step(model, model.batch, optimizer, generator))
         session.flush()
         bits, plan = bits_of(model, optimizer), session.plan
-        carrier = type(session._backend).__name__
+        carrier = type(session._parts.backend).__name__
     gc.collect()  # frames of the exceptions that were raised may refer to groups
     more = more_sockets_than(before)
     reference = under_ddp(rank, len(losses))
@@ -103,7 +103,7 @@ def named(rank: int, world: int, backend: Any) -> tuple[str, str]:
     with gradlane.attach(model, optimizer, backend=backend, timeout=20) as session:
         for _ in range(8):
             step(model, model.batch, optimizer, generator)
-        return type(session._backend).__name__, str(session.plan.backend)
+        return type(session._parts.backend).__name__, str(session.plan.backend)
 
 
 def the_idle_node_fails(rank: int, world: int) -> tuple[str, list[str], float]:
@@ -115,9 +115,9 @@ def the_idle_node_fails(rank: int, world: int) -> tuple[str, list[str], float]:
     turns.settled = True
     began = time.monotonic()
     try:
-        assert isinstance(session._backend, Carriers)
+        assert isinstance(session._parts.backend, Carriers)
         if rank == 1:
-            session._backend._servers._node.abort("ended by the test")
+            session._parts.backend._servers._node.abort("ended by the test")
         for _ in range(1000):
             carriers.append(str(session.plan.backend))
             step(model, model.batch, optimizer, generator)

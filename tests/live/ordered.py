@@ -17,7 +17,7 @@ import gradlane
 from gradlane.live.backends import staging
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.staging import Staging
-from gradlane.live.session.deferred_updates import DeferredUpdates
+from gradlane.live.session.torch_actions import TorchActions
 from gradlane.planning import catalog
 from gradlane.testing.streams import CheckedStream, CheckedStreams
 from tests.live.cases import bits_of, differences, train, under_ddp
@@ -44,11 +44,11 @@ def _joins_the_first_alone(really: Any) -> Any:
 
 @contextlib.contextmanager
 def _updates_where_they_are_used() -> Iterator[None]:
-    def make(deferred: DeferredUpdates) -> None:
-        deferred.home = deferred._driver.streams.scripts()  # type: ignore[union-attr]
-        deferred.make_all_current()
+    def make(actions: TorchActions, makes_updates: Callable[[], None]) -> None:
+        actions.home = actions._driver.streams.scripts()  # type: ignore[union-attr]
+        makes_updates()
 
-    with patch.object(DeferredUpdates, "make_all_current_at_home", make):
+    with patch.object(TorchActions, "make_at_home", make):
         yield
 
 
@@ -155,7 +155,7 @@ def fails_meanwhile(rank: int, world: int, launching: bool) -> str:
                 torch.distributed.barrier()
                 if rank == 1:
                     raise ValueError("as it was told to")
-                backend: Any = session._backend
+                backend: Any = session._parts.backend
                 aborted = threading.Event()
                 abort, run = backend._groups.abort, backend._stream.run
 

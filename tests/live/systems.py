@@ -60,7 +60,7 @@ def marks_of_groups(rank: int, world: int) -> tuple[list[list[tuple[int, int]]],
     session, model, optimizer = _attached(gradlane.policies.get("geryon", slice_bytes=4000))
     with session:
         _train(model, optimizer, 6, rank)
-        backend = session._backend
+        backend = session._parts.backend
         assert isinstance(backend, all_reduce.AllReduceBackend)
         # other threads of torch.distributed may open connections meanwhile
         opened = [backend._groups.sockets(group) for group in range(len(backend._groups))]
@@ -82,7 +82,7 @@ def geryon_without_its_sockets(rank: int, world: int) -> str:
     """What is raised where rank 1 finds none of its connections."""
     session, model, optimizer = _attached("geryon")
     if rank == 1:
-        session._backend._groups._sockets[0] = frozenset()  # type: ignore[attr-defined]
+        session._parts.backend._groups._sockets[0] = frozenset()  # type: ignore[attr-defined]
     try:
         with session:
             _train(model, optimizer, 6, rank)

@@ -149,7 +149,7 @@ def test_what_only_servers_carry_is_carried_by_servers_where_no_backend_is_named
         asked = replace(_plan(), wire="packet-priority") if "packets" in asked else replace(_plan(), backend="server")
     model = _model()
     with gradlane.attach(model, momentum(model), asked, network=GIVEN) as session:
-        assert isinstance(session._backend, ParameterServerBackend)
+        assert isinstance(session._parts.backend, ParameterServerBackend)
 
 
 def test_a_plan_for_another_backend_than_the_one_that_is_named_is_refused(a_world_of_one):

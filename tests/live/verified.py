@@ -10,7 +10,7 @@ import torch
 import gradlane
 from gradlane.errors import JobError
 from gradlane.live.session import guards
-from gradlane.live.session.deferred_updates import DeferredUpdates
+from gradlane.live.session.torch_actions import TorchActions
 from gradlane.live.session.verification import Verifier
 from tests.live.cases import train
 from tests.live.loops import GIVEN, log_lines
@@ -39,7 +39,7 @@ def is_right(
         with session:
             train(net, net, opt, net.batch, STEPS, rank)
             session.flush()
-    return session._verifier.verified.updates, sum(deferred), lines
+    return session._parts.verifier.verified.updates, sum(deferred), lines
 
 
 def deferred_by_step(rank: int, world: int, every: int) -> tuple[list[int], str]:
@@ -127,21 +127,18 @@ def a_sum_is_damaged(rank: int, world: int, **options: Any) -> str:
 
 def an_update_is_made_twice(rank: int, world: int) -> str:
     """On rank 0 an owed update is made twice, as it might be by a mistake in what is owed."""
-    really = DeferredUpdates._update
+    really = TorchActions.update
 
-    def twice(self: DeferredUpdates, step: Any, tensors: list[int]) -> None:
+    def twice(self: TorchActions, step: Any, several: Any) -> None:
         if rank == 0 and self._driver.iteration >= 4:  # the first of them that leaves something to defer
-            step.update([self._params[tensor] for tensor in tensors if give(self, tensor)])
-        really(self, step, tensors)
-
-    def give(self: DeferredUpdates, tensor: int) -> bool:
-        self._driver.wait_for(tensor)
-        self._params[tensor].grad = self._driver.slots[tensor]
-        return True
+            for tracked in several:
+                tracked.param.grad = tracked.slot
+            step.update([tracked.param for tracked in several])
+        really(self, step, several)
 
     with (
         slow_network(),
-        patch.object(DeferredUpdates, "_update", twice),
+        patch.object(TorchActions, "update", twice),
     ):
         return _error(rank)
 
@@ -175,7 +172,7 @@ def one_of_two_optimizers_runs_a_closure(rank: int, world: int) -> int:
             model(torch.randn(4, 16) + rank).square().mean().backward()
             optimizers[1].step()
             optimizers[0].step(lambda: 0.0)
-    return session._verifier.verified.updates
+    return session._parts.verifier.verified.updates
 
 
 def _error(rank: int, **options: Any) -> str:

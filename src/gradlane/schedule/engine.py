@@ -46,6 +46,8 @@ class Engine:
 
     Attributes:
         missing: how many messages of this iteration have not arrived.
+        in_second_phase: whether a message is of two phases and the first has ended.
+        blocking: of each lane whose next message waits for room in the window, the message under way that started first.
     """
 
     def __init__(self, plan: Plan, owner: Owner, *, follow: bool = False, keeps_log: bool = False) -> None:
@@ -54,6 +56,8 @@ class Engine:
         self._dispatcher = (LoggedDispatcher if keeps_log else NativeDispatcher)(plan, follow=follow)
         self._messages_of = plan.messages_by_tensor
         self._tensors_of = plan.tensors_by_message
+        self.in_second_phase, self.blocking = self._dispatcher.in_second_phase, self._dispatcher.blocking
+        self._has_two_phases = bool(plan.second_phases)
         self.missing = 0
         self._missing_of = [0] * len(plan.tensors)  # messages of each tensor that have not arrived
         self._sent: set[int] = set()  # messages that left their windows before their sums arrived
@@ -71,8 +75,11 @@ class Engine:
 
     def ready(self, tensors: Sequence[int]) -> None:
         """The gradients of `tensors` are in their memory."""
-        ready = self._dispatcher.ready
-        self._start([message for tensor in tensors for message in ready(tensor)])
+        messages: list[int] = []
+        for tensor in tensors:
+            messages += self._dispatcher.ready(tensor)
+        if messages:
+            self._start(messages)
 
     def allow(self, message: int) -> None:
         """The coordinator put `message` next."""
@@ -88,8 +95,8 @@ class Engine:
 
     def ended(self, message: int) -> None:
         """The sum of `message` is there, or the first phase of a two-phase message has ended."""
-        two_phase = self.plan.messages[message].two_phase
-        if two_phase and not self.in_second_phase(message):
+        two_phase = self._has_two_phases and self.plan.messages[message].two_phase
+        if two_phase and not self._dispatcher.in_second_phase(message):
             self._leave(message)
             return
         for tensor in self._tensors_of[message]:
@@ -116,14 +123,6 @@ class Engine:
         """The messages in which `tensor` travels."""
         return self._messages_of[tensor]
 
-    def in_second_phase(self, message: int) -> bool:
-        """Whether `message` is of two phases and the first has ended."""
-        return self._dispatcher.in_second_phase(message)
-
-    def blocking(self) -> list[int]:
-        """Of each lane whose next message waits for room in the window, the message under way that started first."""
-        return self._dispatcher.blocking()
-
     def describe_state(self) -> str:
         """What is under way and what is waited for, for error messages."""
         return self._dispatcher.describe_state()
@@ -137,11 +136,11 @@ class Engine:
 
     def _leave(self, message: int) -> None:
         self._owner.left(message)
-        self._start(self._dispatcher.finished(message))
+        following = self._dispatcher.finished(message)
+        if following:
+            self._start(following)
 
     def _start(self, messages: list[int]) -> None:
-        if not messages:
-            return
         self._to_start.extend(messages)
         if self._is_starting:  # a message ended while it was being started: the loop below continues with what it freed
             return
@@ -149,7 +148,8 @@ class Engine:
         try:
             while self._to_start:
                 message = self._to_start.popleft()
-                if self._owner.start(message, self.in_second_phase(message)):
+                second_phase = self._has_two_phases and self._dispatcher.in_second_phase(message)
+                if self._owner.start(message, second_phase):
                     self.ended(message)
         finally:
             self._is_starting = False

@@ -341,8 +341,8 @@ def under_gradlane(
         warnings.simplefilter("ignore")
         if hops:
             # raises if a session no longer calls it so
-            assert session._controller is None or isinstance(session._controller, Auto)
-            session._controller = Hopping(rank)
+            assert session._parts.controller is None or isinstance(session._parts.controller, Auto)
+            session._parts.controller = Hopping(rank)
         generator = torch.Generator().manual_seed(1000 + rank)
         job = Job(rank, model, model, optimizer, session.no_sync, generator, session)
         case.run(job)

@@ -164,7 +164,7 @@ def main(phase: str, culprit: int, harm: str, backend: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     how: dict[str, Any] = {"policy": "auto"} if backend == "both" else {"policy": Lanes(2), "backend": backend}
     session: Any = gradlane.attach(model, optimizer, profile_iterations=2, **how)
-    session._controller = Turns(rank)
+    session._parts.controller = Turns(rank)
     for step in range(STEPS):
         if phase in STEADY and (step, rank) == (STEADY_STEP, culprit):
             if phase != "steady" and os.fork() == 0:

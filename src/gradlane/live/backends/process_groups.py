@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -45,6 +46,7 @@ _END_S = 5.0  # for sums to end once their connections are shut down, and for ca
 
 
 OnEnd = Callable[[BaseException | None], None]
+_is_completed = operator.methodcaller("is_completed")
 
 
 class UnderWay:
@@ -68,7 +70,7 @@ class UnderWay:
     @property
     def has_ended(self) -> bool:
         """Whether all have ended, by now. Does not wait."""
-        return all(work.is_completed() for work in self._works)
+        return all(map(_is_completed, self._works))
 
     def tell(self) -> None:
         """Call the callback: from within this call if all have ended, else when they have."""

@@ -187,7 +187,8 @@ class Driver:
                 self._events[tensor] = reached
             self._backend.look()
             self._tell(self._own_engine.ready, tensors)
-            self._make_room()
+            if self._has_windows:
+                self._make_room()
 
     def range_of(self, tensors: Sequence[int]) -> torch.Tensor:
         """The slots of `tensors`, which are neighbours in the plan and of one dtype, as one tensor."""
@@ -252,7 +253,8 @@ class Driver:
         if second_phase:
             ended = self._backend.start_second_phase(message, buffer, self._message_done)
         else:
-            ended = self._backend.start(message, buffer, self._events_of(message), self._message_done, self._message_sent)
+            events = self._events_of(message) if self._backend.has_streams else []
+            ended = self._backend.start(message, buffer, events, self._message_done, self._message_sent)
         lane = self.plan.messages[message].lane
         self._rolling_hashes[lane] = (self._rolling_hashes[lane] * 1_000_003 + message + 1) & _64_BITS
         self._unissued -= 1
@@ -279,11 +281,10 @@ class Driver:
         # gets a receive, too, of no duration
         elif self._second_phases:
             self._recorder.add("receive", self.iteration, message, now, now_ns())
-        self.failures.notify_if_awaited()
+        if self.failures.awaited:
+            self.failures.notify_if_awaited()
 
     def _events_of(self, message: int) -> list[Event]:
-        if not self._backend.has_streams:
-            return []
         return [event for tensor in self.plan.messages[message].tensors if (event := self._events[tensor]) is not None]
 
     # -- facts, on any thread ----------------------------------------------------------------------
@@ -333,7 +334,8 @@ class Driver:
             with self._lock:
                 if not self._closed and self.failures.failure is None:
                     self._tell(fact, message)
-                    self._make_room()
+                    if self._has_windows:
+                        self._make_room()
         except BaseException as error:  # this thread has no caller that could handle it
             if self.failures.failure is None:
                 self.abort(error)
@@ -342,14 +344,15 @@ class Driver:
         """Let `message` start, which rank 0 put next."""
         self._backend.expect(message)
         self._tell(self._own_engine.allow, message)
-        self._make_room()
+        if self._has_windows:
+            self._make_room()
 
     def _make_room(self) -> None:
         """Be told of the ends for want of which messages wait.
 
         Of other ends somebody hears who looks: to be told of one costs a turn at the interpreter's lock.
         """
-        if not self._has_windows or self._makes_room:  # told of an end from within: the loop below goes on with it
+        if self._makes_room:  # told of an end from within: the loop below goes on with it
             return
         self._makes_room = True
         try:

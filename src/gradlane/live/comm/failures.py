@@ -57,6 +57,7 @@ class Failures:
         lock: guards all that the threads which bring facts share; `wait_until` waits on it.
         interrupt: ends the wait of an engine in native code, see `wait_in`.
         at_once: called without the lock as soon as the job has failed, perhaps several times: see `end_device_work`.
+        awaited: what threads wait for.
         waited_ns: for which the training thread has waited so far, in all.
     """
 
@@ -67,7 +68,7 @@ class Failures:
         self.at_once: list[Callable[[], None]] = []
         self._timeout_s, self._device = timeout_s, device
         self._verdict = Verdict(timeout_s, _InAttach(rank))
-        self._awaited: list[Callable[[], bool]] = []  # what threads wait for
+        self.awaited: list[Callable[[], bool]] = []
         self._report: Callable[[float, str], None] = lambda waited_s, what: None
         self.waited_ns = 0
 
@@ -139,7 +140,7 @@ class Failures:
 
         A wake-up costs more than all else that is done when a message ends.
         """
-        if self._awaited and any(holds() for holds in self._awaited):
+        if self.awaited and any(holds() for holds in self.awaited):
             self._condition.notify_all()
 
     def _end_waits(self) -> None:
@@ -173,11 +174,11 @@ class Failures:
 
     @contextmanager
     def _awaiting(self, predicate: Callable[[], bool]) -> Iterator[None]:
-        self._awaited.append(predicate)
+        self.awaited.append(predicate)
         try:
             yield
         finally:
-            self._awaited.remove(predicate)
+            self.awaited.remove(predicate)
 
     def wait_briefly(self, predicate: Callable[[], bool], limit_ns: int) -> bool:
         """Block until `predicate()` holds, for `limit_ns` at most; return whether it does.

@@ -19,6 +19,7 @@ from gradlane.live.backends.copies import copy_from
 from gradlane.live.backends.external_servers import meet_servers
 from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.remote_update.broadcasts import Broadcasts
+from gradlane.live.remote_update.iterations import ServedIterations
 from gradlane.live.remote_update.parameter_groups import ParameterGroups
 from gradlane.live.remote_update.session import ServedSession
 from gradlane.live.remote_update.states import place_states
@@ -119,10 +120,11 @@ def attach_to_servers(
             buffers = await_others(lambda: Broadcasts(job, values, new_groups), "the connections for buffers")
         values.meet()  # nobody waits for anybody's part in this any more
     coordination.channel.close()  # from here on the node tells what becomes of the others
-    session = ServedSession(
+    iterations = ServedIterations(
         model, job.params, job.optimizers, groups, values, rank=job.rank, global_rank=job.global_rank,
-        scale=1.0 / job.world if staleness == 0 else 1.0,        staleness=staleness, buffers=buffers, after_close=forget,
+        scale=1.0 / job.world if staleness == 0 else 1.0, staleness=staleness, buffers=buffers,
     )  # fmt: skip
+    session = ServedSession(iterations, values, after_close=forget)
     keep(session)
     note_attached()
     return session

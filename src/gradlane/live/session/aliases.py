@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from gradlane.live.session.tracked import Tracked
 
 
 def _holders(tensor: Any) -> int:
@@ -67,8 +69,9 @@ _ONE_ENTRY = _references_of_an_entry({0: {}}, 0)
 _ONE_GRADIENT = _references_of_a_gradient_alone()
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
 _NO_FUNCTION = torch.nn.Parameter.__torch_function__
-_PROBE = [object()]
-_ONE_IN_A_LIST = sys.getrefcount(_PROBE[0])
+_PROBE = Tracked("", torch.nn.Parameter(torch.empty(0)), 0)
+_PROBE.wrapper = object()  # type: ignore[assignment]
+_ONE_IN_A_SLOT = sys.getrefcount(_PROBE.wrapper)
 
 
 def is_the_scripts(param: torch.nn.Parameter) -> bool:
@@ -76,9 +79,9 @@ def is_the_scripts(param: torch.nn.Parameter) -> bool:
     return _references_of_gradient(param) > _ONE_GRADIENT or _holders(param.grad) > _ONE_HOLDER
 
 
-def is_held(tensors: Sequence[torch.Tensor], index: int) -> bool:
-    """Whether anything but the list refers to the object `tensors[index]`, in Python or C++."""
-    return sys.getrefcount(tensors[index]) > _ONE_IN_A_LIST
+def is_held(tracked: Tracked) -> bool:
+    """Whether anything but `tracked` refers to what stands for the sum of its gradient, in Python or C++."""
+    return sys.getrefcount(tracked.wrapper) > _ONE_IN_A_SLOT
 
 
 class Aliases:
@@ -86,30 +89,27 @@ class Aliases:
 
     Args:
         optimizer: the one that steps.
-        params: all parameters that the session trains.
-        accumulators: `accumulator_of` each parameter, by id of the parameter. The session keeps
-            them, so that the number of references to a parameter is the same at every step. An
-            entry that is out of date is replaced here.
+        tracked: all parameters that the session trains. Each has its `accumulator_of`, so that the number of
+            references to a parameter is the same at every step. One that is out of date is replaced here.
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, params: Iterable[torch.nn.Parameter], accumulators: dict[int, Any]
-    ) -> None:
-        self._params, self._accumulators = params, accumulators
+    def __init__(self, optimizer: torch.optim.Optimizer, tracked: Sequence[Tracked]) -> None:
+        self._tracked = tracked
         state = optimizer.state
         self._state_is_held = sys.getrefcount(state) > _ONE_ENTRY  # the optimizer alone has it, as a dict has its entry
         self._state = state
         self._by_storage: Counter[int] | None = None
 
-    def of(self, param: torch.nn.Parameter) -> bool:
-        """Whether anything else refers to the memory of `param` or of its optimizer state, or may: another process, or a class
-        of the script's that has its own torch functions, which a deferred update turns off.
+    def of(self, tracked: Tracked) -> bool:
+        """Whether anything else refers to the memory of a parameter or of its optimizer state, or may: another process, or a
+        class of the script's that has its own torch functions, which a deferred update turns off.
         """
+        param = tracked.param
         if type(param).__torch_function__ is not _NO_FUNCTION:
             return True
         if param._use_count() > _PARAMETER_AND_ITS_NODE:  # type: ignore[attr-defined]
             # after a change of dtype the parameter has another node
-            self._accumulators[id(param)] = accumulator_of(param)
+            tracked.accumulator = accumulator_of(param)
             if param._use_count() > _PARAMETER_AND_ITS_NODE:  # type: ignore[attr-defined]
                 return True  # a ScriptModule or an extension refers to it
         storage = param.untyped_storage()
@@ -133,5 +133,5 @@ class Aliases:
     def _sharing(self, param: torch.nn.Parameter) -> int:
         """How many parameters share the storage of `param`, as in a flattened RNN layer."""
         if self._by_storage is None:
-            self._by_storage = Counter(other.untyped_storage()._cdata for other in self._params)
+            self._by_storage = Counter(other.param.untyped_storage()._cdata for other in self._tracked)
         return self._by_storage[param.untyped_storage()._cdata]

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 import torch
 
 from gradlane.errors import UnsupportedError
-from gradlane.live.backends.streams import Streams, stream_of
+from gradlane.live.backends.streams import stream_of
 from gradlane.live.comm.turn import in_turn
-from gradlane.live.session.deferred_updates import DeferredUpdates
+from gradlane.live.session.deferred_step import DeferredStep
+from gradlane.live.session.torch_actions import TorchActions
+from gradlane.live.session.updates import Updates
 
 _everywhere: weakref.WeakSet[Gpu] = weakref.WeakSet()
 
@@ -33,22 +34,19 @@ class Gpu:
 
     Args:
         device: of the model.
-        streams: of `device`; None for the CPU.
-        deferred: the session's deferred updates.
-        settle: waits for every sum and makes all deferred updates.
+        updates, actions: the session's deferred updates, and what makes them.
         fail: see `Fail`.
     """
 
     def __init__(
         self,
         device: torch.device,
-        streams: Streams | None,
-        deferred: DeferredUpdates,
-        settle: Callable[[], None],
+        updates: Updates[DeferredStep],
+        actions: TorchActions,
         fail: Fail,
     ) -> None:
         self._is_there = device.type == "cuda"
-        self._streams, self._deferred, self._settle, self._fail = streams, deferred, settle, fail
+        self._updates, self._actions, self._fail = updates, actions, fail
         if self._is_there:
             _everywhere.add(self)
             _patch()
@@ -74,7 +72,7 @@ class Gpu:
     def before_graph(self) -> None:
         """A graph is about to be captured or replayed: make all deferred updates, and take all guards off."""
         self._make_at_home()
-        self._settle()
+        self._updates.settle()
 
     def before_wait(self, waiting: torch.Stream) -> bool:
         """The stream `waiting` is about to wait for another: make all deferred updates, unless they run on `waiting`.
@@ -82,17 +80,16 @@ class Gpu:
         Returns:
             Whether there were any.
         """
-        home = self._deferred.home
-        if not self._deferred or home == stream_of(waiting):
+        if not self._updates or self._actions.home == stream_of(waiting):
             return False
         self._make_at_home()
-        self._settle()
+        self._updates.settle()
         return True
 
     @in_turn
     def _make_at_home(self) -> None:
-        if self._deferred and self._streams is not None and self._streams.scripts() != self._deferred.home:
-            self._deferred.make_all_current_at_home()
+        if self._updates and self._actions.is_elsewhere:
+            self._actions.make_at_home(self._updates.make_all)
 
 
 def _patch() -> None:

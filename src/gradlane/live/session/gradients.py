@@ -9,53 +9,52 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from gradlane.live.comm.driver import Driver
 from gradlane.live.session import aliases
 from gradlane.live.session.guards import PendingGradient
+from gradlane.live.session.tracked import Tracked
 
 
 class Gradients:
-    """The gradients of one session. Used on the training thread only.
+    """The gradients of one session. Whoever uses them has the turn (`turn.py`).
 
     Args:
         driver: the session's; has the slots.
-        on_read: called with a tensor before anything operates on a gradient that stands for its
+        on_read: called with a parameter before anything operates on a gradient that stands for its
             sum.
         scale: factor for each gradient before it is summed.
 
     Attributes:
-        wrappers: by tensor: the `PendingGradient` that stands for its sum.
-        of_the_script: tensors of this backward pass whose gradients are in memory that the script
+        of_the_script: parameters of this backward pass whose gradients are in memory that the script
             holds too, with those gradients.
     """
 
-    def __init__(self, driver: Driver, on_read: Callable[[int], None], scale: float) -> None:
+    def __init__(self, driver: Driver, on_read: Callable[[Tracked], None], scale: float) -> None:
         self._driver, self._on_read = driver, on_read
         self.scale_by(scale)
-        self._params: Sequence[torch.nn.Parameter] = []
-        self.wrappers: list[PendingGradient] = []
-        self.of_the_script: list[tuple[int, Any]] = []
-        self._lent: list[int] = []  # tensors whose slots are seen during a step or a compiled forward pass
+        self._tracked: Sequence[Tracked] = ()
+        self.of_the_script: list[tuple[Tracked, Any]] = []
+        self._lent: list[Tracked] = []  # whose slots are seen during a step or a compiled forward pass
 
     def scale_by(self, scale: float) -> None:
         """Multiply each gradient by `scale` from now on, before it is summed."""
         self._scale = scale
         self._factors = {dtype: torch.tensor(scale, dtype=dtype) for dtype in (torch.float32, torch.float64)}
 
-    def take_up(self, params: Sequence[torch.nn.Parameter], groups: Sequence[Sequence[int]]) -> None:
+    def take_up(self, tracked: Sequence[Tracked], groups: Sequence[Sequence[int]]) -> None:
         """Switch to a plan with another order of tensors, which the driver has already taken up.
 
         Args:
-            params: in the order of the plan's tensors.
+            tracked: in the order of the plan's tensors.
             groups: of tensors that are neighbours in the plan and of one dtype.
         """
-        before = {id(param): wrapper for param, wrapper in zip(self._params, self.wrappers, strict=True)}
-        self._params = params
-        self.wrappers = [self._wrapper_of(tensor, before.get(id(param))) for tensor, param in enumerate(params)]
+        self._tracked = tracked
+        for each in tracked:
+            self._move(each, self._driver.slots[each.tensor])
         # by the first tensor of a group: the slots, one by one and as one tensor
         self._of_group = {
             group[0]: ([self._driver.slots[tensor] for tensor in group], self._driver.range_of(group))
@@ -63,54 +62,58 @@ class Gradients:
             if len(group) > 1
         }
 
-    def _wrapper_of(self, tensor: int, before: PendingGradient | None) -> PendingGradient:
-        """The wrapper for `tensor`, given the one of the last plan, if there was one."""
-        slot, param = self._driver.slots[tensor], self._params[tensor]
-        if before is not None and before.slot is slot:
-            return before
-        if before is not None and param.grad is before:  # the next backward pass may add to it
-            slot.copy_(before.slot)
-            before.moved(slot, tensor)
-            return before
-        if before is not None:
-            # the session no longer uses that memory; the script may still read it
-            before.given_away(before.slot)
-        return PendingGradient(slot, tensor, self._on_read, self._give_away)
+    def _move(self, tracked: Tracked, slot: torch.Tensor) -> None:
+        """Sum the gradients of `tracked` in `slot` from now on."""
+        wrapper = tracked.wrapper
+        tracked.slot = slot
+        if wrapper is None:
+            tracked.wrapper = self._new_wrapper(tracked)
+        elif wrapper.slot is slot:
+            pass
+        elif tracked.param.grad is wrapper:  # the next backward pass may add to it
+            slot.copy_(wrapper.slot)
+            wrapper.moved(slot)
+        else:
+            wrapper.given_away(wrapper.slot)  # the session no longer uses that memory; the script may still read it
+            tracked.wrapper = self._new_wrapper(tracked)
+
+    def _new_wrapper(self, tracked: Tracked) -> PendingGradient:
+        return PendingGradient(tracked.slot, tracked, self._on_read, self._give_away)
 
     # -- from autograd to the slot -----------------------------------------------------------------
 
     def begin(self) -> None:
         """Let the next backward pass add to the sums that are still in `.grad`, in their slots."""
-        for param, wrapper in zip(self._params, self.wrappers, strict=True):
-            gradient = param.grad
+        for tracked in self._tracked:
+            gradient = tracked.param.grad
             if gradient is None:
                 continue
-            if gradient is wrapper:
-                param.grad = wrapper.slot
+            if gradient is tracked.wrapper:
+                tracked.param.grad = tracked.slot
             elif isinstance(gradient, PendingGradient):  # another parameter's
-                param.grad = gradient.own()
+                tracked.param.grad = gradient.own()
 
-    def put(self, tensors: Sequence[int]) -> None:
+    def put(self, several: Sequence[Tracked]) -> None:
         """Put the gradients that autograd left in `.grad`, times the scale, into their slots.
 
         From then on `.grad` stands for the sum. Where the script also holds the gradient's memory,
         it stays in `.grad`, and the sum has to be copied there, see `of_the_script`.
 
         Args:
-            tensors: one, or a whole group.
+            several: one parameter, or those of a whole group.
 
         Raises:
             RuntimeError: torch refuses, since a parameter now has another dtype, shape or device.
         """
-        if len(tensors) > 1 and self._put_together(tensors):
+        if len(several) > 1 and self._put_together(several):
             return
-        for tensor in tensors:
-            if self._put_alone(tensor):
-                self.show(tensor)
+        for tracked in several:
+            if self._put_alone(tracked):
+                tracked.param.grad = tracked.wrapper
             else:
-                self.of_the_script.append((tensor, self._params[tensor].grad))
+                self.of_the_script.append((tracked, tracked.param.grad))
 
-    def _put_together(self, tensors: Sequence[int]) -> bool:
+    def _put_together(self, several: Sequence[Tracked]) -> bool:
         """Put a whole group, if autograd has just made all its gradients, for nobody else.
 
         It costs 0.6 us a gradient of 4 KB to copy them and to multiply all at once, and 1.3 us to
@@ -119,35 +122,34 @@ class Gradients:
         Returns:
             Whether it was done.
         """
-        params, wrappers = self._params, self.wrappers
         gradients = []
-        for tensor in tensors:
-            gradient = params[tensor].grad
-            if gradient is None or gradient._version or aliases.is_held(wrappers, tensor):
+        for tracked in several:
+            gradient = tracked.param.grad
+            if gradient is None or gradient._version or aliases.is_held(tracked):
                 return False
             gradients.append(gradient)
-        slots, whole = self._of_group[tensors[0]]
+        slots, whole = self._of_group[several[0].tensor]
         with torch.no_grad():  # gradients of `backward(create_graph=True)` have a graph themselves
             torch._foreach_copy_(slots, gradients)
             whole.mul_(self._factors.get(whole.dtype, self._scale))
-        for tensor in tensors:
-            params[tensor].grad = wrappers[tensor]
+        for tracked in several:
+            tracked.param.grad = tracked.wrapper
         return True
 
-    def _put_alone(self, tensor: int) -> bool:
+    def _put_alone(self, tracked: Tracked) -> bool:
         """Put one gradient.
 
         Returns:
             Whether `.grad` may stand for the sum from now on: nobody else holds its memory.
         """
-        param, slot = self._params[tensor], self._driver.slots[tensor]
+        param, slot = tracked.param, tracked.slot
         gradient = param.grad
         assert gradient is not None
         if gradient is slot:
             slot.mul_(self._scale)
             return True
-        if aliases.is_held(self.wrappers, tensor):  # the script has kept an earlier step's gradient
-            self.give(tensor)
+        if aliases.is_held(tracked):  # the script has kept an earlier step's gradient
+            self.give(tracked)
         # a scalar that is a tensor already saves torch the making of one: 1.2 of 2.0 us for 4 KB
         factor = self._factors.get(slot.dtype, self._scale) if gradient.dtype is slot.dtype else self._scale
         torch.mul(gradient.detach() if gradient.requires_grad else gradient, factor, out=slot)
@@ -156,78 +158,72 @@ class Gradients:
         del gradient  # so that this reference is not counted
         return is_new or not aliases.is_the_scripts(param)
 
-    def put_absent(self, tensor: int, counts: bool) -> None:
-        """Fill the slot of a tensor that got no gradient in this pass.
-
-        Args:
-            tensor: whose `.grad` goes into the slot; zeros if it is None.
-            counts: whether this rank has used the tensor since the last sum nevertheless.
-        """
-        param = self._params[tensor]
-        gradient = param.grad
-        if gradient is self._driver.slots[tensor] or aliases.is_held(self.wrappers, tensor):
-            self.give(tensor)
-            gradient = param.grad
-        self._driver.put_absent(tensor, gradient, self._scale, counts)
+    def put_absent(self, tracked: Tracked) -> None:
+        """Fill the slot of a parameter that got no gradient in this pass, with what is in `.grad`, or zeros."""
+        gradient = tracked.param.grad
+        if gradient is tracked.slot or aliases.is_held(tracked):
+            self.give(tracked)
+            gradient = tracked.param.grad
+        self._driver.put_absent(tracked.tensor, gradient, self._scale, counts=tracked.accumulated)
 
     # -- from the slot to the script ---------------------------------------------------------------
 
-    def show(self, tensor: int) -> None:
+    def show(self, tracked: Tracked) -> None:
         """Let `.grad` stand for the sum from now on.
 
         Raises:
             RuntimeError: torch refuses, since the parameter now has another dtype, shape or device.
         """
-        self._params[tensor].grad = self.wrappers[tensor]
+        tracked.param.grad = tracked.wrapper
 
-    def show_absent(self, tensor: int) -> None:
+    def hide(self, tracked: Tracked) -> None:
+        """Let there be no gradient, until `show`."""
+        tracked.param.grad = None
+
+    def show_absent(self, tracked: Tracked) -> None:
         """Show a sum that has arrived and to which only other ranks contributed."""
-        gradient = self._params[tensor].grad
+        gradient = tracked.param.grad
         if gradient is None:
-            self.show(tensor)
+            self.show(tracked)
         else:
             with torch.no_grad():
-                gradient.copy_(self._driver.slots[tensor])
+                gradient.copy_(tracked.slot)
 
-    def that_stand_for_sums(self, tensors: Iterable[int]) -> list[int]:
-        """Those of `tensors` whose `.grad` the script has neither replaced nor dropped."""
-        params, wrappers = self._params, self.wrappers
-        return [tensor for tensor in tensors if params[tensor].grad is wrappers[tensor]]
+    def that_stand_for_sums(self, several: Iterable[Tracked]) -> list[Tracked]:
+        """Those of `several` whose `.grad` the script has neither replaced nor dropped."""
+        return [tracked for tracked in several if tracked.param.grad is tracked.wrapper]
 
-    def lend(self, tensors: Sequence[int]) -> None:
+    def lend(self, several: Sequence[Tracked]) -> None:
         """Show the slots themselves, whose sums have arrived, to code that keeps no reference to them: the optimizer that
         steps now, or a compiled forward pass.
         """
-        params, slots = self._params, self._driver.slots
-        for tensor in tensors:
-            params[tensor].grad = slots[tensor]
-        self._lent += tensors
+        for tracked in several:
+            tracked.param.grad = tracked.slot
+        self._lent += several
 
     def take_back(self) -> None:
-        """Undo `lend` for all tensors: the step or the forward pass is over."""
-        params, slots, wrappers = self._params, self._driver.slots, self.wrappers
-        for tensor in self._lent:
-            param = params[tensor]
-            if param.grad is slots[tensor]:
-                param.grad = wrappers[tensor]
+        """Undo `lend` for all parameters: the step or the forward pass is over."""
+        for tracked in self._lent:
+            if tracked.param.grad is tracked.slot:
+                tracked.param.grad = tracked.wrapper
         self._lent.clear()
 
     # -- given to the script -----------------------------------------------------------------------
 
-    def give(self, tensor: int) -> None:
+    def give(self, tracked: Tracked) -> None:
         """Make the gradient an ordinary tensor of the script's own, with what is in the slot."""
-        self._give_away(self.wrappers[tensor])
+        self._give_away(cast(PendingGradient, tracked.wrapper))
 
     def give_all(self) -> None:
         """Make every gradient an ordinary tensor, which the session will not touch."""
-        for tensor in self.that_stand_for_sums(range(len(self._params))):
-            self.give(tensor)
+        for tracked in self.that_stand_for_sums(self._tracked):
+            self.give(tracked)
 
     @contextlib.contextmanager
     def set_aside(self) -> Iterator[None]:
         """Let there be no gradients meanwhile; afterwards they are the script's own again."""
         self.give_all()
-        own = [(param, param.grad) for param in self._params]
+        own = [(tracked.param, tracked.param.grad) for tracked in self._tracked]
         for param, _ in own:
             param.grad = None
         yield
@@ -238,14 +234,14 @@ class Gradients:
         """Make `wrapper` stand for memory of the script's own, and return that memory.
 
         Args:
-            wrapper: one of `wrappers`; a new one takes its place there.
+            wrapper: that of a tracked parameter; a new one takes its place there.
             memory: what it stands for; None for a copy of the slot.
         """
-        tensor = wrapper.tensor
-        param, slot = self._params[tensor], self._driver.slots[tensor]
+        tracked = wrapper.tracked
+        param, slot = tracked.param, tracked.slot
         memory = slot.clone() if memory is None else memory
         wrapper.given_away(memory)
-        self.wrappers[tensor] = PendingGradient(slot, tensor, self._on_read, self._give_away)
+        tracked.wrapper = self._new_wrapper(tracked)
         if param.grad is wrapper or param.grad is slot:
             param.grad = memory
         return memory
@@ -257,7 +253,8 @@ class Gradients:
             failed: the job has failed. `.grad` becomes None then, where it would stand for a sum:
                 the slot holds this rank's part at best.
         """
-        for param, wrapper in zip(self._params, self.wrappers, strict=True):
-            if param.grad is wrapper:
-                param.grad = None if failed else wrapper.slot
+        for tracked in self._tracked:
+            wrapper = cast(PendingGradient, tracked.wrapper)
+            if tracked.param.grad is wrapper:
+                tracked.param.grad = None if failed else wrapper.slot
             wrapper.given_away(wrapper.slot)

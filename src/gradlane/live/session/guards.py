@@ -12,7 +12,7 @@ so that the first use waits, whoever makes it (a layer, `clip_grad_norm_`, GradS
 - A pending parameter keeps its identity. Only its `__class__` changes, to a subclass that sees
   every torch function applied to it, and changes back before that function runs. What reads a
   parameter without any torch function (a compiled or scripted module) gets a forward pre-hook
-  instead, see `base.py`.
+  instead, see `passes.py`.
 - The class of an optimizer with deferred updates is changed in the same way: before anything reads,
   clears, loads or copies its `state`, all its deferred updates run.
 
@@ -32,9 +32,11 @@ import torch
 import torch.optim.optimizer as optimizers
 
 from gradlane.live.comm.turn import turn
+from gradlane.live.session.tracked import Tracked
 
-Resolve = Callable[[int], None]
-"""Makes tensor `index` current: waits for its sum and, if its update is deferred, runs it."""
+Resolve = Callable[[Any], None]
+"""Makes what it is given current, as which a parameter or gradient was announced: waits for the sum and, if the update is
+deferred, runs it."""
 Part = Callable[["PendingGradient", torch.Tensor | None], torch.Tensor]
 """Gives a gradient memory that no session uses, and returns that memory: the tensor, if one is
 given, else a copy. It calls `PendingGradient.given_away`."""
@@ -49,33 +51,33 @@ class PendingGradient(torch.Tensor):
 
     Args:
         slot: where the sum will be.
-        index: of the tensor in the plan.
-        resolve: called with `index` before an operation; returns when the sum is in the slot.
+        tracked: whose gradient it is.
+        resolve: called with `tracked` before an operation; returns when the sum is in the slot.
         part: gives this gradient memory of the script's own.
     """
 
     slot: torch.Tensor
-    tensor: int
+    tracked: Tracked
     _resolve: Resolve | None
     _part: Part
 
     @staticmethod
-    def __new__(cls, slot: torch.Tensor, index: int, resolve: Resolve, part: Part) -> PendingGradient:
+    def __new__(cls, slot: torch.Tensor, tracked: Tracked, resolve: Resolve, part: Part) -> PendingGradient:
         wrapper: PendingGradient = torch.Tensor._make_wrapper_subclass(
             cls, slot.shape, strides=slot.stride(), dtype=slot.dtype, device=slot.device
         )
         return wrapper
 
-    def __init__(self, slot: torch.Tensor, index: int, resolve: Resolve, part: Part) -> None:
+    def __init__(self, slot: torch.Tensor, tracked: Tracked, resolve: Resolve, part: Part) -> None:
         self.slot = slot
-        self.tensor = index
+        self.tracked = tracked
         self._resolve = resolve
         self._part = part
 
     def current(self) -> torch.Tensor:
         """Return the real gradient, after its sum has arrived."""
         if self._resolve is not None:
-            self._resolve(self.tensor)
+            self._resolve(self.tracked)
         return self.slot
 
     def own(self) -> torch.Tensor:
@@ -95,9 +97,9 @@ class PendingGradient(torch.Tensor):
         """Stand for `memory`, which is the script's, from now on. The session no longer uses it."""
         self.slot, self._resolve = memory, None
 
-    def moved(self, slot: torch.Tensor, index: int) -> None:
+    def moved(self, slot: torch.Tensor) -> None:
         """Stand for another slot from now on, in which the session sums this gradient."""
-        self.slot, self.tensor = slot, index
+        self.slot = slot
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -221,7 +223,7 @@ METADATA = {
 # -- parameters ------------------------------------------------------------------------------------
 
 # by id(); the entry refers to the parameter, so that no other object gets its id
-_watched: dict[int, tuple[torch.nn.Parameter, int, Resolve]] = {}
+_watched: dict[int, tuple[torch.nn.Parameter, Any, Resolve]] = {}
 _classes: dict[type, type] = {}  # a parameter's own class -> its pending subclass
 
 
@@ -229,14 +231,14 @@ as_ordinary = torch._C.DisableTorchFunctionSubclass
 """Within it, the calling thread uses watched parameters as if they were ordinary ones."""
 
 
-def watch(param: torch.nn.Parameter, index: int, touched: Resolve) -> None:
-    """Call `touched(index)` before any operation that reads `param`, until `unwatch`.
+def watch(param: torch.nn.Parameter, known_as: Any, touched: Resolve) -> None:
+    """Call `touched(known_as)` before any operation that reads `param`, until `unwatch`.
 
     `touched` makes the parameter current and then calls `unwatch`, or raises. Several threads may call it at once.
     """
     own = type(param)
     if not issubclass(own, _Pending):
-        _watched[id(param)] = (param, index, touched)
+        _watched[id(param)] = (param, known_as, touched)
         param.__class__ = _classes.get(own) or _pending_class(own)
 
 
@@ -311,8 +313,8 @@ def use(param: Any) -> None:
     """Make a watched `param` current, by calling what `watch` was given for it."""
     entry = _watched.get(id(param))
     if entry is not None:
-        _, index, touched = entry
-        touched(index)
+        _, known_as, touched = entry
+        touched(known_as)
     elif isinstance(param, _Pending):
         _give_class_back(param)  # a copy that another thread has made of a watched one
 

@@ -37,13 +37,13 @@ _sent_again: set[int] = set()
 class Interruptible(Protocol):
     """A session, as signal handlers and forks concern it."""
 
-    def _is_busy_here(self) -> bool:
+    def is_busy_here(self) -> bool:
         """Whether the calling thread is in the middle of a change of what other threads of the session share."""
 
-    def _before_fork(self) -> None:
+    def before_fork(self) -> None:
         """Make all deferred updates."""
 
-    def _in_child(self) -> None:
+    def in_child(self) -> None:
         """Detach from the model, in a child process that has no other thread."""
 
 
@@ -101,7 +101,7 @@ class _Later:
 
 
 def _is_busy(frame: FrameType | None) -> bool:
-    return is_here() or any(session._is_busy_here() for session in list(_sessions)) or (bool(_sessions) and is_stepping(frame))
+    return is_here() or any(session.is_busy_here() for session in list(_sessions)) or (bool(_sessions) and is_stepping(frame))
 
 
 def _send_again(number: int) -> None:
@@ -118,7 +118,7 @@ def _send_again(number: int) -> None:
 def _before_fork() -> None:
     try:
         for session in list(_sessions):
-            session._before_fork()
+            session.before_fork()
     finally:
         turn.acquire()  # a thread that had it would be missing in the child
 
@@ -130,7 +130,7 @@ def _in_parent() -> None:
 def _in_child() -> None:
     turn.release()
     for session in list(_sessions):
-        session._in_child()
+        session.in_child()
     _sessions.clear()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,50 +16,134 @@ from gradlane.core.records.search_log import SearchLog
 from gradlane.core.records.tuned import Tuned
 from gradlane.core.timeline import Timeline
 from gradlane.errors import JobError, UnsupportedError
-from gradlane.live.session import guards
+from gradlane.live.adapt.controller import PlanController
+from gradlane.live.adapt.profiling import Planner
+from gradlane.live.backends.base import Backend
+from gradlane.live.backends.streams import Streams
+from gradlane.live.comm.coordination import Coordination
+from gradlane.live.comm.driver import Driver
+from gradlane.live.comm.recorder import Recorder
+from gradlane.live.comm.turn import turn
+from gradlane.live.session.deferred_step import DeferredStep
+from gradlane.live.session.finite import FiniteCheck, Unchecked
+from gradlane.live.session.gpu import Gpu
+from gradlane.live.session.gradients import Gradients
 from gradlane.live.session.ignored import synchronised_tensors
 from gradlane.live.session.iterations import Iterations
-from gradlane.live.session.metrics import Progress, StepMetrics
+from gradlane.live.session.job import Job
+from gradlane.live.session.measuring import Measuring
+from gradlane.live.session.metrics import Meter, Progress, StepMetrics
+from gradlane.live.session.module_buffers import BufferSync
+from gradlane.live.session.parts import Parts
+from gradlane.live.session.torch_actions import TorchActions
 from gradlane.live.session.uneven import UnevenInputs
+from gradlane.live.session.updates import Updates
+from gradlane.live.session.verification import Unverified
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of typing from Python 3.11 on
 
 
-class Session(Iterations):
+class Session:
     """Made by `gradlane.attach`; `close()`, or the end of a `with` block, detaches it.
 
     A training script may use `no_sync()`, `flush()`, `profile()`, `timeline()`, `plan`, `tuned`,
     `auto` and `close()`. Any method may raise a `JobError`, after which the session is of no more
-    use. `Iterations` has the arguments.
+    use.
+
+    Args:
+        job: the model and optimizers on this rank.
+        backend: carries the messages.
+        streams: of the device that the model is on; None for the CPU.
+        planner: makes the plans, and measures the profile for them.
+        controller: changes the plan while the job trains; None to keep it.
+        first_plan: in force until the policy's own plan is there.
+        may_cross: updates may be deferred past `step()`, if the plan says so.
+        coordination: with the other ranks.
+        buffers: keeps the model's buffers equal to rank 0's; None to leave them alone.
+        verifier: compares steps with DDP's, or ignores them.
+        checks_finite: end the job before an update with a gradient that is not finite.
+        keeps_log: keep a log of what the Dispatcher is told and answers.
     """
 
+    _parts: Parts
+    _iterations: Iterations
     # what `close` calls first and last
     _before_close: Callable[[Session], None] | None = None
     _after_close: Callable[[Session], None] | None = None
 
+    def __init__(
+        self,
+        job: Job,
+        backend: Backend,
+        streams: Streams | None,
+        *,
+        planner: Planner,
+        controller: PlanController | None,
+        first_plan: Plan,
+        may_cross: bool,
+        coordination: Coordination,
+        buffers: BufferSync | None,
+        verifier: Unverified,
+        checks_finite: bool,
+        keeps_log: bool,
+    ) -> None:
+        self.model, self.rank, self.world = job.model, job.rank, job.world
+        self._recorder = Recorder()
+        on_buffers = (lambda forward, why: None) if buffers is None else buffers.announced
+        self._driver = Driver(job.rank, job.global_rank, coordination, backend, streams, self._recorder, on_buffers, keeps_log)
+        self._failures = self._driver.failures
+        verifier.connect(self._driver.abort, self._driver.wait_for_works)
+        self._failures.at_once.append(verifier.interrupt)
+        if buffers is not None:
+            self._failures.at_once.append(buffers.interrupt)
+            buffers.connect(self._driver.coordination.announce_buffers, self._failures.notify)
+        finite = FiniteCheck(self._driver) if checks_finite else Unchecked()
+        self._driver.inspect = finite.contributes
+        self._gradients = Gradients(self._driver, lambda tracked: self._iterations.read(tracked), scale=1.0 / job.world)
+        actions = TorchActions(
+            self._driver, self._recorder, self._gradients, verifier, finite,
+            on_use=lambda tracked: self._iterations.use(tracked), on_state=self._settle,
+        )  # fmt: skip
+        updates: Updates[DeferredStep] = Updates(turn, actions)
+        self._parts = Parts(
+            job=job, backend=backend, driver=self._driver, recorder=self._recorder, planner=planner, controller=controller,
+            verifier=verifier, buffers=buffers, measuring=Measuring(self._driver, planner, streams), finite=finite,
+            gradients=self._gradients, actions=actions, updates=updates,
+            gpu=Gpu(job.device, updates, actions, lambda text, kind: self._parts.fail(text, kind)),
+            meter=Meter(self._driver, planner, on_device=streams is not None), may_cross=may_cross,
+        )  # fmt: skip
+        self._iterations = Iterations(self._parts, first_plan)
+        self._passes = self._iterations.passes
+
+    def _settle(self) -> None:
+        self._parts.updates.settle()
+
     @property
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """Those that were given to attach."""
-        return self._optimizers
+        return self._parts.job.optimizers
 
     @property
     def plan(self) -> Plan:
         """The plan in force. In the first iterations it is a safe one, see `settled`."""
-        return self._plan
+        return self._parts.plan
 
     @property
     def settled(self) -> bool:
         """Whether the profile has been taken and the policy's own plan is in force."""
-        return self._settled
+        return self._parts.settled
 
     @property
     def tuned(self) -> Tuned | None:
         """On rank 0 of a session that tunes: its knobs in force and trials so far; else None."""
-        found = None if self._controller is None else self._controller.record()
+        found = None if self._parts.controller is None else self._parts.controller.record()
         return found if isinstance(found, Tuned) else None
 
     @property
     def auto(self) -> SearchLog | None:
         """On rank 0 of a session under `auto`: what it predicted, tried and kept; else None."""
-        found = None if self._controller is None else self._controller.record()
+        found = None if self._parts.controller is None else self._parts.controller.record()
         return found if isinstance(found, SearchLog) else None
 
     @property
@@ -68,17 +152,17 @@ class Session(Iterations):
 
         `auto` may begin again at any time.
         """
-        return self._controller is not None and not self._controller.settled
+        return self._parts.controller is not None and not self._parts.controller.settled
 
     @property
     def crosses_barrier(self) -> bool:
         """Whether the next forward pass may begin before all updates have arrived."""
-        return self._crosses
+        return self._parts.crosses
 
     @property
     def network(self) -> Network:
         """The network that plans are made for: given to attach, or measured by it."""
-        return self._planner.network
+        return self._parts.planner.network
 
     @property
     def failed(self) -> bool:
@@ -91,11 +175,11 @@ class Session(Iterations):
         Waits for nothing, and costs microseconds: call it in each step. `StepMetrics` says what each
         number is; a number that is not known yet is None.
         """
-        return self._meter.metrics(self.tuning)
+        return self._parts.meter.metrics(self.tuning)
 
     def print_progress(self, every_s: float) -> None:
         """From now on print a line on stderr every `every_s` seconds, or after each step that is longer."""
-        self._meter.on_step = Progress(self.metrics, every_s).step
+        self._parts.meter.on_step = Progress(self.metrics, every_s).step
 
     @contextlib.contextmanager
     def join(
@@ -121,25 +205,25 @@ class Session(Iterations):
         if not enable:
             yield
             return
-        if self._buffers is not None:
+        if self._parts.buffers is not None:
             raise UnsupportedError(
                 "join(): the model's buffers follow rank 0's, which may be the first without inputs; pass "
                 "broadcast_buffers=False to attach: all ranks then end with the buffers of the rank with the most inputs"
             )
-        if self._verifier.compares:
+        if self._parts.verifier.compares:
             raise UnsupportedError("join(): verify compares steps of all ranks, and some have fewer; leave verify out")
-        self._uneven = UnevenInputs(
-            self.rank, self.world, self._backend, self._failures.collective, divide_by_initial_world_size,
+        self._parts.uneven = UnevenInputs(
+            self.rank, self.world, self._parts.backend, self._failures.collective, divide_by_initial_world_size,
             throw_on_early_termination,
         )  # fmt: skip
         try:
             yield
             self._settle()
-            self._accumulated.clear()
+            self._passes.backward_ended()
             with self._gradients.set_aside():
-                self._uneven.finish(self._take_part, synchronised_tensors(self.model, self._ignored))
+                self._parts.uneven.finish(self._iterations.take_part, synchronised_tensors(self.model, self._parts.job.ignored))
         finally:
-            self._uneven = None
+            self._parts.uneven = None
             self._gradients.scale_by(1.0 / self.world)
 
     def flush(self) -> None:
@@ -150,7 +234,7 @@ class Session(Iterations):
         their memory.
         """
         self._settle()
-        if not self._in_backward:
+        if not self._iterations.in_backward:
             self._gradients.give_all()
 
     def profile(self) -> Profile:
@@ -159,14 +243,14 @@ class Session(Iterations):
         Raises:
             JobError: there is none yet.
         """
-        if self._planner.profile is None:
+        if self._parts.planner.profile is None:
             raise JobError("no profile yet: it is made at the start of the backward pass after the measured iterations")
-        return self._planner.profile
+        return self._parts.planner.profile
 
     @property
     def has_profile(self) -> bool:
         """Whether `profile()` has one by now."""
-        return self._planner.profile is not None
+        return self._parts.planner.profile is not None
 
     def timeline(self) -> Timeline:
         """What happened in the last iterations under the plan in force, up to now.
@@ -174,7 +258,7 @@ class Session(Iterations):
         Waits for every sum and runs every deferred update, so that their spans are complete.
         """
         self._settle()
-        return self._recorder.timeline(self._plan.fingerprint, self.rank)
+        return self._recorder.timeline(self.plan.fingerprint, self.rank)
 
     def dispatch_log(self) -> Log:
         """What the Dispatcher was told and answered in the last iterations, for `schedule.replay`.
@@ -203,8 +287,8 @@ class Session(Iterations):
 
         What is under way is finished. Any thread may call it.
         """
-        self.sync = False
-        self._left_alone = True
+        self._passes.sync = False
+        self._parts.left_alone = True
 
     def close(self) -> None:
         """Wait for what is in flight, and detach: remove hooks, threads, sockets, process groups.
@@ -213,42 +297,68 @@ class Session(Iterations):
             JobError: the last sums failed. If the job had failed before, nothing is raised; parameters
                 whose update `step()` had left until their sums arrive refuse to be read.
         """
-        if self._closed:
+        if self.closed:
             return
+        parts = self._parts
         try:
-            if self._failures.failure is None and not self._in_backward:
+            if not self.failed and not self._iterations.in_backward:
                 self._settle()
-                self._verify()
+                self._iterations.verify()
                 if self._before_close is not None:
                     self._before_close(self)
-                if self._buffers is not None:
-                    self._refused_aloud(lambda buffers: buffers.finish(self._failures.wait_until))
-                    self._buffers.close()
-                self._verifier.close()
-                summary = self._verifier.summary(self._driver.iteration + 1)
+                parts.refused_aloud(lambda buffers: buffers.finish(self._failures.wait_until))
+                if parts.buffers is not None:
+                    parts.buffers.close()
+                parts.verifier.close()
+                summary = parts.verifier.summary(self._driver.iteration + 1)
                 if summary is not None:
-                    self._tell("verified", summary)
+                    parts.tell("verified", summary)
         finally:
-            self._detach_hooks()
-            self._gpu.close()
-            self._deferred.give_up(str(self._failures.failure or "close() was interrupted"), self._name_of)
-            guards.unwatch_all(self._params)
-            self._gradients.close(failed=self.failed)
-            if self._controller is not None:
-                self._controller.close()
+            self._iterations.give_up(str(self._failures.failure or "close() was interrupted"))
+            if parts.controller is not None:
+                parts.controller.close()
             self._driver.close()
             if self._after_close is not None:
                 self._after_close(self)
 
-    def _is_busy_here(self) -> bool:
-        lock: Any = self._failures.lock
-        return bool(lock._is_owned())
-
-    def _in_child(self) -> None:
-        super()._in_child()
-        guards.unwatch_all(self._params)
-        self._gradients.close(failed=self._in_backward)
-
     def abort(self, error: BaseException) -> None:
         """Tell the other ranks that this one failed with `error`; they raise `PeerFailed`."""
         self._driver.abort(error)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session has been detached from the model."""
+        return self._passes.closed
+
+    @property
+    def trains_more(self) -> str | None:
+        """The name of a parameter that was frozen at attach and is trained now; None if there is none."""
+        return self._iterations.trains_more
+
+    @property
+    def sync(self) -> bool:
+        """Whether backward passes sum gradients; `no_sync()` sets it, and so may whoever wraps the model."""
+        return self._passes.sync
+
+    @sync.setter
+    def sync(self, sync: bool) -> None:
+        self._passes.sync = sync
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Let backward passes inside accumulate gradients on this rank only, as DDP's `no_sync`.
+
+        Their forward passes belong inside too.
+        """
+        return self._passes.no_sync()
+
+    def sum_next_backward(self) -> None:
+        """Let the next backward pass sum gradients, although its forward pass was under `no_sync()`."""
+        self._passes.sum_next_backward()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None and not self.closed:
+            self.abort(error)
+        self.close()

@@ -32,7 +32,7 @@ _settlers: dict[int, Callable[[], None]] = {}  # by id() of the owner: runs its 
 class ReadByCompiledCode(Protocol):
     """A session, as compiled code concerns it."""
 
-    def _before_compiled_code(self, module: torch.nn.Module | None) -> None:
+    def before_compiled_code(self, module: torch.nn.Module | None) -> None:
         """Compiled code is about to run: a method of `module`, or a function of the script, which may read anything."""
 
 
@@ -122,7 +122,7 @@ def _called(function: Any) -> None:
     if isinstance(whose, torch.optim.Optimizer):
         return  # hooks on its step do what there is to do
     for session in list(_read_by_compiled_code):
-        session._before_compiled_code(whose if isinstance(whose, torch.nn.Module) else None)
+        session.before_compiled_code(whose if isinstance(whose, torch.nn.Module) else None)
 
 
 def guard_torchscript() -> None:

@@ -11,9 +11,9 @@ halves are added in float32 here, and rounding permits more. Each call of `step(
 optimizer, on copies of all its parameters at once, and the results are compared bit for bit. Buffers are compared with
 rank 0's, as they were when the forward pass began.
 
-Verification cannot see that something outside of Python read a value too early. If a gradient came of it, the
-session finds that out, in every iteration. Copies are made by the thread that has the turn (`turn.py`), and compared
-on the training thread.
+Verification cannot see that something outside of Python read a value too early. If a gradient came of it, the table of
+phases (`phases.py`) ends the job, in every iteration. Copies are made by the thread that has the turn (`turn.py`), and
+compared on the training thread.
 """
 
 from __future__ import annotations

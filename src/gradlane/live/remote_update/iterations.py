@@ -1,0 +1,388 @@
+"""ServedIterations: what one rank of a job does whose parameters are on servers. Everything here runs on the
+training thread, but for reads of parameters.
+
+One iteration:
+
+    forward     the first use of a parameter waits until its new value has arrived
+                (`live/session/guards.py`)
+    backward    `begin` sends the servers optimizer options that have changed, `complete`
+                each gradient, `_end` which parameters had none
+    step        copies the new values that have arrived and guards the other parameters; gradients
+                are hidden from the optimizer, so that it updates nothing
+
+Gradients have been sent when `backward()` returns. So a script that changes a gradient or an
+optimizer option between `backward()` and `step()` is too late, which raises an error. So does a
+script that writes to a parameter, since the servers' value would not change.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from gradlane.errors import JobError, PeerFailed, UnsupportedError
+from gradlane.live.comm.turn import given_up, in_turn, turn
+from gradlane.live.remote_update.broadcasts import Broadcasts
+from gradlane.live.remote_update.parameter_groups import ParameterGroups
+from gradlane.live.remote_update.states import fetched_states
+from gradlane.live.remote_update.values import SentGradient, Values
+from gradlane.live.session import guards, outdated, phases
+from gradlane.live.session.closures import run_first
+from gradlane.live.session.hooks import Hook, inside_a_backward_pass, is_compiled, parameters_of_scripts
+from gradlane.live.session.passes import UNSEEN_FORWARD, Passes
+from gradlane.live.session.tracked import Tracked
+
+log = logging.getLogger("gradlane")
+
+
+class ServedIterations:
+    """The iterations of a model whose parameters are on servers: the `passes.Listener` of its model.
+
+    Args:
+        model: to train.
+        params: its trained parameters with their names, the most urgent first.
+        optimizers: that have `params`.
+        groups: of `optimizers`.
+        values: the servers' parameters.
+        rank, global_rank: of this process in its group, and in the whole job.
+        scale: factor for each gradient before it is sent: 1 / ranks if ranks run in step, else 1.
+        staleness: as for `attach_to_servers`.
+        buffers: keeps the model's buffers equal to rank 0's; None to leave them alone.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        params: Sequence[tuple[str, torch.nn.Parameter]],
+        optimizers: Sequence[torch.optim.Optimizer],
+        groups: ParameterGroups,
+        values: Values,
+        *,
+        rank: int,
+        global_rank: int,
+        scale: float,
+        staleness: int | None,
+        buffers: Broadcasts | None,
+    ) -> None:
+        self._model = model
+        self.rank, self.staleness = rank, staleness
+        self._global_rank = global_rank
+        self.tracked = [Tracked(name, param, tensor) for tensor, (name, param) in enumerate(params)]
+        self._of = {id(tracked.param): tracked for tracked in self.tracked}
+        self._groups, self._values = groups, values
+        self._scale, self.buffers = scale, buffers
+        self.iteration = -1
+        self.in_backward = False
+        self.failure: JobError | None = None
+        self._sent: list[SentGradient | None] = [None] * len(params)
+        self._is_sent = [False] * len(params)
+        self._rules = groups.rules()
+        self._unstepped: set[int] = set()  # sent, and `step()` has not been called for them
+        # `step()` was called for them, and the new value is not copied yet
+        self._awaited: set[int] = set()
+        self._hidden: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        for param in parameters_of_scripts(model):
+            if id(param) in self._of:
+                self._of[id(param)].unguarded = True
+        self._versions = [tracked.param._version for tracked in self.tracked]
+        self._has_warned = False
+        self._has_states = True  # whether the optimizers have the servers' state
+        self.passes = Passes(model, self.tracked, optimizers, self)
+        for optimizer in optimizers:
+            self.passes.hold(optimizer.register_load_state_dict_pre_hook(Hook(self._refuse_load_state_dict)))
+
+    # -- forward ---------------------------------------------------------------------------------------
+
+    @in_turn
+    def before_forward(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
+        self.check()
+        if inside_a_backward_pass():
+            return  # activation checkpointing runs the model again
+        self.passes.refuse_wrappers(inside=False)
+        trains = torch.is_grad_enabled() and module.training
+        if self.in_backward and trains:
+            self.fail("the backward pass was left unfinished (an exception that the script caught?)")
+        if compiling or is_compiled(self._model):
+            self.flush()
+        else:
+            self.passes.hook_compiled_parts()
+        if self.buffers is not None:
+            self.buffers.before_forward()
+
+    def before_compiled(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
+        """Wait for the parameters of compiled code, which reads them without Python, so that no
+        guard sees it.
+        """
+        for param in module.parameters():
+            if id(param) in self._of:
+                self._make_current(self._of[id(param)])
+
+    def before_compiled_code(self, module: torch.nn.Module | None) -> None:
+        if module is None:
+            self.flush()
+        else:
+            self.before_compiled(module, True, None)
+
+    def after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
+        if not torch.is_grad_enabled() or inside_a_backward_pass():
+            return
+        if self.passes.forward_ended(module, output) and self.buffers is not None:
+            self.buffers.after_forward()
+
+    # -- backward --------------------------------------------------------------------------------------
+
+    @in_turn
+    def begin(self) -> None:
+        self.check()
+        if not self.passes.forward_was_seen and self.buffers is not None and not self._has_warned and self.rank == 0:
+            self._has_warned = True
+            log.warning("gradlane: %s", UNSEEN_FORWARD)
+        if any(self._is_sent[tensor] for tensor in self._unstepped):
+            self.fail(
+                "a backward pass begins, and step() was not called after the last one, whose gradients are on the servers. To "
+                "accumulate, run all passes but the last inside session.no_sync(); a step cannot be left out (GradScaler)",
+                UnsupportedError,
+            )
+        self.flush()
+        self.wait_for_unstepped()
+        if self.passes.was_evaluated and self.buffers is not None:
+            self.buffers.after_forward()
+        self._rules = self._groups.rules()
+        self._values.set_rules(self._rules)
+        self.iteration += 1
+        self.in_backward = True
+        if self._has_states:
+            self._has_states = False
+            for tracked in self.tracked:
+                self._groups.states_of(tracked.param).pop(tracked.param, None)
+        self.passes.backward_begins()
+        self._is_sent = [False] * len(self.tracked)
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    @property
+    def counting(self) -> bool:
+        """Whether this iteration counts how often each hook fires in a backward pass."""
+        return self.iteration == 0
+
+    def refuse_replaced(self) -> None:
+        """Fail if the model trains other tensors than those that were there at attach."""
+        for tracked in self.tracked:
+            if self.passes.is_replaced(tracked):
+                self.fail(
+                    f"{tracked.name} was replaced since attach: close() the session before, and attach again", UnsupportedError
+                )
+
+    def complete(self, tracked: Tracked) -> None:
+        """The gradient of a parameter is complete: send it."""
+        gradient = tracked.param.grad
+        assert gradient is not None
+        torch.mul(gradient.detach(), self._scale, out=self._values.slots[tracked.tensor])
+        self._sent[tracked.tensor] = SentGradient(gradient)
+        self._is_sent[tracked.tensor] = True
+        self._unstepped.add(tracked.tensor)
+        self._values.send(tracked.tensor)
+
+    def arrived_again(self, tracked: Tracked) -> None:
+        """The gradient of a parameter has come once more: the job ends."""
+        self.fail(phases.TWICE.format(name=tracked.name, fired=tracked.fired, expected=tracked.expected))
+
+    @in_turn
+    def _end(self) -> None:
+        """End the backward pass. For a parameter without a new gradient, send what is in `.grad`,
+        as `step()` would use it.
+        """
+        self.passes.count()
+        has_any = any(tracked.fired for tracked in self.tracked)
+        for tracked in self.tracked:
+            if self._is_sent[tracked.tensor]:
+                continue
+            if tracked.param.grad is not None and has_any:
+                self.complete(tracked)
+            else:
+                self._unstepped.add(tracked.tensor)
+                self._values.send_none(tracked.tensor)
+        self.passes.backward_ended()
+        self.in_backward = False
+
+    # -- step ------------------------------------------------------------------------------------------
+
+    @in_turn
+    def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any, compiling: bool) -> tuple[Any, Any] | None:
+        with given_up():  # the script's closure may start threads, and its backward pass runs in autograd's
+            instead = run_first(optimizer, args, kwargs)
+        self.check()
+        if self._groups.rules() != self._rules:
+            self.fail(
+                "the learning rate, or another number of the optimizer, changed between backward() and step(), when the "
+                "gradients had left: change it after step() or before backward()",
+                UnsupportedError,
+            )
+        tensors = []
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                tracked = self._of.get(id(param))
+                if tracked is None:
+                    continue
+                self._check_gradient(tracked)
+                if param.grad is not None:
+                    self._hidden.append((param, param.grad))
+                    param.grad = None
+                self._sent[tracked.tensor] = None
+                tensors.append(tracked.tensor)
+        self._unstepped.difference_update(tensors)
+        self._awaited.update(tensors)
+        for tensor in tensors:
+            if self.tracked[tensor].unguarded:
+                self._values.wait_for(tensor)
+        self._copy_arrived(tensor for tensor in tensors if self._values.has_arrived(tensor))
+        return instead
+
+    def _check_gradient(self, tracked: Tracked) -> None:
+        if tracked.tensor not in self._unstepped:
+            self.fail(
+                f"step() without a backward pass before it: the update of {tracked.name} is done where its gradient "
+                "arrives, once",
+                UnsupportedError,
+            )
+        sent = self._sent[tracked.tensor]
+        if sent is not None and not sent.is_unchanged_in(tracked.param):
+            self.fail(
+                f"the gradient of {tracked.name} was changed between backward() and step() (clip_grad_norm_, "
+                "GradScaler, zero_grad?), when it had left for the servers; update on the workers (gradlane.attach) to do that",
+                UnsupportedError,
+            )
+
+    @in_turn
+    def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for param, gradient in self._hidden:
+            param.grad = gradient
+        self._hidden.clear()
+        for tensor in self._awaited:
+            tracked = self.tracked[tensor]
+            guards.watch(tracked.param, tracked, self._make_current)
+
+    # -- values ----------------------------------------------------------------------------------------
+
+    def _make_current(self, tracked: Tracked) -> None:
+        """Wait for the new value of a parameter, and copy every value that has arrived."""
+        with turn, guards.as_ordinary():
+            if tracked.tensor not in self._awaited:
+                return
+            self.check()
+            with given_up():
+                self._values.wait_for(tracked.tensor)
+            self._copy_arrived([each for each in self._awaited if self._values.has_arrived(each)])
+
+    def _copy_arrived(self, tensors: Iterable[int]) -> None:
+        tensors = list(tensors)
+        if not tensors:
+            return
+        for tensor in tensors:
+            if self.tracked[tensor].param._version != self._versions[tensor]:
+                self.fail(
+                    f"the script wrote to {self.tracked[tensor].name}, and its value is the servers': close() the session, "
+                    "change it, and attach again",
+                    UnsupportedError,
+                )
+        self.copy(tensors)
+        for tensor in tensors:
+            self._awaited.discard(tensor)
+            guards.unwatch(self.tracked[tensor].param)
+
+    def copy(self, tensors: Iterable[int]) -> None:
+        tensors = list(tensors)
+        with torch.inference_mode(False), torch.no_grad():
+            torch._foreach_copy_(
+                [self.tracked[tensor].param for tensor in tensors], [self._values.slots[tensor] for tensor in tensors]
+            )
+        for tensor in tensors:
+            self._versions[tensor] = self.tracked[tensor].param._version
+
+    def before_optimizer_state_dict(self, *_: Any, **__: Any) -> None:
+        if not self._has_states:
+            raise UnsupportedError(
+                "optimizer.state_dict() while the update is on the servers, which have the state: let every rank call "
+                "session.fetch_optimizer_state() before"
+            )
+
+    def _refuse_load_state_dict(self, *_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(
+            "optimizer.load_state_dict() while the update is on the servers, which have it: load it before attaching, or "
+            "close() the session, load, and attach again"
+        )
+
+    def wait_for_unstepped(self) -> None:
+        for tensor in self._unstepped:
+            self._values.wait_for(tensor)
+        self._unstepped.clear()
+
+    def flush(self) -> None:
+        """Wait until the model has every parameter of the last step."""
+        self.check()
+        while self._awaited and not self.in_backward:
+            self._make_current(self.tracked[next(iter(self._awaited))])
+
+    def before_state_dict(self, *_: Any, **__: Any) -> None:
+        """The model's state is saved or loaded."""
+        self.flush()
+
+    def fetch_optimizer_state(self) -> None:
+        """Copy the servers' optimizer state to this rank's optimizers, until the next backward pass."""
+        self.flush()
+        self.wait_for_unstepped()
+        for tracked, state in zip(self.tracked, fetched_states(self._values), strict=True):
+            if state:
+                self._groups.states_of(tracked.param)[tracked.param] = state
+        self._has_states = True
+
+    # -- failing, forks and signals --------------------------------------------------------------------------
+
+    @property
+    def failed(self) -> bool:
+        """Whether the job has failed, on this rank or another."""
+        return self.failure is not None or self._values.failure() is not None
+
+    def check(self) -> None:
+        """Raise the error that ended the job, if there is one."""
+        if self.failure is not None:
+            raise self.failure
+        self._values.check()
+
+    def abort(self, error: BaseException) -> None:
+        """Fail the job with `error`; the other ranks raise `PeerFailed` with its text."""
+        text = f"rank {self._global_rank} failed: {type(error).__name__}: {error}"
+        if self.failure is None:
+            self.failure = error if isinstance(error, JobError) else PeerFailed(text, self._global_rank)
+        self._values.abort(text)
+
+    def fail(self, text: str, kind: type[JobError] | type[UnsupportedError] = JobError) -> NoReturn:
+        """Raise an error of `kind` with `text`, and tell the other ranks."""
+        error = kind(f"rank {self._global_rank}, iteration {self.iteration}: {text}")
+        self.abort(error)
+        raise error
+
+    def is_busy_here(self) -> bool:
+        """Whether the calling thread is in the middle of a change: the turn says so."""
+        return False
+
+    def before_fork(self) -> None:
+        """Copy all values that are on their way, unless the job has failed."""
+        if not self.failed:
+            self.flush()
+
+    def in_child(self) -> None:
+        """Detach from the model, in a child process that has no other thread."""
+        self.passes.sync = False
+        self.passes.close()
+
+    def refuse_what_is_awaited(self) -> None:
+        """Refuse reads of parameters that a failed job has left without their new values."""
+        guards.unwatch_all(tracked.param for tracked in self.tracked)
+        why = str(self.failure or self._values.failure() or "close() was interrupted")
+        for tensor in self._awaited:
+            tracked = self.tracked[tensor]
+            lacks = f"{tracked.name} lacks its last value: the servers had not sent it when the job failed ({why})"
+            outdated.refuse_reads(tracked.param, f"{lacks}. {outdated.ADVICE}")

@@ -1,0 +1,130 @@
+"""Measuring: takes the moments of the first iterations that a profile is built of, and learns what the script reads early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gradlane.live.adapt.profiling import Planner
+from gradlane.live.backends.streams import Streams
+from gradlane.live.comm.driver import Driver
+from gradlane.live.session.stopwatch import DeviceStopwatch, HostStopwatch, Stopwatch
+from gradlane.live.session.tracked import Tracked
+
+
+class Measuring:
+    """The measurements of one session.
+
+    Args:
+        driver, planner: the session's; the planner says which iterations are measured.
+        streams: of the device that the model is on; None for the CPU.
+
+    Attributes:
+        is_on: the iteration whose backward pass began last is measured.
+    """
+
+    def __init__(self, driver: Driver, planner: Planner, streams: Streams | None) -> None:
+        self._driver, self._planner = driver, planner
+        self._stopwatch: Stopwatch = HostStopwatch() if streams is None else DeviceStopwatch(streams)
+        self._forward_began = self._backward_began = self._step_began = self._stopwatch.now()
+        self._step_ended: Any = None  # until the next forward pass that trains
+        self._forward_ns = 0
+        self._reads: set[int] = set()  # iterations in which gradients were read before the step
+        self._watched_iteration = -1  # the last in which all parameters were watched
+        self.is_on = False
+
+    @property
+    def _measures_next(self) -> bool:
+        return self._planner.measures(self._driver.iteration + 1)
+
+    @property
+    def _measures_this(self) -> bool:
+        return self._planner.measures(self._driver.iteration)
+
+    # -- moments ------------------------------------------------------------------------------------
+
+    def forward_is_due(self) -> None:
+        """The model is called to train: what passed since the last step was no computing."""
+        if self._step_ended is not None:
+            self._stopwatch.report(self._planner.builder.rested, self._step_ended)
+            self._step_ended = None
+
+    def forward_begins(self) -> None:
+        """A forward pass that trains begins."""
+        if self._measures_next:
+            self._forward_began = self._stopwatch.now()
+
+    def forward_ended(self) -> None:
+        """A forward pass with gradients has ended."""
+        if self._measures_next:
+            self._stopwatch.report(self._forward_took, self._forward_began)
+
+    def _forward_took(self, forward_ns: int) -> None:
+        self._forward_ns = forward_ns
+
+    def used(self, tracked: Tracked, in_forward: bool) -> None:
+        """A parameter was used for the first time in the coming iteration, in its forward pass or before it."""
+        if not self._measures_next:
+            return
+        used, name = self._planner.builder.used, tracked.name
+        if in_forward:
+            self._stopwatch.report(lambda since_ns: used(name, since_ns), self._forward_began)
+        else:
+            used(name, 0)
+
+    def backward_begins(self) -> None:
+        """A backward pass begins; the driver is in its iteration."""
+        self.is_on = self._measures_this
+        if self.is_on:
+            self._backward_began = self._stopwatch.now()
+
+    def ready(self, several: Sequence[Tracked]) -> None:
+        """Gradients are ready, together."""
+        if self.is_on:
+            names = [tracked.name for tracked in several]
+            self._stopwatch.report(lambda since_ns: self._planner.builder.ready_together(names, since_ns), self._backward_began)
+
+    def backward_ended(self) -> None:
+        """The backward pass has ended."""
+        if self.is_on:
+            passed = self._planner.builder.passed
+            self._stopwatch.report(lambda backward_ns: passed(self._forward_ns, backward_ns), self._backward_began)
+
+    def step_begins(self) -> None:
+        """An optimizer is about to step."""
+        if self._measures_this:
+            self._step_began = self._stopwatch.now()
+
+    def step_ended(self) -> None:
+        """An optimizer has stepped."""
+        if self._measures_this:
+            self._stopwatch.report(self._planner.builder.updated, self._step_began)
+            self._step_ended = self._stopwatch.now()
+
+    def settle(self) -> None:
+        """Wait until all durations are told."""
+        self._stopwatch.settle()
+
+    # -- what the script reads ----------------------------------------------------------------------
+
+    def gradient_read(self) -> None:
+        """A gradient is read before the step."""
+        self._reads.add(self._driver.iteration)
+
+    @property
+    def always_read(self) -> bool:
+        """Whether gradients were read before the step in every iteration."""
+        return 0 <= self._driver.iteration < len(self._reads)
+
+    def all_are_watched(self) -> None:
+        """All parameters are watched in the forward pass that begins."""
+        self._watched_iteration = self._driver.iteration + 1
+
+    def unseen(self, tracked: Iterable[Tracked]) -> list[Tracked]:
+        """The backward pass has ended: parameters that got a gradient although nobody was seen to use them."""
+        found = []
+        if self._watched_iteration == self._driver.iteration > 0:
+            found = [each for each in tracked if each.fired and not each.was_used]
+        for each in tracked:
+            each.was_used = False
+        return found

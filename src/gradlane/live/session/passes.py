@@ -1,0 +1,295 @@
+"""Passes: finds out when forward and backward passes of a model begin and end, and when gradients are complete.
+
+Hooks report what the script does. What is done about it is the `Listener`'s, a session of either kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from gradlane.errors import JobError, UnsupportedError
+from gradlane.live.session import interruptions
+from gradlane.live.session.aliases import accumulator_of
+from gradlane.live.session.guards import PendingGradient
+from gradlane.live.session.hooks import Hook, ModuleHook, around_step, is_compiled, tensors_in
+from gradlane.live.session.torch_patches import before_compiled_code, forget, guard_torchscript, take_as_a_tensor
+from gradlane.live.session.tracked import Tracked
+from gradlane.live.torch_versions import keeps_graph
+
+UNSEEN_FORWARD = (
+    "a backward pass began, and gradlane has seen no forward pass of the model since the last one (model.forward(inputs), "
+    "another method of the model, a graph that is used twice): rank 0's buffers, such as BatchNorm's running statistics, were "
+    "not sent before it, as DDP would; call the model itself, or pass broadcast_buffers=False"
+)
+
+
+class Listener(interruptions.Interruptible, Protocol):
+    """A session, as the passes of its model concern it. Called on the training thread, unless another is named."""
+
+    @property
+    def counting(self) -> bool:
+        """Whether this iteration counts how often each hook fires in a backward pass; all gradients are sent at its end."""
+
+    def before_forward(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
+        """The model is called; `compiling` from inside a compiled region."""
+
+    def after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
+        """The model has returned `output`."""
+
+    def before_compiled(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
+        """A compiled part of the model is about to run, and reads parameters past every guard."""
+
+    def before_compiled_code(self, module: torch.nn.Module | None) -> None:
+        """Compiled code is about to run: a method of `module`, or a function of the script, which may read anything."""
+
+    def begin(self) -> None:
+        """A backward pass begins whose gradients are summed."""
+
+    def complete(self, tracked: Tracked) -> None:
+        """The gradient of a parameter is complete."""
+
+    def arrived_again(self, tracked: Tracked) -> None:
+        """The gradient of a parameter has come more often than in the pass that was counted."""
+
+    def refuse_replaced(self) -> None:
+        """Fail if the model trains other tensors than those that were there at attach."""
+
+    def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any, compiling: bool) -> tuple[Any, Any] | None:
+        """An optimizer steps, in compiled code or not. Returns the args and kwargs to step with instead, or None."""
+
+    def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """An optimizer has stepped."""
+
+    def before_state_dict(self, *_: Any, **__: Any) -> None:
+        """The model's state is saved or loaded."""
+
+    def before_optimizer_state_dict(self, *_: Any, **__: Any) -> None:
+        """An optimizer's state is saved."""
+
+    def fail(self, text: str, kind: type[JobError] | type[UnsupportedError] = JobError) -> NoReturn:
+        """Raise an error of `kind` with `text`, and tell the other ranks."""
+
+
+class Passes:
+    """The passes of one attached model.
+
+    Args:
+        model: gets the hooks.
+        tracked: its trained parameters.
+        optimizers: that have them.
+        listener: is told.
+
+    Attributes:
+        sync: whether backward passes sum gradients; `no_sync()` sets it, and so may whoever wraps the model.
+        closed: the hooks are gone.
+        was_evaluated: the last forward pass with gradients ran in evaluation mode.
+        forward_was_seen: the model was called with gradients since the last sum.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        tracked: Sequence[Tracked],
+        optimizers: Sequence[torch.optim.Optimizer],
+        listener: Listener,
+    ) -> None:
+        self.model, self._tracked, self._listener = model, tracked, listener
+        self._complete = listener.complete
+        self.sync = True
+        self._in_backward = False
+        self.closed = self.was_evaluated = self.forward_was_seen = False
+        # whether a forward pass since the last sum was outside of `no_sync()`; None: there was none
+        self._forward_summed: bool | None = None
+        self._compiled_parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._known = {id(each.param) for each in tracked}
+        self._handles: list[Any] = []
+        guard_torchscript()
+        take_as_a_tensor(PendingGradient)
+        hold = self._handles.append
+        for each in tracked:
+            each.accumulator = accumulator_of(each.param)
+            hook = functools.partial(self._gradient_ready, each)
+            handle = each.param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            each.hook = handle.id
+            hold(handle)
+        hold(model.register_forward_pre_hook(ModuleHook(listener.before_forward)))
+        hold(model.register_forward_hook(ModuleHook(listener.after_forward)))
+        hold(model.register_state_dict_pre_hook(Hook(listener.before_state_dict)))  # type: ignore[no-untyped-call]
+        # the public name of this is new in PyTorch 2.5
+        hold(model._register_load_state_dict_pre_hook(Hook(listener.before_state_dict)))  # type: ignore[no-untyped-call]
+        for optimizer in optimizers:
+            hold(around_step(optimizer, listener.before_step, listener.after_step))
+            hold(optimizer.register_state_dict_pre_hook(Hook(listener.before_optimizer_state_dict)))
+        interruptions.add(listener)
+        before_compiled_code(listener)
+
+    def hold(self, handle: Any) -> None:
+        """Remove another hook with the others."""
+        self._handles.append(handle)
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        self.closed = True
+        interruptions.discard(self._listener)
+        forget(self._listener)
+        for handle in self._handles:
+            handle.remove()
+
+    # -- wrappers -----------------------------------------------------------------------------------
+
+    def refuse_wrappers(self, inside: bool) -> None:
+        """Fail if DistributedDataParallel sums the model's gradients, too, since attach.
+
+        Args:
+            inside: look for one inside the model, not only around it.
+        """
+        around = DistributedDataParallel._active_ddp_module
+        if around is not None and any(module is self.model for module in around.modules()):
+            self._fail_wrapped("DistributedDataParallel was put around the model")
+        if inside:
+            for name, module in self.model.named_modules():
+                if isinstance(module, DistributedDataParallel):
+                    self._fail_wrapped(f"DistributedDataParallel was put around {name}")
+
+    def _fail_wrapped(self, what: str) -> NoReturn:
+        self._listener.fail(
+            f"{what} since attach, and sums gradients too: do not wrap what gradlane is attached to (a trainer that wraps the "
+            "model by itself has to be told not to)",
+            UnsupportedError,
+        )
+
+    def hook_compiled_parts(self) -> None:
+        """Put a hook on each compiled part of the model that has none.
+
+        A part may be compiled at any time before its first call, and its hook must be there then.
+        """
+        for module in self.model.modules():
+            if module is not self.model and module not in self._compiled_parts and is_compiled(module):
+                self._compiled_parts.add(module)
+                self._handles.append(module.register_forward_pre_hook(ModuleHook(self._listener.before_compiled)))
+
+    # -- forward ------------------------------------------------------------------------------------
+
+    def forward_ended(self, module: torch.nn.Module, output: Any) -> bool:
+        """Note the end of a forward pass with gradients.
+
+        Returns:
+            Whether buffers are due before the next forward pass, as under DDP. After a pass in
+            evaluation mode, which may be an evaluation on this rank alone, they become due only if
+            a backward pass follows that sums gradients.
+        """
+        self.forward_was_seen = True
+        if not self.sync and not self._forward_summed:
+            self._forward_summed = False
+            return False
+        self._hook_outputs(output)
+        self.was_evaluated = self.sync and not module.training
+        return self.sync and module.training
+
+    def _hook_outputs(self, output: Any) -> None:
+        """Hook the model's output, so that a backward pass is noticed where it begins.
+
+        A parameter's hook may be too late: inside a reentrant checkpoint it fires in a nested pass,
+        which ends before the whole backward pass does.
+        """
+        self._forward_summed = True
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(self._output_gradient_ready)  # type: ignore[no-untyped-call]
+
+    def sum_next_backward(self) -> None:
+        """Let the next backward pass sum gradients, although its forward pass was under `no_sync()`."""
+        self._forward_summed = True
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backward passes inside accumulate gradients on this rank only."""
+        before, self.sync = self.sync, False
+        try:
+            yield
+        finally:
+            self.sync = before
+
+    # -- backward -----------------------------------------------------------------------------------
+
+    def _output_gradient_ready(self, _: torch.Tensor) -> None:
+        if self._sums and not self._in_backward and self._will_accumulate():
+            self._listener.begin()
+
+    @property
+    def _sums(self) -> bool:
+        """Whether the gradients of the running backward pass are summed over the ranks.
+
+        As in DDP, they are if a forward pass since the last sum was outside of `no_sync()`. If the
+        script calls parts of the model instead, the backward pass itself has to be outside.
+        """
+        return self.sync if self._forward_summed is None else self._forward_summed
+
+    def _will_accumulate(self) -> bool:
+        """Whether the pass will reach a parameter; `torch.autograd.grad` of inputs does not."""
+        try:
+            if any(torch._C._will_engine_execute_node(tracked.accumulator) for tracked in self._tracked):
+                return True
+            self._listener.refuse_replaced()
+        except RuntimeError:  # torch raises it if `torch.autograd.grad` got parameters as inputs
+            pass
+        if not keeps_graph():
+            self._forward_summed = None  # no other pass can go through that forward pass's graph
+        return False
+
+    def _gradient_ready(self, tracked: Tracked, _: torch.nn.Parameter) -> None:
+        """Hook: autograd has accumulated into `.grad`, more than once under checkpoints."""
+        if not self._in_backward:
+            if not self._sums:
+                tracked.accumulated = True
+                return
+            self._listener.begin()
+        tracked.fired += 1
+        if tracked.fired == tracked.expected:
+            self._complete(tracked)
+        elif tracked.fired > tracked.expected and not self._listener.counting:
+            self._listener.arrived_again(tracked)
+
+    def backward_begins(self) -> None:
+        """A backward pass begins: no hook has fired in it."""
+        self._in_backward = True
+        self.was_evaluated = False
+        for tracked in self._tracked:
+            tracked.fired = 0
+
+    def backward_ended(self) -> None:
+        """The backward pass is over."""
+        self._in_backward = False
+        self._forward_summed = None
+        self.forward_was_seen = False
+        for tracked in self._tracked:
+            tracked.accumulated = False
+
+    def count(self) -> None:
+        """Each hook has fired as often as it will in later passes, if this iteration counts."""
+        if self._listener.counting:
+            for tracked in self._tracked:
+                tracked.expected = max(1, tracked.fired)
+
+    def is_replaced(self, tracked: Tracked) -> bool:
+        """Whether the model no longer trains a parameter with this session's hook.
+
+        Another tensor may be in its place, or its contents, hooks included, may have been swapped.
+        """
+        hooks = getattr(tracked.param, "_post_accumulate_grad_hooks", None) or {}
+        if tracked.hook not in hooks:
+            return True
+        owner, _, short = tracked.name.rpartition(".")
+        try:
+            now = self.model.get_submodule(owner)._parameters.get(short)
+        except AttributeError:
+            return False
+        # a tensor that the session knows is there because weights were tied
+        return now is not None and now.requires_grad and id(now) not in self._known

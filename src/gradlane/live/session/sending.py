@@ -1,0 +1,168 @@
+"""Sending: from complete gradients to messages that are ready, and what is left when a backward pass ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from gradlane.errors import UnsupportedError
+from gradlane.live.backends.gradient_buffers import dtype_name
+from gradlane.live.session.gradient_groups import GradientGroups
+from gradlane.live.session.parts import Parts
+from gradlane.live.session.phases import FOLLOWS, Event, NotAllowedError, Phase
+from gradlane.live.session.tracked import Tracked, all_go_on
+
+_AFTER_GRADIENT = FOLLOWS[Event.GRADIENT]
+
+
+class Sending:
+    """Sends the gradients of one session. Used on the training thread.
+
+    Args:
+        parts: of the session.
+        is_replaced: whether the model trains another tensor now than a tracked one.
+    """
+
+    def __init__(self, parts: Parts, is_replaced: Callable[[Tracked], bool]) -> None:
+        self._parts, self._is_replaced = parts, is_replaced
+        self._driver, self._gradients, self._verifier = parts.driver, parts.gradients, parts.verifier
+
+    def take_up(self) -> None:
+        """Another plan is in force, and `parts` has its parameters."""
+        parts = self._parts
+        dtypes = [slot.dtype for slot in self._driver.slots]
+        self._groups = GradientGroups(parts.plan, dtypes, parts.planner.ready_ns if parts.settled else None)
+        self._gradients.take_up(parts.tracked, self._groups.members)
+
+    def begin(self) -> None:
+        """A backward pass begins."""
+        self._gradients.begin()
+        self._groups.begin()
+
+    def complete(self, tracked: Tracked) -> None:
+        """The gradient of a parameter is complete: send it, or let it wait for its neighbours."""
+        if _AFTER_GRADIENT[tracked.phase] is not Phase.PRODUCED:
+            self.arrived(tracked)
+        tracked.phase = Phase.PRODUCED
+        # a hook of the script's comes after this one, and must not see what stands for no sum yet
+        if len(tracked.param._post_accumulate_grad_hooks) > 1 and self._groups.is_shared(tracked.tensor):
+            self._groups.dissolve([tracked.tensor])
+        group = self._groups.add(tracked.tensor)
+        if group:
+            every = self._parts.tracked
+            self._send([every[tensor] for tensor in group])
+
+    def arrived(self, tracked: Tracked) -> None:
+        """Note that a gradient has come; the job ends if it must not, as where it came twice."""
+        try:
+            tracked.happens(Event.GRADIENT)
+        except NotAllowedError as error:
+            self._parts.fail(str(error))
+
+    def _send(self, several: Sequence[Tracked]) -> None:
+        """Put gradients, divided by the world size as in DDP, into their slots; report them ready."""
+        try:
+            self._gradients.put(several)
+        except RuntimeError:
+            self._refuse_another(several)
+            raise
+        all_go_on(several, Event.SEND)
+        if self._verifier.verifies:
+            for tracked in several:
+                self._verifier.contributes(tracked.param, tracked.slot)
+        self._driver.ready([tracked.tensor for tracked in several])
+        if self._parts.measuring.is_on:
+            self._parts.measuring.ready(several)
+
+    def _lack(self, tracked: Tracked) -> None:
+        """Report a parameter that got no gradient in this pass.
+
+        What stands in `.grad` is summed, as under DDP: it is of passes under `no_sync()`, or kept
+        from an earlier iteration. The presence element tells whether any pass since the last sum
+        produced it.
+        """
+        tracked.happens(Event.LACK)
+        self.refuse_replaced((tracked,))
+        self._gradients.put_absent(tracked)
+        self._verifier.contributes(tracked.param, tracked.slot)
+        self._driver.ready((tracked.tensor,))
+
+    def lack_all(self) -> None:
+        """Take part in an iteration in which this rank has no gradient."""
+        for tracked in self._parts.tracked:
+            self._lack(tracked)
+        self._driver.all_are_ready()
+
+    def send_rest(self) -> list[Tracked]:
+        """The backward pass is over: send what waited for neighbours that did not come.
+
+        Returns:
+            The parameters that got no gradient, whose sums are on their way too.
+        """
+        absent = []
+        for tracked in self._parts.tracked:
+            if tracked.phase is Phase.SENT:
+                continue
+            if tracked.fired:
+                if tracked.phase is not Phase.PRODUCED:
+                    self.arrived(tracked)
+                self._send((tracked,))
+            else:
+                self._lack(tracked)
+                absent.append(tracked)
+        self._groups.dissolve([tracked.tensor for tracked in absent])
+        self._driver.all_are_ready()
+        return absent
+
+    def fill_in(self, absent: Iterable[Tracked]) -> None:
+        """Show the sums of `absent` that other ranks have produced, and those that belong into memory of the script's.
+
+        As DDP with find_unused_parameters, leave a gradient alone that no rank has produced.
+        """
+        for tracked in absent:
+            self._driver.wait_for(tracked.tensor)
+            if self._driver.used_by_anybody(tracked.tensor):
+                self._gradients.show_absent(tracked)
+        if self._gradients.of_the_script:
+            self._fill_in_the_scripts()
+
+    def _fill_in_the_scripts(self) -> None:
+        """Wait for sums whose gradients are in memory that the script holds too; copy them there.
+
+        DDP would have put them there by the end of the backward pass.
+        """
+        self._parts.tell(
+            "shared gradients",
+            "gradients lie in memory that the script holds too (a flat buffer, views): their sums are waited for in backward()",
+        )
+        for tracked, gradient in self._gradients.of_the_script:
+            self._driver.wait_for(tracked.tensor)
+            self._verifier.arrived(tracked.param, tracked.slot)
+            with torch.no_grad():
+                gradient.copy_(tracked.slot)
+        self._gradients.of_the_script.clear()
+
+    # -- what must not have changed -----------------------------------------------------------------
+
+    def refuse_replaced(self, several: Iterable[Tracked]) -> None:
+        """Fail if the model trains another tensor than one of `several`."""
+        for tracked in several:
+            if self._is_replaced(tracked):
+                self._parts.fail(
+                    f"{tracked.name} was replaced since attach (load_state_dict(assign=True), swap_tensors, another "
+                    "Parameter?), and neither its gradient nor the optimizer reaches what is there now: close() the session "
+                    "before such a change, and attach again with an optimizer of the new parameters",
+                    UnsupportedError,
+                )
+
+    def _refuse_another(self, several: Iterable[Tracked]) -> None:
+        """Fail if a parameter has another dtype, shape or device than its slot."""
+        for tracked in several:
+            param, slot = tracked.param, tracked.slot
+            if (param.dtype, param.shape, param.device) != (slot.dtype, slot.shape, slot.device):
+                self._parts.fail(
+                    f"{tracked.name} is {param.dtype} of shape {tuple(param.shape)} on {param.device} now and was another "
+                    f"tensor of {dtype_name(slot)} at attach: close() the session before such a change, and attach again",
+                    UnsupportedError,
+                )

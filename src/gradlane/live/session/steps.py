@@ -1,0 +1,225 @@
+"""Steps: what a session does around `optimizer.step()`.
+
+The optimizer updates what has arrived, and the rest is deferred. If the updates of a step cannot be deferred, the session
+waits for all sums first, as DDP does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from gradlane.errors import UnsupportedError
+from gradlane.live.comm.recorder import now_ns
+from gradlane.live.comm.turn import given_up, in_turn
+from gradlane.live.session import guards
+from gradlane.live.session.aliases import Aliases
+from gradlane.live.session.closures import closure_of, run_first
+from gradlane.live.session.deferred_step import DeferredStep, keeps_no_gradient
+from gradlane.live.session.hooks import is_last
+from gradlane.live.session.interruptions import wrap_handlers
+from gradlane.live.session.parts import Parts
+from gradlane.live.session.patience import Patience
+from gradlane.live.session.phases import Event, NotAllowedError, Phase
+from gradlane.live.session.tracked import Tracked
+
+_NEEDED_EARLY = 5  # steps in a row after which a script is taken to need all updates at once
+
+
+class Steps:
+    """The steps of the optimizers of one session. Used on the training thread.
+
+    Args:
+        parts: of the session.
+        watch_all: guards all parameters, to find out when they are used.
+
+    Attributes:
+        runs_closure: the step that runs was given a closure, which the optimizer calls itself.
+    """
+
+    def __init__(self, parts: Parts, watch_all: Callable[[], None]) -> None:
+        self._parts, self._watch_all = parts, watch_all
+        self._driver, self._updates, self._verifier = parts.driver, parts.updates, parts.verifier
+        self._patience = Patience()
+        self._began_ns = 0
+        self._stepped: list[Tracked] = []  # parameters of the optimizer whose step runs or ran last
+        # steps in a row whose deferred updates had all run when the next forward pass began
+        self._needed_early = 0
+        self.runs_closure = False
+
+    # -- before -------------------------------------------------------------------------------------
+
+    @in_turn
+    def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any, compiling: bool) -> tuple[Any, Any] | None:
+        """An optimizer is about to update, see `hooks.around_step`."""
+        parts = self._parts
+        with given_up():  # the script's closure may start threads, and its backward pass runs in autograd's
+            instead = run_first(optimizer, args, kwargs)
+        parts.failures.check()
+        parts.gpu.refuse_capture("optimizer.step()")
+        of = parts.tracked_of
+        self._stepped = [of[id(param)] for group in optimizer.param_groups for param in group["params"] if id(param) in of]
+        if self._updates.in_backward:
+            self._refuse_inside()
+            return instead
+        parts.refused_aloud(lambda buffers: buffers.check(parts.failures.wait_until))
+        if any(tracked.step is not None and tracked.step.optimizer is optimizer for tracked in self._updates):
+            self._updates.settle()  # a second step() before its updates were needed
+        self.runs_closure = instead is None and closure_of(args, kwargs) is not None
+        needs_all = parts.may_cross and self._needs_all(optimizer, compiling)
+        self._split(optimizer, defer=parts.crosses and not needs_all)
+        # a closure that the optimizer runs itself may change the gradients that verification would take now
+        if not self.runs_closure:
+            self._verifier.stepping(optimizer, self._is_owed)
+        self._began_ns = now_ns()
+        parts.measuring.step_begins()
+        return instead
+
+    def _refuse_inside(self) -> None:
+        try:
+            for tracked in self._stepped:
+                tracked.happens(Event.STEP)
+        except NotAllowedError as error:
+            self._parts.fail(str(error), UnsupportedError)
+
+    def _needs_all(self, optimizer: torch.optim.Optimizer, compiling: bool) -> bool:
+        """Whether the updates of this call of `step` cannot be deferred.
+
+        Args:
+            optimizer: the one that steps.
+            compiling: it is compiled. A deferred update would not be, and may round otherwise (seen with
+                PyTorch 2.6).
+        """
+        tell, needs_all = self._parts.tell, False
+        if self.runs_closure:
+            tell("closure", f"{type(optimizer).__name__}.step(closure) keeps the barrier")
+            needs_all = True
+        if compiling:
+            tell("compiled step", f"{type(optimizer).__name__}.step is compiled: it keeps the barrier")
+            needs_all = True
+        if not is_last(optimizer):
+            tell("hook", "a step pre-hook runs after gradlane's and may read gradients: such steps wait for all sums")
+            needs_all = True
+        # a GradScaler gives a fused optimizer its scale for the time of one call
+        return needs_all or hasattr(optimizer, "grad_scale")
+
+    def _split(self, optimizer: torch.optim.Optimizer, defer: bool) -> None:
+        """Leave in `.grad` what the optimizer may use now, and defer what has not arrived.
+
+        Args:
+            optimizer: the one that steps.
+            defer: updates may be deferred; if not, wait for all of its sums.
+        """
+        parts, stepped = self._parts, self._stepped
+        if not parts.settled:  # torch chooses kernels by the class of a parameter, and another optimizer may have stepped
+            for tracked in stepped:
+                guards.unwatch(tracked.param)
+        if self._updates:
+            self._updates.make(stepped)  # another optimizer has deferred them, and stepped first
+        all_are_there = self._driver.all_are_there
+        now = parts.gradients.that_stand_for_sums(stepped)
+        late: list[Tracked] = []
+        if not all_are_there and defer and not self._all_arrive_soon(now):
+            now, late = self._late_among(optimizer, now)
+        # nothing is hidden until the last wait is over, in which a signal handler or another thread may read anything
+        tensors = [tracked.tensor for tracked in now]
+        self._driver.wait_for_each(tensors)
+        # GradScaler has such an optimizer leave out the step by itself
+        if not hasattr(optimizer, "grad_scale"):
+            parts.finite.updates(tensors)
+        if self._verifier.verifies:
+            for tracked in now:
+                self._verifier.arrived(tracked.param, tracked.slot)
+        if keeps_no_gradient(optimizer):
+            parts.gradients.lend(now)
+        else:
+            for tracked in now:
+                parts.gradients.give(tracked)
+        if late:
+            wrap_handlers()
+        self._updates.step(stepped, late, DeferredStep(optimizer) if late else None)
+
+    def _all_arrive_soon(self, several: Sequence[Tracked]) -> bool:
+        """Wait for the sums of `several`, if that may take less time than to defer their updates."""
+        if self._parts.backend.has_streams:
+            return False
+        late = sum(not self._driver.has_arrived(tracked.tensor) for tracked in several)
+        limit_ns = self._patience.limit_ns(late, self._driver.told_if_awaited)
+        if not limit_ns:
+            return False
+        came = self._driver.wait_briefly(limit_ns)
+        self._patience.waited(in_vain=not came)
+        return came
+
+    def _late_among(self, optimizer: torch.optim.Optimizer, several: Sequence[Tracked]) -> tuple[list[Tracked], list[Tracked]]:
+        """Those of `several` to update now, and those whose updates are deferred: their sums have not arrived."""
+        aliases = None
+        others, late = [], []
+        for tracked in several:
+            if tracked.unguarded or self._driver.has_arrived(tracked.tensor):
+                others.append(tracked)
+                continue
+            self._parts.was_late = True
+            aliases = aliases or Aliases(optimizer, self._parts.tracked)
+            if aliases.of(tracked):
+                self._parts.tell(
+                    "aliases",
+                    f"something else holds the memory of {tracked.name} or of the optimizer's state of it (a state_dict that "
+                    "was kept, a view, a NumPy array, another process): such parameters are updated at step(), not later",
+                )
+                others.append(tracked)
+                continue
+            late.append(tracked)
+        return others, late
+
+    def _is_owed(self, param: torch.nn.Parameter) -> bool:
+        tracked = self._parts.tracked_of.get(id(param))
+        return tracked is not None and tracked.phase is Phase.DEFERRED
+
+    # -- after --------------------------------------------------------------------------------------
+
+    @in_turn
+    def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """The optimizer has updated what it may."""
+        parts, now = self._parts, now_ns()
+        parts.measuring.step_ended()
+        self.runs_closure = False
+        parts.actions.step_ran()
+        self._verifier.all_updated(optimizer, self._is_owed)
+        self._updates.stepped()
+        parts.gradients.take_back()
+        if not parts.settled:  # a parameter may be used before the forward pass
+            self._watch_all()
+        iteration = self._driver.iteration
+        if iteration >= 0:
+            updated = [tracked.tensor for tracked in self._stepped if tracked.step is None]
+            parts.recorder.add_each("update", iteration, updated, self._began_ns, now)
+
+    # -- until the next forward pass ----------------------------------------------------------------
+
+    def keep_the_barrier_if_it_is_kept_anyway(self) -> None:
+        """Stop deferring updates if the script needs them all before each next forward pass.
+
+        Such a script gains nothing from deferred updates.
+        """
+        parts = self._parts
+        if parts.was_late:
+            self._needed_early = 0 if self._updates else self._needed_early + 1
+            parts.was_late = False
+        if parts.crosses and parts.actions.were_used_elsewhere:
+            parts.keep_the_barrier()
+            parts.tell(
+                "streams",
+                "the model uses parameters on another stream than the one on which step() runs: from now on step() waits for "
+                "all sums",
+            )
+        if parts.crosses and self._needed_early >= _NEEDED_EARLY:
+            parts.keep_the_barrier()
+            if not parts.has_told("read", "aliases"):
+                parts.tell(
+                    "early",
+                    f"updates were needed before the next forward pass {_NEEDED_EARLY} steps in a row (an average, a "
+                    "checkpoint, a log of the parameters?): from now on step() waits for all sums",
+                )

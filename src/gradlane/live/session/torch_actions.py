@@ -1,0 +1,178 @@
+"""TorchActions: what the rules of `updates.py` do to parameters, gradients, optimizers and the network.
+
+On a device all updates run on the stream on which `step()` ran, the home stream. Whatever uses parameters on
+another stream was ordered by the script after `step()`, not after a later update.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from gradlane.live.backends.streams import Stream
+from gradlane.live.comm.driver import Driver
+from gradlane.live.comm.recorder import Recorder, now_ns
+from gradlane.live.session import guards, outdated, torch_patches
+from gradlane.live.session.deferred_step import DeferredStep, as_at_step, is_stepping
+from gradlane.live.session.finite import Unchecked
+from gradlane.live.session.gradients import Gradients
+from gradlane.live.session.phases import Phase
+from gradlane.live.session.tracked import Tracked
+from gradlane.live.session.verification import Unverified
+
+_LOST = "was updated with a sum that never came: the update was queued on the device behind it, and the job failed before"
+_LACKS = "lacks its update of the last step: step() had left it until its gradients are summed, and the job failed before"
+
+
+class TorchActions:
+    """The `updates.Actions` of one session.
+
+    Args:
+        driver: the session's; has the sums.
+        recorder: gets the times of updates.
+        gradients: what stands in `.grad`.
+        verifier: copies values as they pass.
+        finite: is asked before each update.
+        on_use: called with a guarded parameter before its first use.
+        on_state: called before anything accesses the state of a guarded optimizer, or reads parameters in C++ by the
+            ways that `torch_patches.py` knows.
+
+    Attributes:
+        tracked: the session's parameters, in the plan's order.
+        home: the stream on which the last `step()` ran; None on the CPU.
+        were_used_elsewhere: a parameter was used first on another stream than the home stream.
+    """
+
+    as_ordinary = guards.as_ordinary
+
+    def __init__(
+        self,
+        driver: Driver,
+        recorder: Recorder,
+        gradients: Gradients,
+        verifier: Unverified,
+        finite: Unchecked,
+        on_use: Callable[[Tracked], None],
+        on_state: Callable[[], None],
+    ) -> None:
+        self._driver, self._failures, self._recorder = driver, driver.failures, recorder
+        self._gradients, self._verifier, self._finite = gradients, verifier, finite
+        self._on_use, self._on_state = on_use, on_state
+        self.check, self.wait_until = self._failures.check, self._failures.wait_until
+        self.wait_for_all = driver.wait_for_all
+        self.hide, self.show = gradients.hide, gradients.show
+        self.tracked: Sequence[Tracked] = ()
+        self.home: Stream | None = None
+        self.were_used_elsewhere = False
+
+    # -- threads ------------------------------------------------------------------------------------
+
+    def is_stepping(self, thread: int) -> bool:
+        return is_stepping(sys._current_frames().get(thread))
+
+    def look_at_waits(self) -> None:
+        with self._failures.lock:
+            self._failures.notify_if_awaited()
+
+    # -- sums ---------------------------------------------------------------------------------------
+
+    def wait_for(self, tracked: Tracked) -> None:
+        self._driver.look()
+        self._driver.wait_for(tracked.tensor)
+
+    def arriving_with(self, tracked: Tracked) -> Callable[[Tracked], bool]:
+        comes = self._driver.arriving_with(tracked.tensor)
+        return lambda other: comes(other.tensor)
+
+    # -- guards -------------------------------------------------------------------------------------
+
+    def guard(self, tracked: Tracked) -> None:
+        guards.watch(tracked.param, tracked, self._on_use)
+
+    def unguard(self, tracked: Tracked) -> None:
+        guards.unwatch(tracked.param)
+
+    def unguard_all(self) -> None:
+        guards.unwatch_all(tracked.param for tracked in self.tracked)
+
+    def is_guarded(self, tracked: Tracked) -> bool:
+        return guards.is_watched(tracked.param)
+
+    def guard_state(self, step: DeferredStep) -> None:
+        guards.watch_state(step.optimizer, self, self._on_state)
+        torch_patches.before_leaving(self, self._on_state)
+
+    def unguard_state(self, step: DeferredStep) -> None:
+        guards.unwatch_state(step.optimizer, self)
+
+    def all_are_made(self) -> None:
+        torch_patches.nothing_is_owed(self)
+
+    def refuse(self, tracked: Tracked, why: str) -> None:
+        optimizer = tracked.step.optimizer
+        guards.unwatch(tracked.param)
+        outdated.refuse_reads(tracked.param, f"{tracked.name} {_LACKS} ({why}). {outdated.ADVICE}")
+        guards.unwatch_state_for_all(optimizer)
+        outdated.refuse_state(optimizer, f"the state of {type(optimizer).__name__} {_LACKS} ({why}). {outdated.ADVICE}")
+
+    def refuse_lost(self, why: str) -> None:
+        """Refuse reads of parameters whose updates were queued on a device behind sums that never came."""
+        lost = self._driver.lost()
+        for tracked in self.tracked:
+            if tracked.tensor in lost and tracked.phase is not Phase.LOST:
+                outdated.refuse_reads(tracked.param, f"{tracked.name} {_LOST} ({why}). {outdated.ADVICE}")
+
+    # -- updates ------------------------------------------------------------------------------------
+
+    def update(self, step: DeferredStep, several: Sequence[Tracked]) -> None:
+        began = now_ns()
+        tensors = [tracked.tensor for tracked in several]
+        params = [tracked.param for tracked in several]
+        self._driver.wait_for_each(tensors)
+        self._finite.updates(tensors)
+        with guards.as_ordinary():
+            # what stands there: the wrapper, or what the script has put there since step()
+            before = [param.grad for param in params]
+            for tracked in several:
+                tracked.param.grad = tracked.slot
+            with as_at_step():
+                if self._verifier.verifies:
+                    for tracked in several:
+                        self._verifier.arrived(tracked.param, tracked.slot)
+                step.update(params)
+                if self._verifier.verifies:
+                    self._verifier.updated(params)
+            for param, gradient in zip(params, before, strict=True):
+                param.grad = gradient
+        self._recorder.add_each("update", self._driver.iteration, tensors, began, now_ns())
+
+    # -- a device's streams -------------------------------------------------------------------------
+
+    def step_ran(self) -> None:
+        """An optimizer has stepped, on the stream that is current now."""
+        if self._driver.streams is not None:
+            self.home = self._driver.streams.scripts()
+
+    def note_use(self) -> None:
+        """A parameter is used, for the first time in this iteration."""
+        if self.is_elsewhere:
+            self.were_used_elsewhere = True
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the script is on another stream than the home stream."""
+        streams = self._driver.streams
+        return self.home is not None and streams is not None and streams.scripts() != self.home
+
+    def from_elsewhere(self, makes_updates: Callable[[], None]) -> None:
+        if self.is_elsewhere:
+            self.were_used_elsewhere = True
+            self.make_at_home(makes_updates)
+
+    def make_at_home(self, makes_updates: Callable[[], None]) -> None:
+        """Call `makes_updates` on the home stream, and let the host wait for it.
+
+        The streams on which the script uses parameters wait for `step()`, and no more can be told to them.
+        """
+        assert self.home is not None
+        self.home.run(makes_updates).synchronize()

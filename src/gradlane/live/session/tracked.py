@@ -1,0 +1,89 @@
+"""Tracked: one trained parameter of a session, and all that the session knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from gradlane.live.session.phases import FOLLOWS, Event, NotAllowedError, Phase
+
+if TYPE_CHECKING:
+    import torch
+
+    from gradlane.live.session.guards import PendingGradient
+
+
+class Tracked:
+    """A trained parameter. Whoever changes it has the turn (`turn.py`).
+
+    Args:
+        name: of the parameter in the model.
+        param: the parameter.
+        tensor: its index in the plan in force.
+
+    Attributes:
+        phase: where it is, see `phases.py`.
+        slot: the memory in which its gradients are summed.
+        wrapper: stands for the sum in `.grad`.
+        step: the call of an optimizer's `step` that has deferred its update; None if there is none.
+        fired: how often its hook has fired in this backward pass.
+        expected: how often it fires in one pass, more than once under checkpoints; 0 until that has been counted.
+        accumulated: it got a gradient under `no_sync()` since the last sum.
+        was_used: it was used in this iteration, as far as uses are watched.
+        unguarded: something reads it past every guard, so that its update must not be deferred.
+        accumulator: autograd's node for it; `aliases.py` needs it to be kept.
+        hook: the key of its hook.
+    """
+
+    __slots__ = (
+        "accumulated",
+        "accumulator",
+        "expected",
+        "fired",
+        "hook",
+        "name",
+        "param",
+        "phase",
+        "slot",
+        "step",
+        "tensor",
+        "unguarded",
+        "was_used",
+        "wrapper",
+    )  # fmt: skip
+
+    def __init__(self, name: str, param: torch.nn.Parameter, tensor: int) -> None:
+        self.name, self.param, self.tensor = name, param, tensor
+        self.phase = Phase.CURRENT
+        self.slot: torch.Tensor = None  # type: ignore[assignment]  # until a plan is in force
+        self.wrapper: PendingGradient | None = None
+        self.step: Any = None
+        self.fired = self.expected = 0
+        self.accumulated = self.was_used = self.unguarded = False
+        self.accumulator: Any = None
+        self.hook = -1
+
+    def happens(self, event: Event) -> None:
+        """Go on to the phase that follows `event`.
+
+        Raises:
+            NotAllowedError: the script must not do that now; the phase stays.
+        """
+        follows = FOLLOWS[event][self.phase]
+        if isinstance(follows, Phase):
+            self.phase = follows
+        elif follows is None:
+            raise AssertionError(f"{self.name}: {event.name} cannot come in phase {self.phase.name}")
+        else:
+            raise NotAllowedError(follows.format(name=self.name, fired=self.fired, expected=self.expected))
+
+
+def all_go_on(several: Iterable[Tracked], event: Event) -> None:
+    """`event` happens to each of `several`: as `Tracked.happens`, for a fifth of its price."""
+    follows = FOLLOWS[event]
+    for tracked in several:
+        after = follows[tracked.phase]
+        if after.__class__ is Phase:
+            tracked.phase = after
+        else:
+            tracked.happens(event)

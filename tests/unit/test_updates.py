@@ -1,0 +1,104 @@
+"""The rules of visibility, under any order of threads, forks and signals; and that each fault in them is found."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradlane.live.session.phases import TABLE, Event, NotAllowedError, Phase
+from gradlane.live.session.tracked import Tracked
+from tests.unit.trained import FailedError, Job, mutated
+
+SEEDS = 300
+MOST_SEEDS = 1000  # within which each fault has to be found
+
+FAULTS = {
+    "a guard comes off before the update is made": (
+        "            self._make_current(tracked)\n            if tracked.phase is Phase.DEFERRED:",
+        "            self._do.unguard(tracked)\n            self._make_current(tracked)\n"
+        "            if tracked.phase is Phase.DEFERRED:",
+    ),
+    "all guards of a batch come off before its updates are made": (
+        "        self._do.update(step, several)\n",
+        "        for tracked in several:\n            self._do.unguard(tracked)\n        self._do.update(step, several)\n",
+    ),
+    "an optimizer's state is not guarded": ("        self._do.guard_state(self._hidden[0].step)\n", ""),
+    "an optimizer's state is shown while updates of it are deferred": (
+        "        if not step.owes:\n",
+        "        if True:\n",
+    ),
+    "a parameter is not guarded": ("            self._do.guard(tracked)\n", ""),
+    "whoever has waited does not look again who has made the update": (
+        "if awaited is None or tracked.step is not awaited:",
+        "if awaited is None:",
+    ),
+    "whoever has waited does not look again whether others have gone on to the next step": (
+        "            if tracked.phase is Phase.DEFERRED:\n                return  # while",
+        "            if False:\n                return  # while",
+    ),
+    "settling makes no updates, as before a fork": (
+        "                self.make_all()\n                self._do.wait_for_all()",
+        "                self._do.wait_for_all()\n                break",
+    ),
+    "an update is made before its sum has arrived": ("if other is tracked or comes(other):", "if True:"),
+    "a thread does not wait for the optimizer that runs in another": (
+        "        if self._do.is_stepping(stepping):\n",
+        "        if False:\n",
+    ),
+    "what may have been read too early is forgotten": (
+        "        early = set(unread)\n",
+        "        early: set[Tracked] = set()\n",
+    ),
+    "a parameter whose update was lost may be read": (
+        "                self._do.refuse(tracked, why)\n",
+        "                pass\n",
+    ),
+    "an update that was made stays deferred": ("            del self._deferred[tracked]\n", ""),
+    "whoever has waited does not look again whether an optimizer has begun to step": (
+        "        self._until_step_is_over()  # one may have begun meanwhile, from which gradients are hidden\n",
+        "",
+    ),
+    "a hidden gradient is not shown again": (
+        "            self._do.show(tracked)\n            self._do.guard(tracked)\n",
+        "            self._do.guard(tracked)\n",
+    ),
+}
+
+
+def test_nobody_sees_what_nobody_must_see():
+    for seed in range(SEEDS):
+        try:
+            Job(seed).run()
+        except FailedError:
+            pass
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}") from error
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_found(fault):
+    module = mutated(*FAULTS[fault])
+    for seed in range(MOST_SEEDS):
+        try:
+            Job(seed, module).run()
+        except Exception:
+            return
+    pytest.fail(f"not found with {MOST_SEEDS} seeds")
+
+
+def test_each_phase_can_be_reached_and_left():
+    followed = {after for row in TABLE.values() for after in row.values() if isinstance(after, Phase)}
+    assert followed == set(Phase)
+    assert all(TABLE[phase] for phase in Phase if phase is not Phase.LOST)
+    assert {event for row in TABLE.values() for event in row} == set(Event)
+
+
+def test_what_the_script_must_not_do_is_named_and_changes_nothing():
+    for phase, row in TABLE.items():
+        for event, after in row.items():
+            if isinstance(after, Phase):
+                continue
+            tracked = Tracked("layer.weight", None, 0)  # type: ignore[arg-type]
+            tracked.phase, tracked.fired, tracked.expected = phase, 2, 1
+            with pytest.raises(NotAllowedError, match=r"layer\.weight"):
+                tracked.happens(event)
+            assert tracked.phase is phase
