@@ -37,6 +37,7 @@ class SharedSeam {
             add(&board->in, 4);
             add(&board->asleep, 1);
             add(&board->tellings, 8);
+            add(&board->early, 4);
         }
         auto* words = reinterpret_cast<Bell::Word*>(mailboxes);
         auto* marks = reinterpret_cast<RingMarks*>(words + ranks);
@@ -59,7 +60,8 @@ namespace {
 constexpr uint32_t kRanks = 3, kMost = 24;  // tensors, and messages from one rank to another
 constexpr uint32_t kPacket = 256;
 constexpr uint64_t kCredit = 4 << 10;  // holds as many packets as a node's does
-constexpr uint64_t kSizes[] = {0, 4, 64, 200, 1000};
+constexpr uint64_t kSizes[] = {0, 4, 64, 200, 1000};           // of messages
+constexpr uint64_t kTensorSizes[] = {0, 4, 64, 1000, 17'000};  // the last is no small one
 
 // Made once, since mapping memory takes longer than a run. Between the mappings are gaps, so that no rank leaves its own
 // and is in another's.
@@ -175,7 +177,7 @@ Tensor TensorOf(fuzz::Input& input) {
     const uint8_t how = input.Byte(), who = input.Byte();
     const auto root = static_cast<int32_t>(who % kRanks);
     Tensor tensor;
-    tensor.spec.bytes = kSizes[how % 5];
+    tensor.spec.bytes = kTensorSizes[how % 5];
     tensor.spec.once = true;
     tensor.spec.urgent_first = (how & 64) != 0;
     tensor.spec.priority = who / 16;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace gradlane {
@@ -25,7 +26,7 @@ uint64_t HandsOver(uint32_t tensor, const Spec& spec, size_t ways) {
 // -- the segment --------------------------------------------------------------------------------------------
 
 size_t SharedSums::BytesFor(uint32_t ranks) {
-    return RoundUp(sizeof(Decisions) + ranks * sizeof(Board), 4096) + ranks * kSlotsBytes;
+    return RoundUp(sizeof(Decisions) + ranks * sizeof(Board), 4096) + ranks * (kSlotsBytes + kEarly * kSmallBytes);
 }
 
 SharedSums::SharedSums(std::shared_ptr<const HostRoom> room) : room_(std::move(room)), wide_(kBlockBytes / 2) {
@@ -38,6 +39,7 @@ SharedSums::SharedSums(std::shared_ptr<const HostRoom> room) : room_(std::move(r
         boards_.push_back(reinterpret_cast<Board*>(at));
     }
     slots_ = room_->segment.data() + RoundUp(static_cast<size_t>(at - room_->segment.data()), 4096);
+    early_ = slots_ + room_->ranks * kSlotsBytes;
 }
 
 Range SharedSums::ShareOf(uint64_t bytes, uint32_t ranks, uint32_t rank) {
@@ -141,13 +143,34 @@ void SharedSums::Woken() {
 
 void SharedSums::Start(uint32_t tensor, const Spec& spec, std::vector<Way> ways) {
     Call call{spec, std::move(ways), {}};
+    Pass& pass = call.ways[0].pass;
+    if (call.ways.size() == 1 && pass.from == kAll && pass.to == kAll && pass.at == kDealt && spec.bytes <= kSmallBytes) pass.at = 0;
     uint64_t end = 0;
     for (const Way& way : call.ways) call.ends.push_back(end += ChunksOf(way.pass, spec.bytes));
     const uint64_t telling = HandsOver(tensor, spec, call.ways.size());
+    if (end != 0 && room_->rank != 0 && IsSmall(call)) BringEarly(tensor, &call);
     // an empty one ends when rank 0 has heard of it
     if (end != 0 || room_->rank == 0) calls_.insert_or_assign(tensor, std::move(call));
     if (end != 0) waiting_.push_back(tensor);
     untold_.push_back(telling);
+}
+
+// Whether rank 0 adds up all of it, and may be given the parts before it decides. All ranks wait for the sum, so that none
+// brings another part to the same place before it is there.
+bool SharedSums::IsSmall(const Call& call) {
+    const Way& way = call.ways[0];
+    const bool is_rank_0s = way.pass.from == kAll && way.pass.to == kAll && way.pass.at == 0;
+    return call.ways.size() == 1 && is_rank_0s && !way.awaits && call.spec.bytes <= kSmallBytes;
+}
+
+// Copies this rank's part to where rank 0 finds it without a decision, if there is room.
+void SharedSums::BringEarly(uint32_t tensor, Call* call) {
+    if (free_early_ == 0) return;
+    const auto first = static_cast<uint32_t>(std::countr_zero(free_early_));
+    free_early_ ^= 1u << first;
+    call->early = first + 1;
+    std::memcpy(Early(room_->rank, call->early), call->ways[0].from, call->spec.bytes);
+    given_.push_back(tensor);
 }
 
 void SharedSums::Ready(uint32_t tensor) { untold_.push_back(uint64_t{tensor} << 32 | kReady); }
@@ -162,10 +185,12 @@ void SharedSums::TellAll() {
     Board& board = *boards_[room_->rank];
     for (; CanTell(); untold_.pop_front()) {
         if (room_->rank == 0) {
-            Hear(0, untold_.front());
+            Hear(0, untold_.front(), 0);
             continue;
         }
         const uint64_t told = board.told.load(std::memory_order_relaxed);
+        const auto found = calls_.find(static_cast<uint32_t>(untold_.front() >> 32));
+        board.early[told % kTold].store(found == calls_.end() ? 0 : found->second.early, std::memory_order_relaxed);
         board.tellings[told % kTold].store(untold_.front(), std::memory_order_relaxed);
         board.told.store(told + 1, std::memory_order_release);
         tells_rank0_ = true;
@@ -197,7 +222,8 @@ void SharedSums::HearAll() {
         const uint64_t told = boards_[rank]->told.load(std::memory_order_acquire), before = heard_[rank];
         if (told - before > kTold) return CannotBe();
         for (uint64_t each = before; each != told && !fault_; ++each) {
-            Hear(rank, boards_[rank]->tellings[each % kTold].load(std::memory_order_relaxed));
+            Hear(rank, boards_[rank]->tellings[each % kTold].load(std::memory_order_relaxed),
+                 boards_[rank]->early[each % kTold].load(std::memory_order_relaxed));
         }
         heard_[rank] = told;
         decisions_->heard[rank].store(told, std::memory_order_release);
@@ -206,26 +232,31 @@ void SharedSums::HearAll() {
     }
 }
 
-void SharedSums::Hear(uint32_t rank, uint64_t telling) {
+void SharedSums::Hear(uint32_t rank, uint64_t telling, uint32_t early) {
     const auto tensor = static_cast<uint32_t>(telling >> 32);
     Asked& asked = asked_[tensor];
     const uint64_t own = uint64_t{1} << rank;
     uint64_t& told = (telling & kReady) != 0 ? asked.ready : asked.handed_over;
-    if ((told & own) != 0 || asked_.size() > kAsked) return CannotBe();
+    if ((told & own) != 0 || asked_.size() > kAsked || early > kEarly) return CannotBe();
     told |= own;
     asked.digests.resize(room_->ranks);
+    asked.early.resize(room_->ranks);
     if ((telling & kReady) == 0) {
         asked.digests[rank] = static_cast<uint32_t>(telling);
+        asked.early[rank] = early;
         if (asked.handed_over == AllRanks()) Compare(tensor, asked);
     }
     if (fault_ || asked.handed_over != AllRanks()) return;
-    const Call& call = calls_.at(tensor);
+    Call& call = calls_.at(tensor);
     if (call.chunks() == 0) {
         calls_.erase(tensor);
         asked_.erase(tensor);
         return;
     }
-    if ((telling & kReady) == 0) asked.number = numbered_++;
+    if ((telling & kReady) == 0) {
+        asked.number = numbered_++;
+        if (IsSmall(call)) call.all_early = std::move(asked.early);
+    }
     if (MayDecide(call, asked)) undecided_.insert({QueuePriority(call.spec), asked.number, tensor});
 }
 
@@ -320,12 +351,12 @@ void SharedSums::BringIn() {
     const Way& way = chunk.call->ways[chunk.way];
     for (uint32_t owner = 0; owner < room_->ranks; ++owner) {
         const Range piece = PieceOf(chunk, owner);
-        if (piece.begin == piece.end || !Gives(way.pass, owner)) continue;
+        if (piece.begin == piece.end || !Gives(way.pass, owner) || chunk.call->early != 0) continue;
         std::memcpy(Place(chunk, room_->rank, owner), way.from + piece.begin, piece.end - piece.begin);
     }
     boards_[room_->rank]->in.store(++in_, std::memory_order_release);
-    tells_others_ = true;
-    if (chunk.way == 0 && chunk.number + 1 == chunk.call->ends[0]) given_.push_back(chunk.tensor);
+    tells_others_ |= chunk.call->early == 0;
+    if (chunk.call->early == 0 && chunk.way == 0 && chunk.number + 1 == chunk.call->ends[0]) given_.push_back(chunk.tensor);
 }
 
 bool SharedSums::CanSum() const {
@@ -333,7 +364,12 @@ bool SharedSums::CanSum() const {
     const Chunk& chunk = chunks_[sum_ % kChunks];
     if (chunk.call->ways[chunk.way].pass.from != kAll) return true;
     const Range own = PieceOf(chunk, room_->rank);
-    return own.begin == own.end || Least(&Board::in) > sum_;
+    if (own.begin == own.end) return true;
+    for (uint32_t rank = 0; rank < room_->ranks; ++rank) {
+        if (rank == room_->rank || EarlyOf(chunk, rank) != 0) continue;
+        if (boards_[rank]->in.load(std::memory_order_acquire) <= sum_) return false;
+    }
+    return true;
 }
 
 void SharedSums::Sum() {
@@ -341,7 +377,8 @@ void SharedSums::Sum() {
     const Pass& pass = chunk.call->ways[chunk.way].pass;
     if (pass.from == kAll) AddPiece(chunk, PieceOf(chunk, room_->rank));
     boards_[room_->rank]->sum.store(++sum_, std::memory_order_release);
-    tells_others_ |= pass.from == kAll && pass.to != kOwn;
+    const int32_t owner = OwnerOf(pass);
+    tells_others_ |= pass.from == kAll && pass.to != kOwn && (owner == kDealt || owner == static_cast<int32_t>(room_->rank));
 }
 
 void SharedSums::AddPiece(const Chunk& chunk, const Range& own) {
@@ -354,7 +391,10 @@ void SharedSums::AddPiece(const Chunk& chunk, const Range& own) {
         const uint64_t length = std::min(kBlockBytes, own.end - at), behind = at - own.begin;
         const size_t n = length / ElementBytes(spec.dtype);
         for (uint32_t rank = 0; rank < room_->ranks; ++rank) {
-            const uint8_t* part = rank == room_->rank ? way.from + at : Place(chunk, rank, room_->rank) + behind;
+            const uint32_t early = EarlyOf(chunk, rank);
+            const uint8_t* part = rank == room_->rank ? way.from + at
+                                  : early != 0        ? Early(rank, early) + behind
+                                                      : Place(chunk, rank, room_->rank) + behind;
             if (is_wide && rank == 0) {
                 Widen(spec.dtype, wide_.data(), part, n);
             } else if (is_wide) {
@@ -393,6 +433,7 @@ void SharedSums::TakeOut(std::vector<End>* ended) {
     frees_slots_ = true;
     if (++call.ended != call.ends[chunk.way]) return;
     ended->push_back({chunk.tensor, static_cast<uint32_t>(call.ways.size() - 1 - chunk.way)});
+    if (call.early != 0) free_early_ |= 1u << (call.early - 1);
     if (call.ended == call.chunks()) calls_.erase(chunk.tensor);
 }
 

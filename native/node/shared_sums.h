@@ -22,6 +22,9 @@
 //
 // Any rank may have written what the segment says, which is not believed: a rank uses no number of it that cannot be.
 //
+// A small sum is rank 0's to add up, and the others bring their parts with what they tell it, so that it has the sum as
+// soon as it has decided: they are woken once, and not once more for the decision.
+//
 // Rank order makes the bits of a sum those of Order::kRank, and the same on all ranks. Halves of three
 // ranks or more are added in float32 and rounded once, as Aggregator does.
 //
@@ -124,6 +127,8 @@ class SharedSums {
     static constexpr uint64_t kSlotsBytes = 1 << 20;     // of a rank: for all its chunks in flight
     static constexpr uint64_t kChunkBytes = 256 << 10;
     static constexpr uint64_t kBlockBytes = 16 << 10;    // summed at a time: it stays in the first cache
+    static constexpr uint64_t kSmallBytes = 16 << 10;    // of a sum whose parts are brought early
+    static constexpr uint32_t kEarly = 32;               // such parts of a rank at a time; others go as large ones do
     static constexpr uint64_t kWakeBytes = 64 << 10;     // brought on before those that wait are woken
     static constexpr uint32_t kTold = 256;               // that rank 0 has not heard yet
     static constexpr size_t kAsked = 1 << 20;            // tensors that some ranks have and others do not
@@ -134,7 +139,8 @@ class SharedSums {
         std::atomic<uint64_t> sum{0}, out{0};
         std::atomic<uint64_t> told{0};
         alignas(64) std::atomic<uint32_t> asleep{0};            // the others write it as well
-        alignas(64) std::array<std::atomic<uint64_t>, kTold> tellings{};  // to rank 0, see Telling
+        alignas(64) std::array<std::atomic<uint64_t>, kTold> tellings{};  // to rank 0, see HandsOver
+        std::array<std::atomic<uint32_t>, kTold> early{};       // with them: which of kEarly has the part, from 1; 0: none
     };
     // What rank 0 writes for all.
     struct Decisions {
@@ -148,13 +154,15 @@ class SharedSums {
         std::vector<Way> ways;
         std::vector<uint64_t> ends;  // by way: the number of chunks up to its end
         uint64_t decided = 0, begun = 0, ended = 0;  // chunks; the first is rank 0's
+        uint32_t early = 0;                 // where this rank's part is, as in Board
+        std::vector<uint32_t> all_early{};  // of rank 0: where those of all ranks are
         uint64_t chunks() const { return ends.back(); }
         size_t WayOf(uint64_t chunk) const { return chunk < ends[0] ? 0 : 1; }
     };
     // What rank 0 has heard of a tensor.
     struct Asked {
         uint64_t handed_over = 0, ready = 0;    // ranks, a bit for each
-        std::vector<uint32_t> digests;          // by rank
+        std::vector<uint32_t> digests, early;   // by rank
         uint64_t number = 0;                    // in the order in which all had handed them over
     };
     struct Chunk {
@@ -172,6 +180,10 @@ class SharedSums {
     uint64_t Stride(const Call& call, size_t way, uint64_t number) const;
     uint64_t ChunksOf(const Pass& pass, uint64_t bytes) const;
     uint8_t* Place(const Chunk& chunk, uint32_t rank, uint32_t owner) const;
+    static uint32_t EarlyOf(const Chunk& chunk, uint32_t rank) { return chunk.call->all_early.empty() ? 0 : chunk.call->all_early[rank]; }
+    uint8_t* Early(uint32_t rank, uint32_t early) const { return early_ + (rank * kEarly + early - 1) * kSmallBytes; }
+    static bool IsSmall(const Call& call);
+    void BringEarly(uint32_t tensor, Call* call);
     bool Gives(const Pass& pass, uint32_t owner) const;
     bool TakesOut(const Pass& pass) const;
     uint64_t Least(std::atomic<uint64_t> Board::*counter) const;  // of the other ranks
@@ -180,7 +192,7 @@ class SharedSums {
     void TellAll();
     bool CanHear() const;
     void HearAll();
-    void Hear(uint32_t rank, uint64_t telling);
+    void Hear(uint32_t rank, uint64_t telling, uint32_t early);
     void Compare(uint32_t tensor, const Asked& asked);
     bool MayDecide(const Call& call, const Asked& asked) const;
     uint64_t AllRanks() const { return UINT64_MAX >> (64 - room_->ranks); }
@@ -205,7 +217,7 @@ class SharedSums {
     const std::shared_ptr<const HostRoom> room_;
     Decisions* decisions_;
     std::vector<Board*> boards_;  // by rank
-    uint8_t* slots_;
+    uint8_t *slots_, *early_;
     std::vector<float> wide_;
 
     std::unordered_map<uint32_t, Call> calls_;  // by tensor: those that have not ended
@@ -213,6 +225,7 @@ class SharedSums {
     std::vector<uint32_t> given_, waiting_;     // see TakeGiven; handed over since TakeWaiting
     uint64_t known_ = 0, in_ = 0, sum_ = 0, out_ = 0;  // chunks
     std::array<Chunk, kChunks> chunks_{};
+    uint32_t free_early_ = UINT32_MAX;          // a bit for each of kEarly
     bool tells_others_ = false, tells_rank0_ = false, frees_slots_ = false;  // what was written since they were woken
     // Of rank 0:
     std::unordered_map<uint32_t, Asked> asked_;

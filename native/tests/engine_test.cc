@@ -3,9 +3,11 @@
 #include "node/engine.h"
 
 #include <cstring>
+#include <latch>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "node/node.h"
@@ -250,6 +252,40 @@ TEST(AnotherPlanTakesThePlaceOfTheOneBefore) {
         rank.node->CarryOut(rank.engine);
     }
     Iterate(pair, 2);
+}
+
+// Each waits for a tensor of its own, or for all. Whoever is not woken waits longer than a test may take.
+TEST(SeveralThreadsAtATimeWaitEachForItsOwn) {
+    constexpr uint32_t kTensors = 4;
+    constexpr int64_t kForever = 3'600'000;  // ms
+    Pair pair(kTensors);
+    pair.CarryOut(MessageEach(kTensors, {}), false);
+    Rank &waits = pair.ranks[0], &comes = pair.ranks[1];
+    for (int iteration = 0; iteration < 50; ++iteration) {
+        pair.Fill(iteration);
+        for (Rank& rank : pair.ranks) rank.node->Begin(iteration);
+        for (uint32_t tensor = 0; tensor < kTensors; ++tensor) waits.node->Ready(tensor);
+        waits.node->Flush();
+        std::latch begun(kTensors + 1);
+        std::vector<std::thread> threads;
+        for (uint32_t tensor = 0; tensor < kTensors; ++tensor) {
+            threads.emplace_back([&, tensor] {
+                const uint64_t interruptions = waits.engine->interruptions();
+                begun.arrive_and_wait();
+                if (!CHECK(waits.engine->Wait(tensor + 1 == kTensors ? Engine::kAll : tensor, interruptions, kForever))) return;
+                const size_t last = (tensor + 1) * kFloats - 1;
+                CHECK_EQ(waits.memory[last], static_cast<float>(3 * (last % 97 + static_cast<size_t>(iteration))));
+            });
+        }
+        begun.arrive_and_wait();
+        for (uint32_t place = 0; place < kTensors; ++place) {
+            comes.node->Ready((static_cast<uint32_t>(iteration) + place) % kTensors);
+            comes.node->Flush();
+        }
+        for (std::thread& thread : threads) thread.join();
+        REQUIRE(comes.node->WaitArrived(Engine::kAll, comes.engine->interruptions(), kPatience));
+        pair.Check(iteration);
+    }
 }
 
 TEST(AWaitEndsWithAFailureOrAnInterruption) {

@@ -21,7 +21,7 @@ struct Host {
     std::vector<std::unique_ptr<Node>> nodes;
 
     // dead_ms: after which a rank that has left is missed; sanitizers make ranks silent for a second
-    explicit Host(uint32_t world, uint32_t hosts = 1, uint32_t dead_ms = 20'000) {
+    explicit Host(uint32_t world, uint32_t hosts = 1, uint32_t dead_ms = 20'000, uint32_t ping_ms = 100) {
         Failure why;
         for (uint32_t rank = 0; rank < world; ++rank) {
             NodeOptions options;
@@ -30,7 +30,7 @@ struct Host {
             options.membership.job = 1;
             options.deal_evenly = true;
             options.linger_ms = 500;
-            options.ping_ms = 100;
+            options.ping_ms = ping_ms;
             options.dead_ms = dead_ms;
             nodes.push_back(Node::Start(options, &why));
             REQUIRE(nodes.back() != nullptr);
@@ -252,8 +252,9 @@ TEST(WhatOthersHaveNotHandedOverIsSentAllTheSame) {
 
 TEST(AHostSendsWhatItWouldSendAsOneRank) {
     constexpr size_t kFloats = 1'000'000;
+    constexpr uint32_t kHour = 3'600'000;  // ms
     for (const Shape& shape : kShapes) {
-        Host host(shape.hosts * shape.places, shape.hosts);
+        Host host(shape.hosts * shape.places, shape.hosts, 4 * kHour, kHour);  // pings are bytes too
         const auto sent = [&] {
             std::vector<uint64_t> bytes(shape.hosts);
             for (uint32_t rank = 0; rank < host.nodes.size(); ++rank) bytes[rank / shape.places] += host.nodes[rank]->stats().sent_bytes;

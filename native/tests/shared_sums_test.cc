@@ -379,9 +379,9 @@ TEST(ADecisionThatCannotBeIsRefused) {
         std::vector<HostRoom> rooms = RoomsOf(NumbersUpTo(2));
         auto* decisions = reinterpret_cast<uint64_t*>(rooms[0].segment.data());
         SharedSums sums(std::make_shared<const HostRoom>(std::move(rooms[1])));
-        std::vector<float> data(4);
+        std::vector<float> data(8192);  // each rank owns 16 KiB
         auto* memory = reinterpret_cast<uint8_t*>(data.data());
-        sums.Start(0, Of(DType::kF32, Op::kSum, 4), {{{}, memory, memory}});
+        sums.Start(0, Of(DType::kF32, Op::kSum, data.size()), {{{}, memory, memory}});
         Ends ended;
         sums.Progress(1 << 20, &ended);
         CHECK(!sums.fault());
@@ -391,7 +391,7 @@ TEST(ADecisionThatCannotBeIsRefused) {
         return sums.fault();
     };
     const uint64_t slots = 1 << 20;
-    CHECK(!lie(1, 0, slots - 128));  // as it may be, at the end of the slots
+    CHECK(!lie(1, 0, slots - 32768));  // as it may be, at the end of the slots
     for (const auto& fault : {
              lie(1, 1, 0),  // a tensor that was not handed over
              lie(1, 1 << 20, 0),
@@ -423,6 +423,97 @@ TEST(ARankThatTellsOfATensorTwiceIsRefused) {
     }
     REQUIRE(host.ranks[0]->fault().has_value());
     CHECK(host.ranks[0]->fault()->code == Code::kProtocol);
+}
+
+// Rank 0 has the parts with what it is told, and the others are woken for the sum alone.
+TEST(ASmallSumIsThereAsSoonAsRank0HasHeardOfIt) {
+    std::mt19937 random(9);
+    for (const uint32_t world : {2u, 4u}) {
+        Host host(world);
+        for (const size_t n : {1u, 1000u, 4096u}) {
+            const Spec spec = Of(DType::kF32, Op::kSum, n);
+            std::vector<Bytes> data;
+            for (uint32_t rank = 0; rank < world; ++rank) data.push_back(Noise(random, spec.dtype, n));
+            const Bytes expected = InRankOrder(spec, data);
+            for (uint32_t back = 1; back <= world; ++back) {
+                const uint32_t rank = world - back;
+                Ends ended;
+                Start(*host.ranks[rank], static_cast<uint32_t>(n), spec, data[rank].data(), data[rank].data());
+                CHECK(!host.ranks[rank]->Progress(1 << 20, &ended));
+                CHECK_EQ(ended.size(), size_t{rank == 0});
+                if (rank == 0) continue;
+                CHECK_EQ(host.ranks[rank]->TakeGiven(), std::vector<uint32_t>{static_cast<uint32_t>(n)});
+                CHECK(host.ranks[rank]->Rest());
+            }
+            for (uint32_t rank = 1; rank < world; ++rank) {
+                Ends ended;
+                CHECK(IsReadable(host.ranks[rank]->wake_fd()));
+                host.ranks[rank]->Woken();
+                host.ranks[rank]->Progress(1 << 20, &ended);
+                CHECK_EQ(ended.size(), size_t{1});
+            }
+            for (const Bytes& each : data) CHECK(each == expected);
+            for (const auto& rank : host.ranks) CHECK(!IsReadable(rank->wake_fd()));
+        }
+    }
+}
+
+// More than there is room for, and among them sums that are not small, and those that rank 0 alone gets.
+TEST(ManySmallSumsAtATimeInAnyOrder) {
+    constexpr uint32_t kWorld = 3, kTensors = 300;
+    std::mt19937 random(10);
+    Host host(kWorld);
+    std::vector<std::vector<Bytes>> data(kWorld, std::vector<Bytes>(kTensors));
+    std::vector<Bytes> expected(kTensors);
+    std::vector<Spec> specs;
+    for (uint32_t tensor = 0; tensor < kTensors; ++tensor) {
+        specs.push_back(Of(tensor % 2 == 0 ? DType::kF32 : DType::kBF16, Op::kSum, 1 + random() % (tensor % 10 == 0 ? 9000 : 500)));
+        if (tensor % 3 == 0) specs[tensor].to = specs[tensor].at = 0;
+        const DType dtype = specs[tensor].dtype;
+        for (auto& own : data) own[tensor] = Noise(random, dtype, specs[tensor].bytes / ElementBytes(dtype));
+        expected[tensor] = InRankOrder(specs[tensor], {data[0][tensor], data[1][tensor], data[2][tensor]});
+    }
+    for (uint32_t rank = 0; rank < kWorld; ++rank) {
+        std::vector<uint32_t> order(kTensors);
+        std::iota(order.begin(), order.end(), 0u);
+        std::shuffle(order.begin(), order.end(), random);
+        for (const uint32_t tensor : order) Start(*host.ranks[rank], tensor, specs[tensor], data[rank][tensor].data(), data[rank][tensor].data());
+    }
+    for (const auto& ended : host.Run(random)) CHECK_EQ(ended.size(), size_t{kTensors});
+    for (uint32_t rank = 0; rank < kWorld; ++rank) {
+        for (uint32_t tensor = 0; tensor < kTensors; ++tensor) {
+            if (rank == 0 || tensor % 3 != 0) CHECK(data[rank][tensor] == expected[tensor]);
+        }
+    }
+    for (const auto& rank : host.ranks) CHECK(!rank->IsUnderWay());
+}
+
+// The other ranks are through with it before rank 0 has added it up.
+TEST(WhatRank0AloneGetsIsNotLostToWhatComesNext) {
+    Host host(2);
+    Spec spec = Of(DType::kF32, Op::kSum, 100);
+    spec.to = spec.at = 0;
+    std::vector<std::vector<float>> sums(2, std::vector<float>(100, 1.0f)), parts = {std::vector<float>(100, 2.0f), std::vector<float>(100, 7.0f)};
+    const auto start = [&](uint32_t rank, uint32_t tensor) {
+        auto* memory = reinterpret_cast<uint8_t*>((rank == 0 ? sums : parts)[tensor].data());
+        Start(*host.ranks[rank], tensor, spec, memory, memory);
+    };
+    SharedSums &first = *host.ranks[0], &second = *host.ranks[1];
+    Ends ended;
+    start(0, 0);
+    start(1, 0);
+    second.Progress(1 << 20, &ended);
+    first.Progress(1, &ended);  // it decides, and has yet to add up
+    CHECK(ended.empty());
+    second.Progress(1 << 20, &ended);
+    CHECK_EQ(TensorsOf(ended), std::vector<uint32_t>{0});
+    start(1, 1);
+    second.Progress(1 << 20, &ended);
+    start(0, 1);
+    for (int turn = 0; turn < 6; ++turn) host.ranks[static_cast<size_t>(turn % 2)]->Progress(1 << 20, &ended);
+    CHECK_EQ(ended.size(), size_t{4});
+    CHECK_EQ(sums[0][99], 3.0f);
+    CHECK_EQ(sums[1][99], 8.0f);
 }
 
 TEST(WhoRestsIsWokenAndWhoHasSomethingToDoDoesNotRest) {

@@ -178,5 +178,6 @@ def is_named(end: End | None, culprit: int, harm: str, phase: str) -> bool:
         return False
     if phase in ("close", "closing") and end.code == 0:
         return True
-    named = re.match(rf"gradlane\.errors\.{_NAMED[harm]}: (transport: )?rank (\d+)", end.error)
-    return end.code == 1 and named is not None and int(named[2]) == culprit
+    # a rank may hear of it from another, whose verdict came first
+    named = re.match(rf"gradlane\.errors\.{_NAMED[harm]}: (?:transport: )?(?:rank \d+ says: )*rank (\d+)", end.error)
+    return end.code == 1 and named is not None and int(named[1]) == culprit

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -40,8 +40,9 @@ class Outcome:
 class Member:
     """What runs in a member's process."""
 
-    def __init__(self, options: NodeOptions) -> None:
+    def __init__(self, options: NodeOptions, iterated: Any) -> None:
         self.node = Node(options)
+        self.iterated = iterated
         self.tensors: list[np.ndarray] = []
         self.iteration = 0
 
@@ -83,6 +84,7 @@ class Member:
                 assert wrong == 0, f"{wrong} elements of tensor {index} are not the sum in iteration {self.iteration}"
             left -= len(done)
         self.iteration += 1
+        self.iterated.release()
 
     def _part(self, tensor: int, rank: int) -> np.float32:
         return np.float32((rank + 1) * 1000 + tensor * 10 + self.iteration % 7)
@@ -128,7 +130,7 @@ class Member:
         return function(self, *arguments)
 
 
-def _serve(pipe: Connection, options: NodeOptions) -> None:
+def _serve(pipe: Connection, options: NodeOptions, iterated: Any) -> None:
     member: Member | None = None
     while True:
         try:
@@ -137,7 +139,7 @@ def _serve(pipe: Connection, options: NodeOptions) -> None:
             return
         try:
             if member is None:
-                member = Member(options)
+                member = Member(options, iterated)
                 value: Any = member.node.port
             elif name == "close":
                 member.node.close()
@@ -158,8 +160,8 @@ class Process:
     process: Any
     pipe: Connection
     options: NodeOptions
+    iterated: Any  # a semaphore, which the member raises with each iteration
     port: int = 0
-    _owed: int = field(default=0)
 
     @property
     def pid(self) -> int:
@@ -178,6 +180,13 @@ class Process:
         assert not outcome.error, f"{self.process.name}: {outcome.error}: {outcome.text}"
         return outcome.value
 
+    def wait_for_iterations(self, times: int) -> None:
+        """Return when it has done so many, from now on."""
+        while self.iterated.acquire(block=False):
+            pass
+        for _ in range(times):
+            assert self.iterated.acquire(timeout=LIMIT_S), f"{self.process.name} does not get on"
+
     def signal(self, number: int) -> float:
         """Send a signal; returns when."""
         at = time.monotonic()
@@ -193,10 +202,11 @@ class Job:
         for at, each in enumerate(options):
             ours, theirs = PROCESSES.Pipe()
             name = f"rank {each.rank}" if each.rank is not None else f"server {each.server}"
-            process = PROCESSES.Process(target=_serve, args=(theirs, each), name=name, daemon=True)
+            iterated = PROCESSES.Semaphore(0)
+            process = PROCESSES.Process(target=_serve, args=(theirs, each, iterated), name=name, daemon=True)
             process.start()
             theirs.close()
-            self.members.append(Process(process, ours, each))
+            self.members.append(Process(process, ours, each, iterated))
             self.members[at].begin("start")
 
     def __getitem__(self, index: int) -> Process:

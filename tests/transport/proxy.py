@@ -32,8 +32,15 @@ class Proxy:
         self.bytes_per_second: float | None = None
         self.recorded: dict[str, bytearray] = {"up": bytearray(), "down": bytearray()}
         """What came to be passed on, by direction."""
+        self._passed = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
+
+    def wait_for_bytes(self, way: str, count: int) -> None:
+        """Return when so many have passed in a direction, from now on."""
+        until = len(self.recorded[way]) + count
+        with self._passed:
+            assert self._passed.wait_for(lambda: len(self.recorded[way]) >= until, 30), f"nothing passes {way}"
 
     def swallow(self) -> None:
         """From now on every byte is read and dropped, and nobody is told: both ends believe in the other."""
@@ -98,7 +105,9 @@ class Proxy:
                     _end(target)
                     _end(source)
                     return
-                self.recorded[way] += data  # before it is sent: whoever has an answer to it may look
+                with self._passed:
+                    self.recorded[way] += data  # before it is sent: whoever has an answer to it may look
+                    self._passed.notify_all()
                 target.sendall(data)
                 at += len(data)
                 if self.bytes_per_second is not None:

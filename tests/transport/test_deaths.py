@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +23,21 @@ DEAD_S = 2.5
 LARGE = (64 << 20,)
 
 
+@pytest.fixture
+def relays() -> Iterator[list[Proxy]]:
+    """To be filled; all end with the test."""
+    made: list[Proxy] = []
+    yield made
+    for relay in made:
+        relay.close()
+
+
 @pytest.mark.parametrize("kill", range(5))
 def test_a_worker_killed_in_mid_push_is_named_by_all_at_once_and_no_partial_sum_is_seen(kill: int) -> None:
     with job(each_with_a_server(3)) as running:
         for member in running.members:
             member.begin("iterate_until_failure")  # asserts that what was reported done is whole
-        time.sleep(0.1 + 0.037 * kill)
+        running[1].wait_for_iterations(1 + kill)  # it pushes again at once
         at = running[1].signal(signal.SIGKILL)
         outcomes = [running[rank].outcome() for rank in (0, 2)]
     assert blamed(outcomes) == [("PeerDied", 1)] * 2
@@ -38,7 +48,7 @@ def test_a_worker_killed_among_servers_apart_is_named_by_workers_and_servers() -
     with job(servers_apart(3, 2)) as running:
         for member in running.workers:
             member.begin("iterate_until_failure")
-        time.sleep(0.2)
+        running[2].wait_for_iterations(2)
         at = running[2].signal(signal.SIGKILL)
         outcomes = [running[rank].outcome() for rank in (0, 1)]
         outcomes += running.all("wait_for_failure", among=running.members[3:])
@@ -51,7 +61,7 @@ def test_a_killed_server_is_named_by_workers_and_by_the_other_server() -> None:
     with job(servers_apart(2, 2)) as running:
         for member in running.workers:
             member.begin("iterate_until_failure")
-        time.sleep(0.2)
+        running[0].wait_for_iterations(2)
         at = running[3].signal(signal.SIGKILL)
         outcomes = [member.outcome() for member in running.workers]
         outcomes += running.all("wait_for_failure", among=[running[2]])
@@ -60,9 +70,10 @@ def test_a_killed_server_is_named_by_workers_and_by_the_other_server() -> None:
     assert max(outcome.at for outcome in outcomes) - at < DEAD_S
 
 
-def test_whoever_is_named_in_a_failure_is_so_even_to_those_whom_a_frame_under_way_keeps_from_hearing() -> None:
+def test_whoever_is_named_in_a_failure_is_so_even_to_those_whom_a_frame_under_way_keeps_from_hearing(
+    relays: list[Proxy],
+) -> None:
     """Rank 0's connection to the server crawls, in mid-frame nearly always; the server's word still comes before its end."""
-    relays: list[Proxy] = []
 
     def through(rank: int, server: int, address: str, port: int) -> tuple[str, int]:
         if rank != 0:
@@ -73,12 +84,11 @@ def test_whoever_is_named_in_a_failure_is_so_even_to_those_whom_a_frame_under_wa
     with job(servers_apart(2, 1), LARGE, through) as running:
         for member in running.workers:
             member.begin("iterate_until_failure")
-        time.sleep(0.3)
+        running[0].wait_for_iterations(1)
         relays[0].bytes_per_second = 4e6
-        time.sleep(0.3)
+        relays[0].wait_for_bytes("down", 1 << 20)
         at = running[1].signal(signal.SIGKILL)
         outcome = running[0].outcome()
-        relays[0].close()
     assert (outcome.error, outcome.rank) == ("PeerDied", 1)
     assert outcome.at - at <= DEAD_S
 
@@ -89,9 +99,9 @@ def test_a_pause_of_a_second_is_no_death() -> None:
         running.all("iterate", 3)
         for member in running.members:
             member.begin("iterate_for", 2.0)
-        time.sleep(0.3)
+        running[1].wait_for_iterations(2)
         running[1].signal(signal.SIGSTOP)
-        time.sleep(1)
+        time.sleep(1)  # the pause
         running[1].signal(signal.SIGCONT)
         outcomes = [member.outcome() for member in running.members]
     assert [outcome.error for outcome in outcomes] == [""] * 3
@@ -104,7 +114,7 @@ def test_a_stopped_worker_stalls_after_the_limit_and_hears_of_it_when_it_wakes(s
     with job(each_with_a_server(3), sizes) as running:
         for member in running.members:
             member.begin("iterate_until_failure")
-        time.sleep(0.5)
+        running[1].wait_for_iterations(1)
         at = running[1].signal(signal.SIGSTOP)
         outcomes = [running[rank].outcome() for rank in (0, 2)]
         running[1].signal(signal.SIGCONT)
@@ -123,7 +133,7 @@ def test_a_worker_that_is_behind_is_waited_for_however_much_waits_for_it() -> No
     with job(each_with_a_server(2), sizes=None) as running:
         running[0].call("define", (192 << 20,))
         running[0].begin("iterate", 1)
-        time.sleep(4)
+        time.sleep(4)  # how late it comes
         running[1].call("define", (192 << 20,))
         running[1].begin("iterate", 1)
         outcomes = [member.outcome() for member in running.members]
@@ -131,9 +141,7 @@ def test_a_worker_that_is_behind_is_waited_for_however_much_waits_for_it() -> No
 
 
 @pytest.mark.parametrize("task", ["wait_for_failure", "iterate_until_failure"], ids=["idle", "sending"])
-def test_a_connection_that_swallows_everything_is_found_by_both_ends(task: str) -> None:
-    relays: list[Proxy] = []
-
+def test_a_connection_that_swallows_everything_is_found_by_both_ends(relays: list[Proxy], task: str) -> None:
     def through(rank: int, server: int, address: str, port: int) -> tuple[str, int]:
         relays.append(Proxy((address, port)))
         return relays[-1].address
@@ -141,20 +149,17 @@ def test_a_connection_that_swallows_everything_is_found_by_both_ends(task: str) 
     with job(each_with_a_server(2), through=through) as running:
         for member in running.members:
             member.begin(task)
-        time.sleep(0.7)
+        for relay in relays:
+            relay.wait_for_bytes("up", 1)
         at = time.monotonic()
         for relay in relays:
             relay.swallow()
         outcomes = [member.outcome() for member in running.members]
-        for relay in relays:
-            relay.close()
     assert blamed(outcomes) == [("PeerStalled", 1), ("PeerStalled", 0)]
-    assert max(outcome.at for outcome in outcomes) - at <= 3.0
+    assert max(outcome.at for outcome in outcomes) - at <= 2 * DEAD_S
 
 
-def test_a_reset_connection_ends_the_job() -> None:
-    relays: list[Proxy] = []
-
+def test_a_reset_connection_ends_the_job(relays: list[Proxy]) -> None:
     def through(rank: int, server: int, address: str, port: int) -> tuple[str, int]:
         if rank == 0:
             return address, port
@@ -164,11 +169,10 @@ def test_a_reset_connection_ends_the_job() -> None:
     with job(each_with_a_server(2), through=through) as running:
         for member in running.members:
             member.begin("iterate_until_failure")
-        time.sleep(0.2)
+        running[1].wait_for_iterations(2)
         at = time.monotonic()
         relays[0].reset()
         outcomes = [member.outcome() for member in running.members]
-        relays[0].close()
     assert {outcome.error for outcome in outcomes} == {"PeerDied"}
     assert max(outcome.at for outcome in outcomes) - at < DEAD_S
 
@@ -177,7 +181,7 @@ def test_a_worker_ended_by_sigterm_is_named_by_the_others() -> None:
     with job(each_with_a_server(3)) as running:
         for member in running.members:
             member.begin("iterate_until_failure")
-        time.sleep(0.2)
+        running[1].wait_for_iterations(2)
         at = running[1].signal(signal.SIGTERM)
         outcomes = [running[rank].outcome() for rank in (0, 2)]
         running[1].process.join(5)
@@ -189,13 +193,14 @@ def test_a_worker_ended_by_sigterm_is_named_by_the_others() -> None:
 def _exit_in_order_on_sigterm(member: Member) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     member.push()
+    member.iterated.release()  # it goes on to wait
     member.take(60)
 
 
 def test_sigterm_reaches_its_handler_in_the_middle_of_a_wait_and_the_worker_leaves_in_order() -> None:
     with job(each_with_a_server(2)) as running:
         running[1].begin("apply", _exit_in_order_on_sigterm)
-        time.sleep(0.5)
+        running[1].wait_for_iterations(1)
         at = running[1].signal(signal.SIGTERM)
         running[1].process.join(5)
         assert running[1].process.exitcode == 143
@@ -252,10 +257,12 @@ def _leave_a_child_behind(member: Member) -> int:
 def test_a_death_is_seen_at_once_though_a_child_of_the_dead_lives_on() -> None:
     with job(each_with_a_server(2)) as running:
         child = running[1].call("apply", _leave_a_child_behind)
-        running[0].begin("wait_for_failure")
-        at = running[1].signal(signal.SIGKILL)
-        outcome = running[0].outcome()
-        os.kill(child, signal.SIGKILL)
+        try:
+            running[0].begin("wait_for_failure")
+            at = running[1].signal(signal.SIGKILL)
+            outcome = running[0].outcome()
+        finally:
+            os.kill(child, signal.SIGKILL)
     assert (outcome.error, outcome.rank) == ("PeerDied", 1)
     assert outcome.at - at < DEAD_S
 

@@ -35,7 +35,14 @@ class Started:
 
     def __init__(self, child: str) -> None:
         arguments = [sys.executable, "-c", COMMAND, child]
-        self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        self.process = subprocess.Popen(
+            arguments,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            # tests that a shell runs in the background ignore SIGINT, and so would this
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
 
     def __enter__(self) -> Started:
         assert self.process.stdout is not None

@@ -54,7 +54,7 @@ def main(steps: int, fault: str, culprit: int, backend: Any) -> None:
         network=Network.line(dist.get_world_size(), 20_000, 10**9),
         backend=backend,
         profile_iterations=1,
-        timeout=40,
+        timeout=120,
     )
     with session if fault == "raise-in-with" else contextlib.nullcontext():
         for step in range(steps):
