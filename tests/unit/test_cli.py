@@ -102,7 +102,11 @@ def test_plan_ranks_all_policies_against_ddp_and_the_bound(inputs):
 
 def test_plan_prints_a_table_a_recommendation_and_the_plan(inputs):
     text = invoke("plan", *inputs)
-    assert "three, 3 tensors, 6.0 MiB, all-reduce of 4 workers, startup 1.00 ms, 800 Mbit/s" in text
+    assert "3 tensors, 6.0 MiB of gradients a step" in text
+    assert "all-reduce of 4 workers: a message costs 1.00 ms and travels at 800 Mbit/s" in text
+    assert text.index("recommended: ") < text.index("no schedule is faster") < text.index("policy ") < text.index("next: ")
+    assert "message 0" not in text
+    assert "got auto, which tries plans in a running job" in invoke("plan", *inputs, "--policy", "auto", code=2)
     assert "no schedule is faster than 172.97 ms; computation alone takes 151.00 ms" in text
     assert "recommended: " in text
     assert "less than ddp" in text or "which is ddp itself" in text
@@ -110,7 +114,7 @@ def test_plan_prints_a_table_a_recommendation_and_the_plan(inputs):
 
 
 def test_plan_for_one_policy_sets_it_beside_ddp_and_says_by_how_much(inputs):
-    text = invoke("plan", *inputs, "--policy", "sync-easgd")
+    text = invoke("plan", *inputs, "--policy", "sync-easgd", "--messages")
     # ddp sends 4 MiB while backward runs, which sync-easgd sends after it: 41.94 ms
     assert "sync-easgd: 214.96 ms an iteration, 41.94 ms (24.2%) more than ddp" in text
     assert "wfbp" not in text

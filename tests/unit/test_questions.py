@@ -174,7 +174,7 @@ def test_workers_are_hosts_times_devices_wherever_they_are_given():
     ]  # fmt: skip
     assert rows[0] == rows[1]
     assert all(row["iteration_ns"] >= row["bound_ns"] >= row["oracle_ns"] for row in rows)
-    assert "all-reduce of 16 workers, startup" in invoke("plan", "alexnet", "--workers", "2x8", "--policy", "ddp")
+    assert "all-reduce of 16 workers: a message costs" in invoke("plan", "alexnet", "--workers", "2x8", "--policy", "ddp")
     text = invoke("whatif", "workers", "alexnet", "--workers", "2x4,4x4", "--policy", "ddp")
     assert "2x4" in text
     assert "4x4" in text

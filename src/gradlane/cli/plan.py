@@ -17,6 +17,7 @@ from gradlane.cli.inputs.cases import (
     PROFILE_HELP,
     cases,
     describe,
+    describe_at_length,
     parse_rates,
     parse_workers,
     place_options,
@@ -55,6 +56,7 @@ BASELINE = "ddp"
 @click.option("--knob", "knobs", multiple=True, metavar="NAME=VALUE", help="A knob of --policy, as in partition_bytes=4MiB.")
 @profile_options
 @place_options
+@click.option("--messages", "shows_messages", is_flag=True, help="Print the plan's messages, too.")
 @click.option("--out", type=OUT_FILE, help="Write the plan as JSON.")
 @reports.option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -69,13 +71,14 @@ def command(
     wire_dtype: str | None,
     rate: tuple[str, ...],
     workers: tuple[str, ...],
+    shows_messages: bool,
     out: Path | None,
     report: Path | None,
     as_json: bool,
     emit: str | None,
     **where: Any,
 ) -> None:
-    """Simulate every policy on PROFILE and a network, rank them, and print the best plan.
+    """Simulate every policy on PROFILE and a network, rank them, and say which is best.
 
     The network is a file (`gradlane probe` writes one) or described by --rate, --workers and so on.
     The time of an iteration is that of the steady state: from one forward pass to the next. With
@@ -98,6 +101,11 @@ def command(
         if len(rates) * len(counts) != 1:
             raise InputError("--rate, --workers: got several, expected one of each; gradlane simulate takes several")
         (case,) = cases([profile], read_place(**where), rates, counts)
+    if policy == "auto":
+        raise InputError(
+            "--policy: got auto, which tries plans in a running job; expected a policy, or none: all are ranked then, as auto "
+            "ranks them before it tries any"
+        )
     chosen = catalog.get(policy, **parse_knobs(knobs)) if policy is not None else None
     bound_ns = lower_bound_ns(case.profile, case.where)
     candidates = [chosen] if chosen is not None else [catalog.get(name) for name in case.policies]
@@ -130,6 +138,10 @@ def command(
         click.echo(_as_json(outcomes, refusals, best, baseline))
     else:
         _show(outcomes, refusals, best, baseline, chosen is not None)
+        described = best.plan.describe()
+        click.echo("\n" + (described if shows_messages else described.partition("\n")[0]))
+        if out is None and not shows_messages:
+            click.echo(_NEXT)
     if report is not None:
         answer = _recommendation(outcomes, best, baseline, chosen is not None).partition("\n")[0]
         arms = outcomes if any(outcome.policy == BASELINE for outcome in outcomes) else [*outcomes, baseline]
@@ -177,9 +189,23 @@ def _as_json(outcomes: list[Outcome], refusals: list[Refusal], best: Outcome, ba
     return msgspec.json.format(text, indent=2).decode()
 
 
+_NEXT = (
+    "next: --messages shows the plan, --out plan.json writes it for gradlane launch --plan; gradlane whatif asks how much\n"
+    "      bandwidth or how many workers; gradlane compare trains under the policies on emulated hosts"
+)
+
+
 def _show(outcomes: list[Outcome], refusals: list[Refusal], best: Outcome, baseline: Outcome, is_given: bool) -> None:
     shown = console()
-    shown.print(Text(describe(best.case)), soft_wrap=True)
+    shown.print(Text(describe_at_length(best.case)), soft_wrap=True)
+    shown.print(Text(f"\n{_recommendation(outcomes, best, baseline, is_given)}", style="bold"), soft_wrap=True)
+    shown.print(
+        Text(
+            f"no schedule is faster than {format_ns(best.bound_ns)}; computation alone takes "
+            f"{reports.alone_text(best.case.profile)}\n"
+        ),
+        soft_wrap=True,
+    )
     table = Table()
     table.add_column("policy")
     for heading in ("iteration", "x DDP", "above bound", "hidden", "messages"):
@@ -198,15 +224,6 @@ def _show(outcomes: list[Outcome], refusals: list[Refusal], best: Outcome, basel
         table.add_row(*(Text(cell) for cell in (refusal.policy, reports.CANNOT_PLAN, "-", "-", "-", "-")))
     print_table(table)
     reports.show_refusals(shown, refusals)
-    shown.print(
-        Text(
-            f"no schedule is faster than {format_ns(best.bound_ns)}; computation alone takes "
-            f"{reports.alone_text(best.case.profile)}\n"
-        ),
-        soft_wrap=True,
-    )
-    shown.print(Text(_recommendation(outcomes, best, baseline, is_given)), soft_wrap=True)
-    shown.print(Text(best.plan.describe()), soft_wrap=True)
 
 
 def _recommendation(outcomes: list[Outcome], best: Outcome, baseline: Outcome, is_given: bool) -> str:

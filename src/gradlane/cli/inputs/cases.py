@@ -323,15 +323,33 @@ def _doubling(low: int, high: int) -> Iterator[int]:
 
 def describe(case: Case) -> str:
     """One line for people: the model, and the network that its gradients cross."""
-    profile, where = case.profile, case.where
-    head = f"{profile.model}, {len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}"
+    profile = case.profile
+    return f"{profile.model}, {len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}, {_describe_where(case.where)}"
+
+
+def describe_at_length(case: Case) -> str:
+    """What is assumed, in two lines for people: the model on its device, and the network that its gradients cross."""
+    profile = case.profile
+    return (
+        f"model    {profile.model} on {profile.device} ({profile.source.removeprefix('gradlane ')}); "
+        f"{len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)} of gradients a step\n"
+        f"network  {_describe_where(case.where)}{_links(case)}"
+    )
+
+
+def _links(case: Case) -> str:
+    bits = case.labels.get("bits_per_second")
+    return f" (links of {format_rate(int(bits) // 8)})" if bits and isinstance(case.where, Network) else ""
+
+
+def _describe_where(where: Where) -> str:
     within = "" if where.bus is UNSET else f", {where.bus.devices} devices a host on {format_rate(where.bus.bytes_per_second)}"
     if isinstance(where, Network):
         return (
-            f"{head}, all-reduce of {where.workers} workers, startup {format_ns(where.startup_ns)}, "
+            f"all-reduce of {where.workers} workers: a message costs {format_ns(where.startup_ns)} and travels at "
             f"{format_rate(where.bytes_per_second)}{within}"
         )
     return (
-        f"{head}, {len(where.workers)} workers and {len(where.servers)} servers on {len(where.hosts)} hosts, startup "
+        f"{len(where.workers)} workers and {len(where.servers)} servers on {len(where.hosts)} hosts: a message costs "
         f"{format_ns(where.startup_ns)}, links of {format_rate(where.hosts[0].up.bytes_per_second)}{within}"
     )
