@@ -212,6 +212,9 @@ LOOPS = {
     "a_hook_after_some_steps": _hooked(lambda wrapper: wrapper.register_comm_hook(None, _doubles), after=4),
     "a_hook_that_compresses": _hooked(lambda wrapper: wrapper.register_comm_hook(None, default_hooks.fp16_compress_hook)),
     "a_built_in_hook": _hooked(lambda wrapper: wrapper._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)),
+    "a_built_in_hook_after_some_steps": _hooked(
+        lambda wrapper: wrapper._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS), after=4
+    ),
     "a_hook_for_buffers": _hooked(lambda wrapper: wrapper._register_buffer_comm_hook(None, lambda *_: None)),
     "a_hook_that_changes_nothing": _hooked(lambda wrapper: wrapper.register_comm_hook(None, default_hooks.allreduce_hook)),
 }

@@ -127,12 +127,13 @@ class Ranks:
         return found
 
     def kill(self) -> None:
-        """End the processes as they are, where something may be stuck in them."""
+        """End the processes as they are, where something may be stuck in them. In place of `close()`."""
         for process in self.processes:
             process.kill()
             process.join()
         for pipe in self._pipes:
             pipe.close()
+        self._folder.cleanup()
 
     def _receive(self, rank: int) -> tuple[bool, Any]:
         try:

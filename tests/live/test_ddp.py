@@ -45,6 +45,7 @@ SAYS = {
     "a_hook_after_some_steps": "a communication hook takes its buckets",
     "a_hook_that_compresses": "gradlane sums with --wire-dtype float16",
     "a_built_in_hook": "gradlane sums with --wire-dtype float16",
+    "a_built_in_hook_after_some_steps": "gradlane sums with --wire-dtype float16",
     "a_hook_for_buffers": "a hook makes its buffers equal",
 }
 ANSWERS = {
