@@ -9,17 +9,20 @@ NATIVE = $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt
 VERSION ?= 2.4
 TORCH_TESTS ?= $(addprefix tests/live/test_,c10d.py equality.py attach.py faults.py gradient_groups.py ddp.py)
 
-.PHONY: run setup test test-c10d test-device test-torch test-trainers test-plugins fast check docs sanitize bench wheel clean
+.PHONY: run setup test test-all test-c10d test-device test-torch test-trainers test-plugins fast check docs sanitize bench wheel clean
 
-run: $(STAMP)          ## train a real network over a shaped link under every policy; prints a table
+run: $(STAMP)          ## train a real network over a shaped link under DDP, auto and five policies; prints a table
 	$(PY) -m gradlane compare --out out
 
 setup: $(STAMP)        ## the virtual environment alone
 
 # by two workers, since tests wait more than they compute; those that compare durations run alone afterwards
-test: $(STAMP)         ## every test
-	$(PY) -m pytest -m "not timing" --numprocesses 2 --dist loadfile
-	$(PY) -m pytest -m timing
+test: $(STAMP)         ## the tests, with one row of each kind of a matrix: ten minutes on two cores
+	$(PY) -m pytest -m "not timing and not extra" --numprocesses 2 --dist loadfile
+	$(PY) -m pytest -m "timing and not extra"
+
+test-all: test         ## every test: `make test`, then the other rows, versions and the data plane's C++ tests
+	$(PY) -m pytest -m "extra and not timing" --numprocesses 2 --dist loadfile
 
 # transformers and lightning are large: two minutes to install, which `make setup` does without
 test-trainers: $(STAMP) ## tests of the trainers of others, which it installs first

@@ -3,7 +3,8 @@
 `pytest -m fast` (`make fast`) runs what takes less than a minute in all and imports no torch: the tests of tests/unit that are
 not marked slow. Other folders are not even collected then, and an import of torch is an error.
 
-Properties are tried on the same examples in every run, so that a change and not the day decides whether it passes.
+Properties are tried on the same examples in every run and have no deadline, so that neither the day nor the load of the machine
+decides whether they pass.
 `HYPOTHESIS_PROFILE=default python -m pytest tests/unit` looks for new ones.
 """
 
@@ -12,13 +13,15 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("same", derandomize=True)
+from tests import processes
+
+settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 HERE = Path(__file__).parent
@@ -31,6 +34,13 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
         patch.setattr(tempfile, "tempdir", None)  # found anew, from TMPDIR
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _ends_with_the_test() -> Iterator[None]:
+    """What a test starts ends with it, failed or not; what fixtures of a wider scope have started does not."""
+    with processes.ended():
         yield
 
 
@@ -59,6 +69,25 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _leave_rows(items)
     for item in items:
         if item.path.is_relative_to(FAST) and not any(item.iter_markers("slow")):
             item.add_marker(pytest.mark.fast)
+
+
+def _leave_rows(items: list[pytest.Item]) -> None:
+    """Mark `extra` what `make test` leaves to `make test-all`: of each matrix all rows but the first of a kind."""
+    seen = set()
+    for item in items:
+        matrix = item.get_closest_marker("matrix")
+        if matrix is None or not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+            continue
+        kind = matrix.kwargs.get("by", _backend)(item.callspec.params)
+        row = (item.path, item.originalname, kind)
+        if row in seen:
+            item.add_marker(pytest.mark.extra)
+        seen.add(row)
+
+
+def _backend(row: Mapping[str, object]) -> object:
+    return row.get("backend")

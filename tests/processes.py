@@ -1,14 +1,19 @@
 """Where tests start processes, and what a process has: all are forked from one server, which has imported what is slow and
-started nothing.
+started nothing. And how what a test has started ends.
 
 Not from pytest's own process: a child would have its threads' locks, its sockets and its temporary files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 AT_ONCE_S = 4.0
 """What a test takes as "at once": long for a machine that is not busy, and sooner than every limit whose passing would look the
@@ -27,3 +32,42 @@ def resident_bytes() -> int:
 def descriptors() -> int:
     """How many files, sockets and the like this process has open."""
     return len(os.listdir("/proc/self/fd"))
+
+
+@contextlib.contextmanager
+def ended() -> Iterator[None]:
+    """End what `subprocess` starts inside of the block and still runs behind it, with all that descends from it."""
+    started: list[subprocess.Popen[Any]] = []
+    begin = subprocess.Popen.__init__
+
+    def noted(process: subprocess.Popen[Any], *args: Any, **options: Any) -> None:
+        begin(process, *args, **options)  # type: ignore[call-overload]
+        started.append(process)
+
+    subprocess.Popen.__init__ = noted  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        subprocess.Popen.__init__ = begin  # type: ignore[method-assign]
+        for process in started:
+            if process.poll() is None:
+                for number in [process.pid, *_descendants(process.pid)]:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(number, signal.SIGKILL)
+                process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    with contextlib.suppress(OSError):  # a pipe that nobody reads any more takes no buffered rest
+                        stream.close()
+
+
+def _descendants(parent: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            # behind the name, which may have blanks and brackets: state, parent
+            children.setdefault(int((folder / "stat").read_text().rpartition(")")[2].split()[1]), []).append(int(folder.name))
+    found = [parent]
+    for number in found:
+        found += children.get(number, [])
+    return found[1:]

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from gradlane import lab
 from tests.commands import ROOT, command_line
 from tests.test_docs import STARTS, blocks, commands
 
 TUTORIAL = "docs/tutorial.md"
 SECONDS = 120
 LEFT_TO_OTHER_TESTS = {
-    "gradlane compare --link 200mbit",  # four minutes; tests/live/test_comparison.py runs it for less
+    "gradlane compare",  # two minutes; tests/live/test_comparison.py runs it for less
     "gradlane launch --nproc 2 --policy bytescheduler train.py",  # tests/lab/test_launch.py launches with policies
 }
 
@@ -52,6 +53,8 @@ def test_the_tutorial_does_what_it_says(folder: Path) -> None:
     for command in commands(TUTORIAL):
         if command.text in LEFT_TO_OTHER_TESTS or command.words[0] not in ("gradlane", "torchrun"):
             continue
+        if command.words[1] == "lab" and lab.supported() is not None:
+            continue
         words = command_line(*command.words[1:])
         if command.words[0] == "torchrun":
             words = [words[0], "-m", "torch.distributed.run", *command.words[1:]]
@@ -61,4 +64,5 @@ def test_the_tutorial_does_what_it_says(folder: Path) -> None:
         missing = [line for line in shown_after(command.text) if line != "..." and steady(line) not in printed]
         assert not missing, f"{command}: not printed: {missing}\n{done.stdout}"
         ran.append(command.words[:2])
-    assert [words[1] for words in ran if words[0] == "gradlane"] == ["profile", "plan", "plan", "launch"]
+    in_lab = ["lab"] if lab.supported() is None else []
+    assert [words[1] for words in ran if words[0] == "gradlane"] == ["profile", "plan", "plan", *in_lab, "launch"]

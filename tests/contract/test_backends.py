@@ -10,6 +10,8 @@ import pytest
 
 from tests.live.ranks import RankError, Ranks
 
+pytestmark = pytest.mark.matrix
+
 TIMEOUT_S = 60.0
 _MADE = itertools.count()  # backends, on each rank
 

@@ -23,6 +23,8 @@ from gradlane.lab.spec import type_of_service
 from tests.commands import command_line
 from tests.lab.test_lab import HERE, PAYLOAD_SHARE, python
 
+pytestmark = pytest.mark.matrix
+
 LIMIT_SECONDS = 40
 MBIT = 125_000
 

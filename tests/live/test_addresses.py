@@ -17,6 +17,8 @@ from gradlane.live.backends.addresses import own_address, route, store_address
 from gradlane.transport.formation import is_loopback
 from tests.live.script_server import SCRIPTS
 
+pytestmark = pytest.mark.matrix
+
 needs_lab = pytest.mark.skipif(supported() is not None, reason=f"no lab here: {supported()}")
 
 

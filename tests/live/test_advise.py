@@ -11,6 +11,8 @@ import pytest
 
 from tests.commands import gradlane
 
+pytestmark = pytest.mark.matrix
+
 SCRIPT = Path(__file__).parent / "scripts" / "watched.py"
 
 

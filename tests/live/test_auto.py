@@ -16,6 +16,8 @@ from tests.commands import EXAMPLE, gradlane
 from tests.live.cases import said_whatever_the_time
 from tests.live.ranks import Ranks
 
+pytestmark = pytest.mark.matrix
+
 
 @pytest.mark.parametrize("options", [{}, {"backend": "server"}, {"order": "coordinator"}])
 def test_auto_ends_on_one_plan_on_all_ranks_and_every_step_on_the_way_equals_ddp(two_ranks, options):

@@ -16,6 +16,8 @@ from gradlane.schedule.wire_order import WireOrder
 from tests.live.ranks import Ranks
 from tests.processes import AT_ONCE_S
 
+pytestmark = pytest.mark.matrix
+
 CASES = "tests.live.collectives:"
 NUMBERS = ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"]
 OPS = ["SUM", "AVG", "MIN", "MAX", "PRODUCT"]

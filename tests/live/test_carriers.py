@@ -6,6 +6,8 @@ import pytest
 
 from tests.live.ranks import Ranks
 
+pytestmark = pytest.mark.matrix
+
 
 @pytest.mark.parametrize(("lost", "silently"), [(0, False), (1, False), (1, True)])
 def test_where_the_own_ports_cannot_be_reached_one_line_says_so_and_all_reduce_carries(two_ranks, lost, silently):

@@ -8,6 +8,8 @@ import torch
 from gradlane.live.session.closures import run_first
 from gradlane.live.session.deferred_step import PER_PARAMETER
 
+pytestmark = pytest.mark.matrix
+
 
 @pytest.mark.parametrize("name", sorted(kind.__name__ for kind in PER_PARAMETER))
 def test_an_optimizer_runs_its_closure_once_before_all_else_and_returns_what_it_returned(name):

@@ -28,6 +28,7 @@ def check_comparison(folder: Path, policies: list[str], *, links: bool) -> None:
     assert [result.policy for result in comparison.results] == ["torch-ddp", *policies]
     assert all(result.equal_to_ddp for result in comparison.results)
     assert all(len(result.step_ns) == 2 for result in comparison.results)
+    assert len({result.loss for result in comparison.results}) == 1  # after the same step, though the first policy ran more
     trace = json.loads((folder / "timeline.json").read_text())
     names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
     shown = ["rank 0", "rank 1", "links"] if links else ["rank 0", "rank 1"]
@@ -91,7 +92,8 @@ def test_compare_of_a_model_puts_the_simulator_beside_each_arm_and_goes_on_where
         (["--hosts", "2,4"], "expected a MODEL with them"),
         (["--servers", 1], "expected a MODEL, --backend server and emulated hosts"),
         (["--backend", "nccl"], "got 'nccl', expected all-reduce, server or any"),
-        (["--policies", "mercury"], "got mercury, which all-reduce cannot carry"),
+        (["--backend", "all-reduce", "--policies", "mercury"], "got mercury, which all-reduce cannot carry"),
+        (["--all", "--policies", "p3"], "got --policies too"),
         (["vgg77"], "vgg77"),
     ],
 )

@@ -7,6 +7,8 @@ import pytest
 from tests.live import ddp
 from tests.live.loops import LOOPS
 
+pytestmark = pytest.mark.matrix
+
 NAMES = [
     "step_lr",
     "two_optimizers",

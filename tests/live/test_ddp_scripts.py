@@ -19,6 +19,8 @@ from gradlane.live.startup import boot
 from tests.commands import gradlane
 from tests.live.script_server import SCRIPTS, ScriptServer
 
+pytestmark = pytest.mark.matrix
+
 LIMIT_S = 120.0
 SESSIONS = {
     "accumulation": 1,

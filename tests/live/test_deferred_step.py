@@ -9,6 +9,8 @@ import torch
 
 from gradlane.live.session.deferred_step import PER_PARAMETER, DeferredStep
 
+pytestmark = pytest.mark.matrix
+
 
 def _params() -> list[torch.nn.Parameter]:
     params = [torch.nn.Parameter(torch.linspace(-1, 1, 12).reshape(3, 4) * (place + 1)) for place in range(3)]

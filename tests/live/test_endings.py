@@ -12,6 +12,8 @@ import pytest
 from gradlane import lab
 from tests.live.endings import COMMANDS, NEEDS_LAB, Run, ended_after
 
+pytestmark = pytest.mark.matrix
+
 MOMENTS = 4
 """Of the first three seconds, at which each command is interrupted here; `python -m tests.live.endings` tries all."""
 

@@ -8,6 +8,8 @@ from gradlane.core.network import Network
 from gradlane.planning import catalog
 from tests.live.models import MODELS, OPTIMIZERS
 
+pytestmark = pytest.mark.matrix
+
 # so small that models of 100 KB travel in many messages
 KNOBS = {
     "ddp": {"bucket_bytes": 8000, "first_bucket_bytes": 1000},

@@ -15,6 +15,8 @@ from tests.live.phases import End, Job, harmed, is_named
 from tests.live.ranks import Ranks
 from tests.live.script_server import ScriptServer
 
+pytestmark = pytest.mark.matrix
+
 FOR_EVER = 10**7
 SOON_S = 60.0
 """How long the other ranks may take to end: long for a busy machine, and half of the timeout of job.py at most. That they

@@ -12,6 +12,8 @@ from gradlane.live.comm.control_frames import Cause
 from gradlane.live.session.finite import _is_finite
 from gradlane.live.startup.options import SteppingOptions
 
+pytestmark = pytest.mark.matrix
+
 JOB = "tests.live.faults:not_finite"
 both = pytest.mark.parametrize("backend", ["all-reduce", "server"])
 

@@ -11,6 +11,8 @@ from gradlane.live.session.verification import _is_sum_of_halves
 from gradlane.live.startup.options import AttachOptions
 from tests.live.test_equality import GIVEN, KNOBS, SLICES
 
+pytestmark = pytest.mark.matrix
+
 POLICIES = [SLICES, ("ddp", KNOBS["ddp"]), ("dear", KNOBS["dear"])]
 HALVES = ["bfloat16", "float16"]
 CASE = "tests.live.halves:equals_the_hook"

@@ -12,6 +12,8 @@ from gradlane.core.network import Network
 from gradlane.live.backends.hierarchy import PIECE_BYTES, Hosts, levels_of
 from tests.live.ranks import Ranks
 
+pytestmark = pytest.mark.matrix
+
 CASES = "tests.live.hierarchy:"
 BE_ON = "tests.live.host_sums:be_on"
 TWO = [0, 1, 0, 1]

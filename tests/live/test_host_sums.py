@@ -13,6 +13,8 @@ from tests.commands import gradlane
 from tests.live.ranks import Ranks
 from tests.live.shared import left_over
 
+pytestmark = pytest.mark.matrix
+
 CASES = "tests.live.host_sums:"
 TWO = [0, 0, 1, 1]
 SIZES = [0, 1, 77, 4097, 65_537, 1_500_001]

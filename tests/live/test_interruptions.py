@@ -6,6 +6,8 @@ import pytest
 
 from tests.live.ranks import Ranks
 
+pytestmark = pytest.mark.matrix
+
 
 @pytest.mark.parametrize("backend", ["all-reduce", "server"])
 def test_a_signal_handler_that_reads_everything_may_come_at_every_line(two_ranks: Ranks, backend: str) -> None:

@@ -14,6 +14,8 @@ from tests.live.loops import LOOPS
 from tests.live.loops.page import families, page
 from tests.live.ranks import Ranks
 
+pytestmark = pytest.mark.matrix(by=lambda row: LOOPS[row["name"]].family if "name" in row else None)
+
 
 def outcomes_of(ranks: Ranks, name: str) -> list[dict[str, dict[str, Any]]]:
     """What `compare` found, by rank and arm. An error that is not gradlane's may leave a collective half done: after it the

@@ -9,6 +9,8 @@ import pytest
 from tests.live.ranks import Ranks
 from tests.processes import AT_ONCE_S
 
+pytestmark = pytest.mark.matrix
+
 CASES = "tests.live.messages:"
 
 

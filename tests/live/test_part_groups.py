@@ -7,6 +7,8 @@ import pytest
 from tests.live.part_groups import GIVEN
 from tests.live.ranks import Ranks
 
+pytestmark = pytest.mark.matrix
+
 NEIGHBOURS, STRIDED = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
 SERVER = {"policy": "mercury", "backend": "server", "network": GIVEN}
 ALL_REDUCE = {"policy": "bytescheduler", "network": GIVEN}

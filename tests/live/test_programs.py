@@ -15,6 +15,8 @@ from tests.live.programs.pair import Pair
 from tests.live.programs.program import Program, matches
 from tests.live.programs.strategies import programs
 
+pytestmark = pytest.mark.matrix
+
 EXAMPLES = 40
 
 

@@ -9,6 +9,8 @@ from gradlane.core.backends import BACKENDS
 from gradlane.planning import catalog
 from gradlane.schedule import Fact, Log, replay
 
+pytestmark = pytest.mark.matrix
+
 ORDERS: list[dict[str, str]] = [
     *({"backend": backend} for backend in BACKENDS),
     {"order": "coordinator"},

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bench.restarts import POLICIES, run_job, same_bits
+
+pytestmark = pytest.mark.extra
 
 
 def test_jobs_that_are_killed_at_different_steps_end_with_the_same_bits_on_both_backends(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from tests.live.cases import differences
 from tests.live.ranks import Ranks
 from tests.live.test_serving import Served
 
+pytestmark = pytest.mark.matrix
+
 PATIENCE_S = 20
 
 

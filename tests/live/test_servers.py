@@ -16,6 +16,8 @@ from gradlane.transport import Node, NodeOptions, WireLane
 from tests.live.cases import differences
 from tests.live.ranks import Ranks
 
+pytestmark = pytest.mark.matrix
+
 ONE = Profile("one", "none", (TensorProfile(TensorSpec("a", 8), 0, 0),), (Layer("only", 1),), 0)
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.live import several
 
+pytestmark = pytest.mark.matrix
+
 
 @pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("use", several.USES)

@@ -14,6 +14,8 @@ from tests.live.ranks import Ranks
 from tests.live.shared import left_over
 from tests.processes import AT_ONCE_S
 
+pytestmark = pytest.mark.matrix
+
 CASES = "tests.live.shared:"
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from gradlane.live.comm.stragglers import WINDOW, BusyTimes, Straggler, Stragglers
 
+pytestmark = pytest.mark.matrix
+
 MS = 1000
 
 

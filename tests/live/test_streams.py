@@ -16,6 +16,8 @@ from gradlane.live.backends.streams import DeviceStreams, Event
 from gradlane.testing.streams import CheckedStream, CheckedStreams
 from tests.live.ranks import Ranks
 
+pytestmark = pytest.mark.matrix
+
 POLICIES = {
     "all-reduce": ["wfbp", ["bytescheduler", {"partition_bytes": 1000, "credit_bytes": 3000}], "mg-wfbp", "geryon", "dear"],
     "all-reduce in streams": ["wfbp", ["bytescheduler", {"partition_bytes": 1000, "credit_bytes": 3000}], "mg-wfbp", "dear"],

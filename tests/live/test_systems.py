@@ -9,6 +9,8 @@ from gradlane.errors import InputError
 from tests.commands import EXAMPLE
 from tests.live.test_equality import GIVEN
 
+pytestmark = pytest.mark.matrix
+
 
 @pytest.mark.parametrize("options", [{}, {"order": "coordinator"}, {"backend": "server"}])
 def test_under_dear_second_halves_begin_when_all_first_halves_have_ended_and_go_in_the_order_of_the_forward_pass(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.extra
+
 pytest.importorskip("expecttest", reason="torch's own tests need it")
 
 # one of each kind of call, where more of a kind differ only in the operation or the group; those of Gloo's tests that

@@ -24,6 +24,8 @@ from gradlane.errors import UnsupportedError
 from tests.commands import ROOT, command_line
 from tests.live.loops import GIVEN
 
+pytestmark = pytest.mark.matrix
+
 SCRIPTS = ROOT / "tests" / "live" / "scripts" / "trainers"
 EXAMPLES = ROOT / "examples" / "trainers"
 TORCHRUN = [

@@ -15,6 +15,8 @@ from tests.commands import EXAMPLE, gradlane
 from tests.live.cases import said_whatever_the_time
 from tests.live.ranks import Ranks
 
+pytestmark = pytest.mark.matrix
+
 QUICK = TuneOptions(search="random", trials=8, iterations=2, loss=1e9)
 SLICES = ("bytescheduler", {"partition_bytes": 4000, "credit_bytes": 8000})
 GERYON = ("geryon", {"slice_bytes": 4000})

@@ -8,6 +8,8 @@ from tests.live.cases import differences
 from tests.live.ranks import Ranks
 from tests.processes import AT_ONCE_S
 
+pytestmark = pytest.mark.matrix
+
 CASE = "tests.live.uneven:"
 OVER = [("bytescheduler", "all-reduce"), ("mercury", "server"), ("dear", "all-reduce")]
 

@@ -7,6 +7,8 @@ import pytest
 from gradlane.live import VerifyOptions
 from tests.live.ranks import Ranks
 
+pytestmark = pytest.mark.matrix
+
 
 @pytest.mark.parametrize("backend", ["all-reduce", "server"])
 @pytest.mark.parametrize(("model", "optimizer"), [("convolutions", "sgd"), ("tied-transformer", "adam")])

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.extra
+
 SOURCE = Path(__file__).parents[2] / "native"
 BUILD = Path(__file__).parents[2] / "build" / "tests"
 PROGRAMS = sorted(path.stem for path in [*SOURCE.glob("tests/*_test.cc"), *SOURCE.glob("fuzz/*_fuzz.cc")])

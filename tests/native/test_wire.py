@@ -20,6 +20,8 @@ from gradlane.errors import CommunicationError, MismatchError
 from gradlane.transport import ANYONE, Node, NodeOptions, Sgd
 from tests.transport.frames import exactly
 
+pytestmark = pytest.mark.matrix
+
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "wire.json").read_text())
 
 

@@ -20,6 +20,8 @@ from gradlane.errors import CommunicationError, InputError, MismatchError, PeerF
 from gradlane.plugin.averaging import MEASURED, Averaging
 from gradlane.plugin.meeting import Meeting
 
+pytestmark = pytest.mark.matrix
+
 SPECS = tuple(TensorSpec(name, size) for name, size in [("a", 100_000), ("b", 40), ("c", 3_000), ("d", 20_004)])
 
 

@@ -21,6 +21,8 @@ from tests.processes import resident_bytes
 from tests.transport.frames import CHALLENGE, HEADER_BYTES, PROOF, PUSH, RESULT, WELCOME, frame, hello
 from tests.transport.proxy import Proxy, proxy
 
+pytestmark = pytest.mark.matrix
+
 GREETING_UP = HEADER_BYTES + len(hello()) + HEADER_BYTES + 32
 """Where the first frame after the greeting begins, towards the server: behind hello and proof."""
 GREETING_DOWN = HEADER_BYTES + 64 + HEADER_BYTES

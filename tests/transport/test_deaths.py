@@ -18,6 +18,8 @@ from tests.processes import AT_ONCE_S
 from tests.transport.jobs import Member, blamed, each_with_a_server, is_job_error, job, servers_apart
 from tests.transport.proxy import Proxy
 
+pytestmark = pytest.mark.matrix
+
 DEAD_S = 2.5
 """The limit of silence. What is known sooner was told by the end of a connection."""
 LARGE = (64 << 20,)

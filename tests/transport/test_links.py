@@ -12,6 +12,8 @@ from gradlane import lab
 from tests.commands import gradlane
 from tests.processes import AT_ONCE_S
 
+pytestmark = pytest.mark.matrix
+
 SCRIPT = Path(__file__).with_name("linkdown.py")
 
 

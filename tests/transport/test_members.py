@@ -19,6 +19,8 @@ from gradlane.transport import Node, NodeOptions
 from tests.transport.frames import ABORT, DEFINE, FORGET, HEADER_BYTES, HELLO, PROOF, PUSH, define, exactly, frame, hello
 from tests.transport.jobs import Member, job, servers_apart
 
+pytestmark = pytest.mark.matrix
+
 PACKET = 64
 MIB = 1 << 20
 

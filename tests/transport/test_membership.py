@@ -20,6 +20,8 @@ from gradlane.transport.formation import form
 from tests.processes import AT_ONCE_S
 from tests.transport.jobs import Job, Outcome, each_with_a_server, job, servers_apart
 
+pytestmark = pytest.mark.matrix
+
 
 def met(options: list[NodeOptions]) -> tuple[list[Outcome], float]:
     """What joining came to for each, or what soon followed it, and in how many seconds."""

@@ -22,6 +22,8 @@ from gradlane.plugin import Core, NodeSums
 from gradlane.testing.generators import profile_of
 from gradlane.transport import Node, NodeOptions
 
+pytestmark = pytest.mark.matrix
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "numpy_training.py"
 JAX_EXAMPLE = EXAMPLE.with_name("jax_training.py")
 SIZES = (100_000, 40, 3_000, 20_004)  # bytes

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.transport.jobs import each_with_a_server, job
+
+pytestmark = pytest.mark.extra
 
 ITERATIONS = 2000
 WARM = 300

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from gradlane import policies, zoo
+from gradlane.cli.compare import _FIRST, _arms
 from gradlane.cli.inputs.knobs import parse_knobs
 from gradlane.core import files
 from gradlane.core.checks import check_plan
@@ -36,6 +37,19 @@ PROFILE = Profile(
     100_000_000,
 )
 NETWORK = Network.line(4, 1_000_000, 100_000_000)
+
+
+# -- gradlane compare ---------------------------------------------------------------------------------------
+
+
+def test_compare_trains_auto_and_the_five_papers_each_over_what_carries_it():
+    names = [arm.name for arm in _arms(None, _FIRST, 0)]
+    assert names == ["auto", "mg-wfbp", "bytescheduler", "prophet", "geryon", "mercury@server"]
+
+
+def test_compare_all_trains_every_policy_once():
+    assert sorted(arm.policy for arm in _arms(None, None, 0)) == sorted(["auto", *catalog.names()])
+    assert {arm.backend for arm in _arms(["server"], None, 0)} == {"server"}
 
 
 @pytest.fixture

@@ -30,10 +30,10 @@ def comparison(
     """Of turns in ms; `ddp` and `alone` are the two arms that each run has."""
     named = {BASELINE: turns_ms.pop("ddp"), ALONE: turns_ms.pop("alone"), **turns_ms}
     arms = {
-        name: {"step_ns": [round(each * MS) for each in turns for _ in range(steps)], "final_loss": 0.5, "equal_to_ddp": True}
+        name: {"step_ns": [round(each * MS) for each in turns for _ in range(steps)], "loss": 0.5, "equal_to_ddp": True}
         for name, turns in named.items()
     }
-    outcome = {"model": "net", "parameter_bytes": 2**20, "turns": len(wire), "arms": arms}
+    outcome = {"model": "net", "parameter_bytes": 2**20, "turns": len(wire), "arms": arms, "loss_step": 9}
     outcome["all_reduce_ns"] = [round(each * MS) for each in wire for _ in range(steps)]
     return evaluate(outcome, command="c", machine="m", hosts=hosts, link_bits_per_second=None)
 
@@ -51,9 +51,9 @@ def test_what_a_host_sent_stands_beside_what_it_has_to():
 
 def sent(*, hosts: int, ranks_per_host: int, card_bytes: int | None) -> str | None:
     """What the remark on cards says of torch DDP, with gradients of 2 MiB; None without one."""
-    arms = {name: {"step_ns": [MS], "final_loss": 0.5, "equal_to_ddp": True} for name in (BASELINE, ALONE)}
+    arms = {name: {"step_ns": [MS], "loss": 0.5, "equal_to_ddp": True} for name in (BASELINE, ALONE)}
     arms[BASELINE]["card_bytes"] = card_bytes
-    outcome = {"model": "net", "parameter_bytes": 2**21, "turns": 1, "arms": arms, "all_reduce_ns": [MS]}
+    outcome = {"model": "net", "parameter_bytes": 2**21, "turns": 1, "arms": arms, "all_reduce_ns": [MS], "loss_step": 9}
     where = {"hosts": hosts, "ranks_per_host": ranks_per_host, "link_bits_per_second": None}
     lines = evaluate(outcome, command="c", machine="m", **where).remarks
     return next((line.rpartition(": ")[2] for line in lines if line.startswith("sent by rank 0's host")), None)

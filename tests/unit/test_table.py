@@ -32,6 +32,7 @@ COMPARISON = Comparison(
         Result("wfbp", (200 * MS,), Speedup(0.5, 0.5, 0.5, 3), False, 0.0, 0.5, False),
     ),
     remarks=("! blocks is above the bound",),
+    loss_step=19,
 )
 
 
@@ -95,7 +96,7 @@ def test_the_table_has_ddp_first_the_best_marked_and_the_bound_below():
         "! blocks is above the bound",
         "on 2 cores, emulated hosts",
         "x DDP: torch DDP's step over this one's, the median of 3 turns; * the best; = DDP: parameters and buffers at the end "
-        "equal DDP's bit for bit",
+        "equal DDP's bit for bit; loss: after 19 steps of each",
     ]
 
 
@@ -104,9 +105,9 @@ def test_a_comparison_reads_back_equal():
 
 
 def test_a_loss_that_is_no_number_is_written_as_null_and_read_as_none():
-    result = Result("torch-ddp", (5,), Speedup(1.0, 1.0, 1.0, 1), final_loss=float("nan"))
+    result = Result("torch-ddp", (5,), Speedup(1.0, 1.0, 1.0, 1), loss=float("nan"))
     read = Comparison.from_json(Comparison("c", "m", 1, None, "mlp", 4, 1, None, "", (result,)).to_json())
-    assert read.results[0].final_loss is None
+    assert read.results[0].loss is None
     assert "torch-ddp 0.00 1.00 * 1.00..1.00 - - -" in printed(read)
     assert "bound: unknown" in printed(read)
 

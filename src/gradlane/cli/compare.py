@@ -1,6 +1,4 @@
-"""`gradlane compare`: train a network on images, or emulated devices, under torch DDP and every
-policy.
-"""
+"""`gradlane compare`: train a network on images, or emulated devices, under torch DDP and policies."""
 
 from __future__ import annotations
 
@@ -50,6 +48,9 @@ from gradlane.report.perfetto import chrome_trace
 from gradlane.report.sweep import render_sweep
 from gradlane.report.table import render
 
+# `auto`, and the policy of each paper of docs/papers.md
+_FIRST = (AUTO, "mg-wfbp", "bytescheduler", "prophet", "geryon", "mercury")
+
 
 def _iterations(text: str) -> str:
     """Check what --iterations is given."""
@@ -67,7 +68,7 @@ def _iterations(text: str) -> str:
     "--ranks-per-host", type=RANKS_PER_HOST, default=1, show_default=True, help="Workers on each; they share its link."
 )
 @click.option(
-    "--link", default="200mbit", show_default=True, metavar="RATE,...", help="Of each host, each way; 'none': no limit."
+    "--link", default="400mbit", show_default=True, metavar="RATE,...", help="Of each host, each way; 'none': no limit."
 )
 @click.option("--loopback", is_flag=True, help="No emulated hosts and links: bare loopback.")
 @click.option(
@@ -75,15 +76,15 @@ def _iterations(text: str) -> str:
     "chosen",
     metavar="NAME,...",
     shell_complete=completion.trained_policies,
-    help="The policies to try. Default: auto, and all that are carried.",
+    help=f"The policies to try. Default: {', '.join(_FIRST)}.",
 )
+@click.option("--all", "everything", is_flag=True, help="Try every policy.")
 @click.option(
     "--backend",
     "backends",
-    default="all-reduce",
-    show_default=True,
     metavar="NAME,...",
-    help="all-reduce, server; any: only auto, which chooses between them.",
+    help="all-reduce, server; any: only auto, which chooses between them. Default: for each policy all-reduce, or server "
+    "where all-reduce cannot carry its plans.",
     shell_complete=lambda ctx, param, incomplete: completion.beginning_with(incomplete, (*BACKENDS, ANY)),
 )
 @click.option("--rounds", type=COUNT, default=5, show_default=True, help="Turns that each policy gets.")
@@ -129,7 +130,7 @@ def command(
     report: Path | None,
     **options: Any,
 ) -> None:
-    """Train in turns under torch DDP and under each policy, and compare.
+    """Train in turns under torch DDP and under several policies, and compare.
 
     "x DDP" is the median, over turns, of DDP's step divided by the policy's in the same turn; p25..p75 is how far turns
     differ. A ratio above what the run's own bound permits is marked with "!", and a line below the table says why.
@@ -147,8 +148,14 @@ def command(
     gradlane compare
     gradlane compare vgg16 resnet50 --hosts 2,4 --link 1gbit,10gbit --scale 0.05 --backend all-reduce,server
     """
-    as_json, chosen, servers = options.pop("as_json"), options.pop("chosen"), options.pop("servers")
-    arms = _arms(options.pop("backends").split(","), chosen.split(",") if chosen else None, servers)
+    as_json, servers = options.pop("as_json"), options.pop("servers")
+    chosen, everything, backends = (options.pop(name) for name in ("chosen", "everything", "backends"))
+    if chosen and everything:
+        raise InputError("compare --all: got --policies too, expected one of them")
+    names = chosen.split(",") if chosen else None if everything else _FIRST
+    arms = _arms(backends.split(",") if backends else None, names, servers)
+    if chosen:
+        _need_all(chosen.split(","), arms, backends)
     counts = parse_counts("--hosts", (hosts,), least=1 if ranks_per_host > 1 else 2)
     rates = [None if loopback else rate_or_none(each) for each in link.split(",")]
     if models and options["batch_size"] is not None:
@@ -222,30 +229,40 @@ def _report(folder: Path, wanted: Path | None, out: Path | None) -> Path | None:
     return target
 
 
-def _arms(backends: list[str], chosen: list[str] | None, servers: int) -> list[ArmSpec]:
-    """`auto` and each policy, or those that were chosen, over each backend that carries them.
+def _arms(backends: list[str] | None, names: Sequence[str] | None, servers: int) -> list[ArmSpec]:
+    """The policies of `names` over each backend that carries them.
 
     A user's own policy is named after its class. Whether a backend can carry its plans shows only
     when they are made.
+
+    Args:
+        backends: None: for each policy all-reduce, or servers where all-reduce cannot carry it.
+        names: None: `auto` and every policy.
+        servers: of external servers.
     """
-    for name in chosen or ():
+    for name in names or ():
         if name != AUTO:
             catalog.get(name)
-    arms = []
-    for backend in backends:
+    arms: list[ArmSpec] = []
+    for backend in backends or BACKENDS:
         need(backend in (*BACKENDS, ANY), "--backend", backend, "all-reduce, server or any, or several with commas")
         external = servers if backend == "server" else 0
         carried = (AUTO, *(() if backend == ANY else catalog.names(backend, external > 0)))  # type: ignore[arg-type]
-        for name in chosen or carried:
+        for name in names or carried:
+            if backends is None and any(arm.policy == name for arm in arms):
+                continue
             if name in carried:
                 arms.append(ArmSpec(name, backend, servers=external))  # type: ignore[arg-type]
             elif catalog.is_own(name) and backend != ANY:
                 label = ArmSpec(catalog.get(name).name, backend).name  # type: ignore[arg-type]
                 arms.append(ArmSpec(name, backend, label, servers=external))  # type: ignore[arg-type]
-    for name in chosen or ():
-        if all(arm.policy != name for arm in arms):
-            raise InputError(f"--policies: got {name}, which {' and '.join(backends)} cannot carry; see gradlane policies")
     return arms
+
+
+def _need_all(chosen: Sequence[str], arms: Sequence[ArmSpec], backends: str | None) -> None:
+    for name in chosen:
+        if all(arm.policy != name for arm in arms):
+            raise InputError(f"--policies: got {name}, which {backends} cannot carry; see gradlane policies")
 
 
 def _say(text: str) -> None:

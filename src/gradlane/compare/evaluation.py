@@ -51,7 +51,7 @@ def evaluate(
                 speedup=speedup,
                 beats_bound=speedup.ratio > bound.ratio,
                 hidden=min(1.0, max(0.0, statistics.median(parts))),
-                final_loss=arm["final_loss"],
+                loss=arm["loss"],
                 # beyond two ranks a sum's last bits depend on how it is cut, which differs between
                 # two runs of DDP too
                 equal_to_ddp=arm["equal_to_ddp"] if hosts * ranks_per_host == 2 else arm["equal_to_ddp"] or None,
@@ -85,6 +85,7 @@ def evaluate(
             *_card_remarks(results, hosts, outcome["parameter_bytes"]),
         ),
         ranks_per_host=ranks_per_host,
+        loss_step=outcome["loss_step"],
     )
 
 

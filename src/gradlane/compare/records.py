@@ -36,7 +36,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         speedup: over torch DDP in the same turns; None without steps of both.
         beats_bound: whether that is above the comparison's bound; its remarks then say why.
         hidden: fraction of communication that was overlapped, 0 to 1; None if not observed.
-        final_loss: None if it was not finite.
+        loss: after the comparison's `loss_step`; None if it was not finite.
         equal_to_ddp: whether the final parameters equal DDP's bit for bit; None if not compared.
         note: for people.
         card_bytes: what rank 0's emulated host sent in a step, with headers; None if not counted.
@@ -47,7 +47,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speedup: Speedup | None = None
     beats_bound: bool = False
     hidden: float | None = None
-    final_loss: float | None = None
+    loss: float | None = None
     equal_to_ddp: bool | None = None
     note: str = ""
     card_bytes: int | None = None
@@ -76,6 +76,7 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         results: one for each policy.
         remarks: what to know before relying on the ratios; a line each.
         ranks_per_host: how many ranks shared a host's link.
+        loss_step: after how many steps the losses are compared; None if they were not recorded.
     """
 
     command: str
@@ -90,6 +91,7 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     results: tuple[Result, ...]
     remarks: tuple[str, ...] = ()
     ranks_per_host: int = 1
+    loss_step: int | None = None
 
     def __post_init__(self) -> None:
         need_int("hosts", self.hosts, 1, 1_000_000)

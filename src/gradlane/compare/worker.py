@@ -81,13 +81,14 @@ class ArmOutcome(msgspec.Struct, frozen=True):
 
     Attributes:
         equal_to_ddp: parameters and buffers, bit for bit, after as many steps.
+        loss: after the outcome's `loss_step`.
         card_bytes: what this rank's host sent in a step, with all headers; None where a host is not
             emulated.
     """
 
     step_ns: tuple[int, ...]
     final_step_ns: tuple[int, ...]
-    final_loss: float
+    loss: float
     equal_to_ddp: bool
     messages: int
     card_bytes: int | None = None
@@ -99,6 +100,7 @@ class Outcome(msgspec.Struct, frozen=True):
     Attributes:
         turns: how many turns the steps of each arm are of.
         all_reduce_ns: as many all-reduces of all gradients as an arm had steps, in the same turns.
+        loss_step: the last step that every arm has run; arms that search for a plan run more.
     """
 
     rank: int
@@ -107,6 +109,7 @@ class Outcome(msgspec.Struct, frozen=True):
     batch_size: int
     turns: int
     all_reduce_ns: tuple[int, ...]
+    loss_step: int
     network: str
     arms: dict[str, ArmOutcome]
 
@@ -168,7 +171,7 @@ class Arm:
         self.step_ns: list[int] = []
         self.final_step_ns: list[int] = []
         self.card_bytes: list[int] = []  # a step, by turns
-        self.last_loss = float("nan")
+        self.losses: list[torch.Tensor] = []  # by step
         self.extra_turns = 0  # more than other arms had
 
     @property
@@ -196,9 +199,8 @@ class Arm:
         marks = []
         for _ in range(steps):
             marks.append(time.perf_counter_ns())
-            loss = self.step()
+            self.losses.append(self.step().detach())
         marks.append(time.perf_counter_ns())
-        self.last_loss = float(loss.detach())
         return marks
 
     def turn(self, steps: int, into: list[int] | None = None) -> None:
@@ -253,18 +255,19 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
             say(
                 f"[{turn * len(specs) + place + 1:3d}/{(config.rounds + 1) * len(specs)}] "
                 f"{f'round {turn}' if turn else 'warm-up'} {arm.name:16s} {each_ms:7.1f} ms a step"
-                + ("" if config.profile else f", loss {arm.last_loss:.3f}")
+                + ("" if config.profile else f", loss {float(arm.losses[-1]):.3f} after step {len(arm.losses)}")
             )
             if turn and arm.uses_all_reduce:
                 maker.turn_ended(of=config.rounds * sum(each.uses_all_reduce for each in arms))
+    loss_step = min(len(arm.losses) for arm in arms)
     finalists = _finalists(arms) if config.finals else []
-    outcomes = _leave([arm for arm in arms if arm not in finalists], arms[0], Path(config.out))
+    outcomes = _leave([arm for arm in arms if arm not in finalists], arms[0], loss_step, Path(config.out))
     for turn in range(config.finals):
         for arm in finalists:
             arm.turn(config.steps, arm.final_step_ns)
         medians = ", ".join(f"{arm.name} {median(arm.final_step_ns) / 1e6:.1f}" for arm in finalists)
         say(f"[{turn + 1:3d}/{config.finals}] final, medians in ms: {medians}")
-    outcomes |= _leave(finalists, arms[0], Path(config.out))
+    outcomes |= _leave(finalists, arms[0], loss_step, Path(config.out))
     _leave_baseline(arms[0], Path(config.out))
     maker.close()
     for over, network in maker.networks.items():
@@ -276,6 +279,7 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
         batch_size=maker.batch_size,
         turns=config.rounds,
         all_reduce_ns=tuple(all_reduce_ns),
+        loss_step=loss_step,
         network=maker.networks["all-reduce"].source,
         arms={arm.name: outcomes[arm.name] for arm in arms},
     )
@@ -362,7 +366,7 @@ def _finalists(arms: list[Arm]) -> list[Arm]:
     return [arm for arm in arms if arm in chosen]
 
 
-def _leave(arms: list[Arm], ddp: Arm, out: Path) -> dict[str, ArmOutcome]:
+def _leave(arms: list[Arm], ddp: Arm, loss_step: int, out: Path) -> dict[str, ArmOutcome]:
     """Write plans, timelines and profiles, and compare each arm with DDP after as many steps."""
     outcomes = {}
     rank = dist.get_rank()
@@ -385,7 +389,7 @@ def _leave(arms: list[Arm], ddp: Arm, out: Path) -> dict[str, ArmOutcome]:
             arm.session.close()
         card_bytes = round(median(arm.card_bytes)) if arm.card_bytes else None
         outcomes[arm.name] = ArmOutcome(
-            tuple(arm.step_ns), tuple(arm.final_step_ns), arm.last_loss, equal, messages, card_bytes
+            tuple(arm.step_ns), tuple(arm.final_step_ns), float(arm.losses[loss_step - 1]), equal, messages, card_bytes
         )
     return outcomes
 

@@ -37,7 +37,7 @@ def render(comparison: Comparison, console: Console) -> None:
             _ms(result.median_ns),
             *speedup_cells(result.speedup, is_best, result.beats_bound),
             "-" if result.hidden is None else f"{result.hidden:.0%}",
-            "-" if result.final_loss is None else f"{result.final_loss:.4f}",
+            "-" if result.loss is None else f"{result.loss:.4f}",
             {True: "yes", False: "no", None: "-"}[result.equal_to_ddp],
             *([result.note] if noted else []),
         ]
@@ -68,6 +68,7 @@ def _below(comparison: Comparison) -> Text:
     key = (
         f"x DDP: torch DDP's step over this one's, the median of {comparison.turns} turns; * the best; "
         "= DDP: parameters and buffers at the end equal DDP's bit for bit"
+        + ("" if comparison.loss_step is None else f"; loss: after {comparison.loss_step} steps of each")
     )
     return Text("\n".join((bound, *comparison.remarks, f"on {comparison.machine}", key)))
 
