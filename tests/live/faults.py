@@ -123,9 +123,9 @@ def another_order(rank: int, world: int, fault: str) -> tuple[str, str, list[str
     good = bits_of(model, optimizer)
     if rank == 1 and fault == "swap":
         first, second, *rest = session.plan.sequence or ()
-        session._driver._engine._dispatcher = Dispatcher(replace(session.plan, sequence=(second, first, *rest)))
+        session._driver._carrier.engine._dispatcher = Dispatcher(replace(session.plan, sequence=(second, first, *rest)))
     elif rank == 1:
-        session._driver._rolling_hashes[0] += 1
+        session._driver._carrier.rolling_hashes[0] += 1
     began, failed = time.monotonic(), JobError("nothing")
     try:
         while True:

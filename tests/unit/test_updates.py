@@ -39,7 +39,7 @@ FAULTS = {
         "                self.make_all()\n                self._do.wait_for_all()",
         "                self._do.wait_for_all()\n                break",
     ),
-    "an update is made before its sum has arrived": ("if other is tracked or comes(other):", "if True:"),
+    "an update is made before its sum has arrived": ("if other is tracked or comes(other.tensor):", "if True:"),
     "a thread does not wait for the optimizer that runs in another": (
         "        if self._do.is_stepping(stepping):\n",
         "        if False:\n",

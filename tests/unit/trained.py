@@ -82,8 +82,8 @@ class Optimizer:
 class Param:
     """A parameter: `value` counts its updates, and `done` the steps that have returned."""
 
-    def __init__(self, name: str, session: Session) -> None:
-        self.tracked = Tracked(name, self, 0)  # type: ignore[arg-type]
+    def __init__(self, name: str, tensor: int, session: Session) -> None:
+        self.tracked = Tracked(name, self, tensor)  # type: ignore[arg-type]
         self.session = session
         self.value = 0.0
         self.done = 0
@@ -110,7 +110,7 @@ class Session:
     def __init__(self, number: int, job: Job, params: int) -> None:
         self._number, self._job = number, job
         self.iteration = 0
-        self.params = [Param(f"{number}.{index}", self) for index in range(params)]
+        self.params = [Param(f"{number}.{index}", index, self) for index in range(params)]
         self.every = [param.tracked for param in self.params]
         self.updates: Any = job.module.Updates(job.turn, self)
 
@@ -146,8 +146,8 @@ class Session:
         for each in self.every:
             self.wait_for(each)
 
-    def arriving_with(self, each: Tracked) -> Callable[[Tracked], bool]:
-        return lambda other: self._of(other).has_sum
+    def arriving_with(self, each: Tracked) -> Callable[[int], bool]:
+        return lambda tensor: self._of(self.every[tensor]).has_sum
 
     def from_elsewhere(self, makes_updates: Callable[[], None]) -> None:
         pass

@@ -337,10 +337,9 @@ class AllReduceBackend:
         """Tell of the sums that have ended, up to the first that has not."""
         while self._untold:
             message, begun = next(iter(self._untold.items()))
-            if not begun.has_ended:
+            if not begun.tell_if_ended():
                 return
             del self._untold[message]
-            begun.tell()
 
     def await_ends(self, messages: Iterable[int]) -> None:
         """Tell of the ends of `messages` when they are there, of this iteration."""

@@ -67,20 +67,21 @@ class UnderWay:
         self.is_to_tell = False
         """Whether `tell` was called."""
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether all have ended, by now. Does not wait."""
-        return all(map(_is_completed, self._works))
+    def tell_if_ended(self) -> bool:
+        """If all have ended by now, call the callback, unless `tell` was called; return whether they have. Does not wait."""
+        if not all(map(_is_completed, self._works)):
+            return False
+        if not self.is_to_tell:
+            self.is_to_tell = True
+            self._conclude(self._works)
+            self._after(self)
+        return True
 
     def tell(self) -> None:
         """Call the callback: from within this call if all have ended, else when they have."""
-        if self.is_to_tell:
+        if self.is_to_tell or self.tell_if_ended():  # a callback that torch calls at once takes longer
             return
         self.is_to_tell = True
-        if self.has_ended:  # a callback that torch calls at once takes longer
-            self._conclude(self._works)
-            self._after(self)
-            return
         futures = [work.get_future() for work in self._works]
         (futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)).add_done_callback(
             _Once(lambda future: self._conclude([future]), lambda: self._after(self))

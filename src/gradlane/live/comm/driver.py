@@ -1,38 +1,31 @@
-"""Driver: carries out a session's plan, from a gradient in its slot to the sum in the same slot.
+"""Driver: a session's gradients and sums, from a gradient in its slot to the sum in the same slot.
 
-Where the backend can carry the plan out by itself (`Backend.carry_out`), the driver tells the node's
-engine what is ready and asks it what has arrived. Elsewhere it owns the engine, starts its messages
-on the backend, and records the times. A fact is then handled at once, under one lock, by the thread
-that brings it: the training thread, the backend's thread that finished a sum, the thread that waits for a
-device (`Staging`), or the control channel's thread. Waiting and failing is in `failures.py`; what rank 0 decides for all is in
-`coordination.py`.
+What carries out the plan in force is a `Carrier` (`carrier.py`): the node's engine, where the backend can carry plans out
+by itself (`Backend.carry_out`), and elsewhere an engine of this process. The driver has what both have in common: the
+memory, the device, and waiting. Failing is in `failures.py`; what rank 0 decides for all is in `coordination.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from gradlane.core.plan import Plan
 from gradlane.core.profile import TensorSpec
 from gradlane.core.records.dispatch_log import Log
-from gradlane.errors import JobError, OrderError
+from gradlane.errors import JobError
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.gradient_buffers import GradientBuffers
 from gradlane.live.backends.process_groups import ProcessGroups
 from gradlane.live.backends.staging import Staging
-from gradlane.live.backends.streams import Event, Streams
+from gradlane.live.backends.streams import Streams
+from gradlane.live.comm.carrier import Carrier, HostCarrier, NodeCarrier
 from gradlane.live.comm.coordination import Coordination
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.live.comm.stragglers import BusyTimes
-from gradlane.schedule import Engine
-from gradlane.transport import NodeEngine
-
-Subject = TypeVar("Subject")
-_64_BITS = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Driver:
@@ -55,6 +48,7 @@ class Driver:
         slots: by tensor: the memory of its gradient and, once that has arrived, of its sum.
         summed: the slots in which gradients are summed: those of the model's device, or their mirror in
             CPU memory.
+        has_arrived: whether the sum of a tensor has arrived. Does not wait. Call `wait_for` before using it on a device.
         inspect: called with tensors before the engine hears that they are ready.
         waited_ns: for how long the training thread has been blocked for sums so far.
     """
@@ -78,16 +72,12 @@ class Driver:
         self._staging = None if streams is None or backend.has_streams else Staging(streams)
         self._recorder = recorder
         self._keeps_log = keeps_log
-        self._lock = self.failures.lock
-        self._closed = False
+        self._is_closed = False
         self.inspect: Callable[[Sequence[int]], None] = lambda tensors: None
         self._busy_times = BusyTimes(coordination.channel.busy)
-        self._unissued = self.waited_ns = 0
-        # messages that have not arrived; since when there is one; how long there was one before that
-        self._under_way = self._since_ns = self._communicated_ns = 0
-        # by lane: ranks need the same order within a lane, but not across lanes
-        self._rolling_hashes: list[int] = []
-        self._node_engine: NodeEngine | None = None
+        self.waited_ns = 0
+        self._carrier: Carrier
+        self._communicated_ns = 0  # under plans before this one
         self._gradient_buffers = GradientBuffers([])
         self._laid_out: tuple[TensorSpec, ...] = ()
         self.failures.at_once.append(backend.interrupt)
@@ -112,36 +102,36 @@ class Driver:
             if self._staging is not None:
                 self._staging.take_up(params, self._gradient_buffers)
         self._has_begun = False  # until then no sum of this plan is anywhere
-        self.plan = plan
+        self.plan, self._messages_of = plan, plan.messages_by_tensor
         self.slots = self._gradient_buffers.slots
         self.summed = self._gradient_buffers if self._staging is None else self._staging.mirror
         self._buffers = self.summed.message_buffers(plan)
-        self._events: list[Event | None] = [None] * len(params)
-        self._began_ns = [0] * len(plan.messages)
-        self._coordinated, self._chooses = coordinated, coordinated and self.rank == 0
-        self._rolling_hashes = [0] * len(plan.lanes)
-        self._agreed_order = _agreed_order(plan)
-        self._second_phases = len(plan.second_phases)
         try:
             self.failures.collective(lambda: self._backend.prepare(plan, self._buffers), "the connections for a plan")
         except JobError as error:  # of this rank alone, maybe
             self.abort(error)
             raise
-        self._engine: Engine | NodeEngine
-        self._communicated_ns, self._under_way = self.communicated_ns, 0
-        self._has_windows, self._makes_room = plan.has_windows, False
-        self._node_engine = self._backend.carry_out(self._keeps_log, self.failures.suspect)
-        # the engine of the plan before may have been a node's
+        self._communicated_ns = self.communicated_ns
+        self._carrier = self._carrier_of(plan, coordinated)
+        self.has_arrived = self._has_ended if self._backend.has_streams else self._carrier.has_arrived
         self.failures.interrupt = self._interrupt
-        self._recorder.note_elsewhere(lambda last: [])
-        if self._node_engine is not None:
-            node_engine = self._engine = self._node_engine
-            self._recorder.note_elsewhere(lambda last: node_engine.spans(last=last))
-        else:
-            self._engine = self._own_engine = Engine(
-                plan, self, follow=coordinated and self.rank != 0, keeps_log=self._keeps_log
-            )
         self.failures.whereabouts = self
+
+    def _carrier_of(self, plan: Plan, coordinated: bool) -> Carrier:
+        engine = self._backend.carry_out(self._keeps_log, self.failures.suspect)
+        if engine is not None:
+            return NodeCarrier(engine, self._backend, self.failures, self._recorder)
+        return HostCarrier(
+            plan,
+            self._backend,
+            self._buffers,
+            self.coordination,
+            self._recorder,
+            coordinated=coordinated,
+            chooses=coordinated and self.rank == 0,
+            keeps_log=self._keeps_log,
+            is_over=lambda: self._is_closed or self.failures.failure is not None,
+        )
 
     def begin(self) -> None:
         """Begin an iteration. All sums of the one before must have arrived."""
@@ -151,16 +141,10 @@ class Driver:
             self._staging.begin()
         self._gradient_buffers.mark_all_present()
         self._has_begun = True
-        with self._lock:
+        with self.failures.lock:
             self.iteration += 1
             self.failures.notify_if_awaited()  # another thread may still wait for a sum of the iteration before
-            self._unissued = len(self.plan.messages) + self._second_phases
-            if self._node_engine is not None:
-                self._node_engine.begin(self.iteration)
-                self._node_engine.interrupt()
-            else:
-                self._own_engine.begin()
-            self._backend.begin([list(lane) for lane in self._agreed_order])
+            self._carrier.begin(self.iteration)
             self.coordination.begin(self.iteration)
 
     def ready(self, tensors: Sequence[int]) -> None:
@@ -173,22 +157,9 @@ class Driver:
             self._staging.bring_down(tensors, lambda error: self._brought_down(tensors, error))
 
     def _ready(self, tensors: Sequence[int]) -> None:
-        """Tell the engine that the memory in which `tensors` are summed holds this rank's gradients."""
+        """The memory in which `tensors` are summed holds this rank's gradients."""
         self.inspect(tensors)
-        if self._node_engine is not None:
-            self._node_engine.ready(tensors)
-            return
-        reached = self._backend.so_far()
-        now = now_ns()
-        with self._lock:
-            self.failures.check()  # what carried the sums may be gone
-            self._recorder.add_each("ready", self.iteration, tensors, now, now)
-            for tensor in tensors:
-                self._events[tensor] = reached
-            self._backend.look()
-            self._tell(self._own_engine.ready, tensors)
-            if self._has_windows:
-                self._make_room()
+        self._carrier.ready(tensors)
 
     def range_of(self, tensors: Sequence[int]) -> torch.Tensor:
         """The slots of `tensors`, which are neighbours in the plan and of one dtype, as one tensor."""
@@ -196,11 +167,10 @@ class Driver:
 
     def all_are_ready(self) -> None:
         """Every gradient of this iteration was reported ready."""
-        if self._node_engine is not None:
-            if self._staging is None:
-                self._node_engine.flush()
-            else:
-                self._staging.then(lambda error: self._brought_down((), error))
+        if self._staging is None:
+            self._carrier.flush()
+        else:
+            self._staging.then(lambda error: self._brought_down((), error))
 
     def put_absent(self, tensor: int, gradient: torch.Tensor | None, scale: float, counts: bool) -> None:
         """Fill the slot of a tensor that got no gradient in this backward pass.
@@ -233,171 +203,59 @@ class Driver:
     @property
     def log(self) -> Log | None:
         """What the Dispatcher was told and answered in the last iterations; None without a log."""
-        with self._lock:
-            return self._engine.log
-
-    # -- what the engine asks for, under the lock --------------------------------------------------
-
-    def start(self, message: int, second_phase: bool) -> bool:
-        """Hand `message` to the backend; return whether it has already ended for the host."""
-        # rank 0 does not choose the order of second phases, which is the plan's
-        if self._chooses or (self._coordinated and second_phase):
-            self._backend.expect(message)
-        if self._chooses and not second_phase:
-            self.coordination.choose(message)
-        now = self._began_ns[message] = now_ns()
-        if not second_phase:
-            self._since_ns = self._since_ns if self._under_way else now
-            self._under_way += 1
-        buffer = self._buffers[message]
-        if second_phase:
-            ended = self._backend.start_second_phase(message, buffer, self._message_done)
-        else:
-            events = self._events_of(message) if self._backend.has_streams else []
-            ended = self._backend.start(message, buffer, events, self._message_done, self._message_sent)
-        lane = self.plan.messages[message].lane
-        self._rolling_hashes[lane] = (self._rolling_hashes[lane] * 1_000_003 + message + 1) & _64_BITS
-        self._unissued -= 1
-        if self._unissued == 0 and self._backend.needs_one_order:
-            self.coordination.issued(sum(self._rolling_hashes) & _64_BITS)
-        return ended
-
-    def left(self, message: int) -> None:
-        """Record that `message` has left its window; from now on it is received, if at all."""
-        now = now_ns()
-        self._recorder.add("send", self.iteration, message, self._began_ns[message], now)
-        if self.plan.wire == "fifo":  # else a server may have begun to return packets long before
-            self._began_ns[message] = now
-
-    def arrived(self, message: int) -> None:
-        """Record that the sum of `message` is in the slots of its tensors, for the host."""
-        now = now_ns()
-        self._under_way -= 1
-        if not self._under_way:
-            self._communicated_ns += now - self._since_ns
-        if self.plan.messages[message].two_phase or self._backend.tells_sends:
-            self._recorder.add("receive", self.iteration, message, self._began_ns[message], now)
-        # the second phase of a message is its receive; a message of one phase beside such messages
-        # gets a receive, too, of no duration
-        elif self._second_phases:
-            self._recorder.add("receive", self.iteration, message, now, now_ns())
-        if self.failures.awaited:
-            self.failures.notify_if_awaited()
-
-    def _events_of(self, message: int) -> list[Event]:
-        return [event for tensor in self.plan.messages[message].tensors if (event := self._events[tensor]) is not None]
-
-    # -- facts, on any thread ----------------------------------------------------------------------
-
-    def _tell(self, fact: Callable[[Subject], None], subject: Subject) -> None:
-        """Hand a fact to the engine. If it cannot start messages, that is the job's failure."""
-        try:
-            fact(subject)
-        except OrderError as error:
-            self.abort(OrderError(f"{self.where}: {error}"))
-            self.failures.check()
-        except RuntimeError as error:  # torch.distributed refuses, since a connection is broken
-            self.failures.suspect(error)
+        return self._carrier.log
 
     def _brought_down(self, tensors: Sequence[int], error: BaseException | None) -> None:
         """Called on the thread of `Staging`: the gradients of `tensors` are in the memory that is summed; without any, all
         gradients of the iteration are.
         """
         try:
-            if not self._closed and self.failures.failure is None:
+            if not self._is_closed and self.failures.failure is None:
                 if error is not None:
                     what = f"the device failed while it copied gradients to CPU memory: {error}"
                     raise JobError(f"{self.where}: {what}") from error
                 if tensors:
                     self._ready(tensors)
-                elif self._node_engine is not None:
-                    self._node_engine.flush()
+                else:
+                    self._carrier.flush()
         except BaseException as failure:  # this thread has no caller that could handle it
             if self.failures.failure is None:
                 self.abort(failure)
 
-    def _message_done(self, message: int, error: BaseException | None) -> None:
-        """Called by the backend on any thread, once for each message or phase that has ended."""
-        if isinstance(error, (JobError, RuntimeError)):  # torch.distributed raises RuntimeError
-            self.failures.suspect(error)
-        elif error is not None:
-            self.abort(error)
-        else:
-            self._told_by_backend(self._own_engine.ended, message)
-
-    def _message_sent(self, message: int) -> None:
-        """Called by the backend on any thread, once for each message, if it `tells_sends`."""
-        self._told_by_backend(self._own_engine.sent, message)
-
-    def _told_by_backend(self, fact: Callable[[int], None], message: int) -> None:
-        try:
-            with self._lock:
-                if not self._closed and self.failures.failure is None:
-                    self._tell(fact, message)
-                    if self._has_windows:
-                        self._make_room()
-        except BaseException as error:  # this thread has no caller that could handle it
-            if self.failures.failure is None:
-                self.abort(error)
-
     def _follow(self, message: int) -> None:
         """Let `message` start, which rank 0 put next."""
-        self._backend.expect(message)
-        self._tell(self._own_engine.allow, message)
-        if self._has_windows:
-            self._make_room()
-
-    def _make_room(self) -> None:
-        """Be told of the ends for want of which messages wait.
-
-        Of other ends somebody hears who looks: to be told of one costs a turn at the interpreter's lock.
-        """
-        if self._makes_room:  # told of an end from within: the loop below goes on with it
-            return
-        self._makes_room = True
-        try:
-            awaited: list[int] = []
-            while (blocking := self._own_engine.blocking()) != awaited:
-                awaited = blocking
-                self._backend.await_ends(blocking)
-        finally:
-            self._makes_room = False
+        assert isinstance(self._carrier, HostCarrier), "no order is decided for a node"
+        self._carrier.allow(message)
 
     # -- waiting -----------------------------------------------------------------------------------
 
-    def has_arrived(self, tensor: int) -> bool:
-        """Whether the sum of `tensor` has arrived. Does not wait. Call `wait_for` before using it on a device."""
-        if not self._engine.has_arrived(tensor):
-            return False
-        return (
-            not self._backend.has_streams
-            or not self._has_begun
-            or all(map(self._backend.has_ended, self._engine.messages_of(tensor)))
+    def _has_ended(self, tensor: int) -> bool:
+        """Whether the sum of `tensor` has arrived for the host, and is no longer queued on the device."""
+        return self._carrier.has_arrived(tensor) and (
+            not self._has_begun or all(map(self._backend.has_ended, self._messages_of[tensor]))
         )
 
     def arriving_with(self, tensor: int) -> Callable[[int], bool]:
         """Which sums whoever waits for `tensor` need not wait for any longer: a predicate on tensors."""
         if not self._backend.has_streams:
-            return self._engine.has_arrived
-        come = self._backend.ended_with(self._engine.messages_of(tensor))
-        return lambda other: come.issuperset(self._engine.messages_of(other))
+            return self._carrier.has_arrived
+        come = self._backend.ended_with(self._messages_of[tensor])
+        return lambda other: come.issuperset(self._messages_of[other])
 
     @property
     def all_are_there(self) -> bool:
         """Whether every sum of this iteration has arrived. Where sums are queued on a device, False."""
         self.look()
-        return self._engine.all_arrived and not self._backend.has_streams
+        return self._carrier.all_arrived and not self._backend.has_streams
 
     @property
     def communicated_ns(self) -> int:
         """For how long so far at least one message was on its way; one that still is does not count yet."""
-        return self._communicated_ns + (0 if self._node_engine is None else self._node_engine.communicated_ns)
+        return self._communicated_ns + (self._carrier.communicated_ns if self.iteration >= 0 else 0)
 
     def look(self) -> None:
         """Take note of what has arrived by now, where that is not told by itself."""
-        if self._node_engine is None:
-            with self._lock:
-                self._backend.look()
+        self._carrier.look()
 
     def wait_for(self, tensor: int) -> None:
         """Wait until the sum of `tensor` is in its slot, or until another thread has begun the next iteration, for which the
@@ -413,22 +271,22 @@ class Driver:
 
     def wait_for_each(self, tensors: Sequence[int]) -> None:
         """Wait until the sums of all `tensors` are in their slots, as `wait_for` does."""
-        if not self._engine.all_arrived:
+        if not self._carrier.all_arrived:
             for tensor in tensors:
-                if not self._engine.has_arrived(tensor):
+                if not self._carrier.has_arrived(tensor):
                     self._wait_for_one(tensor)
         if self.streams is not None and self._has_begun:
             self._join(tensors)
 
     def _wait_for_one(self, tensor: int) -> None:
-        self._wait(lambda: self._engine.has_arrived(tensor), tensor, f"the sum of {self.plan.tensors[tensor].name}")
+        self._wait(tensor, f"the sum of {self.plan.tensors[tensor].name}")
 
     def _join(self, tensors: Sequence[int]) -> None:
         """Make the script's stream wait for sums that have arrived for the host."""
         if self._staging is not None:
             self._staging.bring_up(tensors)
         else:
-            for message in {message for tensor in tensors for message in self._engine.messages_of(tensor)}:
+            for message in {message for tensor in tensors for message in self._messages_of[tensor]}:
                 self._backend.join(message)
 
     def wait_for_all(self) -> None:
@@ -437,20 +295,20 @@ class Driver:
         Raises:
             JobError: the job has failed, or a sum did not arrive in time.
         """
-        if not self._engine.all_arrived:
-            self._wait(lambda: self._engine.all_arrived, None, "the sums of this iteration")
+        if not self._carrier.all_arrived:
+            self._wait(None, "the sums of this iteration")
         if self.streams is not None and self._has_begun:
             self._join(range(len(self.slots)))
 
     def lost(self) -> list[int]:
         """Tensors whose sums were queued on a device and had not ended when the job failed: what used them is wrong."""
         messages = self._backend.lost
-        return [tensor for tensor in range(len(self.slots)) if messages.intersection(self._engine.messages_of(tensor))]
+        return [tensor for tensor in range(len(self.slots)) if messages.intersection(self._messages_of[tensor])]
 
     @property
     def told_if_awaited(self) -> int:
         """Of how many messages a thread of torch.distributed would tell the end if all were waited for."""
-        return 0 if self._node_engine is not None else self._own_engine.missing
+        return self._carrier.told_if_awaited
 
     def wait_briefly(self, limit_ns: int) -> bool:
         """Wait until every sum of this iteration has arrived, for `limit_ns` at most. Not where sums are queued on a device.
@@ -462,24 +320,13 @@ class Driver:
             JobError: the job has failed.
         """
         began = now_ns()
-        if self._node_engine is not None:
-            came = self.failures.wait_briefly_in(self._node_engine, limit_ns)
-        else:
-            with self._lock:
-                self._backend.await_ends(range(len(self.plan.messages)))
-            came = self.failures.wait_briefly(lambda: self._own_engine.all_arrived, limit_ns)
+        came = self._carrier.wait_briefly(limit_ns)
         self._has_waited(None, began)
         return came
 
-    def _wait(self, has_arrived: Callable[[], bool], tensor: int | None, what: str) -> None:
+    def _wait(self, tensor: int | None, what: str) -> None:
         began, iteration = now_ns(), self.iteration
-        if self._node_engine is not None:
-            self.failures.wait_in(self._node_engine, tensor, what, lambda: self.iteration != iteration)
-        else:
-            with self._lock:
-                messages = range(len(self.plan.messages)) if tensor is None else self._engine.messages_of(tensor)
-                self._backend.await_ends(messages)
-            self.failures.wait_until(lambda: has_arrived() or self.iteration != iteration, what)
+        self._carrier.wait(tensor, what, lambda: self.iteration != iteration)
         self._has_waited(tensor, began)
 
     def _has_waited(self, tensor: int | None, began: int) -> None:
@@ -517,7 +364,7 @@ class Driver:
 
     def describe_state(self) -> str:
         """What is in flight and what is waited for, for error messages."""
-        return self._engine.describe_state()
+        return self._carrier.describe_state()
 
     def abort(self, error: BaseException) -> None:
         """Fail this rank with `error`, and tell the other ranks."""
@@ -525,24 +372,14 @@ class Driver:
 
     def _interrupt(self) -> None:
         """End waits, since something has failed or is suspected to have."""
-        if self._node_engine is not None:
-            self._node_engine.interrupt()
+        self._carrier.interrupt()
         if self.failures.failure is not None:
             self.failures.end_device_work()
 
     def close(self) -> None:
         """Close the control channel, then the backend."""
-        self._closed = True
+        self._is_closed = True
         if self._staging is not None:
             self._staging.close()
         self.coordination.channel.close()
         self._backend.close(self.failures.verdict())
-
-
-def _agreed_order(plan: Plan) -> list[list[int]]:
-    """By lane, the order of messages that the plan fixes, two-phase ones twice; empty without one."""
-    order: list[list[int]] = [[] for _ in plan.lanes]
-    if plan.sequence is not None:
-        for message in (*plan.sequence, *plan.second_phases):
-            order[plan.messages[message].lane].append(message)
-    return order

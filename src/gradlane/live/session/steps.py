@@ -145,7 +145,7 @@ class Steps:
         """Wait for the sums of `several`, if that may take less time than to defer their updates."""
         if self._parts.backend.has_streams:
             return False
-        late = sum(not self._driver.has_arrived(tracked.tensor) for tracked in several)
+        late = [self._driver.has_arrived(tracked.tensor) for tracked in several].count(False)
         limit_ns = self._patience.limit_ns(late, self._driver.told_if_awaited)
         if not limit_ns:
             return False

@@ -80,9 +80,8 @@ class TorchActions:
         self._driver.look()
         self._driver.wait_for(tracked.tensor)
 
-    def arriving_with(self, tracked: Tracked) -> Callable[[Tracked], bool]:
-        comes = self._driver.arriving_with(tracked.tensor)
-        return lambda other: comes(other.tensor)
+    def arriving_with(self, tracked: Tracked) -> Callable[[int], bool]:
+        return self._driver.arriving_with(tracked.tensor)
 
     # -- guards -------------------------------------------------------------------------------------
 
@@ -132,9 +131,9 @@ class TorchActions:
         self._finite.updates(tensors)
         with guards.as_ordinary():
             # what stands there: the wrapper, or what the script has put there since step()
-            before = [param.grad for param in params]
+            before = [guards.get_gradient(param) for param in params]
             for tracked in several:
-                tracked.param.grad = tracked.slot
+                guards.set_gradient(tracked.param, tracked.slot)
             with as_at_step():
                 if self._verifier.verifies:
                     for tracked in several:
@@ -143,7 +142,7 @@ class TorchActions:
                 if self._verifier.verifies:
                     self._verifier.updated(params)
             for param, gradient in zip(params, before, strict=True):
-                param.grad = gradient
+                guards.set_gradient(param, gradient)
         self._recorder.add_each("update", self._driver.iteration, tensors, began, now_ns())
 
     # -- a device's streams -------------------------------------------------------------------------

@@ -64,8 +64,8 @@ class Actions(Protocol[OneStep_contra]):
     def wait_for_all(self) -> None:
         """Wait for every sum, as `wait_for` does."""
 
-    def arriving_with(self, tracked: Tracked) -> Callable[[Tracked], bool]:
-        """Whose sums are there with that of `tracked`."""
+    def arriving_with(self, tracked: Tracked) -> Callable[[int], bool]:
+        """Which sums are there with that of `tracked`: a predicate on tensors."""
 
     def from_elsewhere(self, makes_updates: Callable[[], None]) -> None:
         """Call `makes_updates` where the last step ran, if the script is on another stream of a device now."""
@@ -277,7 +277,7 @@ class Updates(Generic[OneStep]):
         batches: dict[int, tuple[OneStep, list[Tracked]]] = {}
         comes = self._do.arriving_with(tracked)
         for other in self._deferred:
-            if other is tracked or comes(other):
+            if other is tracked or comes(other.tensor):
                 batches.setdefault(id(other.step), (other.step, []))[1].append(other)
         for step, several in batches.values():
             self._update(step, several)
