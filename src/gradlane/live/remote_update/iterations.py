@@ -3,12 +3,11 @@ training thread, but for reads of parameters.
 
 One iteration:
 
-    forward     the first use of a parameter waits until its new value has arrived
-                (`live/session/guards.py`)
+    forward     the first use of a parameter waits until its new value has arrived (`live/session/updates.py`)
     backward    `begin` sends the servers optimizer options that have changed, `complete`
                 each gradient, `_end` which parameters had none
-    step        copies the new values that have arrived and guards the other parameters; gradients
-                are hidden from the optimizer, so that it updates nothing
+    step        defers every update: gradients are hidden from the optimizer, so that it updates nothing, and
+                then the values that have arrived are copied
 
 Gradients have been sent when `backward()` returns. So a script that changes a gradient or an
 optimizer option between `backward()` and `step()` is too late, which raises an error. So does a
@@ -18,7 +17,7 @@ script that writes to a parameter, since the servers' value would not change.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -27,13 +26,15 @@ from gradlane.errors import JobError, PeerFailed, UnsupportedError
 from gradlane.live.comm.turn import given_up, in_turn, turn
 from gradlane.live.remote_update.broadcasts import Broadcasts
 from gradlane.live.remote_update.parameter_groups import ParameterGroups
+from gradlane.live.remote_update.served_actions import ServedActions, ServedStep
 from gradlane.live.remote_update.states import fetched_states
 from gradlane.live.remote_update.values import SentGradient, Values
-from gradlane.live.session import guards, outdated, phases
 from gradlane.live.session.closures import run_first
 from gradlane.live.session.hooks import Hook, inside_a_backward_pass, is_compiled, parameters_of_scripts
 from gradlane.live.session.passes import UNSEEN_FORWARD, Passes
-from gradlane.live.session.tracked import Tracked
+from gradlane.live.session.phases import TWICE, Event, NotAllowedError, Phase
+from gradlane.live.session.tracked import Tracked, all_go_on
+from gradlane.live.session.updates import Updates
 
 log = logging.getLogger("gradlane")
 
@@ -75,19 +76,14 @@ class ServedIterations:
         self._groups, self._values = groups, values
         self._scale, self.buffers = scale, buffers
         self.iteration = -1
-        self.in_backward = False
         self.failure: JobError | None = None
         self._sent: list[SentGradient | None] = [None] * len(params)
-        self._is_sent = [False] * len(params)
         self._rules = groups.rules()
-        self._unstepped: set[int] = set()  # sent, and `step()` has not been called for them
-        # `step()` was called for them, and the new value is not copied yet
-        self._awaited: set[int] = set()
-        self._hidden: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         for param in parameters_of_scripts(model):
             if id(param) in self._of:
                 self._of[id(param)].unguarded = True
-        self._versions = [tracked.param._version for tracked in self.tracked]
+        self.actions = ServedActions(self, values, lambda tracked: self._updates.use(tracked, _nothing))
+        self._updates: Updates[ServedStep] = Updates(turn, self.actions)
         self._has_warned = False
         self._has_states = True  # whether the optimizers have the servers' state
         self.passes = Passes(model, self.tracked, optimizers, self)
@@ -118,7 +114,7 @@ class ServedIterations:
         """
         for param in module.parameters():
             if id(param) in self._of:
-                self._make_current(self._of[id(param)])
+                self._updates.use(self._of[id(param)], _nothing)
 
     def before_compiled_code(self, module: torch.nn.Module | None) -> None:
         if module is None:
@@ -132,6 +128,11 @@ class ServedIterations:
         if self.passes.forward_ended(module, output) and self.buffers is not None:
             self.buffers.after_forward()
 
+    @property
+    def in_backward(self) -> bool:
+        """Whether a backward pass runs, whose gradients are sent."""
+        return self._updates.in_backward
+
     # -- backward --------------------------------------------------------------------------------------
 
     @in_turn
@@ -140,7 +141,7 @@ class ServedIterations:
         if not self.passes.forward_was_seen and self.buffers is not None and not self._has_warned and self.rank == 0:
             self._has_warned = True
             log.warning("gradlane: %s", UNSEEN_FORWARD)
-        if any(self._is_sent[tensor] for tensor in self._unstepped):
+        if any(self._sent[tracked.tensor] is not None for tracked in self._unstepped):
             self.fail(
                 "a backward pass begins, and step() was not called after the last one, whose gradients are on the servers. To "
                 "accumulate, run all passes but the last inside session.no_sync(); a step cannot be left out (GradScaler)",
@@ -153,13 +154,12 @@ class ServedIterations:
         self._rules = self._groups.rules()
         self._values.set_rules(self._rules)
         self.iteration += 1
-        self.in_backward = True
+        self._updates.begin(self.tracked, ())
         if self._has_states:
             self._has_states = False
             for tracked in self.tracked:
                 self._groups.states_of(tracked.param).pop(tracked.param, None)
         self.passes.backward_begins()
-        self._is_sent = [False] * len(self.tracked)
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     @property
@@ -177,17 +177,20 @@ class ServedIterations:
 
     def complete(self, tracked: Tracked) -> None:
         """The gradient of a parameter is complete: send it."""
+        try:
+            tracked.happens(Event.GRADIENT)
+        except NotAllowedError as error:
+            self.fail(str(error))
         gradient = tracked.param.grad
         assert gradient is not None
         torch.mul(gradient.detach(), self._scale, out=self._values.slots[tracked.tensor])
         self._sent[tracked.tensor] = SentGradient(gradient)
-        self._is_sent[tracked.tensor] = True
-        self._unstepped.add(tracked.tensor)
         self._values.send(tracked.tensor)
+        tracked.happens(Event.SEND)
 
     def arrived_again(self, tracked: Tracked) -> None:
         """The gradient of a parameter has come once more: the job ends."""
-        self.fail(phases.TWICE.format(name=tracked.name, fired=tracked.fired, expected=tracked.expected))
+        self.fail(TWICE.format(name=tracked.name, fired=tracked.fired, expected=tracked.expected))
 
     @in_turn
     def _end(self) -> None:
@@ -197,15 +200,15 @@ class ServedIterations:
         self.passes.count()
         has_any = any(tracked.fired for tracked in self.tracked)
         for tracked in self.tracked:
-            if self._is_sent[tracked.tensor]:
+            if tracked.phase is Phase.SENT:
                 continue
             if tracked.param.grad is not None and has_any:
                 self.complete(tracked)
             else:
-                self._unstepped.add(tracked.tensor)
                 self._values.send_none(tracked.tensor)
+                tracked.happens(Event.LACK)
         self.passes.backward_ended()
-        self.in_backward = False
+        self._updates.end(self.tracked)
 
     # -- step ------------------------------------------------------------------------------------------
 
@@ -220,28 +223,17 @@ class ServedIterations:
                 "gradients had left: change it after step() or before backward()",
                 UnsupportedError,
             )
-        tensors = []
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                tracked = self._of.get(id(param))
-                if tracked is None:
-                    continue
-                self._check_gradient(tracked)
-                if param.grad is not None:
-                    self._hidden.append((param, param.grad))
-                    param.grad = None
-                self._sent[tracked.tensor] = None
-                tensors.append(tracked.tensor)
-        self._unstepped.difference_update(tensors)
-        self._awaited.update(tensors)
-        for tensor in tensors:
-            if self.tracked[tensor].unguarded:
-                self._values.wait_for(tensor)
-        self._copy_arrived(tensor for tensor in tensors if self._values.has_arrived(tensor))
+        stepped = [
+            self._of[id(param)] for group in optimizer.param_groups for param in group["params"] if id(param) in self._of
+        ]
+        for tracked in stepped:
+            self._check_gradient(tracked)
+            self._sent[tracked.tensor] = None
+        self._updates.step(stepped, stepped, ServedStep())
         return instead
 
     def _check_gradient(self, tracked: Tracked) -> None:
-        if tracked.tensor not in self._unstepped:
+        if tracked.phase is not Phase.AWAITED:
             self.fail(
                 f"step() without a backward pass before it: the update of {tracked.name} is done where its gradient "
                 "arrives, once",
@@ -257,49 +249,12 @@ class ServedIterations:
 
     @in_turn
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for param, gradient in self._hidden:
-            param.grad = gradient
-        self._hidden.clear()
-        for tensor in self._awaited:
-            tracked = self.tracked[tensor]
-            guards.watch(tracked.param, tracked, self._make_current)
+        self._updates.stepped()
+        self._updates.make(
+            [tracked for tracked in self._updates if tracked.unguarded or self._values.has_arrived(tracked.tensor)]
+        )
 
     # -- values ----------------------------------------------------------------------------------------
-
-    def _make_current(self, tracked: Tracked) -> None:
-        """Wait for the new value of a parameter, and copy every value that has arrived."""
-        with turn, guards.as_ordinary():
-            if tracked.tensor not in self._awaited:
-                return
-            self.check()
-            with given_up():
-                self._values.wait_for(tracked.tensor)
-            self._copy_arrived([each for each in self._awaited if self._values.has_arrived(each)])
-
-    def _copy_arrived(self, tensors: Iterable[int]) -> None:
-        tensors = list(tensors)
-        if not tensors:
-            return
-        for tensor in tensors:
-            if self.tracked[tensor].param._version != self._versions[tensor]:
-                self.fail(
-                    f"the script wrote to {self.tracked[tensor].name}, and its value is the servers': close() the session, "
-                    "change it, and attach again",
-                    UnsupportedError,
-                )
-        self.copy(tensors)
-        for tensor in tensors:
-            self._awaited.discard(tensor)
-            guards.unwatch(self.tracked[tensor].param)
-
-    def copy(self, tensors: Iterable[int]) -> None:
-        tensors = list(tensors)
-        with torch.inference_mode(False), torch.no_grad():
-            torch._foreach_copy_(
-                [self.tracked[tensor].param for tensor in tensors], [self._values.slots[tensor] for tensor in tensors]
-            )
-        for tensor in tensors:
-            self._versions[tensor] = self.tracked[tensor].param._version
 
     def before_optimizer_state_dict(self, *_: Any, **__: Any) -> None:
         if not self._has_states:
@@ -314,16 +269,20 @@ class ServedIterations:
             "close() the session, load, and attach again"
         )
 
+    @property
+    def _unstepped(self) -> list[Tracked]:
+        """Whose gradients, or the word that there are none, are on the servers, and no optimizer has stepped."""
+        return [tracked for tracked in self.tracked if tracked.phase is Phase.AWAITED]
+
     def wait_for_unstepped(self) -> None:
-        for tensor in self._unstepped:
-            self._values.wait_for(tensor)
-        self._unstepped.clear()
+        """Wait for the values that no step will ask for."""
+        for tracked in self._unstepped:
+            self._values.wait_for(tracked.tensor)
 
     def flush(self) -> None:
         """Wait until the model has every parameter of the last step."""
         self.check()
-        while self._awaited and not self.in_backward:
-            self._make_current(self.tracked[next(iter(self._awaited))])
+        self._updates.settle()
 
     def before_state_dict(self, *_: Any, **__: Any) -> None:
         """The model's state is saved or loaded."""
@@ -333,6 +292,7 @@ class ServedIterations:
         """Copy the servers' optimizer state to this rank's optimizers, until the next backward pass."""
         self.flush()
         self.wait_for_unstepped()
+        all_go_on(self._unstepped, Event.STEP)  # their slots have the state from here on, which no step must copy
         for tracked, state in zip(self.tracked, fetched_states(self._values), strict=True):
             if state:
                 self._groups.states_of(tracked.param)[tracked.param] = state
@@ -378,11 +338,10 @@ class ServedIterations:
         self.passes.sync = False
         self.passes.close()
 
-    def refuse_what_is_awaited(self) -> None:
-        """Refuse reads of parameters that a failed job has left without their new values."""
-        guards.unwatch_all(tracked.param for tracked in self.tracked)
-        why = str(self.failure or self._values.failure() or "close() was interrupted")
-        for tensor in self._awaited:
-            tracked = self.tracked[tensor]
-            lacks = f"{tracked.name} lacks its last value: the servers had not sent it when the job failed ({why})"
-            outdated.refuse_reads(tracked.param, f"{lacks}. {outdated.ADVICE}")
+    def give_up(self) -> None:
+        """The session ends: refuse reads of parameters that a failed job has left without their new values."""
+        self._updates.give_up(self.tracked, str(self.failure or self._values.failure() or "close() was interrupted"))
+
+
+def _nothing() -> None:
+    """Nobody counts which parameters are used."""

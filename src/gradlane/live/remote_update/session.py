@@ -89,12 +89,12 @@ class ServedSession:
                 self._values.meet()
                 if self.staleness != 0:
                     self._values.fetch("parameters")
-                    iterations.copy(range(len(iterations.tracked)))
+                    iterations.actions.copy(iterations.tracked)
                 iterations.fetch_optimizer_state()
                 self._values.meet()
         finally:
             self._passes.close()
-            iterations.refuse_what_is_awaited()
+            iterations.give_up()
             self._values.close()
             self._after_close(self)
 

@@ -2,7 +2,7 @@
 
 Everything here runs on the training thread, but for reads of parameters and gradients, which another thread of the
 script may make too: whoever changes anything has the turn (`turn.py`). What threads of gradlane use is in
-`live/comm/driver.py`.
+`live/comm/carrier.py`.
 
 One iteration:
 

@@ -1,0 +1,137 @@
+"""ServedActions: what the rules of `live/session/updates.py` do where the update is on servers: to make an update is to copy
+a parameter's new value, once it has arrived.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradlane.errors import UnsupportedError
+from gradlane.live.comm.turn import given_up
+from gradlane.live.remote_update.values import Values
+from gradlane.live.session import guards, outdated
+from gradlane.live.session.deferred_step import is_stepping
+from gradlane.live.session.tracked import Tracked
+
+if TYPE_CHECKING:
+    from gradlane.live.remote_update.iterations import ServedIterations
+
+
+class ServedStep:
+    """One call of an optimizer's `step`, whose values come from the servers."""
+
+    def __init__(self) -> None:
+        self.owes = 0
+
+    def ended(self) -> None:
+        """The last value has been copied."""
+
+
+class ServedActions:
+    """The `updates.Actions` of one session whose parameters are on servers.
+
+    Args:
+        iterations: of the session.
+        values: the servers' parameters.
+        on_use: called with a guarded parameter before its first use.
+    """
+
+    as_ordinary = guards.as_ordinary
+
+    def __init__(self, iterations: ServedIterations, values: Values, on_use: Callable[[Tracked], None]) -> None:
+        self._iterations, self._values, self._on_use = iterations, values, on_use
+        self.check = iterations.check
+        self._has_changed = threading.Condition()
+        self._hidden: dict[Tracked, torch.Tensor | None] = {}
+        self._versions = [tracked.param._version for tracked in iterations.tracked]
+
+    # -- threads ------------------------------------------------------------------------------------
+
+    def is_stepping(self, thread: int) -> bool:
+        return is_stepping(sys._current_frames().get(thread))
+
+    def wait_until(self, holds: Callable[[], bool], what: str) -> None:
+        with given_up(), self._has_changed:
+            self._has_changed.wait_for(lambda: holds() or self._iterations.failed)
+        self.check()
+
+    def look_at_waits(self) -> None:
+        with self._has_changed:
+            self._has_changed.notify_all()
+
+    # -- values -------------------------------------------------------------------------------------
+
+    def wait_for(self, tracked: Tracked) -> None:
+        with given_up():
+            self._values.wait_for(tracked.tensor)
+
+    def wait_for_all(self) -> None:
+        """Values whose steps were not called are waited for by `ServedIterations.wait_for_unstepped`."""
+
+    def arriving_with(self, tracked: Tracked) -> Callable[[int], bool]:
+        return self._values.has_arrived
+
+    def update(self, step: ServedStep, several: Sequence[Tracked]) -> None:
+        with guards.as_ordinary():
+            for tracked in several:
+                if tracked.param._version != self._versions[tracked.tensor]:
+                    self._iterations.fail(
+                        f"the script wrote to {tracked.name}, and its value is the servers': close() the session, change it, "
+                        "and attach again",
+                        UnsupportedError,
+                    )
+            self.copy(several)
+
+    def copy(self, several: Iterable[Tracked]) -> None:
+        """Copy the values that have arrived to parameters."""
+        several = list(several)
+        with torch.inference_mode(False), torch.no_grad():
+            torch._foreach_copy_(
+                [tracked.param for tracked in several], [self._values.slots[tracked.tensor] for tracked in several]
+            )
+        for tracked in several:
+            self._versions[tracked.tensor] = tracked.param._version
+
+    # -- gradients and guards -----------------------------------------------------------------------
+
+    def hide(self, tracked: Tracked) -> None:
+        self._hidden[tracked] = tracked.param.grad
+        tracked.param.grad = None
+
+    def show(self, tracked: Tracked) -> None:
+        tracked.param.grad = self._hidden.pop(tracked)
+
+    def guard(self, tracked: Tracked) -> None:
+        guards.watch(tracked.param, tracked, self._on_use)
+
+    def unguard(self, tracked: Tracked) -> None:
+        guards.unwatch(tracked.param)
+
+    def unguard_all(self) -> None:
+        guards.unwatch_all(tracked.param for tracked in self._iterations.tracked)
+
+    def is_guarded(self, tracked: Tracked) -> bool:
+        return guards.is_watched(tracked.param)
+
+    def refuse(self, tracked: Tracked, why: str) -> None:
+        guards.unwatch(tracked.param)
+        lacks = f"{tracked.name} lacks its last value: the servers had not sent it when the job failed ({why})"
+        outdated.refuse_reads(tracked.param, f"{lacks}. {outdated.ADVICE}")
+
+    # -- what is on the servers, or on a device -----------------------------------------------------
+
+    def guard_state(self, step: ServedStep) -> None:
+        """The servers have the optimizer's state."""
+
+    unguard_state = guard_state
+
+    def all_are_made(self) -> None:
+        """Nothing else waits for the last update."""
+
+    def from_elsewhere(self, makes_updates: Callable[[], None]) -> None:
+        """The model is in CPU memory."""
