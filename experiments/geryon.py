@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import msgspec
 
@@ -12,8 +12,9 @@ from experiments.assumptions import GBIT, servers
 from experiments.table import Row
 from gradlane import zoo
 from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
+from gradlane.core.fields import MAX_BYTES
 from gradlane.core.place import Place
-from gradlane.core.plan import Lane, Message, Plan, Slice
+from gradlane.core.plan import Plan
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.planning import catalog
 from gradlane.planning.plans import make_plan
@@ -43,7 +44,7 @@ TABLE_4 = {1024: (279.2, 272.0), 512: (276.0, 268.0), 256: (272.8, 216.8)}
 TICTAC_THREADS_S = 0.45  # §V-D: what an iteration with slices of 256K gains in length
 SLICE_BYTES = 1 << 20
 THRESHOLDS = (10, 30, 50, 70, 90)  # §III-C tries some and keeps the best
-DRAWS = 5  # random orders of pulls, averaged
+SEEDS = range(1, 6)  # of random orders of pulls, averaged
 PACKET_BYTES = 1 << 20  # coarse, so that 64 pairs of hosts are simulated in seconds
 
 
@@ -113,8 +114,7 @@ def collision() -> float:
         # pushed in no time: both sums are returned together, and meet at the worker's link
         hosts = (Host(wide, narrow), Host(wide, wide), Host(wide, wide))
         cluster = Cluster(hosts, (Worker(0),), (Server(1), Server(2)), network_classes=classes, packet_bytes=30_000)
-        messages = (Message((Slice(0, 0, size),), 1, 1), Message((Slice(1, 0, size),), 0, 0))
-        plan = Plan("geryon", "two", profile.specs, messages, (Lane(None, 0), Lane(None, 1)), "fifo", True)
+        plan = make_plan(catalog.get("geryon", slice_bytes=size, threshold_percent=40), profile, Place.of(cluster))
         ((timeline,),) = simulate_jobs((Job(plan, profile, placement=(0, 1)),), cluster, 1)
         return {span.subject: span.end_ns for span in timeline.of("receive")}[1] - timeline.of("backward")[0].start_ns
 
@@ -133,19 +133,17 @@ class _Systems:
 
     def efficiencies(self) -> tuple[float, ...]:
         """Vanilla, partition and slicing, Geryon, in percent."""
-        vanilla, slices = self._plan("wfbp"), self._slices()
-        best = min(THRESHOLDS, key=lambda percent: self._ns(_pulled(self._lanes(percent), draw=0), classes=True))
+        best = min(THRESHOLDS, key=lambda percent: self._ns(self._late(1, percent), classes=True))
         return (
-            self._mean(vanilla, placement=self._in_turn),
-            self._mean(slices),
-            self._mean(self._lanes(best), classes=True),
+            self._mean(100, MAX_BYTES, placement=self._in_turn),  # whole variables
+            self._mean(100),
+            self._mean(best, classes=True),
         )
 
     def tried(self, figure: str, what: str, published: tuple[float, ...]) -> list[Row]:
         """The same with one thing changed."""
-        wfbp, slices, lanes = self._plan("wfbp"), self._slices(), self._lanes(50)
+        wfbp, slices, lanes = self._geryon(100, MAX_BYTES), self._geryon(100), self._geryon(50)
         at_once = (self._ns(wfbp, self._in_turn), self._ns(slices), self._ns(lanes, classes=True))
-        order = (self._ns(_pulled(slices, backwards=True)), self._ns(_pulled(slices)))
         return [
             Row(
                 figure,
@@ -157,9 +155,9 @@ class _Systems:
             ),
             Row(
                 figure,
-                f"tried: {what}: slicing, pulled in reverse, in forward order",
-                (published[1], published[1]),
-                tuple(map(self._percent, order)),
+                f"tried: {what}: slicing, pulled in forward order",
+                published[1],
+                self._percent(self._ns(self._late(0))),
                 "%",
                 counts=False,
             ),
@@ -168,22 +166,23 @@ class _Systems:
     def images_a_second(self, *, slice_bytes: int, in_lanes: bool) -> float:
         """Of Geryon, or of slices that each server returns in the order of their use."""
         if in_lanes:
-            times = [self._ns(_pulled(self._lanes(50, slice_bytes), draw), classes=True) for draw in range(DRAWS)]
+            times = [self._ns(self._late(seed, 50, slice_bytes), classes=True) for seed in SEEDS]
         else:
-            times = [self._ns(_pulled(self._slices(slice_bytes)))]
+            times = [self._ns(self._late(0, slice_bytes=slice_bytes))]
         return 8 * BATCHES["vgg19"] * 1e9 / mean(times)
 
-    def _plan(self, name: str, **knobs: int) -> Plan:
-        return make_plan(catalog.get(name, **knobs), self.profile, Place.of(self._cluster))
+    def _geryon(self, percent: int, slice_bytes: int = SLICE_BYTES, **knobs: Any) -> Plan:
+        policy = catalog.get("geryon", slice_bytes=slice_bytes, threshold_percent=percent, **knobs)
+        return make_plan(policy, self.profile, Place.of(self._cluster))
 
-    def _slices(self, slice_bytes: int = SLICE_BYTES) -> Plan:
-        return self._plan("geryon", slice_bytes=slice_bytes, threshold_percent=100)
+    def _late(self, seed: int, percent: int = 100, slice_bytes: int = SLICE_BYTES) -> Plan:
+        """Pulled when all gradients have been pushed, in a random order; with seed 0 in forward order."""
+        return self._geryon(percent, slice_bytes, pulls="after pushes", pull_seed=seed)
 
-    def _lanes(self, percent: int, slice_bytes: int = SLICE_BYTES) -> Plan:
-        return self._plan("geryon", slice_bytes=slice_bytes, threshold_percent=percent)
-
-    def _mean(self, plan: Plan, *, placement: tuple[int, ...] | None = None, classes: bool = False) -> float:
-        times = [self._ns(_pulled(plan, draw), placement, classes=classes) for draw in range(DRAWS)]
+    def _mean(
+        self, percent: int, slice_bytes: int = SLICE_BYTES, *, placement: tuple[int, ...] | None = None, classes: bool = False
+    ) -> float:
+        times = [self._ns(self._late(seed, percent, slice_bytes), placement, classes=classes) for seed in SEEDS]
         return self._percent(mean(times))
 
     def _percent(self, time_ns: float) -> float:
@@ -192,26 +191,6 @@ class _Systems:
     def _ns(self, plan: Plan, placement: tuple[int, ...] | None = None, *, classes: bool = False) -> int:
         (timelines,) = simulate_jobs((Job(plan, self.profile, placement),), self._classes if classes else self._cluster, 2)
         return max(timeline.iteration_ns()[-1] for timeline in timelines)
-
-
-def _pulled(plan: Plan, draw: int | None = None, *, backwards: bool = False) -> Plan:
-    """The same where parameters are pulled when all gradients have been pushed (Eq. 1 to 3).
-
-    Args:
-        plan: what pushes; its messages are in order of readiness.
-        draw: seed of the random order of the pulls, as TensorFlow has it (§II-B). None: in forward order.
-        backwards: with draw None, in the order in which gradients became ready.
-    """
-    order = list(range(len(plan.messages)))
-    if draw is not None:
-        random.Random(draw).shuffle(order)
-    elif not backwards:
-        order.reverse()
-    messages = tuple(
-        msgspec.structs.replace(message, two_phase=True, priority=place)
-        for message, place in zip(plan.messages, order, strict=True)
-    )
-    return msgspec.structs.replace(plan, messages=messages, crosses_barrier=True)
 
 
 def _table_4() -> list[Row]:

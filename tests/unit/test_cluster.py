@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from gradlane.core import files
 from gradlane.core.cluster import Cluster, Host, Link, RateStep, Server, Worker, random_steps
@@ -74,6 +75,26 @@ def test_random_steps_are_the_same_for_a_seed_and_others_for_another():
 def test_the_rate_to_plan_from_is_that_of_the_narrowest_link(cluster, rate):
     assert cluster.as_network().bytes_per_second == rate
     assert cluster.is_homogeneous
+
+
+@pytest.mark.parametrize(
+    ("cluster", "times"),
+    [
+        (Cluster.homogeneous(3, 1, 3000), 3),  # one server has the bytes of three workers
+        (Cluster.homogeneous(4, 2, 1000), 2),
+        (Cluster.homogeneous(4, 4, 1000), UNSET),
+        (Cluster.homogeneous(4, 4, 1500, colocated=True), UNSET),  # the link that a worker shares with its server is its own
+        (
+            Cluster((Host(Link(4000), Link(4000)), *(Host(Link(1000), Link(1000)),) * 2), (Worker(1), Worker(2)), (Server(0),)),
+            UNSET,
+        ),
+    ],
+)
+def test_a_workers_own_link_is_faster_where_a_servers_holds_all_back(cluster, times):
+    network = cluster.as_network()
+    assert network.own_link == times
+    assert network.own_links.bytes_per_second == network.bytes_per_second * (1 if times is UNSET else times)
+    assert network.own_links.own_link is UNSET
 
 
 LINK, SLOW = Link(1000), Link(500)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradlane import policies
+from gradlane import policies, zoo
 from gradlane.core.backends import why_not
 from gradlane.core.cluster import Cluster
 from gradlane.core.network import Network
@@ -15,8 +15,10 @@ from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.stepwise import stepwise
 from gradlane.core.timeline import Span
+from gradlane.errors import InputError
 from gradlane.planning.plans import make_plan
 from gradlane.policies.geryon import Geryon
+from gradlane.policies.prophet import Prophet
 from gradlane.sim import iteration_ns, simulate, simulate_servers
 from gradlane.testing.generators import LAYERS, chain, networks, profiles
 from gradlane.testing.oracles import mercury_optimum
@@ -138,6 +140,30 @@ def test_dear_fuses_neighbours_up_to_its_size():
 
 def blocks(plan: Plan) -> list[tuple[list[tuple[int, int, int]], int | None]]:
     return [([(s.tensor, s.offset_bytes, s.size_bytes) for s in m.slices], m.hold_until) for m in plan.messages]
+
+
+def test_geryon_pulls_after_the_last_push_in_the_order_of_use_or_drawn():
+    profile = zoo.profile("alexnet")
+    late = [Geryon(pulls="after pushes", pull_seed=seed).plan(profile, Network.line(2, 0, 10**9)) for seed in (0, 1, 2)]
+    at_once = Geryon().plan(profile, Network.line(2, 0, 10**9))
+    urgency = profile.urgency()
+    for plan in late:
+        assert [message.slices for message in plan.messages] == [message.slices for message in at_once.messages]
+        assert sorted(plan.second_phases) == list(range(len(plan.messages)))
+    by_use = [urgency[late[0].messages[index].slices[0].tensor] for index in late[0].second_phases]
+    assert by_use == sorted(by_use)
+    assert len({plan.second_phases for plan in late}) == 3
+    with pytest.raises(InputError, match="pull_seed: got 1"):
+        Geryon(pull_seed=1)
+
+
+def test_prophet_plans_for_a_workers_own_link_and_pulls_each_gradient_after_its_push():
+    profile = zoo.profile("resnet50", device="m60", batch=64)
+    one_server, as_many = Cluster.homogeneous(3, 1, 125_000_000), Cluster.homogeneous(3, 3, 125_000_000)
+    own, shared = (make_plan(Prophet(), profile, Place.of(where)) for where in (one_server, as_many))
+    assert own == shared  # the link of a worker is the same
+    assert own.wire == "packet-fifo"
+    assert make_plan(Prophet(), profile, Place(Network.line(3, 0, 10**9))).wire == "fifo"
 
 
 def test_prophet_sends_before_gradient_0_only_what_fits_and_holds_the_rest():

@@ -278,8 +278,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         The rate is the minimum over hosts of link rate / (what the host's processes send of each
         message, in messages). A worker sends a whole message, less what servers on its host hold; a
         server sends its share to every worker on another host; a host with both sends the sum of
-        these. Links with steps count with their rate at time 0. With a bus, it is the whole path's
-        as `Network.path` has it.
+        these. If a host without workers is the slowest, `own_link` says by how much. Links with steps
+        count with their rate at time 0. With a bus, it is the whole path's as `Network.path` has it.
         """
         if self.bus is not UNSET:
             stage = self.bus.broadcast
@@ -290,12 +290,15 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         weight_on: Counter[int] = Counter()
         for server in self.servers:
             weight_on[server.host] += server.weight
-        rate = MAX_RATE
+        rate = of_workers = MAX_RATE
         for index, host in enumerate(self.hosts):
             # what stays on its host passes no link; the loads of a host are the same up and down
             as_worker = workers_on[index] * (weights - weight_on[index])
             as_server = weight_on[index] * (len(self.workers) - workers_on[index])
             if as_worker + as_server:
                 slower = min(host.up.at(0)[0], host.down.at(0)[0])
-                rate = min(rate, slower * weights // (as_worker + as_server))
-        return Network.line(len(self.workers), self.startup_ns, min(max(rate, 1), MAX_RATE), source=self.source)
+                host_rate = max(1, slower * weights // (as_worker + as_server))
+                rate = min(rate, host_rate)
+                of_workers = min(of_workers, host_rate) if workers_on[index] else of_workers
+        network = Network.line(len(self.workers), self.startup_ns, rate, source=self.source)
+        return network if rate == of_workers else msgspec.structs.replace(network, own_link=of_workers / rate)

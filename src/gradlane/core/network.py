@@ -116,6 +116,9 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         bus: the devices of each host, among which a message is summed before it goes between hosts,
             and spread afterwards. UNSET, and left out of files: each worker has a host of its own,
             or `segments` are of a path that makes no difference between them.
+        own_link: how many times as fast a message crosses its worker's own link as it is summed, where a server's
+            link, which is slower or carries the messages of several workers, holds all back. UNSET, and left out
+            of files: nothing does.
     """
 
     workers: int
@@ -129,9 +132,11 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start_ns: int = 0
     wakeup_ns: int = 0
     bus: Bus | UnsetType = UNSET
+    own_link: float | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         need_int("workers", self.workers, 1, MAX_WORKERS)
+        need(self.own_link is UNSET or 1 <= self.own_link < 1e6, "own_link", self.own_link, "a factor of 1 or more")
         most = MAX_SEGMENTS if self.bus is UNSET else MAX_SEGMENTS // 3  # so that `path` has no more
         need(0 < len(self.segments) <= most, "pieces", len(self.segments), f"1 to {most} of them")
         need_name("algorithm", self.algorithm)
@@ -172,6 +177,17 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         bytes at the rate of the slowest.
         """
         return self if self.bus is UNSET else _whole_path(self)
+
+    @property
+    def own_links(self) -> Network:
+        """What a message costs on its worker's own link alone."""
+        if self.own_link is UNSET:
+            return self
+        segments = tuple(
+            msgspec.structs.replace(each, bytes_per_second=min(MAX_RATE, int(each.bytes_per_second * self.own_link)))
+            for each in self.segments
+        )
+        return msgspec.structs.replace(self, segments=segments, own_link=UNSET)
 
     @property
     def overlaps(self) -> bool:

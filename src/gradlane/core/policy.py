@@ -26,12 +26,14 @@ class Policy(Protocol):
     a changed copy. It refuses values of no use with `InputError` in `__post_init__`.
     `gradlane.testing.policies.check_policy` checks all that is promised here.
 
-    Three optional class attributes:
+    Four optional class attributes:
 
     - `tunable: ClassVar[dict[str, KnobRange]]`: the knobs that a search may set (see `tunable`).
     - `replans: ClassVar[bool]`: True where the plan depends on the moments at which gradients
       become ready, so that a session has to plan again when these move (see `replans`).
     - `plans_with_bus: ClassVar[bool]`: True where it plans with `Network.bus` too (see `plans_with_bus`).
+    - `returns_packets: ClassVar[bool]`: True where servers return each packet as soon as it is summed, rather than
+      each message (see `returns_packets`).
     """
 
     name: ClassVar[str]
@@ -109,6 +111,15 @@ def plans_with_bus(policy: Policy) -> bool:
     The policy's class declares this as `plans_with_bus`; the default is False.
     """
     declared: bool = getattr(type(policy), "plans_with_bus", False)
+    return declared
+
+
+def returns_packets(policy: Policy) -> bool:
+    """Whether the policy's plans have the wire "packet-fifo" over servers. Over all-reduce nothing is returned.
+
+    The policy's class declares this as `returns_packets`; the default is False.
+    """
+    declared: bool = getattr(type(policy), "returns_packets", False)
     return declared
 
 

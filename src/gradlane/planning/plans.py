@@ -6,11 +6,13 @@ one place.
 
 from __future__ import annotations
 
+import msgspec
+
 from gradlane.core.backends import refuse_what_cannot_be_done
 from gradlane.core.checks import check_plan
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
-from gradlane.core.policy import Policy, plans_with_bus
+from gradlane.core.policy import Policy, plans_with_bus, returns_packets
 from gradlane.core.profile import Profile
 from gradlane.sim.steady import planned_ahead
 
@@ -22,7 +24,15 @@ def make_plan(policy: Policy, profile: Profile, place: Place) -> Plan:
         PlanError: the plan does not move every byte once, or nothing at `place` can carry it.
     """
     network = place.network if plans_with_bus(policy) else place.network.path
-    return accepted(policy.plan(profile, network), profile, place)
+    plan = policy.plan(profile, network)
+    if place.backend == "server" and returns_packets(policy):
+        plan = msgspec.structs.replace(plan, wire="packet-fifo")
+    return accepted(plan, profile, place)
+
+
+def behind_barrier(plan: Plan) -> Plan:
+    """`plan` as a session with `cross_barrier=False` carries it out: the next forward pass waits for all sums."""
+    return msgspec.structs.replace(plan, crosses_barrier=False)
 
 
 def accepted(plan: Plan, profile: Profile, place: Place) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import ClassVar, Literal
 
 import msgspec
@@ -36,11 +37,18 @@ class Geryon(msgspec.Struct, frozen=True):
             connected layers.
         lanes: 2 to 8. The first is for urgent layers; the others share the rest in forward order,
             with about equal bytes each.
+        pulls: "at once": a sum comes back as soon as it is there; "after pushes": when a worker has pushed all its
+            gradients (Eq. 1 to 3), as in TensorFlow.
+        pull_seed: with "after pushes", 0 for sums in the order of first use; otherwise the seed of a random order, which
+            is TensorFlow's (§II-B).
     """
 
     name: ClassVar[str] = "geryon"
     paper: ClassVar[str] = "Geryon (INFOCOM '20) §III"
-    differs: ClassVar[str] = "coarse categories by bytes and time, not by kinds of layers; more than two lanes"
+    differs: ClassVar[str] = (
+        "coarse categories by bytes and time, not by kinds of layers; more than two lanes; sums come back at once, in the "
+        "paper when all gradients have been pushed (knob pulls)"
+    )
 
     tunable: ClassVar[dict[str, KnobRange]] = {"threshold_percent": KnobRange(0, 100, 5), "slice_bytes": SIZES}
 
@@ -48,12 +56,16 @@ class Geryon(msgspec.Struct, frozen=True):
     slice_bytes: int = 2**20
     categories: Literal["threshold", "coarse"] = "threshold"
     lanes: int = 2
+    pulls: Literal["at once", "after pushes"] = "at once"
+    pull_seed: int = 0
 
     def __post_init__(self) -> None:
         need_int("threshold_percent", self.threshold_percent, 0, 100)
         need_int("slice_bytes", self.slice_bytes, 8, MAX_BYTES)
         need(self.categories in ("threshold", "coarse"), "categories", self.categories, "'threshold' or 'coarse'")
         need_int("lanes", self.lanes, 2, min(MAX_LANES, _CLASSES))
+        need(self.pulls in ("at once", "after pushes"), "pulls", self.pulls, "'at once' or 'after pushes'")
+        need_int("pull_seed", self.pull_seed, 0, 2**31 if self.pulls == "after pushes" else 0)
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         check_cuts(profile, self.slice_bytes, "slice_bytes")
@@ -63,8 +75,21 @@ class Geryon(msgspec.Struct, frozen=True):
             for tensor, seen in enumerate(profile.tensors)
             for piece in cut(profile, tensor, self.slice_bytes)
         )
+        if self.pulls == "after pushes":
+            messages = self._pulled(messages, profile)
         lanes = tuple(Lane(network_priority=each) for each in range(self.lanes))
         return Plan(self.name, profile.model, profile.specs, messages, lanes, crosses_barrier=True)
+
+    def _pulled(self, messages: tuple[Message, ...], profile: Profile) -> tuple[Message, ...]:
+        """The same in two phases, which are pushed in the order in which gradients become ready."""
+        urgency = profile.urgency()
+        order = sorted(range(len(messages)), key=lambda index: (urgency[messages[index].slices[0].tensor], index))
+        if self.pull_seed:
+            random.Random(self.pull_seed).shuffle(order)
+        place_of = {index: place for place, index in enumerate(order)}
+        return tuple(
+            msgspec.structs.replace(message, two_phase=True, priority=place_of[index]) for index, message in enumerate(messages)
+        )
 
     def _lanes_of_layers(self, profile: Profile) -> list[int]:
         size_of = [0] * len(profile.layers)

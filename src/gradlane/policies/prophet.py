@@ -21,7 +21,8 @@ class Prophet(msgspec.Struct, frozen=True):
     """At each step, send what ends before a more urgent gradient is ready (Algorithm 1).
 
     Ready gradients are cut into partitions, and the most urgent ones form a block as long as it
-    ends in time. Partitions that fit no block are held until the backward pass ends, then go by
+    ends in time on the worker's own link (§3.1). Over servers a partition is pulled when it has been pushed
+    itself, and not when its block has (Eq. 4). Partitions that fit no block are held until the backward pass ends, then go by
     priority, one at a time.
 
     Wins where gradients become ready in few steps, far apart, and a startup is short. Its
@@ -31,7 +32,9 @@ class Prophet(msgspec.Struct, frozen=True):
     become ready does. E(i) of Eq. 5 is the cost of the whole block so far, so a block pays one
     startup. Steps (§2.2) are found in the profile's times (`core.stepwise`), as measured times are
     never equal. The paper's monitor measures the bandwidth every 5 s (§4.2); here it is followed in
-    the messages that are sent anyway.
+    the messages that are sent anyway, by rank 0 alone: it plans again if bandwidth or times have changed by a
+    factor of 1.4 and steps take 5 % longer or shorter. In Algorithm 1 each worker has its own plan; here all
+    have one.
 
     Attributes:
         partition_bytes: the largest partition.
@@ -40,9 +43,11 @@ class Prophet(msgspec.Struct, frozen=True):
     name: ClassVar[str] = "prophet"
     paper: ClassVar[str] = "Prophet (ICPP '21) Algorithm 1"
     differs: ClassVar[str] = (
-        "the backward phase ends with the last gradient; a block pays startup once; bandwidth is not probed every 5 s"
+        "the backward phase ends with the last gradient; a block pays startup once; rank 0 alone plans, for all, and again "
+        "where bandwidth or times changed by a factor of 1.4 and steps by 5 %"
     )
 
+    returns_packets: ClassVar[bool] = True  # Eq. 4
     replans: ClassVar[bool] = True  # §4.2: once profiled times repeat themselves, and again when the bandwidth has changed
     tunable: ClassVar[dict[str, KnobRange]] = {"partition_bytes": SIZES}
 
@@ -53,6 +58,7 @@ class Prophet(msgspec.Struct, frozen=True):
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         check_cuts(profile, self.partition_bytes, "partition_bytes")
+        network = network.own_links
         profile = stepwise(profile)
         urgency = profile.urgency()
         tensors = profile.tensors

@@ -35,10 +35,11 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from gradlane.core import traffic_class
 from gradlane.core.backends import refuse_what_cannot_be_done
+from gradlane.core.cluster import Cluster
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError
@@ -268,7 +269,13 @@ class ParameterServerBackend:
         )
         min_message_ns = max(min_message_ns, network.min_message_ns)
         pieces = tuple(structs.replace(piece, startup_ns=max(piece.startup_ns, min_message_ns)) for piece in network.segments)
-        return structs.replace(network, segments=pieces, min_message_ns=0)
+        # where servers are fewer than ranks, a rank's own link is taken to be as fast as a server's
+        own_link = (
+            Cluster.homogeneous(network.workers, self._options.servers, 10**9).as_network().own_link
+            if self._options.tell_tables
+            else UNSET
+        )
+        return structs.replace(network, segments=pieces, min_message_ns=0, own_link=own_link)
 
     def use_packets(self, packet_bytes: int) -> None:
         """Connect anew for packets of that size, a multiple of 64 up to 512 KiB, unless they have it
