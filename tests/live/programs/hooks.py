@@ -53,6 +53,8 @@ def _before_step(run: Run, what: str) -> Callable[..., None]:
             with torch.no_grad():
                 for param in run.parameters():
                     param.mul_(0.99)
+        elif what == "keep":
+            run.kept.append(("gradients before the step", [param.grad for param in run.with_gradients()]))
         elif what == "rate":
             for group in run.optimizers[0].param_groups:
                 group["weight_decay"] = 0.01 * (run.steps % 3)

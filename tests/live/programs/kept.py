@@ -29,6 +29,15 @@ KEPT: dict[str, Program] = {
     "the_optimizer_rolled_back_alone": _program(PLAIN, (*PLAIN, "rollback optimizer"), PLAIN),
     # hooks of optimizers
     "a_step_pre_hook_that_clips_registered_after_attach": _program(PLAIN, PLAIN, hooks=("after step_pre clip",)),
+    "a_step_pre_hook_by_the_class_that_clips_more_than_the_optimizer_has": _program(
+        PLAIN, PLAIN, optimizer="part", hooks=("after unbound_step_pre clip",)
+    ),
+    "a_step_pre_hook_by_the_class_that_keeps_gradients": _program(
+        PLAIN, ("zero_grad", "backward", "look"), hooks=("after unbound_step_pre keep",)
+    ),
+    "an_optimizer_that_keeps_gradients": _program(
+        (*PLAIN, "keep last"), ("zero_grad", "backward", "look"), optimizer="keeping"
+    ),
     "a_step_pre_hook_that_sets_an_option_registered_after_attach": _program(PLAIN, PLAIN, hooks=("after step_pre rate",)),
     "a_step_post_hook_that_averages_registered_before_attach": _program(PLAIN, PLAIN, hooks=("before step_post average",)),
     "a_step_post_hook_that_writes_registered_before_attach": _program(PLAIN, PLAIN, hooks=("before step_post renorm",)),

@@ -261,6 +261,14 @@ class OwnSgd(torch.optim.Optimizer):
                     param.add_(param.grad / norm.to(param.dtype), alpha=-group["lr"])
 
 
+class KeepingSgd(torch.optim.SGD):
+    """One that keeps the gradients of its last step."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.last = [param.grad for group in self.param_groups for param in group["params"]]
+        return super().step(closure)
+
+
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizers]] = {
     "sgd": one(torch.optim.SGD, lr=0.05),
     "momentum": one(torch.optim.SGD, lr=0.05, momentum=0.9),
@@ -279,4 +287,5 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizers]] = {
     "two": two_optimizers,
     "part": part_of_the_model,
     "own": one(OwnSgd),
+    "keeping": one(KeepingSgd, lr=0.05),
 }

@@ -49,6 +49,7 @@ def keep(run: Run, what: str) -> None:
         "parameter_data": lambda: [param.data for param in run.parameters()],
         "parameter_views": lambda: [param.detach()[:1] for param in run.parameters() if param.dim()],
         "parameter_numpy": lambda: [param.detach().numpy() for param in run.parameters()],
+        "last": lambda: [getattr(optimizer, "last", []) for optimizer in run.optimizers],
         "state": lambda: [dict(state) for state in run.states()],
         "state_dict": lambda: [dict(run.model.state_dict())],
         "optimizer_state_dict": lambda: [optimizer.state_dict()["state"] for optimizer in run.optimizers],

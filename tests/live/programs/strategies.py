@@ -93,9 +93,9 @@ BETWEEN = {
 """For between steps, and now and then anywhere else between the passes of one."""
 
 HOOKS = {
-    "step_pre": _lines("step_pre", ("clip", "scale", "replace", "decay", "rate", "norm")),
-    "unbound_step_pre": _lines("unbound_step_pre", ("clip", "scale", "norm")),
-    "global_step_pre": _lines("global_step_pre", ("clip", "scale", "norm")),
+    "step_pre": _lines("step_pre", ("clip", "scale", "replace", "decay", "rate", "norm", "keep")),
+    "unbound_step_pre": _lines("unbound_step_pre", ("clip", "scale", "norm", "keep")),
+    "global_step_pre": _lines("global_step_pre", ("clip", "scale", "norm", "keep")),
     "step_post": _lines("step_post", ("clamp", "renorm", "average", "count", "see", "gradients", "state", "zero_grad")),
     "gradient": _lines("gradient", ("scale", "see")),
     "accumulated": _lines("accumulated", ("scale", "replace", "see")),

@@ -61,11 +61,11 @@ def why_it_needs_the_barrier(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def keeps_no_gradient(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `step()` is known to keep no reference to `param.grad`.
+    """Whether `step()` is known to keep no reference to `param.grad`, as that of a script's own subclass may.
 
     Only such an optimizer may see the memory in which the next gradient is summed.
     """
-    return isinstance(optimizer, tuple(PER_PARAMETER))
+    return own_class(optimizer) in PER_PARAMETER
 
 
 def as_at_step() -> contextlib.AbstractContextManager[Any]:

@@ -124,7 +124,7 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if getattr(func, "overloadpacket", func) not in _GIVES_MEMORY_AWAY:
         result = func(*_with(args, PendingGradient.current), **_with(kwargs, PendingGradient.current))
         result = _with_wrappers(result, {id(wrapper.slot): wrapper for wrapper in wrappers.values()})
-        if not _escapes(result, wrappers.values()):
+        if not _escapes(result, wrappers.values(), (args, kwargs)):
             return result
     # run it again, on copies: what hands out memory (a view, an array) has changed nothing
     return func(*_with(args, PendingGradient.own), **_with(kwargs, PendingGradient.own))
@@ -167,18 +167,26 @@ def _with_wrappers(result: Any, of_slot: dict[int, PendingGradient]) -> Any:
 _HOLDS_NO_MEMORY = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.Size)
 
 
-def _escapes(result: Any, wrappers: Iterable[PendingGradient]) -> bool:
-    """Whether `result` gives access to a wrapper's slot, or is of a type that may do so."""
+def _escapes(result: Any, wrappers: Iterable[PendingGradient], given: Any) -> bool:
+    """Whether `result` gives access to a wrapper's slot that nothing in `given` gives, or is of a type that may do so."""
     if isinstance(result, _HOLDS_NO_MEMORY):
         return False
     if isinstance(result, torch.Tensor):
         if isinstance(result, PendingGradient):
             return False
         storage = result.untyped_storage()._cdata
-        return any(wrapper.slot.untyped_storage()._cdata == storage for wrapper in wrappers)
+        # an operation in place returns what it was given, a list of gradients as well as one
+        return any(wrapper.slot.untyped_storage()._cdata == storage for wrapper in wrappers) and not _has(given, result)
     if isinstance(result, (list, tuple)):
-        return any(_escapes(item, wrappers) for item in result)
+        return any(_escapes(item, wrappers, given) for item in result)
     return True
+
+
+def _has(value: Any, tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is in `value`."""
+    if type(value) in (list, tuple):
+        return any(_has(item, tensor) for item in value)
+    return _has(list(value.values()), tensor) if type(value) is dict else value is tensor
 
 
 def _getter(name: str) -> Any:
