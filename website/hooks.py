@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 NOTES = tuple(
     str(path.relative_to(ROOT)) for room in ("bench", "experiments") for path in sorted((ROOT / room / "notes").glob("*.md"))
 )
-DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", *NOTES)
+DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "native/wire/wire.md", *NOTES)
 LINK = re.compile(r"\]\((?!\w+:|#)([^)\s]+?)(#[^)\s]*)?\)")
 
 
