@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradlane.cli import reports
-from gradlane.cli.inputs.types import SECONDS, whole_number
+from gradlane.cli.inputs.types import SCRIPT, SECONDS, whole_number
 from gradlane.cli.terminal import console, print_table
 from gradlane.compare.memory import need_memory
 from gradlane.compare.processes import TIMED_OUT, run_quietly, torchrun_here
@@ -42,7 +42,7 @@ from gradlane.units import format_bytes, format_ns, format_rate
 )
 @reports.option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and what SCRIPT prints on stderr.")
-@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("script", type=SCRIPT)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
     nproc: int, steps: int, timeout: float, report: Path | None, as_json: bool, script: str, arguments: tuple[str, ...]
