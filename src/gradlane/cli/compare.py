@@ -264,7 +264,7 @@ def _arms(backends: list[str] | None, names: Sequence[str] | None, servers: int)
 def _need_all(chosen: Sequence[str], arms: Sequence[ArmSpec], backends: str | None) -> None:
     for name in chosen:
         if all(arm.policy != name for arm in arms):
-            raise InputError(f"--policies: got {name}, which {backends} cannot carry; see gradlane policies")
+            raise InputError(f"--policies: got {name}, which {backends} cannot carry; gradlane policies lists what it can")
 
 
 def _say(text: str) -> None:
