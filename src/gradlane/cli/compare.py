@@ -138,10 +138,10 @@ def command(
     differ. A ratio above what the run's own bound permits is marked with "!", and a line below the table says why.
 
     Without MODEL it is a network on images of digits, and the parameters after the last step are compared with DDP's
-    bit for bit. MODEL is a profile's file or a name of `gradlane zoo`: an emulated device with its tensors and times, on
-    every number of hosts and every link given, one run after another; beside each step time stands what the simulator
-    says from what the run itself has measured, and the time that no schedule can beat. With --out a sweep that was
-    ended goes on where it was.
+    bit for bit. MODEL is a profile's file or a name of `gradlane zoo`: an emulated device with its tensors and times.
+    Every number of hosts and every link given is one run. Beside each step time stands what the simulator predicts
+    from what the run measured, and the time that no schedule can beat. With --out a sweep that was ended goes on
+    where it was.
 
     The workers are on emulated hosts that are joined by links of the given rate (no root needed). Steps are timed from
     start to start.

@@ -16,8 +16,8 @@ from gradlane.report.page import REPORT, write_report
 def command(folder: Path, out: Path | None) -> None:
     """Make a report of what `gradlane compare --out FOLDER` or `gradlane launch --timeline FOLDER` left there.
 
-    The report is one HTML file that needs no network: the answer, every step, the timelines of two iterations of each
-    policy, where a step's time goes, and the plans as pictures.
+    The report is one HTML file that needs no network. It shows the answer, every step, the timelines of two
+    iterations of each policy, where a step's time goes, and the plans.
 
     \b
     gradlane compare --out out

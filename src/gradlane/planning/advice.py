@@ -58,8 +58,8 @@ class Advice(msgspec.Struct, frozen=True):
 
     Attributes:
         run: what was measured.
-        profile: what was simulated: the run's, as long as a step of computing alone: the rest of that step is its
-            uncovered time.
+        profile: what was simulated: the run's profile, whose uncovered time makes it as long as a step of computing
+            alone.
         step_ns, alone_ns: the median measured step, and that of computing alone.
         waits_ns: of the rank that waits least, how long a step waits for sums when its backward
             pass is over; None on a device.
