@@ -93,9 +93,8 @@ ONE_BY_ONE = Sharing()
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The cost of all-reduce among `workers`.
 
-    With a bus, `segments`, `sharing` and the minimum are of the messages between hosts, as are the
-    methods that take a message apart (`parts_ns`, `stream_ns`); `cost_ns`, `startup_ns` and
-    `bytes_per_second` are of the whole path.
+    With a bus, `segments`, `sharing`, the minimum, `parts_ns` and `stream_ns` describe messages between hosts. `cost_ns`,
+    `startup_ns` and `bytes_per_second` describe the whole path.
 
     Attributes:
         workers: number of workers: devices on all hosts together.
@@ -107,8 +106,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         min_message_ns: the least time of a message, however small.
         min_message_latency_ns: the part of `min_message_ns` that delays no other message, as a
             segment's `latency_ns`.
-        start_ns: the time for which a message that starts keeps the thread that computes from
-            computing. No part of any other time here.
+        start_ns: what starting a message takes from the computing thread. No part of any other time here.
         wakeup_ns: how much later a message starts that waited for another's end, in a window or as a second phase. A
             thread wakes up for the end while another one updates. No part of any other time here. Ignored with a bus,
             whose stages are timed by threads that wake up.
