@@ -2,9 +2,9 @@
 
     python -m bench.small_tensors [--turns 20] [--nets 467,161] [ARM...]
 
-ARM: a policy and what carries its messages, as mercury@server, or auto@any; without any, those of docs/overhead.md. Servers
-sum through the memory of the host; with mercury@server@loopback they do not (GRADLANE_SHARED_MEMORY=0). Each arm trains on
-two ranks, in processes that stay; of all arms' processes two are at work at a time, a few steps a turn.
+ARM: a policy and what carries its messages, as mercury@server, or auto@any; without any, those of bench/notes/overhead.md.
+Servers sum through the memory of the host; with mercury@server@loopback they do not (GRADLANE_SHARED_MEMORY=0).
+Each arm trains on two ranks, in processes that stay; of all arms' processes two are at work at a time, a few steps a turn.
 The last column says how much longer the first 200 iterations took than so many of those that came after `auto` had settled:
 what measuring and looking cost.
 """

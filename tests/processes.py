@@ -17,7 +17,7 @@ from typing import Any
 
 AT_ONCE_S = 4.0
 """What a test takes as "at once": long for a machine that is not busy, and sooner than every limit whose passing would look the
-same. How long things really take, `python -m bench.kills` and docs/faults.md say.
+same. How long things really take, `python -m bench.kills` and bench/notes/faults.md say.
 """
 
 PROCESSES = multiprocessing.get_context("forkserver")

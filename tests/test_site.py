@@ -84,7 +84,8 @@ def test_broken_links_end_the_build(tmp_path: Path) -> None:
         shutil.copytree(ROOT / folder, tmp_path / folder)
     for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "src").symlink_to(ROOT / "src")
+    for name in ("src", "native", "bench", "experiments"):
+        (tmp_path / name).symlink_to(ROOT / name)
     with (tmp_path / "docs" / "concepts.md").open("a") as page:
         page.write("[a](nowhere.md) [b](training.md#nowhere) [c](../src/nowhere.py)")
     done = build(tmp_path, tmp_path / "site")

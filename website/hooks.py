@@ -13,7 +13,10 @@ from mkdocs.structure.files import File, Files
 from website import pages, pictures
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+NOTES = tuple(
+    str(path.relative_to(ROOT)) for room in ("bench", "experiments") for path in sorted((ROOT / room / "notes").glob("*.md"))
+)
+DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "native/wire/wire.md", *NOTES)
 LINK = re.compile(r"\]\((?!\w+:|#)([^)\s]+?)(#[^)\s]*)?\)")
 
 
@@ -25,6 +28,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     of_folder = {
         "policies/": [{"All": "policies/index.md"}, *({name: f"policies/{name}.md"} for name in pages.policy_names())],
         "examples/": [{path.name: f"examples/{path.stem}.md"} for path in EXAMPLES],
+        "notes/": [{Path(name).stem: name} for name in NOTES],
     }
     config.nav = [
         {title: of_folder.get(place, place) if isinstance(place, str) else place}
@@ -36,6 +40,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     made: dict[str, str] = {name: (ROOT / name).read_text() for name in DOCUMENTS}
+    made |= {str(path.relative_to(ROOT)): path.read_text() for path in ROOT.glob("*/notes/*.svg")}
     made |= {f"examples/{path.stem}.md": f"# {path.name}\n\n```python\n{path.read_text()}```\n" for path in EXAMPLES}
     made |= {f"policies/{name}.md": pages.policy(name) for name in pages.policy_names()}
     made |= {f"pictures/policy-{name}.svg": pictures.of_policy(name) for name in pages.policy_names()}

@@ -6,7 +6,8 @@ Parts, each in processes of its own; one that fails or takes too long stops no o
   profile    the profile that a session measures, beside a recording of the same step and the zoo's times
   training   torch DDP and gradlane's policies in turns, on two ranks in a `gradlane lab` of two hosts
 
-Writes out/device/bench.json as it goes. --page makes docs/gpu.md of it and of out/device/tests.json, and measures nothing.
+Writes out/device/bench.json as it goes. --page makes bench/notes/gpu.md of it and of out/device/tests.json, and
+measures nothing.
 --dry-run runs all parts on the CPU with tiny networks, to try the program; its figures mean nothing.
 """
 
@@ -147,8 +148,8 @@ def main() -> int:
     parser.add_argument("--loopback", action="store_true", help="train on loopback, without a lab: no emulated rate")
     parser.add_argument("--dry-run", action="store_true", help="tiny networks on the CPU")
     parser.add_argument("--out", type=Path, default=Path("out/device/bench.json"), help="(default: %(default)s)")
-    parser.add_argument("--page", action="store_true", help="make docs/gpu.md, and measure nothing")
-    parser.add_argument("--page-to", type=Path, default=ROOT / "docs/gpu.md", help=argparse.SUPPRESS)
+    parser.add_argument("--page", action="store_true", help="make bench/notes/gpu.md, and measure nothing")
+    parser.add_argument("--page-to", type=Path, default=ROOT / "bench/notes/gpu.md", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.page:
         page.write(given.out.with_name("tests.json"), given.out, given.page_to)

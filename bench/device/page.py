@@ -1,4 +1,4 @@
-"""docs/gpu.md, made of the files of `python -m tests.device` and `python -m bench.device`. Imports no torch."""
+"""bench/notes/gpu.md, made of the files of `python -m tests.device` and `python -m bench.device`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from bench.device import summary
 
 BEGIN, END = "<!-- by hand from here -->", "<!-- by hand to here -->"
-_PLACE = "## What a device loses against the CPU path\n\n(to be written)"
+_PLACE = "## How to read this\n\n(to be written)"
 _HEAD = """\
 # gradlane on GPUs
 

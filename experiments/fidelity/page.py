@@ -1,4 +1,4 @@
-"""Writes docs/fidelity.md from the results of trials."""
+"""Writes experiments/notes/fidelity.md from the results of trials."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradlane.core.backends import BackendName
 HEAD = """# How true the simulator is
 
 This page compares simulated iteration times with measured ones, for those who want to rely on a
-prediction. `python -m experiments.fidelity --page docs/fidelity.md` writes it from
+prediction. `python -m experiments.fidelity --page experiments/notes/fidelity.md` writes it from
 `experiments/fidelity/measured.json`. The results in that file came from
 
     {command}
@@ -172,9 +172,9 @@ OF_HOSTS = """
 
 Trials on emulated hosts of several ranks, which share their host's link: 2 x 3 are two hosts of three
 ranks each. Runs measured both levels and summed by the faster way, over all ranks at once or within
-hosts first, as sessions do by themselves ([training.md](training.md)). Of the {trials} trials
+hosts first, as sessions do by themselves ([training.md](../../docs/training.md)). Of the {trials} trials
 {hierarchical} took the latter, which the simulator has as a network with a bus
-([cost-model.md](cost-model.md#hosts-with-several-devices)). The results are trials of
+([cost-model.md](../../docs/cost-model.md#hosts-with-several-devices)). The results are trials of
 
     {command}
 
@@ -187,7 +187,7 @@ OF_HOSTS_TAIL = """
 Of VGG-16 and ResNet-50 on 2 x 3 and BERT-Base on 3 x 2 these are second runs. In the first, messages alone were
 slow beside computing (VGG-16: 5.2 MB/s over a link for 6.4), and what the link limits was simulated 3, 7 and
 15 % too long (medians). Since then a fit takes the rate from messages in a row where they are so much
-faster ([cost-model.md](cost-model.md#messages-that-share-a-network)); the other six were run before that.
+faster ([cost-model.md](../../docs/cost-model.md#messages-that-share-a-network)); the other six were run before that.
 BERT-Base's `wfbp` and `bytescheduler` on 2 x 3, about 200 messages of three collectives each, take 0.2 to 0.3 s
 longer than simulated: the stages of a message share a rank's processor, and the simulator has only what is
 spent between hosts. To count what all stages take of streams of whole messages was tried, with steps half as

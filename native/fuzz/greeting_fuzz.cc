@@ -22,7 +22,7 @@ Membership Job() {
     return job;
 }
 
-// As docs/wire.md has it.
+// As native/wire/wire.md has it.
 Digest Proof(const Membership& job, char role, const Hello& hello, const Nonce& nonce) {
     std::vector<uint8_t> said(1 + Hello::kBytes + sizeof nonce);
     said[0] = static_cast<uint8_t>(role);

@@ -30,7 +30,7 @@ constexpr uint8_t kOdd = 224;  // Step::odd from here on: not what the model wou
 // Whom a refused step is the fault of.
 using Verdict = std::optional<uint32_t>;
 
-// What every process of the job knows after the steps so far (docs/wire.md).
+// What every process of the job knows after the steps so far (native/wire/wire.md).
 class Model {
   public:
     struct Tensor {

@@ -1,6 +1,6 @@
 // Greeting: how a worker and a server authenticate one another before a byte of gradient moves.
 // There are two state machines, one a side, which take frames and give frames, without sockets,
-// clocks or threads. The order of events is that of docs/wire.md:
+// clocks or threads. The order of events is that of native/wire/wire.md:
 //
 //     worker                          server
 //     HELLO (who, what, nonce)  --->

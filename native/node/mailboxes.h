@@ -1,6 +1,6 @@
-// Mailboxes: frames of messages (docs/wire.md, "Messages") between the ranks of one host, through the memory that they
-// share. For each rank and each other one there is a ring of bytes, which carries what a connection would, in the same
-// order: control frames first, then packets by priority.
+// Mailboxes: frames of messages (native/wire/wire.md, "Messages") between the ranks of one host, through the
+// memory that they share. For each rank and each other one there is a ring of bytes, which carries what a
+// connection would, in the same order: control frames first, then packets by priority.
 //
 // Whoever waits for a message reads the rings itself. A small message is not worth more than that: where nobody
 // waits, it lies in its ring until somebody does. The I/O thread is woken for what another rank waits for: an

@@ -1,5 +1,5 @@
 // Messages: what workers send one another, matched by source, tag and order. It takes the owner's
-// sends and receives and the frames of docs/wire.md ("Messages"), and gives frames; no socket,
+// sends and receives and the frames of native/wire/wire.md ("Messages"), and gives frames; no socket,
 // thread or clock.
 //
 // A small message leaves at once and is kept by the receiver until it is received. A larger one is

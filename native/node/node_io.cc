@@ -20,7 +20,7 @@ constexpr size_t kReadBudget = 128 << 10;   // of one connection before the next
 constexpr uint64_t kWorkBytes = 256 << 10;  // of local sums between two looks at the sockets
 
 // How far a connection may be ahead of others that have packets to send. The default packet between hosts; with
-// twice as much, four hosts lost again what turns had won (docs/overhead.md).
+// twice as much, four hosts lost again what turns had won (bench/notes/overhead.md).
 constexpr uint64_t kLeadBytes = 128 << 10;
 // A connection that has sent nothing for so long holds up nobody: its peer may wait for what others would send.
 constexpr int64_t kPatienceNs = 50'000'000;

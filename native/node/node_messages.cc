@@ -289,7 +289,7 @@ bool Node::Attend(Mailboxes& mail, const Transfer& transfer, int64_t end_ns) {
         ended = is_ended();
         const int64_t now = Now();
         if (ended || now >= end_ns) break;
-        // To look for a while first, and yield, was now much faster and now much slower (docs/overhead.md).
+        // To look for a while first, and yield, was now much faster and now much slower (bench/notes/overhead.md).
         if (!more) mail.bell().Sleep(end_ns - now, [&] { return mail.IsReady() || is_ended(); });
     }
     mail.bell().Leave();

@@ -1,5 +1,5 @@
 // A frame on the wire: 40 bytes of header, then `length` bytes of payload. The format is described
-// in docs/wire.md; this file is that page as code, and golden bytes in tests/golden/wire.json hold
+// in native/wire/wire.md; this file is that page as code, and golden bytes in tests/golden/wire.json hold
 // both to it.
 //
 // Nothing here reads or writes a socket or allocates. Decode() says whether a header is

@@ -86,8 +86,8 @@ _hold = _Hold()
 def interruptible(signals: Sequence[signal.Signals] = _ENDING) -> Iterator[None]:
     """Have signals raise `Interrupted` inside of the block.
 
-    A signal that is ignored (nohup, a shell's background job) or has a handler stays as it is, and
-    so do all of them where the caller is not the main thread.
+    A signal that is ignored (nohup, a shell's background job) or has a handler stays as it is. If the caller is not
+    the main thread, all of them stay.
 
     Args:
         signals: which; default: SIGINT, SIGTERM and SIGHUP.

@@ -6,6 +6,7 @@ Inside gradlane every quantity is an integer whose name ends in its unit (`size_
 
 from __future__ import annotations
 
+import difflib
 import re
 
 from gradlane.errors import InputError
@@ -26,10 +27,14 @@ _NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)(?:/s)?\s*")
 
 
-def _split(text: str, what: str, units: dict[str, int], example: str) -> float:
+def _split(text: str, what: str, units: dict[str, int], example: str, shown: tuple[str, ...]) -> float:
+    """The value in the smallest unit. shown: the units that an error may suggest."""
     match = _NUMBER_AND_UNIT.fullmatch(text)
     if match is None or match.group(2).lower() not in units:
-        raise InputError(f"{what}: got {text!r}, expected a number and a unit such as {example}")
+        close = match and difflib.get_close_matches(match.group(2).lower(), [unit.lower() for unit in shown], n=1)
+        unit = next((unit for unit in shown if close and unit.lower() == close[0]), None)
+        meant = f" (did you mean {match[1]}{unit}?)" if match and unit else ""
+        raise InputError(f"{what}: got {text!r}{meant}, expected a number and a unit such as {example}")
     return float(match.group(1)) * units[match.group(2).lower()]
 
 
@@ -39,7 +44,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         InputError: `text` is not a number and a unit of size.
     """
-    return round(_split(text, "size", _BYTES, "4MiB, 512k or 25MB"))
+    return round(_split(text, "size", _BYTES, "4MiB, 512k or 25MB", ("kB", "MB", "GB", "KiB", "MiB", "GiB")))
 
 
 def parse_rate(text: str) -> int:
@@ -48,7 +53,7 @@ def parse_rate(text: str) -> int:
     Raises:
         InputError: `text` is not a number and a unit of rate, or the rate is 0.
     """
-    rate = round(_split(text, "rate", _BITS_PER_SECOND, "500mbit or 10gbit"))
+    rate = round(_split(text, "rate", _BITS_PER_SECOND, "500mbit or 10gbit", ("kbit", "mbit", "gbit")))
     if rate <= 0:
         raise InputError(f"rate: got {text!r}, expected more than zero")
     return rate
@@ -60,7 +65,7 @@ def parse_ns(text: str) -> int:
     Raises:
         InputError: `text` is not a number and a unit of time.
     """
-    return round(_split(text, "time", _NS, "50us, 1.5ms or 2s"))
+    return round(_split(text, "time", _NS, "50us, 1.5ms or 2s", ("ns", "us", "ms", "s")))
 
 
 def format_bytes(size_bytes: int) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from gradlane.live.ddp.stages import Progress, Stage
 from tests.commands import gradlane
 
 pytestmark = pytest.mark.matrix
@@ -44,6 +46,9 @@ def test_a_script_is_measured_and_ended_without_its_help(tmp_path, holds):
     assert said["bound_ns"] <= min(row["iteration_ns"] for row in said["policies"])
     assert any("clips gradients" in line for line in said["not_measured"])
     assert report.read_bytes().startswith(b"<!doctype html>")
+    stages = [line for line in done.stderr.splitlines() if line.startswith("[")]
+    assert [line.partition(" ")[0] for line in stages] == [f"[{stage}/5]" for stage in range(1, 6)]
+    assert "[2/5] measuring 4 steps as they are" in stages
 
 
 @pytest.mark.parametrize(
@@ -72,3 +77,29 @@ def test_a_script_that_does_not_come_to_its_steps_is_ended(tmp_path):
     done = gradlane("advise", "--timeout", 3, script, expect=1)
     assert "advise: no end of the steps within 3 s" in done.stderr
     assert marked(str(script)) == []
+
+
+class Terminal(StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "said"),
+    [
+        (StringIO, ["[1/3] as they are", "[2/3] the network", "[3/3] alone"]),
+        (Terminal, ["[1/3] as they are: step 3, 1.70 s each", "[2/3] the network", "[3/3] alone: step 3, 1.70 s each"]),
+    ],
+)
+def test_a_terminal_sees_each_step_and_a_log_each_stage(stream, said):
+    out = stream()
+    progress = Progress([Stage(0, 3, "as they are"), Stage(3, 0, "the network"), Stage(3, 3, "alone")], out)
+    ends_ns: list[int] = []
+    progress.show(0, ends_ns)
+    for step in range(1, 6):
+        ends_ns.append(step * 1_700 * 10**6)
+        if step == 3:
+            progress.show(step, ends_ns, between=True)
+        progress.show(step, ends_ns)
+    progress.end()
+    assert [line.rpartition("\x1b[K")[2] for line in out.getvalue().split("\n")[:-1]] == said

@@ -135,7 +135,7 @@ def test_launch_starts_servers_beside_the_ranks_and_ends_them_with_the_job() -> 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--servers", 1], "got 1 servers without --backend server, expected both"),
+        (["--servers", 1], "--servers: got it without --backend server, expected both"),
         (["--backend", "server", "--servers", 0], "--servers: got '0', expected an integer from 1"),
         (["--backend", "server", "--servers", 1, "--await-servers", 1], "servers of here, or of other hosts"),
     ],

@@ -1,4 +1,4 @@
-"""The wire format, written a second time from docs/wire.md, beside the data plane's own bytes."""
+"""The wire format, written a second time from native/wire/wire.md, beside the data plane's own bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames made by hand, whatever they say: what a hostile or broken peer would send. The format is in docs/wire.md."""
+"""Frames made by hand, whatever they say: what a hostile or broken peer would send. The format is in native/wire/wire.md."""
 
 from __future__ import annotations
 

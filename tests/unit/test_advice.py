@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from gradlane import zoo
-from gradlane.cli.advise import unknown, verdict
+from gradlane.cli.advise import doubt, rows, unknown, verdict
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.profile import Profile
@@ -72,7 +72,9 @@ def test_what_summing_takes_from_the_processor_is_not_called_waiting():
     advice = advise(structs.replace(fast, step_ns=tuple(2 * step for step in fast.step_ns)))
     assert not advice.is_worth_it
     assert "it takes its time from the processor" in verdict(advice)
-    assert any("take the savings as rough" in line for line in unknown(advice))
+    assert advice.is_doubtful
+    assert str(doubt(advice)).startswith("Take this as rough: DDP's step is ")
+    assert "50% less (what summing takes from the processor is not simulated" in str(doubt(advice))
 
 
 def test_what_a_script_does_beside_computing_is_part_of_the_step():
@@ -102,3 +104,31 @@ def test_steps_that_differ_are_told():
     assert not any("p10 to p90" in line or "longer than those with sums" in line for line in steady)
     uneven = unknown(advise(structs.replace(measured, step_ns=(2 * step, *rest), alone_ns=(2 * step,))))
     assert sum("p10 to p90" in line or "longer than those with sums" in line for line in uneven) == 2
+
+
+def test_all_parts_are_of_the_measured_step():
+    measured = run(200 * 10**6)
+    # DDP's step is measured to take twice what is simulated, all of it by waiting
+    slow = advise(structs.replace(measured, step_ns=tuple(2 * step for step in measured.step_ns)))
+    assert slow.off == pytest.approx(-0.5, abs=0.001)
+    saved_ns = slow.baseline.expected_ns - slow.best.expected_ns
+    assert slow.best.saves == pytest.approx(saved_ns / slow.step_ns)
+    assert slow.costs == pytest.approx(1 - slow.alone_ns / slow.step_ns)
+    ((cells, _),) = [row for row in rows(slow) if slow.best.policy in row[0][0].split(", ")]
+    assert cells[2].endswith(f"({slow.best.saves:.1%})")
+
+
+def test_a_simulator_that_is_right_is_not_doubted():
+    advice = advise(run(200 * 10**6))
+    assert not advice.is_doubtful
+    assert doubt(advice) is None
+
+
+def test_policies_that_do_not_differ_share_a_row():
+    advice = advise(run(200 * 10**6))
+    names = [name for (shared, *_), _ in rows(advice) for name in shared.split(", ")]
+    assert sorted(names) == sorted([*(option.policy for option in advice.options), "as it is"])
+    assert len({cells[1:3] + cells[4:] for cells, _ in rows(advice)}) == len(rows(advice)) < len(advice.options)
+    assert sum(is_best for _, is_best in rows(advice)) == 1
+    assert advice.differs
+    assert not advise(run(10**12, rest_ns=10_000 * MS)).differs

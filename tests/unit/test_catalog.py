@@ -43,11 +43,11 @@ def test_a_module_that_can_be_imported_from_here_is_found_too(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "knobs", "fault"),
     [
-        ("", {}, "has no 'Mine'; of classes with a plan it has none"),
-        ("class Other:\n    def plan(self): ...", {}, "of classes with a plan it has Other"),
+        ("", {}, "got 'Mine', which .* does not have, expected a class with a plan: it has none"),
+        ("class Other:\n    def plan(self): ...", {}, "expected a class with a plan: Other"),
         ("class Mine:\n    name = 'mine'", {}, "got a class without paper, differs, plan"),
         ("class Mine:\n    name = paper = differs = 'mine'\n    def plan(self): ...", {"size": 1}, "Mine: "),
-        ("def", {}, "is no module that can be imported from here: "),
+        ("def", {}, "which cannot be imported from here "),
         ("import nothing_of_this_name", {}, "No module named 'nothing_of_this_name'"),
     ],
 )

@@ -162,7 +162,7 @@ def test_knobs_take_sizes_as_people_write_them(inputs):
         (["--knob", "slice_bytes=4"], "--knob: got knobs and no policy"),
         (["--policy", "p3", "--knob", "slice_bytes"], "--knob: got 'slice_bytes', expected NAME=VALUE"),
         (["--policy", "p3", "--knob", "slice_bytes=8", "--knob", "slice_bytes=9"], "--knob: got slice_bytes twice"),
-        (["--policy", "p3", "--knob", "speed=8"], "policy p3: got knob 'speed', expected slice_bytes"),
+        (["--policy", "p3", "--knob", "speed=8"], "--knob: got 'speed', expected slice_bytes"),
         (["--policy", "p3", "--knob", "slice_bytes=x"], "slice_bytes: got 'x', expected an integer from 8"),
         (["--policy", "p3", "--knob", "slice_bytes=1"], "slice_bytes: got 1, expected an integer from 8"),
     ],

@@ -1,4 +1,4 @@
-"""docs/gpu.md of small files, and the tables of `python -m bench.device`."""
+"""bench/notes/gpu.md of small files, and the tables of `python -m bench.device`."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ NOWHERE = "/proc/gradlane"  # even root can make no file and no folder there
         (["plan", "vgg16"], ["--batch", 0], "got '0', expected an integer from 1"),
         (["zoo", "vgg16"], ["--batch", "two"], "got 'two', expected an integer from 1"),
         (["server", "host:1"], ["--memory", 0], "got '0', expected one byte or more"),
-        (["server", "host:1"], ["--memory", "much"], "size: got 'much', expected a number and a unit"),
+        (["server", "host:1"], ["--memory", "much"], "--memory: got 'much', expected a number and a unit"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(command: list[str], option: list[object], expected: str) -> None:

@@ -41,7 +41,9 @@ def test_simulate_draws_and_writes_a_timeline(tmp_path):
     invoke("simulate", "alexnet", "--policy", "wfbp", "--timeline", timeline)
     assert json.loads(timeline.read_text())["traceEvents"]
     assert "expected one policy on one model" in invoke("simulate", "alexnet", "--timeline", timeline, code=2)
-    assert "expected a suffix" in invoke("simulate", "alexnet", "--policy", "ddp", "--plot", tmp_path / "plot.xyz", code=1)
+    assert "expected a name that ends" in invoke(
+        "simulate", "alexnet", "--policy", "ddp", "--plot", tmp_path / "plot.xyz", code=2
+    )
 
 
 def test_whatif_bandwidth_finds_less_for_mercury_than_for_wfbp():
@@ -139,12 +141,12 @@ def test_plan_takes_a_clusters_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
-        (["simulate", "vgg17"], "model: got 'vgg17' (did you mean vgg19?)"),
+        (["simulate", "vgg17"], "PROFILE: got 'vgg17' (did you mean vgg19?)"),
         (["simulate", "nowhere.json"], "PROFILE: got 'nowhere.json', which is not a file"),
         (["simulate", "vgg16", "--workers", "8..2"], "--workers: got '8..2', expected 1 to 1000000, the smaller first"),
         (["simulate", "vgg16", "--workers", "0"], "--workers: got '0'"),
         (["simulate", "vgg16", "--rate", "fast"], "rate: got 'fast'"),
-        (["simulate", "vgg16", "--startup", "1"], "time: got '1', expected a number and a unit such as 50us"),
+        (["simulate", "vgg16", "--startup", "1"], "--startup: got '1', expected a number and a unit such as 50us"),
         (["simulate", "vgg16", "--servers", "-1"], "--servers: got '-1'"),
         (["simulate", "vgg16", "--colocated"], "--colocated: got it without --servers"),
         (["whatif", "workers", "vgg16", "--policy", "fast"], "policy: got 'fast'"),

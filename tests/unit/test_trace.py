@@ -531,7 +531,7 @@ def test_a_damaged_file_is_refused_or_read_and_nothing_else(format, tmp_path_fac
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "the file is empty"),
+        ("", "got an empty file"),
         ("hello", "got a file of no known format"),
         (PIPEDREAM.replace("time=3.0", "time=-3.0"), r"backward time: got -3.0, expected 0 to .* \(at line 2\)"),
         (PIPEDREAM.replace("node3 -- node4", "node3 -- node9"), r"an edge of node9, which is not there \(at line 7\)"),

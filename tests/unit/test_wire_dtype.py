@@ -90,6 +90,6 @@ def test_plan_and_simulate_take_a_profile_as_it_travels(tmp_path) -> None:
 
 
 def test_a_wire_dtype_that_is_none_is_refused_and_so_is_one_for_stock_ddp() -> None:
-    assert "'int8' is not one of 'bf16', 'fp16'" in invoke("plan", "vgg16", "--wire-dtype", "int8", code=2)
+    assert "--wire-dtype: got 'int8', expected one of bf16, fp16" in invoke("plan", "vgg16", "--wire-dtype", "int8", code=2)
     text = re.sub(r"\s+", " ", invoke("plan", "vgg16", "--wire-dtype", "bf16", "--emit", "ddp-kwargs", code=2))
     assert "--emit: got it with --wire-dtype, expected one or the other; DDP's buckets are counted in float32" in text

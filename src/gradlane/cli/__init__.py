@@ -20,8 +20,8 @@ from gradlane.lifetime import ending_at_once, interruptible, signal_of
 with ending_at_once():
     import click
 
+    from gradlane.cli.inputs import faults
     from gradlane.cli.outputs import printing
-    from gradlane.core.fields import did_you_mean
     from gradlane.errors import GradlaneError, InputError, OutputError, RunError
 
 # command -> what `gradlane --help` says of it; the module of the same name holds a click command
@@ -57,8 +57,9 @@ class _Commands(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in _COMMANDS and not ctx.resilient_parsing:
-            meant = did_you_mean(args[0], _COMMANDS)
-            raise InputError(f"got the command {args[0]!r}{meant}, expected one of {', '.join(_COMMANDS)}")
+            if args[0].startswith("-"):
+                return super().resolve_command(ctx, args)
+            raise InputError(f"got the command {faults.one_of(args[0], _COMMANDS)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -88,7 +89,12 @@ def _exit_codes() -> Iterator[None]:
     """Say what went wrong in one line, and turn it into an exit code."""
     try:
         with interruptible((signal.SIGINT,)):
-            yield
+            try:
+                yield
+            except click.exceptions.NoArgsIsHelpError:
+                raise
+            except click.UsageError as error:
+                raise faults.of_click(error) from None
     except GradlaneError as error:
         click.echo(f"gradlane: {error}", err=True)
         code = error.exit_code if isinstance(error, RunError) else 2 if isinstance(error, InputError) else 1

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradlane.cli import reports
-from gradlane.cli.inputs.types import SECONDS, whole_number
+from gradlane.cli.inputs.types import SCRIPT, SECONDS, whole_number
 from gradlane.cli.terminal import console, print_table
 from gradlane.compare.memory import need_memory
 from gradlane.compare.processes import TIMED_OUT, run_quietly, torchrun_here
@@ -25,7 +25,7 @@ from gradlane.core.records.ddp_run import DdpRun
 from gradlane.core.timeline import Timeline
 from gradlane.errors import JobError, RunError, UnsupportedError
 from gradlane.lifetime import scratch_folder
-from gradlane.planning.advice import BASELINE, WORTH, Advice, Option, advise
+from gradlane.planning.advice import BASELINE, SAME, WORTH, Advice, Option, advise
 from gradlane.planning.stock_ddp import ddp_kwargs
 from gradlane.report.page import facts
 from gradlane.report.page.drawing import draw, draw_simulated, parts_of, quantile, typical_iterations
@@ -42,7 +42,7 @@ from gradlane.units import format_bytes, format_ns, format_rate
 )
 @reports.option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and what SCRIPT prints on stderr.")
-@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("script", type=SCRIPT)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
     nproc: int, steps: int, timeout: float, report: Path | None, as_json: bool, script: str, arguments: tuple[str, ...]
@@ -61,7 +61,7 @@ def command(
     torchrun --no-python --nnodes 2 --rdzv-endpoint host0:29400 gradlane advise train.py
     """
     is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    need_memory("advise --nproc", 1 if is_rank else nproc)
+    need_memory("--nproc", 1 if is_rank else nproc)
     with scratch_folder() as scratch:
         exit_code = _run(Path(scratch), is_rank, nproc, steps, timeout, as_json, script, arguments)
         if is_rank and os.environ["RANK"] != "0":
@@ -108,6 +108,22 @@ def _measured(scratch: Path, exit_code: int, timeout_s: float) -> DdpRun:
 
 
 # -- what is said ---------------------------------------------------------------------------------------------
+
+
+def doubt(advice: Advice) -> str | None:
+    """What to know before anything else: that the simulator is far off the measured step; None if it is not."""
+    if not advice.is_doubtful:
+        return None
+    more = advice.off > 0
+    reason = (
+        "when the network was measured alone it was slower than in the steps, or the machine was busier"
+        if more
+        else "what summing takes from the processor is not simulated, or the machine was busy"
+    )
+    return (
+        f"Take this as rough: DDP's step is {format_ns(advice.baseline.expected_ns)} simulated and "
+        f"{format_ns(advice.step_ns)} measured, {abs(advice.off):.0%} {'more' if more else 'less'} ({reason})."
+    )
 
 
 _UNSTEADY = 0.25  # part of the median step by which the 10th and the 90th percentile may differ without a word
@@ -158,12 +174,6 @@ def unknown(advice: Advice) -> list[str]:
             f"steps without sums took {format_ns(advice.alone_ns)}, longer than those with sums: the machine was busy then, "
             "or it computes at a changing rate"
         )
-    if abs(advice.off) > 0.1:
-        said.append(
-            f"the simulator takes {format_ns(advice.baseline.iteration_ns)} for DDP's step, {abs(advice.off):.0%} "
-            f"{'more' if advice.off > 0 else 'less'} than was measured: what summing takes from the processor is not in it, so "
-            "take the savings as rough"
-        )
     if advice.waits_ns is None:
         said.append("how long a backward pass waits for its last sums: on a device the host does not see it")
     if run.hook:
@@ -197,12 +207,32 @@ def _lines(advice: Advice) -> list[str]:
     return lines
 
 
+def rows(advice: Advice) -> list[tuple[tuple[str, ...], bool]]:
+    """The table's rows, each with whether the best policy is in it. Policies that would have the same cells share a row."""
+    shared: dict[tuple[str, ...], list[Option]] = {}
+    for option in advice.options:
+        is_own = option.policy == BASELINE
+        saves = "-" if is_own else f"{format_ns(round(option.saves * advice.step_ns))} ({option.saves:.1%})"
+        cells = (format_ns(option.expected_ns), saves, "yes" if option.by_ddp else "no", BASELINE if is_own else "")
+        shared.setdefault(cells, []).append(option)
+    found: list[tuple[tuple[str, ...], bool]] = []
+    for (took, saves, by_ddp, own), options in shared.items():
+        counts = sorted({option.messages for option in options})
+        messages = str(counts[0]) if len(counts) == 1 else f"{counts[0]}..{counts[-1]}"
+        names = f"{own}, as it is" if own else ", ".join(option.policy for option in options)
+        found.append(((names, took, saves, messages, by_ddp), advice.best in options))
+    return found
+
+
 def _show(advice: Advice) -> None:
     run, shown = advice.run, console()
 
     def say(text: str) -> None:
         shown.print(Text(text), soft_wrap=True)
 
+    rough = doubt(advice)
+    if rough is not None:
+        say(f"{rough}\n")
     say(f"{run.model} on {run.workers} ranks, {format_bytes(run.profile.size_bytes)} of gradients")
     waits = "" if advice.waits_ns is None else (
         f"; its backward pass waits {format_ns(advice.waits_ns)} ({advice.waits_ns / advice.step_ns:.0%}) for the last sums"
@@ -211,19 +241,20 @@ def _show(advice: Advice) -> None:
     network = run.network
     say(f"the network: {format_ns(network.startup_ns)} for a message and {format_rate(network.bytes_per_second)}, measured")
     say("")
-    table = Table()
-    table.add_column("policy")
-    for heading in ("step, simulated", "saves", "messages", "in stock DDP"):
-        table.add_column(heading, justify="right")
-    for option in advice.options:
-        name = "ddp, as it is" if option.policy == BASELINE else option.policy
-        cells = (
-            name, format_ns(option.iteration_ns), "-" if option.policy == BASELINE else f"{option.saves:.1%}",
-            str(option.messages), "yes" if option.by_ddp else "no",
-        )  # fmt: skip
-        table.add_row(*(Text(cell) for cell in cells), style="bold green" if option is advice.best else None)
-    print_table(table)
-    say(f"no schedule takes less than {format_ns(advice.bound_ns)}\n")
+    if advice.differs:
+        table = Table()
+        table.add_column("policy")
+        for heading in ("step, simulated", "saves of your step", "messages", "in stock DDP"):
+            table.add_column(heading, justify="right")
+        for cells, is_best in rows(advice):
+            table.add_row(*(Text(cell) for cell in cells), style="bold green" if is_best else None)
+        print_table(table)
+    else:
+        say(
+            f"No policy's simulated step differs from DDP's {format_ns(advice.baseline.expected_ns)} by {SAME:.0%} of your "
+            "step or more."
+        )
+    say(f"no schedule takes less than {format_ns(advice.bound_ns)}, simulated\n")
     say(verdict(advice))
     if advice.is_worth_it:
         say("\n" + "\n".join(_lines(advice)))
@@ -244,7 +275,7 @@ def _trial(advice: Advice) -> facts.TrialFacts:
     alone_ms, bound_ms = advice.alone_ns / 1e6, advice.bound_ns / 1e6
     return facts.TrialFacts(
         title=f"{run.model} on {run.workers} ranks, {format_bytes(run.profile.size_bytes)} of gradients",
-        answer=verdict(advice),
+        answer=" ".join(filter(None, (doubt(advice), verdict(advice)))),
         number=f"{advice.saves:.0%}",
         bound=f"no schedule takes less than {format_ns(advice.bound_ns)}, simulated",
         lines=[("without sums, measured", alone_ms), ("the least that any schedule takes, simulated", bound_ms)],
@@ -273,13 +304,14 @@ def _record(advice: Advice) -> dict[str, Any]:
 
     def row(option: Option) -> dict[str, Any]:
         return {
-            "policy": option.policy, "iteration_ns": option.iteration_ns, "saves": option.saves, "messages": option.messages,
+            "policy": option.policy, "iteration_ns": option.expected_ns, "saves": option.saves, "messages": option.messages,
             "by_stock_ddp": option.by_ddp,
         }  # fmt: skip
 
     return {
         "model": run.model,
         "workers": run.workers,
+        "doubt": doubt(advice),
         "verdict": verdict(advice),
         "worth_it": advice.is_worth_it,
         "best": advice.best.policy,

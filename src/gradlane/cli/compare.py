@@ -13,10 +13,12 @@ import msgspec
 from gradlane.cli import reports
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import parse_counts, read_profile
+from gradlane.cli.inputs.knobs import read_policy
 from gradlane.cli.inputs.types import (
     COUNT,
     FACTOR,
     OUT_FILE,
+    OUT_FOLDER,
     RANKS_PER_HOST,
     SECONDS,
     Checked,
@@ -108,7 +110,7 @@ def _iterations(text: str) -> str:
 @click.option(
     "--timeout", type=SECONDS, default=60.0, show_default=True, help="Seconds after which a sum that does not end is an error."
 )
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Leave tables, plans and timelines here.")
+@click.option("--out", type=OUT_FOLDER, help="Leave tables, plans and timelines here.")
 @click.option(
     "--iterations",
     type=Checked("text", _iterations),
@@ -136,10 +138,10 @@ def command(
     differ. A ratio above what the run's own bound permits is marked with "!", and a line below the table says why.
 
     Without MODEL it is a network on images of digits, and the parameters after the last step are compared with DDP's
-    bit for bit. MODEL is a profile's file or a name of `gradlane zoo`: an emulated device with its tensors and times, on
-    every number of hosts and every link given, one run after another; beside each step time stands what the simulator
-    says from what the run itself has measured, and the time that no schedule can beat. With --out a sweep that was
-    ended goes on where it was.
+    bit for bit. MODEL is a profile's file or a name of `gradlane zoo`: an emulated device with its tensors and times.
+    Every number of hosts and every link given is one run. Beside each step time stands what the simulator predicts
+    from what the run measured, and the time that no schedule can beat. With --out a sweep that was ended goes on
+    where it was.
 
     The workers are on emulated hosts that are joined by links of the given rate (no root needed). Steps are timed from
     start to start.
@@ -151,7 +153,7 @@ def command(
     as_json, servers = options.pop("as_json"), options.pop("servers")
     chosen, everything, backends = (options.pop(name) for name in ("chosen", "everything", "backends"))
     if chosen and everything:
-        raise InputError("compare --all: got --policies too, expected one of them")
+        raise InputError("--all: got it with --policies, expected one of them")
     names = chosen.split(",") if chosen else None if everything else _FIRST
     arms = _arms(backends.split(",") if backends else None, names, servers)
     if chosen:
@@ -159,14 +161,14 @@ def command(
     counts = parse_counts("--hosts", (hosts,), least=1 if ranks_per_host > 1 else 2)
     rates = [None if loopback else rate_or_none(each) for each in link.split(",")]
     if models and options["batch_size"] is not None:
-        raise InputError("compare --batch-size: got it with a MODEL, expected one or the other; a profile has its batch")
+        raise InputError("--batch-size: got it with a MODEL, expected one or the other; a profile has its batch")
     options["batch_size"] = options["batch_size"] or 0
     scale = options.pop("scale")
     if servers and (not models or loopback or all(arm.backend != "server" for arm in arms)):
-        raise InputError("compare --servers: expected a MODEL, --backend server and emulated hosts")
+        raise InputError("--servers: got it alone, expected a MODEL, --backend server and emulated hosts too")
     if not models and (len(counts) > 1 or len(rates) > 1 or scale != 1):
-        raise InputError("compare: got several hosts or links, or a scale, expected a MODEL with them")
-    profiles = [read_profile(model) for model in models]
+        raise InputError("compare: got several hosts or links, or a scale, expected a MODEL with them too")
+    profiles = [read_profile(model, argument="MODEL") for model in models]
     if out is not None:
         make_folder("--out", out)
     with scratch_folder() as scratch:
@@ -242,7 +244,7 @@ def _arms(backends: list[str] | None, names: Sequence[str] | None, servers: int)
     """
     for name in names or ():
         if name != AUTO:
-            catalog.get(name)
+            read_policy(name, option="--policies")
     arms: list[ArmSpec] = []
     for backend in backends or BACKENDS:
         need(backend in (*BACKENDS, ANY), "--backend", backend, "all-reduce, server or any, or several with commas")
@@ -262,7 +264,7 @@ def _arms(backends: list[str] | None, names: Sequence[str] | None, servers: int)
 def _need_all(chosen: Sequence[str], arms: Sequence[ArmSpec], backends: str | None) -> None:
     for name in chosen:
         if all(arm.policy != name for arm in arms):
-            raise InputError(f"--policies: got {name}, which {backends} cannot carry; see gradlane policies")
+            raise InputError(f"--policies: got {name}, which {backends} cannot carry; gradlane policies lists what it can")
 
 
 def _say(text: str) -> None:

@@ -9,21 +9,21 @@ import msgspec
 from rich.text import Text
 
 from gradlane import trace
-from gradlane.cli.inputs.types import OUT_FILE
+from gradlane.cli.inputs.types import IN_FILE, OUT_FILE, Choice, parse_time
 from gradlane.cli.terminal import console
 from gradlane.core import files
 from gradlane.core.profile import Profile
-from gradlane.units import format_bytes, format_ns, parse_ns
+from gradlane.units import format_bytes, format_ns
 
 
 @click.command()
-@click.argument("path", metavar="TRACE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("path", metavar="TRACE", type=IN_FILE)
 @click.option("--out", type=OUT_FILE, help="Write the profile as JSON.")
-@click.option("--format", "format_", type=click.Choice(trace.FORMATS), help="Default: told from the contents.")
+@click.option("--format", "format_", type=Choice(trace.FORMATS), help="Default: told from the contents.")
 @click.option(
     "--names-from",
     metavar="PROFILE.json",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=IN_FILE,
     help="A profile of the same model, for the names of gradients (and sizes, of a trace without shapes): kineto, chakra.",
 )
 @click.option(
@@ -40,7 +40,7 @@ def command(
         path,
         format=format_,
         tensors=None if names_from is None else files.read(names_from, Profile).specs,
-        compute_ns=None if compute is None else parse_ns(compute),
+        compute_ns=None if compute is None else parse_time("--compute", compute),
     )
     if as_json:
         click.echo(msgspec.json.format(files.dumps(profile), indent=2).decode())

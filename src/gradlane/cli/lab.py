@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from gradlane.cli import lab_doctor
 from gradlane.cli.inputs import topology
 from gradlane.cli.inputs.types import OUT_FILE, SECONDS
 from gradlane.compare.memory import PYTHON_BYTES, need_memory
+from gradlane.core.fields import did_you_mean
+from gradlane.errors import InputError
 from gradlane.lab import execute
 from gradlane.lab.files import write_spec
 
@@ -51,6 +54,12 @@ def command(
         arguments = list(command_line[1:])
         exit_code = lab_doctor.command.main(arguments, prog_name="gradlane lab doctor", standalone_mode=False)
         click.get_current_context().exit(exit_code)
+    if (
+        len(command_line) == 1
+        and shutil.which(command_line[0]) is None
+        and (meant := did_you_mean(command_line[0], ["doctor"]))
+    ):
+        raise InputError(f"lab: got {command_line[0]!r}{meant}, expected a program on the PATH")
     spec = topology.Topology(**given).spec()
     if write is not None:
         write_spec(write, spec)

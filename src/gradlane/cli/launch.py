@@ -23,13 +23,13 @@ from click.shell_completion import CompletionItem
 from gradlane import policies
 from gradlane.cli import reports
 from gradlane.cli.inputs import completion
-from gradlane.cli.inputs.knobs import parse_knobs
+from gradlane.cli.inputs.faults import naming, of_argparse
+from gradlane.cli.inputs.knobs import parse_knobs, read_policy
 from gradlane.cli.inputs.types import COUNT, SECONDS, SIZE, Checked, make_folder, whole_number, writable
 from gradlane.compare.memory import need_memory
 from gradlane.compare.processes import kept_running
 from gradlane.core import files
 from gradlane.core.backends import ALGORITHMS, BackendName, refuse_what_cannot_be_done
-from gradlane.core.fields import did_you_mean
 from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions, need_stall_timeout
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
@@ -78,10 +78,9 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if "training_script" in message:
             message = "got no SCRIPT, expected one after the options"
-        unknown = re.fullmatch(r"unrecognized arguments: (\S+)", message)
-        if unknown is not None:
-            message += did_you_mean(unknown[1], self._option_string_actions)
-        raise InputError(f"launch: {message}; see gradlane launch --help")
+        message = of_argparse(message, self._option_string_actions)
+        before = "" if message.startswith("-") else "launch: "
+        raise InputError(f"{before}{message}; see gradlane launch --help")
 
 
 class _Command(click.Command):
@@ -254,9 +253,9 @@ def _check_processes(given: argparse.Namespace) -> None:
     ):
         if text not in words and not re.fullmatch(form, text):
             expected = "MIN:MAX" if not words else ", ".join(words)
-            raise InputError(f"launch {option}: got {text!r}, expected a number, 1 or more, or {expected}")
+            raise InputError(f"{option}: got {text!r}, expected a number, 1 or more, or {expected}")
     ranks = int(given.nproc_per_node) if given.nproc_per_node.isdigit() else 1
-    need_memory("launch --nproc", ranks + (given.servers or 0))
+    need_memory("--nproc", ranks + (given.servers or 0))
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
@@ -356,19 +355,20 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
     if given.policy == AUTO and (knobs or given.tune or given.knobs is not None):
         raise InputError("launch: got --policy auto with --knob, --tune or --knobs, expected it alone")
     if given.policy != AUTO and (given.policy is not None or knobs or given.tune):
-        policy = catalog.get(given.policy or policies.default(backend), **knobs)
+        policy = read_policy(given.policy or policies.default(backend), knobs)
         if given.tune and not tunable(policy):
             raise InputError(
-                f"launch: got --tune, and policy {policy.name} declares no knobs to tune; try --policy bytescheduler"
+                f"--tune: got policy {policy.name}, which declares no knobs, expected one that does; try --policy bytescheduler"
             )
     servers = given.servers if given.servers is not None else given.await_servers
     if servers is not None:
         if given.servers is not None and given.await_servers is not None:
             raise InputError("launch: got --servers and --await-servers, expected one: servers of here, or of other hosts")
         if given.backend != "server":
-            raise InputError(f"launch: got {servers} servers without --backend server, expected both")
+            option = "--servers" if given.servers is not None else "--await-servers"
+            raise InputError(f"{option}: got it without --backend server, expected both")
     if given.plan is not None:
-        _existing("--plan", given.plan)
+        files.read(_existing("--plan", given.plan), Plan)
     if given.network is not None:
         files.read(_existing("--network", given.network), Network)
     if given.knobs is not None and not given.tune:
@@ -406,8 +406,9 @@ def _check_carrier(options: LaunchOptions) -> None:
 
     backend, external = options.backend, options.servers is not None
     if options.algorithm is not None and backend == "server":
-        raise InputError(f"launch: got --algorithm {options.algorithm} with --backend server, expected it of all-reduce")
-    CarrierOptions(backend or "server", options.packet_bytes, options.summation_order, options.servers or 0)
+        raise InputError(f"--algorithm: got {options.algorithm} with --backend server, expected it with all-reduce")
+    with naming("--packet-bytes"):  # argparse has checked the others
+        CarrierOptions(backend or "server", options.packet_bytes, options.summation_order, options.servers or 0)
     if options.plan is not None:
         plan = files.read(options.plan, Plan)
         if backend is not None:
@@ -417,7 +418,7 @@ def _check_carrier(options: LaunchOptions) -> None:
         if options.policy not in carried and not catalog.is_own(options.policy):
             beside = " with servers in processes of their own" if external else ""
             raise InputError(
-                f"launch: got --policy {options.policy}, which {backend}{beside} cannot carry; expected another --backend, or "
+                f"--policy: got {options.policy}, which {backend}{beside} cannot carry, expected another --backend, or "
                 f"one of {', '.join(carried)}"
             )
 

@@ -26,9 +26,9 @@ from gradlane.cli.inputs.cases import (
     read_place,
     read_profile,
 )
-from gradlane.cli.inputs.knobs import parse_knobs
+from gradlane.cli.inputs.knobs import parse_knobs, read_policy
 from gradlane.cli.inputs.progress import bar
-from gradlane.cli.inputs.types import OUT_FILE
+from gradlane.cli.inputs.types import IN_FILE, OUT_FILE, Choice
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.core.policy import Policy
@@ -45,9 +45,7 @@ BASELINE = "ddp"
 
 @click.command(epilog=PROFILE_HELP)
 @click.argument("profile_text", metavar="PROFILE", shell_complete=completion.models)
-@click.argument(
-    "network_path", metavar="[NETWORK.json]", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
+@click.argument("network_path", metavar="[NETWORK.json]", required=False, type=IN_FILE)
 @click.option(
     "--policy",
     shell_complete=completion.policies,
@@ -60,7 +58,7 @@ BASELINE = "ddp"
 @click.option("--out", type=OUT_FILE, help="Write the plan as JSON.")
 @reports.option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-@click.option("--emit", type=click.Choice(["ddp-kwargs"]), help="Print only what stock DDP needs to run the plan.")
+@click.option("--emit", type=Choice(["ddp-kwargs"]), help="Print only what stock DDP needs to run the plan.")
 def command(
     profile_text: str,
     network_path: Path | None,
@@ -103,10 +101,10 @@ def command(
         (case,) = cases([profile], read_place(**where), rates, counts)
     if policy == "auto":
         raise InputError(
-            "--policy: got auto, which tries plans in a running job; expected a policy, or none: all are ranked then, as auto "
-            "ranks them before it tries any"
+            "--policy: got auto, which tries plans in a running job; expected another policy, or none: all are ranked "
+            "then, as auto ranks them before it tries any"
         )
-    chosen = catalog.get(policy, **parse_knobs(knobs)) if policy is not None else None
+    chosen = read_policy(policy, parse_knobs(knobs)) if policy is not None else None
     bound_ns = lower_bound_ns(case.profile, case.where)
     candidates = [chosen] if chosen is not None else [catalog.get(name) for name in case.policies]
     with bar() as progress:

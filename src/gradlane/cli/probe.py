@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UnsetType
 from rich.table import Table
 
-from gradlane.cli.inputs.types import CLASSES, OUT_FILE, RANKS, RANKS_PER_HOST, SECONDS, rate_or_none, whole_number
+from gradlane.cli.inputs.types import CLASSES, OUT_FILE, RANKS, RANKS_PER_HOST, SECONDS, Choice, rate_or_none, whole_number
 from gradlane.cli.priority import probe as probe_priority
 from gradlane.cli.terminal import console, print_table
 from gradlane.compare.processes import run_on_ranks
@@ -34,7 +34,7 @@ _PRIORITY_S = 3.0  # seconds in which two connections send side by side: enough 
 @click.option("--ranks-per-host", type=RANKS_PER_HOST, default=1, show_default=True, help="Ranks on each; they share its link.")
 @click.option(
     "--algorithm",
-    type=click.Choice(ALGORITHMS),
+    type=Choice(ALGORITHMS),
     help="Which sums the network is of: over all ranks at once, or within each host first.  [default: the faster ones]",
 )
 @click.option("--link", help="Probe emulated hosts with links of this rate, as in 500mbit. Default: bare loopback.")
@@ -83,7 +83,7 @@ def command(
         raise InputError("probe: got --listen or --connect without --priority, expected both")
     if algorithm == "hierarchical" and (ranks_per_host == 1 or link is None):
         raise InputError(
-            "probe --algorithm: got hierarchical, expected hosts of several ranks, as in --ranks-per-host 2 --link 1gbit"
+            "--algorithm: got hierarchical, expected hosts of several ranks, as in --ranks-per-host 2 --link 1gbit"
         )
     with scratch_folder() as scratch:
         exit_code = run_on_ranks(

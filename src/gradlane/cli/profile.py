@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from gradlane.cli.inputs.types import COUNT, make_folder
+from gradlane.cli.inputs.types import COUNT, OUT_FOLDER, SCRIPT, make_folder
 from gradlane.cli.terminal import console, print_table
 from gradlane.compare.memory import need_memory
 from gradlane.compare.processes import run_quietly, torchrun_here
@@ -28,11 +28,11 @@ from gradlane.units import format_bytes, format_ns
     "--out",
     default="profile",
     show_default=True,
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OUT_FOLDER,
     help="Folder for profile.json and network.json.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON, and what SCRIPT prints on stderr.")
-@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("script", type=SCRIPT)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[str, ...]) -> None:
     """Run SCRIPT, which calls gradlane.attach, and keep the profile of its first iterations.
@@ -40,7 +40,7 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
     It needs six iterations or more; let the script end early. The files are what gradlane plan
     reads.
     """
-    need_memory("profile --nproc", nproc)
+    need_memory("--nproc", nproc)
     make_folder("--out", out)
     with scratch_folder() as scratch:
         environment = {**os.environ, LAUNCH_VARIABLE: LaunchOptions(profile=scratch).to_text()}

@@ -45,7 +45,7 @@ def command(ctx: click.Context, store: str, listen: str | None, memory: int | No
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     host, colon, port = store.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InputError(f"server: got {store!r}, expected HOST:PORT of the job's store, as in node0:29400")
+        raise InputError(f"HOST:PORT: got {store!r}, expected HOST:PORT of the job's store, as in node0:29400")
     # our error says more about a missing store than torch's log lines
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:

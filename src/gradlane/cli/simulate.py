@@ -24,8 +24,9 @@ from gradlane.cli.inputs.cases import (
     read_profile,
     workers_of,
 )
+from gradlane.cli.inputs.knobs import read_policy
 from gradlane.cli.inputs.progress import bar
-from gradlane.cli.inputs.types import OUT_FILE
+from gradlane.cli.inputs.types import OUT_FILE, PLOT_FILE
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.errors import InputError
@@ -55,7 +56,7 @@ MOST_TIMELINES = 8  # cases whose timelines go into a report
 @place_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--out", type=OUT_FILE, help="Write the JSON to a file too.")
-@click.option("--plot", type=OUT_FILE, help="Draw the speeds (.svg, .png, .pdf).")
+@click.option("--plot", type=PLOT_FILE, help="Draw the speeds (.svg, .png, .pdf).")
 @reports.option
 @click.option(
     "--timeline",
@@ -90,6 +91,8 @@ def command(
         parse_rates(rate),
         parse_workers(workers),
     )
+    for name in policies:
+        read_policy(name)
     total = sum(len(policies or case.policies) for case in todo)
     if timeline is not None and total != 1:
         raise InputError(f"--timeline: got {total} simulations, expected one policy on one model, rate and number of workers")

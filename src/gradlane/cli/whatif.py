@@ -32,14 +32,15 @@ from gradlane.cli.inputs.cases import (
     read_profile,
     workers_of,
 )
+from gradlane.cli.inputs.faults import naming
+from gradlane.cli.inputs.knobs import read_policy
 from gradlane.cli.inputs.progress import bar
-from gradlane.cli.inputs.types import FACTOR, OUT_FILE
+from gradlane.cli.inputs.types import FACTOR, PLOT_FILE, Checked
 from gradlane.cli.simulate import refused_row, row
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
-from gradlane.planning import catalog
 from gradlane.planning.questions import Case, Outcome, Refusal, knob_grid, needed_rates, sweep
 from gradlane.planning.questions.whatif import Needed
 from gradlane.report import plots
@@ -55,6 +56,19 @@ _policies = click.option(
     shell_complete=completion.policies,
     help="Only this one; may be repeated.",
 )
+
+
+def _part(text: str) -> float:
+    try:
+        target = float(text)
+    except ValueError:
+        target = 0.0
+    if not 0 < target < 1:
+        raise InputError(f"got {text!r}, expected a part of linear scaling between 0 and 1")
+    return target
+
+
+_TARGET = Checked("number", _part)
 _DECADES = "100mbit,200mbit,500mbit,1gbit,2gbit,5gbit,10gbit,20gbit,50gbit,100gbit"
 _SIZES = "256KiB,512KiB,1MiB,2MiB,4MiB,8MiB,16MiB,32MiB"
 
@@ -163,7 +177,7 @@ def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callabl
             answer(question, **own)
 
         offered: Callable[..., None] = reports.option(asked)
-        offered = click.option("--plot", type=OUT_FILE, help="Draw the answer (.svg, .png, .pdf).")(offered)
+        offered = click.option("--plot", type=PLOT_FILE, help="Draw the answer (.svg, .png, .pdf).")(offered)
         offered = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(offered)
         offered = profile_options(place_options(offered, rates=rates, workers=counts))
         return click.argument("profile_text", metavar="PROFILE", shell_complete=completion.models)(offered)
@@ -172,7 +186,7 @@ def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callabl
 
 
 @command.command(epilog=PROFILE_HELP)
-@click.option("--target", "targets", multiple=True, type=float, help="Part of linear scaling.  [default: 0.9 and 0.99]")
+@click.option("--target", "targets", multiple=True, type=_TARGET, help="Part of linear scaling.  [default: 0.9 and 0.99]")
 @_policies
 @_question(rates="")
 def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[str, ...]) -> None:
@@ -186,7 +200,7 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
     profile, there, count = question.profile, question.there, question.count
     cases([profile], there, [10**10], [count])  # refuses options that do not go together
     targets = targets or (0.9, 0.99)
-    asked = [catalog.get(name) for name in policies or Case(profile, there.at(10**10, count)).policies]
+    asked = [read_policy(name) for name in policies or Case(profile, there.at(10**10, count)).policies]
     with bar() as progress:
         task = progress.add_task("simulating", total=len(asked))
         answers, refusals = [], []
@@ -274,8 +288,8 @@ def faster(question: _Question, times: float, policies: tuple[str, ...]) -> None
 def knobs(question: _Question, partitions: tuple[str, ...], credits: tuple[str, ...]) -> None:
     """ByteScheduler's iteration time against partition and credit size (ByteScheduler Fig. 4)."""
     (case,) = cases([question.profile], question.there, [question.rate], [question.count])
-    sizes = _sizes(partitions or (_SIZES,))
-    limits = _sizes(credits) if credits else sizes
+    sizes = _sizes("--partition", partitions or (_SIZES,))
+    limits = _sizes("--credit", credits) if credits else sizes
     total = sum(limit >= size for size in sizes for limit in limits)
     with bar() as progress:
         task = progress.add_task("simulating", total=total)
@@ -304,6 +318,8 @@ def knobs(question: _Question, partitions: tuple[str, ...], credits: tuple[str, 
 
 def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str], x: str) -> None:
     """Simulate the cases and print a row a policy and a column a value of `x`."""
+    for name in policies:
+        read_policy(name)
     asked = tuple(policies) or todo[0].policies
     with bar() as progress:
         task = progress.add_task("simulating", total=len(todo) * len(asked))
@@ -397,8 +413,9 @@ def _show_grid(grid: Sequence[tuple[int, int, Outcome]], sizes: Sequence[int], l
     print_table(table)
 
 
-def _sizes(texts: Sequence[str]) -> list[int]:
-    return [parse_bytes(part) for text in texts for part in text.split(",")]
+def _sizes(option: str, texts: Sequence[str]) -> list[int]:
+    with naming(option):
+        return [parse_bytes(part) for text in texts for part in text.split(",")]
 
 
 def _print_json(rows: list[dict[str, Any]]) -> None:

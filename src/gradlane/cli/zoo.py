@@ -12,6 +12,7 @@ from rich.text import Text
 
 from gradlane import zoo
 from gradlane.cli.inputs import completion
+from gradlane.cli.inputs.cases import zoo_profile
 from gradlane.cli.inputs.types import COUNT, OUT_FILE
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
@@ -45,9 +46,12 @@ def command(name: str | None, device: str | None, batch: int | None, out: Path |
         _list_buses(as_json)
         return
     if name is None:
+        for option, value in (("--device", device), ("--batch", batch), ("--out", out)):
+            if value is not None:
+                raise InputError(f"{option}: got it without NAME, expected the network that it is for; gradlane zoo lists them")
         _list(as_json)
         return
-    profile = zoo.profile(name, device=device, batch=batch)
+    profile = zoo_profile("NAME", name, device, batch)
     if as_json:
         click.echo(msgspec.json.format(files.dumps(profile), indent=2).decode())
     else:

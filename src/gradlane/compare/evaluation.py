@@ -161,8 +161,8 @@ def _baseline_remarks(turns_ns: Sequence[float], arms: Sequence[Result | Cell]) 
 def _card_remarks(arms: Sequence[Result | Cell], hosts: int, gradient_bytes: int) -> list[str]:
     """One line: what a host sent in a step, beside what an all-reduce among hosts needs.
 
-    Of H hosts, each has to send 2 (H - 1) / H of the gradients' bytes: the parts that others sum, and to each
-    of the H - 1 others the part that it has summed itself.
+    Each of H hosts has to send 2 (H - 1) / H of the gradients' bytes: the parts that others sum, and the part that it
+    has summed itself to each other host.
     """
     counted = [arm for arm in arms if arm.card_bytes is not None]
     if not counted or not gradient_bytes or hosts < 2:

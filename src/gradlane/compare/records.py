@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from gradlane.core.fields import MAX_BYTES, MAX_NS, need, need_int, need_name
-from gradlane.core.files import MAX_FILE_BYTES
+from gradlane.core.files import MAX_FILE_BYTES, decode
 from gradlane.core.records.speedup import Speedup
 from gradlane.errors import FormatError
 
@@ -206,10 +206,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def _decoded(data: bytes, expected: str, kind: type[Record]) -> Record:
     if len(data) > MAX_FILE_BYTES:
         raise FormatError(f"got {len(data)} bytes, expected at most {MAX_FILE_BYTES}")
-    try:
-        file = msgspec.json.decode(data, type=_File)
-        if file.format != expected or file.version != VERSION:
-            raise FormatError(f"got {file.format!r:.80} version {file.version}, expected {expected} version {VERSION}")
-        return msgspec.json.decode(file.body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(f"not a {expected} file: {error}") from None
+    file = decode(data, _File, "$", expected)
+    if file.format != expected or file.version != VERSION:
+        raise FormatError(f"got {file.format!r:.80} version {file.version}, expected {expected} version {VERSION}")
+    return decode(file.body, kind, "$.body", expected)

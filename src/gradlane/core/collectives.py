@@ -1,13 +1,12 @@
 """The cost of all-reduce by algorithm, from the cost of a single transfer (MG-WFBP Table 2).
 
-An all-reduce among N workers cannot send less than 2 (N - 1) / N of a message from one of them: it has to
-receive what the others' sums lack of it, and to give what theirs do. The table's row for double binary trees
-does, since each worker sends every byte up one tree and down the other; it is kept for the paper's figures.
+In an all-reduce among N workers some worker sends at least 2 (N - 1) / N of a message: it has to receive what its sums
+lack, and to give what those of others lack. The table's row for double binary trees is below that, although each worker
+sends every byte up one tree and down the other; it is kept for the paper's figures.
 
-The table gives startup a and time per byte b of five algorithms from alpha (startup between two
-nodes), beta (time per byte between them), gamma (time to sum a byte) and the number of workers N.
-docs/cost-model.md has the formulas. `flat_ring` is a ring through all devices of hosts that have
-several.
+The table gives startup a and time per byte b of five algorithms. Its symbols are alpha (startup between two nodes),
+beta (time per byte between them), gamma (time to sum a byte) and the number of workers N. docs/cost-model.md has the
+formulas. `flat_ring` is a ring through all devices of hosts that have several.
 """
 
 from __future__ import annotations
@@ -91,11 +90,10 @@ def all_reduce(
 def flat_ring(hosts: int, bus: Bus, *, startup_ns: int, bytes_per_second: int, crossings: int = 1) -> Network:
     """The cost of all-reduce by one ring through all devices of all hosts.
 
-    Each device sends 2 (N - 1) / N of a message to the next one, N being the number of devices. How
-    often the ring leaves a host is decided by its order: once, if it visits all devices of a host
-    before the next host; as often as a host has devices, if it visits one device of each host in
-    turns. So many of these transfers share the host's card. The slowest transfer determines the
-    rate, and all steps on a message's way the startup.
+    Each device sends 2 (N - 1) / N of a message to the next one, N being the number of devices. The ring's order
+    decides how often it leaves a host: once, if it visits all devices of a host before the next host. If it visits
+    one device of each host in turns, as often as a host has devices. So many of these transfers share the host's
+    card. The slowest transfer determines the rate, and all steps on a message's way the startup.
 
     Args:
         hosts: 1 or more.

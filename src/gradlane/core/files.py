@@ -70,13 +70,13 @@ def loads(data: bytes, kind: type[Noun]) -> Noun:
         raise FormatError(f"got {len(data)} bytes, expected at most {MAX_FILE_BYTES}")
     need_few_parts(data, MAX_PARTS)
     expected = f"gradlane.{kind.__name__.lower()}"
-    head = _decode(data, _Head, "$", expected)
+    head = decode(data, _Head, "$", expected)
     if head.format != expected:
         raise FormatError(f"got a {head.format!r:.80}, expected a {expected!r}", "$.format")
     if head.version != VERSION:
         raise FormatError(f"got version {head.version}, expected {VERSION}; this gradlane reads no other", "$.version")
-    body = _decode(data, _File, "$", expected).body
-    return _decode(body, kind, "$.body", expected)
+    body = decode(data, _File, "$", expected).body
+    return decode(body, kind, "$.body", expected)
 
 
 def need_few_parts(data: bytes, most: int, advice: str = "") -> None:
@@ -95,19 +95,43 @@ def need_few_parts(data: bytes, most: int, advice: str = "") -> None:
         raise FormatError(f"got {parts} objects and lists, expected at most {most}{advice}")
 
 
-def _decode(data: bytes | msgspec.Raw, kind: type[Part], root: str, expected: str) -> Part:
+def decode(data: bytes | msgspec.Raw, kind: type[Part], root: str, expected: str) -> Part:
+    """Decode a part of a file.
+
+    Args:
+        data: JSON.
+        kind: the type to expect.
+        root: where in the file `data` stands, as in `$.body`.
+        expected: the file's format, for errors.
+
+    Raises:
+        FormatError: with the place of the first fault.
+    """
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         # msgspec ends its message with " - at `$.place`"
         match = re.fullmatch(r"(.*?)(?: - at `(.*)`)?", str(error), re.DOTALL)
         assert match is not None
-        reason = match.group(1)  # which quotes the file
-        if len(reason) > MOST_REASON:
-            reason = f"{reason[: MOST_REASON // 2]} ... {reason[-MOST_REASON // 2 :]}"
-        raise FormatError(reason, (match.group(2) or "$").replace("$", root, 1)) from None
+        raise FormatError(reason_of(match.group(1)), (match.group(2) or "$").replace("$", root, 1)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(f"not a {expected} file: {error}", root) from None
+        raise FormatError(f"got no JSON ({error}), expected a {expected!r} file", root) from None
+
+
+_FORMS = (
+    (re.compile(r"Object missing required field `(.*)`"), r"got an object without {0!r}, expected one with it"),
+    (re.compile(r"Object contains unknown field `(.*)`"), r"got the unknown field {0!r}, expected none"),
+    (re.compile(r"Expected `(.*)`, got `(.*)`"), r"got a value of type {1}, expected {0}"),
+)
+
+
+def reason_of(error: str) -> str:
+    """What msgspec says is wrong with a value, in the form of gradlane's errors, and not too long: it quotes the file."""
+    for form, text in _FORMS:
+        if found := form.fullmatch(error):
+            error = text.format(*found.groups())
+            break
+    return error if len(error) <= MOST_REASON else f"{error[: MOST_REASON // 2]} ... {error[-MOST_REASON // 2 :]}"
 
 
 @contextlib.contextmanager

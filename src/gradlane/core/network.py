@@ -1,14 +1,13 @@
 """Network: what a message costs between given workers.
 
 A message costs a startup and its bytes at a rate (a + b * size, MG-WFBP Eq. 10), fitted from a
-sweep or computed from an algorithm. Small and large messages may use other protocols, so a network
-has one or more cost segments by message size, and a minimum that no message goes below, as the
-processor's work on a message overlaps with the transfer of its bytes.
+sweep or computed from an algorithm. Small and large messages may use different protocols, so a network has one or
+more cost segments by message size. No message costs less than a minimum, since the processor's work on it overlaps
+with the transfer of its bytes.
 
 Messages that are in flight together cost less than their sum: `Sharing` says how many are, and in
-how many chunks each passes. Of a startup, one part is latency, which delays no other message; the
-rest is per-message overhead, which the processor spends on one message at a time.
-docs/cost-model.md has the formulas.
+how many chunks each passes. One part of a startup is latency, which delays no other message. The rest is per-message
+overhead, which the processor spends on one message at a time. docs/cost-model.md has the formulas.
 """
 
 from __future__ import annotations
@@ -94,9 +93,8 @@ ONE_BY_ONE = Sharing()
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The cost of all-reduce among `workers`.
 
-    With a bus, `segments`, `sharing` and the minimum are of the messages between hosts, as are the
-    methods that take a message apart (`parts_ns`, `stream_ns`); `cost_ns`, `startup_ns` and
-    `bytes_per_second` are of the whole path.
+    With a bus, `segments`, `sharing`, the minimum, `parts_ns` and `stream_ns` describe messages between hosts. `cost_ns`,
+    `startup_ns` and `bytes_per_second` describe the whole path.
 
     Attributes:
         workers: number of workers: devices on all hosts together.
@@ -108,11 +106,10 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         min_message_ns: the least time of a message, however small.
         min_message_latency_ns: the part of `min_message_ns` that delays no other message, as a
             segment's `latency_ns`.
-        start_ns: the time for which a message that starts keeps the thread that computes from
-            computing. No part of any other time here.
-        wakeup_ns: how much later a message starts that waited for another's end, in a window or as a
-            second phase: a thread wakes up for the end, while another updates what has come. No part of
-            any other time here. Ignored with a bus, whose stages are timed by threads that wake up.
+        start_ns: what starting a message takes from the computing thread. No part of any other time here.
+        wakeup_ns: how much later a message starts that waited for another's end, in a window or as a second phase. A
+            thread wakes up for the end while another one updates. No part of any other time here. Ignored with a bus,
+            whose stages are timed by threads that wake up.
         bus: the devices of each host, among which a message is summed before it goes between hosts,
             and spread afterwards. UNSET, and left out of files: each worker has a host of its own,
             or `segments` are of a path that makes no difference between them.
@@ -224,10 +221,9 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def stream_ns(self, size_bytes: int, messages: int) -> int:
         """Time of equal all-reduces that start together, between hosts.
 
-        Three limits apply, and the largest counts: the link or the processor, whichever is busier,
-        works on all messages one after another; or each message takes its own time, `max_in_flight`
-        at once. Exact for one in flight and for two; for more, an incomplete last group may take up
-        to one message's time longer.
+        The largest of three limits counts. The link works on all messages one after another; so does the processor;
+        and each message takes its own time, `max_in_flight` at once. Exact for one in flight and for two; for more,
+        an incomplete last group may take up to one message's time longer.
 
         Args:
             size_bytes: bytes of each message.

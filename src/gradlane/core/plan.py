@@ -1,9 +1,9 @@
 """Plan: a communication schedule as data.
 
-A plan says in which messages the gradient bytes of one iteration travel, how urgent each message
-is, on which lane, how many bytes a lane may have unfinished, whether the next forward pass may
-begin before everything has arrived, and (once it was planned ahead) in which order the messages
-start. It is frozen and has a fingerprint: two ranks with equal fingerprints do the same.
+A plan says in which messages the gradient bytes of one iteration travel, how urgent each is, and on which lane. It
+also says how many bytes a lane may have unfinished, and whether the next forward pass may begin before everything has
+arrived. Once it was planned ahead, it has the order in which the messages start. It is frozen and has a fingerprint:
+two ranks with equal fingerprints do the same.
 
 Constructors refuse what no profile allows; `core.checks.check_plan` checks a plan against a
 profile.

@@ -2,10 +2,9 @@
 
 It behaves like a GPU stream for the thread that feeds it. Work starts when the work before it has
 ended or, if the thread had to wait for something (a sum from the network), when the thread comes,
-whichever is later. What the thread computes in between (hooks, optimizers) does not delay the
-device, as a host runs ahead of its device, but work that needs a sum does not start before the sum is
-there: a wait of more than 2 ms began after what the thread computed before it. The schedule is absolute,
-so late wake-ups do not add up.
+whichever is later. What the thread computes in between (hooks, optimizers) does not delay the device, as a host runs
+ahead of its device. Work that needs a sum does not start before the sum is there. A wait of more than 2 ms counts as
+begun after what the thread computed ahead of it. The schedule is absolute, so late wake-ups do not add up.
 
 Owned by one `Emulated`; used by whichever thread runs its passes, one at a time.
 """

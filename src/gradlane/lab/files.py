@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from gradlane.core.files import MAX_FILE_BYTES, MAX_PARTS, need_few_parts
+from gradlane.core.files import MAX_FILE_BYTES, MAX_PARTS, need_few_parts, reason_of
 from gradlane.errors import FormatError, InputError
 from gradlane.lab.spec import LabSpec
 
@@ -37,9 +37,9 @@ def read_spec(path: str | Path) -> LabSpec:
         ) from error
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `")
-        raise FormatError(f"{path}: {text}", place.rstrip("`") or "$") from None
+        raise FormatError(f"{path}: {reason_of(text)}", place.rstrip("`") or "$") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(f"{path}: not a lab's spec: {error}") from None
+        raise FormatError(f"{path}: got no JSON or YAML ({error}), expected a lab's spec") from None
 
 
 def write_spec(path: str | Path, spec: LabSpec) -> None:

@@ -20,9 +20,13 @@ from gradlane.errors import InputError
 MOST_HOSTS = 64
 MOST_JOBS = 16
 MOST_RANKS_PER_HOST = 16
+MOST_DELAY_NS = 10 * 10**9
+MOST_LOSS_PPM = 999_999
+MOST_SCALE = 1000
 
 _FASTEST_LINK = 100 * 10**9
 _SLOWEST_LINK = 10**6
+LINK_RATES = "1mbit to 100gbit"
 
 
 class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -158,8 +162,8 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     def __post_init__(self) -> None:
         if not 1 <= self.hosts <= MOST_HOSTS:
             raise InputError(f"lab hosts: got {self.hosts}, expected 1 to {MOST_HOSTS}")
-        if not 0 < self.scale <= 1000:
-            raise InputError(f"lab scale: got {self.scale}, expected more than 0, at most 1000")
+        if not 0 < self.scale <= MOST_SCALE:
+            raise InputError(f"lab scale: got {self.scale}, expected more than 0, at most {MOST_SCALE}")
         if not 100_000 <= self.queue_ns <= 1_000_000_000:
             raise InputError(f"lab queue: got {self.queue_ns} ns, expected 100 us to 1 s")
         if not 576 <= self.mtu_bytes <= 9000:
@@ -183,10 +187,10 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         for host in range(self.hosts):
             for link in self.links(host):
                 for rate in () if link is None else (link.bytes_per_second, *(step.bytes_per_second for step in link.steps)):
-                    if not _SLOWEST_LINK <= rate * 8 <= _FASTEST_LINK:
+                    if not is_link_rate(rate):
                         scaled = "" if self.scale == 1 else f" (x {self.scale:g})"
                         raise InputError(
-                            f"lab link: got {rate * 8} bit/s{scaled}, expected 1mbit to 100gbit, or none for an unshaped link"
+                            f"lab link: got {rate * 8} bit/s{scaled}, expected {LINK_RATES}, or none for an unshaped link"
                         )
 
     @staticmethod
@@ -257,14 +261,19 @@ class LabSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         return Link(max(round(link.bytes_per_second * self.scale), 1), steps)
 
 
+def is_link_rate(bytes_per_second: int) -> bool:
+    """Whether the kernel can shape a link to this rate, to which the lab's scale has been applied."""
+    return _SLOWEST_LINK <= bytes_per_second * 8 <= _FASTEST_LINK
+
+
 def ranks_on(hosts: int, ranks_per_host: int) -> tuple[int, ...]:
     """The host of each rank, where each host has as many and those of a host are in a row."""
     return tuple(host for host in range(hosts) for _ in range(ranks_per_host))
 
 
 def _need_delay_and_loss(delay_ns: int, loss_ppm: int) -> None:
-    need_int("delay_ns", delay_ns, 0, 10 * 10**9)
-    need_int("loss_ppm", loss_ppm, 0, 999_999)
+    need_int("delay_ns", delay_ns, 0, MOST_DELAY_NS)
+    need_int("loss_ppm", loss_ppm, 0, MOST_LOSS_PPM)
 
 
 def type_of_service(network_class: int) -> int:

@@ -23,6 +23,10 @@ from gradlane.sim.bounds import lower_bound_ns
 
 WORTH = 0.03
 """The part of a step that has to be saved before anything is recommended: less is lost in what steps differ by."""
+DOUBTFUL = 0.1
+"""The part by which the simulated step of DDP may differ from the measured one before the advice begins with that."""
+SAME = 0.01
+"""The part of a step by which simulated steps may differ and are called equal: less is within the simulator's error."""
 BASELINE = "ddp"
 
 
@@ -31,9 +35,10 @@ class Option(msgspec.Struct, frozen=True):
 
     Attributes:
         policy: its name; the baseline is DDP with the script's own buckets where they are known.
-        iteration_ns: of a steady step.
-        expected_ns: with what its messages take from computing; options are compared by it.
-        saves: the part of DDP's simulated step that it saves; negative where it is slower.
+        iteration_ns: of a steady step, as `simulate` has it.
+        expected_ns: the same with what its messages take from computing, which is what is shown and compared.
+        saves: how much less than DDP's simulated step it takes, as a part of DDP's measured step; negative if it takes
+            more. So all parts of an advice have one denominator.
         messages: how many it sends.
         by_ddp: stock DDP can carry its plan out.
         plan: the plan.
@@ -49,12 +54,12 @@ class Option(msgspec.Struct, frozen=True):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """What scheduling would bring.
+    """What scheduling would bring. All parts are of DDP's measured step, `step_ns`.
 
     Attributes:
         run: what was measured.
-        profile: what was simulated: the run's, as long as a step of computing alone: the rest of that step is its
-            uncovered time.
+        profile: what was simulated: the run's profile, whose uncovered time makes it as long as a step of computing
+            alone.
         step_ns, alone_ns: the median measured step, and that of computing alone.
         waits_ns: of the rank that waits least, how long a step waits for sums when its backward
             pass is over; None on a device.
@@ -94,12 +99,22 @@ class Advice(msgspec.Struct, frozen=True):
     @property
     def possible(self) -> float:
         """The part of a step that some schedule might save at most, as `saves`."""
-        return max(0.0, min(1 - self.bound_ns / self.baseline.expected_ns, self.costs))
+        return max(0.0, min((self.baseline.expected_ns - self.bound_ns) / self.step_ns, self.costs))
 
     @property
     def off(self) -> float:
         """By which part the simulated step of DDP differs from the measured one."""
-        return self.baseline.iteration_ns / self.step_ns - 1
+        return self.baseline.expected_ns / self.step_ns - 1
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the simulator is so far off DDP's measured step that what it says of others is rough."""
+        return abs(self.off) > DOUBTFUL
+
+    @property
+    def differs(self) -> bool:
+        """Whether some policy's simulated step differs from DDP's by enough to show."""
+        return any(abs(option.saves) >= SAME for option in self.options)
 
     @property
     def is_bound_by_network(self) -> bool:
@@ -132,7 +147,7 @@ def advise(run: DdpRun) -> Advice:
     step_ns, alone_ns = round(median(run.step_ns)), round(median(run.alone_ns))
     profile = _covering(run.profile, alone_ns)
     case = Case(profile, run.network)
-    options = [_option(BASELINE, run.plan or make_plan(catalog.get(BASELINE), profile, case.place), case, run, None)]
+    options = [_option(BASELINE, run.plan or make_plan(catalog.get(BASELINE), profile, case.place), case, run, step_ns, None)]
     for name in case.policies:
         if name == BASELINE:
             continue
@@ -142,21 +157,21 @@ def advise(run: DdpRun) -> Advice:
             continue
         # unknown whether this network serves priority classes; and overhead that no network makes up for
         if not any(lane.network_priority for lane in plan.lanes) and len(plan.messages) <= 2 * MOST_PIECES:
-            options.append(_option(name, plan, case, run, options[0]))
+            options.append(_option(name, plan, case, run, step_ns, options[0]))
     options.sort(key=lambda option: (option.expected_ns, option.policy != BASELINE))
     waits_ns = min(run.waits_ns) if run.waits_ns else None
     bounds = [lower_bound_ns(each, run.network) for each in (profile, profile.with_wire_dtype("bfloat16"))]
     return Advice(run, profile, step_ns, alone_ns, waits_ns, bounds[0], bounds[1], tuple(options))
 
 
-def _option(name: str, plan: Plan, case: Case, run: DdpRun, baseline: Option | None) -> Option:
+def _option(name: str, plan: Plan, case: Case, run: DdpRun, step_ns: int, baseline: Option | None) -> Option:
     assert isinstance(case.where, Network)
     if run.clips:
         plan = behind_barrier(plan)
     profile = case.profile.in_order_of(plan.tensors)
     took_ns = iteration_ns(accepted(plan, profile, case.place), profile, case.where)
     expected_ns = with_overhead(took_ns, plan, case.where)
-    saves = 0.0 if baseline is None else 1 - expected_ns / baseline.expected_ns
+    saves = 0.0 if baseline is None else (baseline.expected_ns - expected_ns) / step_ns
     return Option(name, took_ns, expected_ns, saves, len(plan.messages), why_not_ddp(plan) is None, plan)
 
 

@@ -72,7 +72,9 @@ def _own(place: str, knobs: dict[str, Any]) -> Policy:
     made = getattr(module, kind, None)
     if made is None:
         there = ", ".join(name for name, each in vars(module).items() if isinstance(each, type) and hasattr(each, "plan"))
-        raise InputError(f"policy: {where} has no {kind!r}; of classes with a plan it has {there or 'none'}")
+        raise InputError(
+            f"policy: got {kind!r}, which {where} does not have, expected a class with a plan: {there or 'it has none'}"
+        )
     try:
         policy = made(**knobs)
     except TypeError as error:
@@ -99,4 +101,6 @@ def _module(where: str) -> ModuleType:
         spec.loader.exec_module(module)
         return module
     except (ImportError, OSError, SyntaxError, ValueError) as error:
-        raise InputError(f"policy: {where!r} is no module that can be imported from here: {error}") from None
+        raise InputError(
+            f"policy: got {where!r}, which cannot be imported from here ({error}), expected a module or file of yours"
+        ) from None

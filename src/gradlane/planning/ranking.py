@@ -108,7 +108,7 @@ def policy_of(choice: Choice) -> Policy:
 
 
 def safe_choice(places: Sequence[Place]) -> Choice:
-    """The safe choice at `places`, the first of which it is carried at."""
+    """The safe choice; it runs at places[0]."""
     return msgspec.structs.replace(SAFE, backend=_named(places[0], places))
 
 
@@ -156,8 +156,8 @@ def candidates_at(profile: Profile, places: Sequence[Place]) -> Iterator[tuple[P
 def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> Answer:
     """Predict candidates until the time is spent, but at least three for each place.
 
-    Plans that do the same count once. The best of them are predicted once more, as exactly as can be, in
-    the rest of the time and a quarter of it on top, and stand before the others.
+    Plans that do the same count once. The best of them are predicted once more, as exactly as possible, within the
+    rest of the time and a quarter more. They rank before the others.
     """
     profile, places = question.profile, question.places
     deadline_ns = now_ns() + question.budget_ns
@@ -229,8 +229,8 @@ def _worth_trying(ranked: list[Ranked], question: Question) -> list[Ranked]:
     policies, then other sizes, cut to `question.most`.
 
     An error of the simulator for one size holds for the next size of that policy too, so policies
-    come first. The default policy of the backend that has the best prediction is always among them;
-    that of another backend only if something over it is predicted to be nearly as fast.
+    come first. The default policy of the backend with the best prediction is always among them. That of another
+    backend is, if some plan over it is predicted to be nearly as fast.
     """
     safe = safe_choice(question.places)
     twins: dict[str, float] = {}  # by policy and knobs: what is expected over the best backend

@@ -50,17 +50,15 @@ class Searched(msgspec.Struct, frozen=True):
     §8).
 
     A plan is an order of messages, each sent alone when it is ready and the one before has arrived.
-    The iteration time is the maximum over messages of arrival + what the forward pass still has to
-    run from the message's first layer on: a single machine with release times, delivery times and a
-    setup for each batch.
+    The iteration time is the maximum over messages of arrival + what the forward pass still has to run from the
+    message's first layer on. That is a single machine with release times, delivery times and a setup for each batch.
 
     The search starts from the orders of all other policies and finds the best merges of the best
     ones by dynamic programming. Then it tries `moves` changes (merge, split, move, cut) where the
-    iteration time is determined. It ends early at the lower bound. That formula judges each change,
-    the simulator the result: the messages found, sent one at a time or as soon as they are ready, and
-    the other policies' plans that it started from. So it is no worse than these, on networks with
-    several messages in flight too, and where hosts have several devices. Lanes that preempt one
-    another and two-phase messages are not searched.
+    iteration time is determined. It ends early at the lower bound. That formula judges each change. The simulator
+    judges the result, sent one message at a time or as soon as messages are ready, beside the plans that it started
+    from. So it is no worse than these, on networks with several messages in flight too, and where hosts have several
+    devices. Lanes that preempt one another and two-phase messages are not searched.
 
     Differs from the paper: there is none.
 

@@ -89,14 +89,13 @@ class TrialRunner(Generic[Choice]):
     The owner runs `choice`, reports each iteration to `observe`, and switches to the new `choice`
     if that returns True, until `over`. Then `choice` is the best one.
 
-    A bad trial costs little: it is cut after its first measured iteration if that took three times
-    the best median, after the second if both took 1.5 times, then if all took 1.25 times. No trial
-    starts once `loss` iterations' time is lost.
+    A bad trial costs little. It is cut after its first measured iteration if that took three times the best median,
+    after the second if both took 1.5 times, later if all took 1.25 times. No trial starts once `loss` iterations'
+    time is lost.
 
-    A lucky trial does not win, and an unlucky one may yet: after the last trial the best choice is
-    measured again, then the next best if it does not hold and those that were faster than it but for
-    one disturbed iteration, and then the starting choice, cut as any trial is, so that a starting
-    choice that was disturbed is found out too. Only choices that were measured twice are kept, and
+    A lucky trial does not win, and an unlucky one still may. After the last trial the best choice is measured again.
+    If it does not hold, the next best follows, and those that were faster but for one disturbed iteration. The
+    starting choice is measured again last, cut as any trial is. Only choices that were measured twice are kept, and
     the median over all their iterations counts. A choice must be faster than the starting one by 1 %.
 
     Args:

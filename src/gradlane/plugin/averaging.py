@@ -1,8 +1,8 @@
 """Averaging: the gradients of one model averaged over ranks, for frameworks that hand out NumPy arrays.
 
-A node of gradlane's transport carries the plan out by itself (`transport.NodeEngine`): once a gradient has been handed over,
-sending, summing and starting what follows need no turn at the interpreter's lock. `gradlane.plugin.jax` and
-`gradlane.plugin.tensorflow` call it from inside of a compiled step.
+A node of gradlane's transport carries the plan out by itself (`transport.NodeEngine`): once a gradient has been
+handed over, sending and summing do not need the GIL. `gradlane.plugin.jax` and `gradlane.plugin.tensorflow` call it
+from inside of a compiled step.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     the framework to the core        `Core.notify_ready`    the gradient of this tensor is in its memory
                                      `Core.notify_finish`   this message's sum is there
 
-A CommTask is a tensor and its parts there; a message here may also be several tensors merged, so that the calls name tensors
-of the plan where readiness is meant and messages of it where bytes are moved.
+A CommTask is a tensor with its partitions. A message here may also be several tensors merged, so tensors become
+ready, and messages start and end.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Core:
         """Nobody waits for a message to leave its window."""
 
     def arrived(self, message: int) -> None:
-        """Wake whoever waits for a sum."""
+        """Wake all threads that wait for a sum."""
         self._condition.notify_all()
 
     # -- what the framework tells --------------------------------------------------------------------------

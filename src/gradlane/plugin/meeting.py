@@ -49,7 +49,7 @@ class Meeting:
         rank: of this process, from 0.
         world: number of ranks.
         host, port: of rank 0, as every rank reaches it.
-        secret: the same on all ranks; without one, whoever reaches the port may enter as a rank that is not there yet.
+        secret: the same on all ranks. Without one, any process that reaches the port may enter as a missing rank.
     """
 
     rank: int
@@ -206,7 +206,7 @@ class _Request(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Rank 0's store: a dictionary, and a thread for each connection, of which few are strangers'."""
+    """Rank 0's store: a dictionary, and a thread for each connection, few of them strangers'."""
 
     allow_reuse_address = True
     daemon_threads = True

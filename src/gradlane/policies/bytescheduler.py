@@ -22,11 +22,10 @@ class ByteScheduler(msgspec.Struct, frozen=True):
     Wins where large tensors block urgent ones and a startup is short, once both sizes are tuned
     (`--tune`). The sizes below are too small for many workers.
 
-    Differs from the paper: a slice starts if the credit equals its size (line 16 asks for more,
-    with which a window of one slice never opens); a lone slice larger than the credit may go.
-    A slice gives its credit back when its bytes have left, not when its push is acknowledged.
-    Servers return sums first come, first served, where Theorem 1 pulls by priority.
-    `gradlane.planning.tuning` searches the knobs (§4.3), not the policy.
+    Differs from the paper: a slice starts if the credit equals its size. Line 16 asks for more, so that a window of
+    one slice would never open. A lone slice larger than the credit may go. A slice gives its credit back when its
+    bytes have left, not when its push is acknowledged. Servers return sums first come, first served, where Theorem 1
+    pulls by priority. `gradlane.planning.tuning` searches the knobs (§4.3), not the policy.
 
     Attributes:
         partition_bytes: the largest slice.

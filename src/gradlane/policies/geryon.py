@@ -32,9 +32,8 @@ class Geryon(msgspec.Struct, frozen=True):
         threshold_percent: with "threshold" (§III-C), layer l of L is urgent if 1 - l/L is above
             this, with l from 1 in forward order. 0: all layers but the last; 100: none.
         slice_bytes: the largest slice.
-        categories: "threshold", or "coarse" (§III-B): a layer is urgent if its share of the forward
-            time is larger than its share of the bytes, as for convolutions and not for fully
-            connected layers.
+        categories: "threshold", or "coarse" (§III-B): a layer is urgent if its share of the forward time is larger
+            than its share of the bytes. Convolutions are, and fully connected layers are not.
         lanes: 2 to 8. The first is for urgent layers; the others share the rest in forward order,
             with about equal bytes each.
         pulls: "at once": a sum comes back as soon as it is there; "after pushes": when a worker has pushed all its

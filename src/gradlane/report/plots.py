@@ -3,37 +3,46 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gradlane.errors import UnsupportedError
 
+PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 Lines = Mapping[str, Sequence[tuple[float, float]]]
+
+
+def need_matplotlib() -> None:
+    """Raise `UnsupportedError` if matplotlib is not installed. Does not import it."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise _no_matplotlib("No module named 'matplotlib'")
+
+
+def _no_matplotlib(reason: str) -> UnsupportedError:
+    return UnsupportedError(f"--plot needs matplotlib ({reason}); install it with: pip install 'gradlane[plot]'")
 
 
 def draw(path: Path, panels: Mapping[str, Lines], x: str, y: str, log_x: bool = False) -> None:
     """Write panels of lines side by side to a file, whose suffix decides the format.
 
     Args:
-        path: the file.
+        path: the file, with one of `PLOT_SUFFIXES`.
         panels: by title, the lines of each panel by name.
         x, y: labels of the axes.
         log_x: whether the x axis is logarithmic.
 
     Raises:
-        UnsupportedError: matplotlib is not installed or does not know the suffix.
+        UnsupportedError: matplotlib cannot be imported.
     """
     try:
         importlib.import_module("matplotlib").use("Agg")
         pyplot: Any = importlib.import_module("matplotlib.pyplot")
     except ImportError as error:
-        raise UnsupportedError(f"--plot needs matplotlib ({error}); install it with: pip install 'gradlane[plot]'") from error
+        raise _no_matplotlib(str(error)) from error
     figure, axes = pyplot.subplots(1, len(panels), figsize=(6 * len(panels), 4.2), squeeze=False, layout="constrained")
     try:
-        kinds = figure.canvas.get_supported_filetypes()
-        if path.suffix[1:] not in kinds:
-            raise UnsupportedError(f"--plot: got {path.name!r}, expected a suffix such as .svg, .png or .pdf")
         for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
             for points in lines.values():
                 axis.plot([point[0] for point in points], [point[1] for point in points], marker=".")

@@ -11,9 +11,9 @@ The rules, for each lane:
      if there is one.
   2. Eligible messages start by priority, the smallest first. Ties go to the message that became
      eligible first.
-  3. The most urgent eligible message starts if the lane's window has room for it, or if nothing is
-     in flight on the lane, so that a message larger than the window can go. If it does not fit, no
-     other message may pass it, because that would invert priorities.
+  3. The most urgent eligible message starts if the lane's window has room for it. If nothing is in flight on the lane
+     it starts too, so that a message larger than the window can go. If it does not fit, no other message may pass it,
+     because that would invert priorities.
   4. With a sequence (planned ahead, or told by a coordinator), the next message to start is the
      next of the sequence, whichever others are eligible. The window holds as well.
   5. A two-phase message finishes twice. Its second half is eligible once every message of the plan

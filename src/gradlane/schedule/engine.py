@@ -1,8 +1,8 @@
-"""Engine: carries one plan out, by driving a Dispatcher for whoever has gradients and whatever sums them.
+"""Engine: carries one plan out, by a Dispatcher between the owner of the gradients and the backend that sums them.
 
-A session and a plugin each own one. The engine turns the Dispatcher's answers into calls of its owner: it starts messages one
-after another, in the order of the answers, and counts the messages of each tensor that have not arrived. It has no thread, no
-clock and no I/O; its owner calls it under one lock.
+A session and a plugin each own one. The engine turns the Dispatcher's answers into calls of its owner. It starts
+messages one after another, in the order of the answers, and counts the messages of each tensor that have not arrived.
+It has no thread, no clock and no I/O; its owner calls it under one lock.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Engine:
         return self._messages_of[tensor]
 
     def describe_state(self) -> str:
-        """What is under way and what is waited for, for error messages."""
+        """Describe the messages in flight and awaited, for errors."""
         return self._dispatcher.describe_state()
 
     @property

@@ -4,7 +4,7 @@ every sender to.
 A connection here is one direction of one lane between two processes. Three senders follow this
 page: the data plane (`native/node/packet_queue.h`) and the two simulated fabrics of parameter
 servers (`gradlane.sim.packets` packet by packet, `gradlane.sim.fluid` with infinitely small
-packets). `docs/wire.md` states the same rule in the same words.
+packets). `native/wire/wire.md` states the same rule in the same words.
 
 **Runs.** A sender hands packets over to a connection in runs. A run holds the packets of one
 message that travel on this connection, in order of their offsets; on the way back from a server it

@@ -65,8 +65,8 @@ class Notice(NamedTuple):
 class Fabric(Protocol):
     """Carries the messages of one simulation, which owns it.
 
-    Times are integers in ns from the start of the simulation, and never go back: no method is
-    called with an earlier time than one before, and no notice is of one.
+    Times are integers in ns from the start of the simulation, and never go back: neither the times that methods are
+    called with nor those of notices.
 
     The life of a message in one iteration of a rank: the rank hands it over; the fabric tells that
     it was pushed; then that its sum was pulled. Of a two-phase message (`Message.two_phase`) the

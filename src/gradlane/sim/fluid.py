@@ -1,4 +1,4 @@
-"""Fluid: parameter servers with workers that are all alike, of which one stands for all.
+"""Fluid: parameter servers with homogeneous workers; one stands for all.
 
 Packets are infinitely small, as in the models of Mercury and ByteScheduler, so that a more urgent
 message takes over at once. There are two stages, push and pull. A stage's rate is the least that a

@@ -103,7 +103,7 @@ class ServerBounds:
         return math.ceil(most)
 
     def _lines(self, group: Mapping[int, int]) -> Iterator[_Line]:
-        """The lines of a group, of which the number of workers is given by host."""
+        """The lines of a group, given as the number of its workers on each host."""
         cluster, members = self._cluster, sum(group.values())
         for host, count in group.items():
             # what the host holds at most need not leave it, nor come

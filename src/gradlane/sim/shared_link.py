@@ -51,7 +51,7 @@ class _Passing:
         return True
 
     def tell(self, now_ns: int, takes_ns: int) -> None:
-        """All chunks have passed: let the processor tell whoever waits for that."""
+        """All chunks have passed: let the processor report that to the waiting thread."""
         self.is_told, self.since_ns, self.handling_ns = True, now_ns, takes_ns
 
     @property

@@ -1,10 +1,9 @@
 """The fast path of all-reduce in virtual time: one iteration, without a timeline.
 
-Searches ask thousands of times how long an iteration takes, and nothing of an iteration's
-communication is left when the next backward pass begins, so that one iteration says what all take.
-`iteration_ns` and `planned_ahead` run the Dispatcher over the messages of one iteration and leave
-out the simulation's workers and spans. `tests/unit/test_steady.py` holds both to
-`gradlane.sim.allreduce`.
+Searches ask thousands of times how long an iteration takes. Nothing of an iteration's communication is left when the
+next backward pass begins, so that one iteration stands for all. `iteration_ns` and `planned_ahead` run the Dispatcher
+over the messages of one iteration and leave out the simulation's workers and spans. `tests/unit/test_steady.py` holds
+both to `gradlane.sim.allreduce`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """SimulatedWorker: what one worker of one job computes, in virtual time.
 
-A worker knows when its gradients are ready, starts messages through its Dispatcher, and runs each
-layer's forward pass when the tensors that the layer is the first to use have arrived and were
-updated. It knows nothing of the network.
+A worker knows when its gradients are ready, and starts messages through its Dispatcher. It runs a layer's forward
+pass when the tensors that this layer is the first to use have arrived and were updated. It knows nothing of the
+network.
 """
 
 from __future__ import annotations

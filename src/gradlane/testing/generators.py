@@ -68,7 +68,7 @@ def profiles(
 
     Args:
         max_tensors: tensors at most, 1 or more.
-        dtypes: of which each tensor has one.
+        dtypes: candidates for each tensor's dtype.
         max_elements: elements of one tensor at most.
     """
     count = draw(st.integers(1, max_tensors))
@@ -232,7 +232,7 @@ def jobs(draw: st.DrawFn, wires: Sequence[Wire] = WIRES, two_phase: bool = True,
     """Any small training run: a plan as `plans` draws them, and a profile of its tensors.
 
     Args:
-        wires: of which the plan has one.
+        wires: candidates for the plan's wire.
         two_phase: whether messages may be split into two phases.
         sequenced: whether the plan fixes the order of its messages; None: either.
     """

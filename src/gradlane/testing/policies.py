@@ -109,9 +109,8 @@ def check_plans(policy: Policy, examples: int = 50) -> None:
 
 
 def check_knobs(policy: Policy, examples: int = 1) -> None:
-    """Raise `AssertionError` unless the fields of a `msgspec.Struct`, which are its knobs, survive
-    being written as JSON, and those declared `tunable` give valid plans at both ends of their
-    ranges and refuse what is no number of use.
+    """Raise `AssertionError` unless the fields of a `msgspec.Struct`, which are its knobs, survive being written as
+    JSON. Those declared `tunable` must give valid plans at both ends of their ranges, and refuse values out of range.
 
     A policy that is no `msgspec.Struct` has no knobs, and may declare none.
     """

@@ -31,7 +31,7 @@ def load(path: str | Path) -> bytes:
     if len(data) > MAX_BYTES:
         raise FormatError(f"{path}: more than {MAX_BYTES} bytes of text; record fewer steps")
     if not data.strip():
-        raise FormatError(f"{path}: the file is empty")
+        raise FormatError(f"{path}: got an empty file, expected a trace")
     return data
 
 

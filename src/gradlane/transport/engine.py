@@ -122,7 +122,7 @@ class NodeEngine:
         return self._engine.communicated_ns()
 
     def describe_state(self) -> str:
-        """What is under way and what is waited for, for error messages."""
+        """Describe the messages in flight and awaited, for errors."""
         return describe_state(self.plan, *self._node.plan_state())
 
     @property

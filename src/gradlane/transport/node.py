@@ -1,9 +1,9 @@
 """Node: one process's part in the data plane, with the native module's codes as typed errors.
 
-It owns no memory: whoever registers a tensor keeps it alive until it is done or forgotten. Every
-wait ends within its timeout, with a result or an error of `gradlane.errors`; every call after the
-first failure raises that failure. Once an error is raised, the node neither writes to the memory of
-tensors that are not done nor reads it. Any thread may call any method; those that wait release the GIL.
+It owns no memory: the caller keeps a registered tensor alive until it is done or forgotten. Every wait ends within
+its timeout, with a result or an error of `gradlane.errors`; every call after the first failure raises that failure.
+Once an error is raised, the node neither writes to the memory of tensors that are not done nor reads it. Any thread
+may call any method; those that wait release the GIL.
 """
 
 from __future__ import annotations

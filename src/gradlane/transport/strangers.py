@@ -28,7 +28,7 @@ def who_makes_room(origins: Sequence[Hashable], newcomer: Hashable, places: int 
     """The stranger that goes before another one is let in.
 
     Of the origin with most strangers, the newcomer counted, the oldest goes. So an attacker of one address drives out
-    itself first, and whoever shares its address has as long as it takes to fill all places again. What strangers have
+    itself first. A peer with the same address has as long as it takes to fill all places again. What strangers have
     said is no reason: the hello of an honest one may be on its way, and a byte costs an attacker nothing.
 
     Args:

@@ -14,7 +14,8 @@ from msgspec import UNSET, UnsetType
 
 from gradlane import zoo
 from gradlane.cli.inputs import completion
-from gradlane.cli.inputs.types import COUNT, whole_number
+from gradlane.cli.inputs.faults import naming, one_of
+from gradlane.cli.inputs.types import COUNT, Choice, parse_time, whole_number
 from gradlane.core import files
 from gradlane.core.bus import MAX_DEVICES, Bus
 from gradlane.core.cluster import Cluster
@@ -25,7 +26,7 @@ from gradlane.core.wire_dtype import WIRE_DTYPES
 from gradlane.errors import FormatError, InputError
 from gradlane.planning.questions import Case
 from gradlane.planning.questions.sweep import Where
-from gradlane.units import format_bytes, format_ns, format_rate, parse_ns, parse_rate
+from gradlane.units import format_bytes, format_ns, format_rate, parse_rate
 from gradlane.zoo.buses import BUSES
 
 PROFILE_HELP = "PROFILE is a file or a name of `gradlane zoo`."
@@ -48,7 +49,9 @@ class Workers(NamedTuple):
         return f"{self.hosts}" if self.devices == 1 else f"{self.hosts}x{self.devices}"
 
 
-def read_profile(text: str, device: str | None = None, batch: int | None = None, wire_dtype: str | None = None) -> Profile:
+def read_profile(
+    text: str, device: str | None = None, batch: int | None = None, wire_dtype: str | None = None, argument: str = "PROFILE"
+) -> Profile:
     """Read a profile's file, or take a profile from the zoo.
 
     Args:
@@ -56,6 +59,7 @@ def read_profile(text: str, device: str | None = None, batch: int | None = None,
         device: for a name of the zoo; None for the default.
         batch: samples a worker and iteration, for a name of the zoo; None for the default.
         wire_dtype: one of `WIRE_DTYPES`, as which float32 gradients travel; None for float32.
+        argument: where `text` was given, for errors.
 
     Raises:
         InputError: `text` is neither, or `device` or `batch` is given with a file.
@@ -66,10 +70,27 @@ def read_profile(text: str, device: str | None = None, batch: int | None = None,
             raise InputError(f"--device and --batch: got them with the file {text}, expected a name of the zoo")
         profile = files.read(path, Profile)
     elif path.suffix == ".json" or "/" in text:
-        raise InputError(f"PROFILE: got {text!r}, which is not a file")
+        raise InputError(f"{argument}: got {text!r}, which is not a file; expected the path of one, or a name of gradlane zoo")
     else:
-        profile = zoo.profile(text, device=device, batch=batch)
+        profile = zoo_profile(argument, text, device, batch)
     return profile.with_wire_dtype(None if wire_dtype is None else WIRE_DTYPES[wire_dtype])
+
+
+def zoo_profile(argument: str, name: str, device: str | None, batch: int | None) -> Profile:
+    """A profile of the zoo.
+
+    Args:
+        argument: where the name was given, for errors.
+        name: of the network.
+        device, batch: None for their defaults.
+
+    Raises:
+        InputError: there is no such network or device.
+    """
+    if device is not None and device not in zoo.devices():
+        raise InputError(f"--device: got {one_of(device, zoo.devices())}")
+    with naming(argument):
+        return zoo.profile(name, device=device, batch=batch)
 
 
 def read_network(path: Path) -> Where:
@@ -85,7 +106,7 @@ def read_network(path: Path) -> Where:
 def profile_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --device, --batch and --wire-dtype, which the command hands to `read_profile`."""
     command = click.option(
-        "--wire-dtype", type=click.Choice(list(WIRE_DTYPES)), help="Float32 gradients travel as this, in half of the bytes."
+        "--wire-dtype", type=Choice(list(WIRE_DTYPES)), help="Float32 gradients travel as this, in half of the bytes."
     )(command)
     command = click.option("--batch", type=COUNT, help="Samples a worker and iteration, for a name of the zoo.")(command)
     return click.option(
@@ -126,7 +147,7 @@ def place_options(command: Callable[..., Any], *, rates: str = RATES, workers: s
         ),
         click.option(
             "--algorithm",
-            type=click.Choice(ALGORITHMS),
+            type=Choice(ALGORITHMS),
             default="ring",
             show_default=True,
             help="Of the all-reduce between hosts. Double binary trees cost 2 beta a byte, where MG-WFBP's table has 1.",
@@ -227,16 +248,19 @@ def read_place(
         raise InputError(f"--flat: got it with --algorithm {algorithm}, expected ring, or no --flat")
     given = {"--bus": bus, "--bus-startup": bus_startup, "--flat": flat or None}
     return Place(
-        algorithm, parse_ns(startup), servers, colocated, _read_bus(bus or BUS, bus_startup), flat, crossings or 1,
+        algorithm, parse_time("--startup", startup), servers, colocated, _read_bus(bus or BUS, bus_startup), flat,
+        crossings or 1,
         next((option for option, value in given.items() if value is not None), None),
     )  # fmt: skip
 
 
 def _read_bus(text: str, startup: str | None) -> Bus:
-    if text[:1].isdigit():
-        return Bus(2, parse_ns(startup or BUS_STARTUP), max(1, parse_rate(text) // 8), source="--bus")
-    found = zoo.bus(text, 2)
-    return found if startup is None else msgspec.structs.replace(found, startup_ns=parse_ns(startup))
+    startup_ns = parse_time("--bus-startup", startup or BUS_STARTUP)
+    with naming("--bus"):
+        if text[:1].isdigit():
+            return Bus(2, startup_ns, max(1, parse_rate(text) // 8), source="--bus")
+        found = zoo.bus(text, 2)
+    return found if startup is None else msgspec.structs.replace(found, startup_ns=startup_ns)
 
 
 def cases(profiles: Sequence[Profile], where: Place, rates: Sequence[int], workers: Sequence[Workers]) -> list[Case]:
@@ -270,7 +294,8 @@ def workers_of(case: Case) -> Workers:
 
 def parse_rates(texts: Sequence[str], default: str = RATES) -> list[int]:
     """The values of --rate, in bits per second."""
-    return [parse_rate(part) for text in texts or (default,) for part in text.split(",")]
+    with naming("--rate"):
+        return [parse_rate(part) for text in texts or (default,) for part in text.split(",")]
 
 
 def parse_workers(texts: Sequence[str], default: str = WORKERS) -> list[Workers]:

@@ -1,4 +1,4 @@
-"""The option --knob: NAME=VALUE, each once."""
+"""The options --policy and --knob: a name, and NAME=VALUE, each once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from gradlane.cli.inputs.faults import naming
+from gradlane.core.policy import Policy
 from gradlane.errors import InputError
+from gradlane.planning import catalog
 from gradlane.units import parse_bytes
 
 
@@ -23,8 +26,33 @@ def parse_knobs(texts: Sequence[str]) -> dict[str, Any]:
             raise InputError(f"--knob: got {text!r}, expected NAME=VALUE, as in partition_bytes=4MiB")
         if name in knobs:
             raise InputError(f"--knob: got {name} twice, expected it once")
-        knobs[name] = _value(value)
+        with naming(f"--knob {name}"):
+            knobs[name] = _value(value)
     return knobs
+
+
+def read_policy(name: str, knobs: dict[str, Any] | None = None, *, option: str = "--policy") -> Policy:
+    """The policy of a name.
+
+    Args:
+        name: as `catalog.get` takes it.
+        knobs: values for the policy's knobs, as `parse_knobs` gives them.
+        option: where the name was given.
+
+    Raises:
+        InputError: there is no such policy, or it refuses a knob; the message names the option.
+    """
+    with naming(option):
+        policy = catalog.get(name)
+    if not knobs:
+        return policy
+    try:
+        return catalog.get(name, **knobs)
+    except InputError as error:
+        of_policy, _, rest = str(error).partition(": ")
+        raise InputError(
+            f"--knob: {rest.replace('got knob ', 'got ')}" if of_policy == f"policy {name}" else f"--knob {error}"
+        ) from None
 
 
 def _value(text: str) -> float | int | str:

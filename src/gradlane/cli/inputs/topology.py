@@ -11,20 +11,21 @@ from typing import TypeVar
 import click
 import msgspec
 
-from gradlane.cli.inputs.types import CLASSES, COUNT, FACTOR, RANKS_PER_HOST, rate_or_none, whole_number
+from gradlane.cli.inputs.faults import naming
+from gradlane.cli.inputs.types import CLASSES, FACTOR, RANKS_PER_HOST, parse_time, rate_or_none, whole_number
 from gradlane.core.cluster import Link, random_steps
 from gradlane.errors import InputError
 from gradlane.lab import Flow, HostSpec, JobSpec, LabSpec
 from gradlane.lab.files import read_spec
-from gradlane.lab.spec import ranks_on
-from gradlane.units import parse_ns, parse_rate
+from gradlane.lab.spec import LINK_RATES, MOST_DELAY_NS, MOST_HOSTS, MOST_LOSS_PPM, MOST_SCALE, is_link_rate, ranks_on
+from gradlane.units import format_ns, parse_rate
 
 _VARIED_STEPS = 10_000
 _Function = TypeVar("_Function", bound=Callable[..., None])
 
 _OPTIONS = (
     click.option("--file", "path", type=click.Path(path_type=Path), help="The whole spec, JSON or YAML."),
-    click.option("--hosts", type=COUNT, help="How many hosts. [default: 2]"),
+    click.option("--hosts", type=whole_number(1, MOST_HOSTS), help="How many hosts. [default: 2]"),
     click.option("--ranks-per-host", type=RANKS_PER_HOST, help="Ranks on each, which share its link. [default: 1]"),
     click.option(
         "--link", metavar="RATE",
@@ -76,7 +77,9 @@ class Topology:
         if self.path is not None:
             given = [name for name, value in vars(self).items() if name != "path" and value not in (None, False, ())]
             if given:
-                raise InputError(f"lab: got --file with --{given[0]}, expected one or the other; the file is the whole spec")
+                raise InputError(
+                    f"--file: got it with --{given[0].replace('_', '-')}, expected one or the other; the file is the whole spec"
+                )
             if not self.path.is_file():
                 raise InputError(f"--file: got {str(self.path)!r}, which is not a file; expected the path of one")
             return read_spec(self.path)
@@ -84,39 +87,48 @@ class Topology:
         if self.together and servers > hosts:
             raise InputError(f"--servers: got {servers} with --together, expected at most the {hosts} hosts")
         first = 0 if self.together else hosts
+        every = max(hosts, first + servers)
+        if every > MOST_HOSTS:
+            raise InputError(f"--servers: got {servers} beside {hosts} hosts, expected at most {MOST_HOSTS} hosts of both")
         job = JobSpec(ranks_on(hosts, each), tuple(range(first, first + servers)))
+        scale = 1.0 if self.scale is None else self.scale
+        if scale > MOST_SCALE:
+            raise InputError(f"--scale: got {scale:g}, expected at most {MOST_SCALE}")
+        link = rate_or_none(self.link)
+        if link is not None:
+            _need_link_rate("--link", str(self.link), link // 8, scale)
         return LabSpec(
-            hosts=max(hosts, first + servers),
+            hosts=every,
             ranks_per_host=1 if servers else each,
-            link_bits_per_second=rate_or_none(self.link),
-            unlike=self._unlike(),
+            link_bits_per_second=link,
+            unlike=self._unlike(every, scale),
             network_classes=1 if self.classes is None else self.classes,
             jobs=(job,) if servers else (),
-            traffic=tuple(_flow(text) for text in self.traffic),
-            scale=1.0 if self.scale is None else self.scale,
-            delay_ns=parse_ns(self.delay) if self.delay else 0,
+            traffic=tuple(_flow(text, every) for text in self.traffic),
+            scale=scale,
+            delay_ns=_delay_ns(self.delay) if self.delay else 0,
             loss_ppm=_parts_per_million(self.loss) if self.loss else 0,
         )
 
-    def _unlike(self) -> tuple[HostSpec, ...]:
+    def _unlike(self, count: int, scale: float) -> tuple[HostSpec, ...]:
         hosts: dict[int, HostSpec] = {}
 
         def amend(host: int, **fields: object) -> None:
             hosts[host] = msgspec.structs.replace(hosts.get(host) or HostSpec(host), **fields)
 
         for text in self.vary:
-            host, link = _varied(text)
+            host, link = _varied(text, count, scale)
             amend(host, up=link, down=link)
         for text in self.up:
-            host, value = _pair("--up", text, "2=100mbit")
-            amend(host, up=_constant(value))
+            host, value = _pair("--up", text, "2=100mbit", count)
+            amend(host, up=_constant("--up", value, scale))
         for text in self.down:
-            host, value = _pair("--down", text, "2=100mbit")
-            amend(host, down=_constant(value))
+            host, value = _pair("--down", text, "2=100mbit", count)
+            amend(host, down=_constant("--down", value, scale))
         for text in self.slow:
-            host, value = _pair("--slow", text, "2=150")
-            if not value.isdigit():
-                raise InputError(f"--slow: got {text!r}, expected HOST=PERCENT, as in 2=150")
+            host, value = _pair("--slow", text, "2=150", count)
+            if not re.fullmatch(r"0*[1-9][0-9]{0,5}", value):
+                raise InputError(f"--slow: got {text!r}, expected HOST=PERCENT from 1 to 999999, as in 2=150")
             amend(host, compute_percent=int(value))
         return tuple(hosts[host] for host in sorted(hosts))
 
@@ -128,27 +140,45 @@ def options(function: _Function) -> _Function:
     return function
 
 
-def _pair(option: str, text: str, example: str) -> tuple[int, str]:
+def _pair(option: str, text: str, example: str, hosts: int) -> tuple[int, str]:
     host, equals, value = text.partition("=")
-    if not host.isdigit() or not equals:
+    if not re.fullmatch(r"[0-9]{1,9}", host) or not equals or not value:
         raise InputError(f"{option}: got {text!r}, expected the number of a host, = and a value, as in {example}")
+    _need_host(option, int(host), hosts)
     return int(host), value
 
 
-def _constant(text: str) -> Link:
-    return Link(max(parse_rate(text) // 8, 1))
+def _need_host(option: str, host: int, hosts: int) -> None:
+    if host >= hosts:
+        raise InputError(f"{option}: got host {host}, expected one from 0 to {hosts - 1}; --hosts says how many there are")
 
 
-def _varied(text: str) -> tuple[int, Link]:
+def _constant(option: str, text: str, scale: float) -> Link:
+    with naming(option):
+        rate = parse_rate(text) // 8
+    _need_link_rate(option, text, rate, scale)
+    return Link(rate)
+
+
+def _need_link_rate(option: str, text: str, bytes_per_second: int, scale: float) -> None:
+    if not is_link_rate(round(bytes_per_second * scale)):
+        scaled = "" if scale == 1 else f" with --scale {scale:g}"
+        raise InputError(f"{option}: got {text!r}{scaled}, expected {LINK_RATES}{' in the lab' * (scale != 1)}")
+
+
+def _varied(text: str, hosts: int, scale: float) -> tuple[int, Link]:
     example = "2=100mbit..1gbit/5s/7"
-    host, value = _pair("--vary", text, example)
+    host, value = _pair("--vary", text, example, hosts)
     match = re.fullmatch(r"([^/]+)\.\.([^/]+)/([^/]+)(?:/([0-9]+))?", value)
     if match is None:
         raise InputError(f"--vary: got {text!r}, expected HOST=LOW..HIGH/EVERY[/SEED], as in {example}")
     low, high, every, seed = match.groups()
-    bounds = parse_rate(low) // 8, parse_rate(high) // 8
+    least, most = (_constant("--vary", rate, scale).bytes_per_second for rate in (low, high))
+    if least > most:
+        raise InputError(f"--vary: got {text!r}, expected the lower rate first, as in {example}")
     # the host's number is part of the seed, so that hosts have different rates
-    steps = random_steps(int(seed or 0) * 1_000_003 + host, *bounds, parse_ns(every), _VARIED_STEPS)
+    with naming("--vary"):
+        steps = random_steps(int(seed or 0) * 1_000_003 + host, least, most, parse_time("--vary", every), _VARIED_STEPS)
     return host, Link(steps[0].bytes_per_second, steps)
 
 
@@ -156,12 +186,26 @@ def _parts_per_million(text: str) -> int:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)%", text)
     if match is None:
         raise InputError(f"--loss: got {text!r}, expected a share of packets, as in 0.1%")
-    return round(float(match[1]) * 10_000)
+    if float(match[1]) >= 100:
+        raise InputError(f"--loss: got {text!r}, expected less than 100%")
+    return min(round(float(match[1]) * 10_000), MOST_LOSS_PPM)
 
 
-def _flow(text: str) -> Flow:
+def _delay_ns(text: str) -> int:
+    delay_ns = parse_time("--delay", text)
+    if delay_ns > MOST_DELAY_NS:
+        raise InputError(f"--delay: got {text!r}, expected at most {format_ns(MOST_DELAY_NS)}")
+    return delay_ns
+
+
+def _flow(text: str, hosts: int) -> Flow:
     ends, _, rate = text.partition("=")
     source, colon, target = ends.partition(":")
     if not colon or not source.isdigit() or not target.isdigit():
         raise InputError(f"--traffic: got {text!r}, expected FROM:TO[=RATE], as in 0:3=200mbit")
-    return Flow(int(source), int(target), parse_rate(rate) // 8 if rate else None)
+    for host in (source, target):
+        _need_host("--traffic", int(host), hosts)
+    if int(source) == int(target):
+        raise InputError(f"--traffic: got {text!r}, expected two hosts, as in 0:3=200mbit")
+    with naming("--traffic"):
+        return Flow(int(source), int(target), max(parse_rate(rate) // 8, 1) if rate else None)

@@ -14,8 +14,10 @@ from typing import Any
 
 import click
 
+from gradlane.cli.inputs.faults import naming, one_of
 from gradlane.errors import InputError
-from gradlane.units import parse_bytes, parse_rate
+from gradlane.report.plots import PLOT_SUFFIXES, need_matplotlib
+from gradlane.units import parse_bytes, parse_ns, parse_rate
 
 _MOST = 1_000_000
 
@@ -77,7 +79,31 @@ def _size(text: str) -> int:
     return size_bytes
 
 
-class _OutFile(click.Path):
+class Choice(click.Choice):  # type: ignore[type-arg]  # older releases of click have no parameter here
+    """One of some words."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"got {one_of(str(value), map(str, self.choices))}", param, ctx)
+
+
+class _Place(click.Path):
+    """A file or a folder, as click checks it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            path, noun = Path(str(value)), "folder" if self.dir_okay else "file"
+            if path.exists() and path.is_dir() == self.dir_okay:
+                self.fail(f"got {str(value)!r}, expected another {noun}: {error.message}", param, ctx)
+            which = "is a folder" if path.is_dir() else "is a file" if path.exists() else "does not exist"
+            self.fail(f"got {str(value)!r}, which {which}, expected the path of a {noun}", param, ctx)
+
+
+class _OutFile(_Place):
     """A file to write, in a folder that exists and can be written to."""
 
     def __init__(self) -> None:
@@ -90,6 +116,16 @@ class _OutFile(click.Path):
             return writable(path)
         except InputError as error:
             self.fail(str(error), param, ctx)
+
+
+class _PlotFile(_OutFile):
+    """A file to draw into, of a kind that can be drawn."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if Path(str(value)).suffix not in PLOT_SUFFIXES:
+            self.fail(f"got {str(value)!r}, expected a name that ends in {', '.join(PLOT_SUFFIXES)}", param, ctx)
+        need_matplotlib()
+        return super().convert(value, param, ctx)
 
 
 def writable(path: Path) -> Path:
@@ -110,7 +146,12 @@ RANKS_PER_HOST = whole_number(1, 16)
 SECONDS = positive("seconds")
 FACTOR = positive("a factor")
 SIZE = Checked("size", _size)
+IN_FILE = _Place(exists=True, dir_okay=False, path_type=Path)
+IN_FOLDER = _Place(exists=True, file_okay=False, path_type=Path)
+SCRIPT = _Place(exists=True, dir_okay=False)
+OUT_FOLDER = _Place(file_okay=False, path_type=Path)
 OUT_FILE = _OutFile()
+PLOT_FILE = _PlotFile()
 
 
 def make_folder(option: str, path: Path) -> None:
@@ -141,4 +182,11 @@ def _why_not_writable(folder: Path) -> str | None:
 
 def rate_or_none(text: str | None) -> int | None:
     """The value of --link: a rate in bits per second, or None if links are not to be shaped."""
-    return None if text is None or text.lower() == "none" else parse_rate(text)
+    with naming("--link"):
+        return None if text is None or text.lower() == "none" else parse_rate(text)
+
+
+def parse_time(option: str, text: str) -> int:
+    """The value of an option that is a time, in ns. Raises `InputError`, which names the option."""
+    with naming(option):
+        return parse_ns(text)

@@ -32,16 +32,16 @@ from gradlane.live.backends import probe
 from gradlane.live.backends.gradient_buffers import dtype_name
 from gradlane.live.comm.recorder import ProfileBuilder, now_ns
 from gradlane.live.ddp.buckets import Buckets
+from gradlane.live.ddp.stages import Progress, Stage
 from gradlane.live.session.hooks import tensors_in
 from gradlane.live.session.ignored import summed_parameters
 
 RUN, WHY_NOT = "run.json", "why-not.txt"
 """Files that rank 0 leaves: what it measured, or why it could not."""
 WARM, WATCHED, LEAST_ALONE = 3, 4, 6
-"""Steps before those that are measured, those with a hook (the first and the last are no whole ones), and
-those without sums, of which one more comes first."""
+"""Warm-up steps; hooked steps, whose first and last are partial; steps without sums, after one that is discarded."""
 GRACE_S = 10.0
-"""How long a script may take to end once it has been told to."""
+"""How long a script may take to end after `SystemExit` was raised in it."""
 
 
 def watch_ddp(folder: Path, steps: int) -> Watch:
@@ -134,6 +134,15 @@ class Watch:
         self._ready: dict[str, int] = {}
         self._handles: list[Any] = []
         self._buckets: Buckets | None = None
+        self._progress = Progress(
+            [
+                Stage(0, WARM, f"{WARM} steps until DDP has its buckets"),
+                Stage(WARM, steps, f"measuring {steps} steps as they are"),
+                Stage(self._hooked, WATCHED, f"measuring {WATCHED} steps with times of each bucket"),
+                Stage(self._alone, 0, "measuring the network"),
+                Stage(self._alone, self.last - self._alone, f"measuring {self.last - self._alone} steps without sums"),
+            ]
+        )
 
     def name_of(self, hook: Any) -> str:
         """The name of a hook that a script has registered; "" for this class's own."""
@@ -164,7 +173,9 @@ class Watch:
         if self._over:
             return False
         self._trained.add(id(call))
-        self._call = self._call or call
+        if self._call is None:
+            self._call = call
+            self._say()
         return call is self._call
 
     def forward_begins(self) -> None:
@@ -257,6 +268,12 @@ class Watch:
         self._step += 1
         self._waited_ns.append(0)
         self._begin_stage()
+        self._say()
+
+    def _say(self, *, between: bool = False) -> None:
+        assert self._call is not None
+        if dist.get_rank(self._call.process_group) == 0:
+            self._progress.show(self._step, self._ends_ns, between=between)
 
     def _begin_stage(self) -> None:
         """Do what comes between the last step and the next."""
@@ -270,12 +287,14 @@ class Watch:
         if self._buckets is not None:
             self._buckets.iteration = self._step - self._hooked
         if self._step == self._alone:
+            self._say(between=True)
             group, device = call.process_group, self._device
             self._network = probe.measure(group, device).network(group, device, "measured by gradlane advise")
             self.is_alone = True
             self._hook_parts(call.module)
         if self._step == self.last:
             self._over = True
+            self._progress.end()
             self._finish(call)
 
     @property
@@ -361,6 +380,7 @@ class Watch:
         """
         if self._over:
             return
+        self._progress.end()
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
             why = f"the script failed after {self._step} steps: {type(error).__name__}: {error}"
         elif not self.models:

@@ -52,9 +52,9 @@ def attach_to_servers(
     gradlane's transport.
 
     Call it on every rank after `init_process_group()`, in place of DistributedDataParallel.
-    Parameters and buffers become rank 0's. The loop stays `zero_grad`, `backward`, `step`:
-    gradients are sent during the backward pass, `step()` updates nothing on this rank, and in the
-    next forward pass each parameter is waited for when it is first used.
+    Parameters and buffers become rank 0's. The loop stays `zero_grad`, `backward`, `step`.
+    Gradients are sent during the backward pass, and `step()` updates nothing on this rank. The next
+    forward pass waits for each parameter at its first use.
 
     Args:
         model: with float32 parameters in CPU memory.

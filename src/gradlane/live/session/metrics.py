@@ -27,16 +27,17 @@ class StepMetrics(TypedDict):
 
     step: how many whole steps there have been.
     step_seconds: its duration, with whatever the script did in it (loading data, an evaluation).
-    exposed_seconds: communication that nothing hid: the training thread was blocked for sums. None
-        for a model on a device, of which the host does not see what held it up.
-    hidden: the part, 0 to 1, of the time with messages on their way in which the training thread
-        was not blocked. None on a device, and where nothing is sent.
-    bytes, messages: of gradients that a step hands over, by the plan in force.
+    exposed_seconds: communication that nothing hid; the training thread was blocked for sums. None
+        on a device: the host does not see its waits.
+    hidden: the part, 0 to 1, of the time with messages in flight in which the training thread was
+        not blocked. None on a device, and if nothing is sent.
+    bytes, messages: gradients that a step sends, by the plan in force.
     policy, backend: in force; "ddp" in the first steps, which are measured.
     searching: `auto` or a tuner is trying plans, so that steps differ.
-    computing_seconds: a step without communication, as measured in the first steps: passes, update,
-        and what the script does between `optimizer.step()` and the next forward pass.
-    bound_seconds: simulated from that and the measured network: no schedule's step takes less.
+    computing_seconds: a step without communication, as measured in the first steps. It has the
+        passes, the update, and what the script does between `optimizer.step()` and the next
+        forward pass.
+    bound_seconds: simulated from that and the measured network; no schedule's step takes less.
         What the script does elsewhere, between the passes or before `step()`, is in neither.
     """
 

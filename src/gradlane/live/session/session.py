@@ -229,9 +229,8 @@ class Session:
     def flush(self) -> None:
         """Wait for every sum and run every deferred update, so that all values are as under DDP.
 
-        This is needed only if something reads parameters without Python between `step()` and the
-        next forward pass: a C++ extension that keeps a pointer, or another process that shares
-        their memory.
+        Call it if something reads parameters without Python between `step()` and the next forward
+        pass, such as a C++ extension that keeps a pointer, or a process that shares their memory.
         """
         self._settle()
         if not self._iterations.in_backward:
@@ -261,7 +260,7 @@ class Session:
         return self._recorder.timeline(self.plan.fingerprint, self.rank)
 
     def dispatch_log(self) -> Log:
-        """What the Dispatcher was told and answered in the last iterations, for `schedule.replay`.
+        """The facts that the Dispatcher got in the last iterations, and its answers, for `schedule.replay`.
 
         The log begins with the plan in force, at the earliest.
 
@@ -337,7 +336,7 @@ class Session:
 
     @property
     def sync(self) -> bool:
-        """Whether backward passes sum gradients; `no_sync()` sets it, and so may whoever wraps the model."""
+        """Whether backward passes sum gradients; `no_sync()` sets it, and a wrapper of the model may."""
         return self._passes.sync
 
     @sync.setter

@@ -100,8 +100,8 @@ def attach(
         backend: "all-reduce" uses torch.distributed. "server" uses gradlane's own transport,
             through CPU memory; it needs no order planned ahead and also carries policies that
             choose each packet as it is sent. None lets "auto" choose between the two, for tensors
-            in CPU memory and unless `network` or `order="coordinator"` is given; elsewhere it is
-            all-reduce, or servers for a policy or plan that only they can carry.
+            in CPU memory and unless `network` or `order="coordinator"` is given. Otherwise None
+            means all-reduce, or servers for a policy or plan that only they can carry.
         algorithm: all-reduce backend only. "flat" sums over all ranks at once, "hierarchical" within
             each host first, for hosts with equally many ranks, over Gloo on the CPU. None: where that
             can be done, both are measured and the faster one is used; with a `network`, the one that

@@ -22,8 +22,8 @@ class Search(Protocol):
 
     A point has one number from 0 to 1 for each knob, from the smallest value of its range to the
     largest; `Space` turns it into values. A search draws whatever it draws from a seed that it was
-    given, so that one that is told the same proposes the same. It never ends: whoever owns it stops
-    asking. `gradlane.testing.searches.check_search` checks all that is promised here.
+    given, so that one that is told the same proposes the same. It never ends: its owner stops asking.
+    `gradlane.testing.searches.check_search` checks all that is promised here.
     """
 
     def ask(self) -> Point:

@@ -37,10 +37,10 @@ class GaussianProcess:
     the one with the lowest fitted mean, not with the lowest (perhaps lucky) measurement.
 
     With a prior, which becomes the mean of the process, the first point is the prior's best, and
-    the process models the prior's error. A prior that is wrong by a constant factor does no harm,
-    as the process has a level of its own; a prior of wrong shape is scaled down, to nothing if
-    needed, as far as measurements disagree. Points that the prior expects to be twice as slow as
-    its best are never tried. Without a prior, the first dimensions + 1 points are random.
+    the process models the prior's error. A prior that is wrong by a constant factor does no harm, as the process has
+    a level of its own. A prior of wrong shape is scaled down as far as measurements disagree. Points that the prior
+    expects to be twice as slow as its best are never tried. Without a prior, the first dimensions + 1 points are
+    random.
 
     Args:
         dimensions: number of knobs.
