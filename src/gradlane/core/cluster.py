@@ -277,8 +277,9 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         The rate is the minimum over hosts of link rate / (what the host's processes send of each
         message, in messages). A worker sends a whole message, less what servers on its host hold. A server sends its
-        share to every worker on another host. A host with both sends the sum. If a host without workers
-        is the slowest, `own_link` says by how much. Links with steps count with their rate at time 0. With a bus, it is the whole path's as `Network.path` has it.
+        share to every worker on another host. A host with both sends the sum. If a host without workers is the
+        slowest, `own_link` says by how much. Links with steps count with their rate at time 0. With a bus, it is
+        the whole path's as `Network.path` has it.
         """
         if self.bus is not UNSET:
             stage = self.bus.broadcast
