@@ -32,6 +32,7 @@ KEPT: dict[str, Program] = {
     "a_step_pre_hook_by_the_class_that_clips_more_than_the_optimizer_has": _program(
         PLAIN, PLAIN, optimizer="part", hooks=("after unbound_step_pre clip",)
     ),
+    "a_step_pre_hook_by_the_class_before_a_closure": _program(("closure",), hooks=("after unbound_step_pre scale",)),
     "a_step_pre_hook_by_the_class_that_keeps_gradients": _program(
         PLAIN, ("zero_grad", "backward", "look"), hooks=("after unbound_step_pre keep",)
     ),

@@ -13,6 +13,7 @@ import torch
 
 from gradlane.live.session.deferred_step import PER_PARAMETER
 from gradlane.live.session.guards import own_class
+from gradlane.live.session.hooks import is_last
 
 
 def closure_of(args: Any, kwargs: Any) -> Callable[[], Any] | None:
@@ -41,7 +42,8 @@ def run_first(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple
         None if nothing was run.
     """
     closure = closure_of(args, kwargs)
-    if closure is None or own_class(optimizer) not in PER_PARAMETER:
+    # a pre-hook that comes after this one has to see what there is before the closure
+    if closure is None or own_class(optimizer) not in PER_PARAMETER or not is_last(optimizer):
         return None
     with torch.enable_grad():  # as `step` does
         loss = closure()
