@@ -18,7 +18,6 @@ from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import (
     AS_MANY,
     PLACE_OPTIONS,
-    PROFILE_HELP,
     RATES,
     WORKERS,
     Place,
@@ -27,11 +26,10 @@ from gradlane.cli.inputs.cases import (
     parse_rates,
     parse_workers,
     place_options,
-    profile_options,
     read_place,
-    read_profile,
     workers_of,
 )
+from gradlane.cli.inputs.computing import PROFILE_HELP, Computing, computing_options
 from gradlane.cli.inputs.faults import naming
 from gradlane.cli.inputs.knobs import read_policy
 from gradlane.cli.inputs.progress import bar
@@ -143,7 +141,7 @@ class _Question:
     def title(self) -> str:
         there = self.there
         flat = there.flat and any(each.devices > 1 for each in self.counts)
-        servers = f", {there.algorithm} all-reduce" + (" of all devices" if flat else "")
+        servers = f", {there.algorithm_of(self.counts[0])} all-reduce" + (" of all devices" if flat else "")
         if there.servers is not None:
             servers = ", as many servers" if there.servers == AS_MANY else f", {there.servers} servers"
         among = f", {self.counts[0]} workers" if len(self.counts) == 1 else ""
@@ -161,12 +159,13 @@ def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callabl
     def decorate(answer: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(answer)
         def asked(
-            profile_text: str, device: str | None, batch: int | None, wire_dtype: str | None, rate: tuple[str, ...],
-            workers: tuple[str, ...], as_json: bool, plot: Path | None, report: Path | None, **own: Any,
+            profile_text: str, rate: tuple[str, ...], workers: tuple[str, ...], as_json: bool, plot: Path | None,
+            report: Path | None, **own: Any,
         ) -> None:  # fmt: skip
+            computing = Computing.take(own)
             there = {name: own.pop(name) for name in PLACE_OPTIONS}
             question = _Question(
-                read_profile(profile_text, device, batch, wire_dtype),
+                computing.read(profile_text),
                 read_place(**there),
                 parse_rates(rate, rates) if rate or rates else [],
                 parse_workers(workers, counts),
@@ -175,11 +174,13 @@ def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callabl
                 report,
             )
             answer(question, **own)
+            if not as_json:
+                reports.show_misfits(console(), [profile_text], computing)
 
         offered: Callable[..., None] = reports.option(asked)
         offered = click.option("--plot", type=PLOT_FILE, help="Draw the answer (.svg, .png, .pdf).")(offered)
         offered = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(offered)
-        offered = profile_options(place_options(offered, rates=rates, workers=counts))
+        offered = computing_options(place_options(offered, rates=rates, workers=counts))
         return click.argument("profile_text", metavar="PROFILE", shell_complete=completion.models)(offered)
 
     return decorate
