@@ -26,7 +26,7 @@ def offered(*words: str) -> list[str]:
         (["plan", "vgg16", "--policy", "by"], ["bytescheduler"]),
         (["plan", "vgg16", "--policy", "own.py"], ["file"]),
         (["plan", "vgg16", "--device", "v"], ["v100", "v100-sxm"]),
-        (["simulate", "vgg16", "bert"], ["bert-base"]),
+        (["simulate", "vgg16", "bert"], ["bert-base", "bert-large"]),
         (["whatif", "rates", "alex"], ["alexnet"]),
         (["compare", "--policies", "auto,p3,merc"], ["auto,p3,mercury", "auto,p3,mercury-no-preemption"]),
         (["compare", "--backend", "all-reduce,"], ["all-reduce,all-reduce", "all-reduce,server", "all-reduce,any"]),

@@ -162,3 +162,17 @@ def test_a_plan_says_which_algorithms_carry_its_messages():
     text = invoke("plan", "alexnet", "--workers", "16x8", "--bus", "nvlink4", "--rate", "3200gbit", "--policy", "ddp")
     assert "trees LL, trees LL128" in text
     assert "NCCL 2.21.5" in text
+
+
+def test_a_rate_is_a_number_a_card_or_several():
+    def rates(text):
+        return [
+            row["bits_per_second"]
+            for row in json.loads(invoke("simulate", "alexnet", "--rate", text, "--policy", "ddp", "--json"))
+        ]
+
+    assert rates("ndr,8xndr,2x25gbit,32xefa") == [400 * GB, 3200 * GB, 50 * GB, 3200 * GB]
+    assert "did you mean ndr" in invoke("plan", "alexnet", "--rate", "ndrr", code=2)
+    assert "several cards of a host as 8xndr" in invoke("plan", "alexnet", "--rate", "fast", code=2)
+    assert {row["name"] for row in json.loads(invoke("zoo", "--links", "--json"))} >= {"ndr", "roce-400g", "efa"}
+    assert "InfiniBand NDR" in invoke("zoo", "--links")

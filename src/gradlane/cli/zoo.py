@@ -18,7 +18,7 @@ from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
-from gradlane.units import format_bytes, format_ns
+from gradlane.units import format_bytes, format_ns, format_rate
 
 LARGEST = 8
 
@@ -34,16 +34,25 @@ LARGEST = 8
 @click.option("--out", type=OUT_FILE, help="Write the profile as JSON.")
 @click.option("--buses", is_flag=True, help="List what connects the devices of a host instead: values of --bus.")
 @click.option("--devices", is_flag=True, help="List the devices instead, with what their data sheets say: values of --device.")
+@click.option("--links", is_flag=True, help="List what a host's cards are sold as instead: values of --rate.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the list, or the profile.")
 def command(
-    name: str | None, device: str | None, batch: int | None, out: Path | None, buses: bool, devices: bool, as_json: bool
+    name: str | None,
+    device: str | None,
+    batch: int | None,
+    out: Path | None,
+    buses: bool,
+    devices: bool,
+    links: bool,
+    as_json: bool,
 ) -> None:
     """List the networks, or show NAME's profile: exact tensors, times counted and calibrated where
     they can be.
 
     `gradlane plan`, `simulate` and `whatif` take NAME in place of a profile's file.
     """
-    for option, is_asked, show in (("--buses", buses, _list_buses), ("--devices", devices, _list_devices)):
+    lists = (("--buses", buses, _list_buses), ("--devices", devices, _list_devices), ("--links", links, _list_links))
+    for option, is_asked, show in lists:
         if is_asked:
             if name is not None:
                 raise InputError(f"{option}: got it with {name}, expected one or the other")
@@ -131,6 +140,21 @@ def _list_buses(as_json: bool) -> None:
     shown = console()
     for name, spec in zoo.BUSES.items():
         shown.print(Text(f"{name}: {spec.source}"))
+
+
+def _list_links(as_json: bool) -> None:
+    if as_json:
+        rows = [{"name": name, **msgspec.structs.asdict(link)} for name, link in zoo.LINKS.items()]
+        click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+        return
+    table = Table()
+    for heading in ("name", "what", "each way", "source"):
+        table.add_column(heading)
+    for name, link in zoo.LINKS.items():
+        cells = (name, link.title, format_rate(link.bits_per_second // 8), link.source)
+        table.add_row(*(Text(cell) for cell in cells))
+    print_table(table)
+    console().print(Text("Several cards of a host: --rate 8xndr. A row of zoo/data/links.json is a link."))
 
 
 def _list_devices(as_json: bool) -> None:

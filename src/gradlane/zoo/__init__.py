@@ -21,6 +21,7 @@ from gradlane.errors import InputError
 from gradlane.zoo import inception, language, vision
 from gradlane.zoo.buses import BUSES as BUSES
 from gradlane.zoo.buses import bus as bus
+from gradlane.zoo.described import descriptions
 from gradlane.zoo.devices import (
     COMPUTE_DTYPES,
     ELEMENT_BYTES,
@@ -35,6 +36,7 @@ from gradlane.zoo.devices import (
 from gradlane.zoo.devices import DEVICES as DEVICES
 from gradlane.zoo.devices import PRODUCTS as PRODUCTS
 from gradlane.zoo.layers import Module, Net
+from gradlane.zoo.links import LINKS as LINKS
 
 MAX_BATCH = 1_000_000
 
@@ -89,12 +91,14 @@ _MODELS = {
     "mobilenet": _Model("MobileNet, 224 x 224", vision.mobilenet, 32, "gtx-1080ti"),
     "yolo": _Model("YOLO, first version, 448 x 448", vision.yolo, 64, "k40"),
     "yolov2": _Model("YOLOv2, 416 x 416", vision.yolov2, 64, "k40"),
-    "bert-base": _Model("BERT-Base, 128 positions", language.bert_base, 32, "rtx-3090"),
+    "bert-base": _Model("BERT-Base, 128 positions", lambda: language.bert(768, 12), 32, "rtx-3090"),
+    "bert-large": _Model("BERT-Large, 512 positions", lambda: language.bert(1024, 24, 512), 8, "a100"),
     "transformer-base": _Model("base Transformer, 32 + 32 positions", language.transformer_base, 16, "v100"),
     "gpt2": _Model("GPT-2 124M, 1024 positions", language.gpt2, 8, "a100"),
-    "vit-b16": _Model("ViT-B/16, 224 x 224", vision.vit, 64, "a100"),
+    "vit-b16": _Model("ViT-B/16, 224 x 224", lambda: vision.vit(768, 12), 64, "a100"),
+    "vit-l16": _Model("ViT-L/16, 224 x 224", lambda: vision.vit(1024, 24), 64, "a100"),
     "llama-1b": _Model("Llama of 1.24 G parameters, 2048 positions", language.llama_1b, 4, "h100"),
-}
+} | {name: _Model(each.title, each.build, each.batch, each.device) for name, each in descriptions().items()}
 
 
 def names() -> tuple[str, ...]:

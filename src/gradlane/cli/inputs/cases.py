@@ -19,6 +19,7 @@ from gradlane.core import files
 from gradlane.core.bus import MAX_DEVICES, Bus
 from gradlane.core.cluster import Cluster
 from gradlane.core.collectives import ALGORITHMS, all_reduce, flat_ring
+from gradlane.core.fields import did_you_mean
 from gradlane.core.nccl import LATEST, TABLES, nccl
 from gradlane.core.network import MAX_WORKERS, NETWORK_CLASSES, Network
 from gradlane.core.profile import Profile
@@ -120,7 +121,7 @@ def place_options(command: Callable[..., Any], *, rates: str = RATES, workers: s
             "--rate",
             multiple=True,
             metavar="RATE",
-            help=f"Of each link, each way: 10gbit, or 1gbit,10gbit.  [default: {rates}]",
+            help=f"Of each host's link, each way: 10gbit, or 1gbit,10gbit, or cards: ndr, 8xndr.  [default: {rates}]",
             hidden=not rates,
         ),
     ):
@@ -264,9 +265,27 @@ def workers_of(case: Case) -> Workers:
 
 
 def parse_rates(texts: Sequence[str], default: str = RATES) -> list[int]:
-    """The values of --rate, in bits per second."""
-    with naming("--rate"):
-        return [parse_rate(part) for text in texts or (default,) for part in text.split(",")]
+    """The values of --rate, in bits per second: 10gbit, a name of `zoo.LINKS`, or several cards, as 8xndr.
+
+    Raises:
+        InputError: a text is none of these; the message lists the names.
+    """
+    return [_parse_rate(part.strip()) for text in texts or (default,) for part in text.split(",")]
+
+
+def _parse_rate(text: str) -> int:
+    match = re.fullmatch(r"(?:([1-9]\d{0,2})x)?(.*)", text, re.DOTALL)
+    assert match is not None
+    count, card = int(match[1] or 1), match[2]
+    if card in zoo.LINKS:
+        return count * zoo.LINKS[card].bits_per_second
+    if card[:1].isdigit():
+        with naming("--rate"):
+            return count * parse_rate(card)
+    raise InputError(
+        f"--rate: got {text!r}{did_you_mean(card, zoo.LINKS)}, expected a rate such as 10gbit, or one of "
+        f"{', '.join(zoo.LINKS)}; several cards of a host as 8xndr"
+    )
 
 
 def parse_workers(texts: Sequence[str], default: str = WORKERS) -> list[Workers]:
