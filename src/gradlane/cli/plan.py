@@ -34,6 +34,7 @@ from gradlane.core.policy import Policy
 from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.questions import Case, Outcome, Refusal, judge, judge_plan, search
+from gradlane.planning.questions.jitter import slowdown
 from gradlane.planning.questions.memory import Replica
 from gradlane.planning.searched import Searched
 from gradlane.planning.stock_ddp import ddp_kwargs, why_not_ddp
@@ -89,6 +90,8 @@ def command(
     if emit is not None and computing.wire_dtype is not None:
         raise InputError("--emit: got it with --wire-dtype, expected one or the other; DDP's buckets are counted in float32")
     if network_path is not None:
+        if computing.jitter:
+            raise InputError("--jitter: got it with a network's file, expected --rate and --workers")
         if rate or workers:
             raise InputError("--rate and --workers: got them with a network's file, expected one or the other")
         case = Case(profile, read_network(network_path))
@@ -96,7 +99,7 @@ def command(
         rates, counts = parse_rates(rate), parse_workers(workers)
         if len(rates) * len(counts) != 1:
             raise InputError("--rate, --workers: got several, expected one of each; gradlane simulate takes several")
-        (case,) = cases([profile], read_place(**given), rates, counts)
+        (case,) = cases([profile], read_place(**given), rates, counts, computing.jitter)
     if policy == "auto":
         raise InputError(
             "--policy: got auto, which tries plans in a running job; expected another policy, or none: all are ranked "
@@ -161,8 +164,13 @@ def _judge(policy: Policy, case: Case, bound_ns: int, progress: Callable[[float]
 def _assumed(case: Case, computing: Computing, profile_text: str) -> str:
     """What the answer assumes: model, computing, memory and network, a line each."""
     model, network = describe_at_length(case)
-    used = computing.utilization(profile_text, case.profile)
-    lines = [model, f"computes {reports.alone_text(case.profile)} a step{'' if used is None else f', {used}'}", network]
+    profile = computing.read(profile_text)
+    used = computing.utilization(profile_text, profile)
+    computes = f"computes {reports.alone_text(profile)} a step{'' if used is None else f', {used}'}"
+    if computing.jitter:
+        more = slowdown(case.workers, computing.jitter) - 1
+        computes += f", and {more:.1%} more with the slowest of {case.workers} devices (--jitter {computing.jitter:.1%})"
+    lines = [model, computes, network]
     replica = computing.replica(profile_text)
     if replica is not None:
         lines.insert(2, f"memory   {replica.describe()}{'' if replica.fits else f'{chr(10)}         {replica.remedy()}'}")

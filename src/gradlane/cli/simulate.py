@@ -86,6 +86,7 @@ def command(
         read_place(**given),
         parse_rates(rate),
         parse_workers(workers),
+        computing.jitter,
     )
     for name in policies:
         read_policy(name)

@@ -25,6 +25,7 @@ from gradlane.core.network import MAX_WORKERS, NETWORK_CLASSES, Network
 from gradlane.core.profile import Profile
 from gradlane.errors import FormatError, InputError
 from gradlane.planning.questions import Case
+from gradlane.planning.questions.jitter import slowdown
 from gradlane.planning.questions.sweep import Where
 from gradlane.units import format_bytes, format_ns, format_rate, parse_rate
 from gradlane.zoo.buses import BUSES
@@ -235,8 +236,14 @@ def _read_bus(text: str, startup: str | None) -> Bus:
     return found if startup is None else msgspec.structs.replace(found, startup_ns=startup_ns)
 
 
-def cases(profiles: Sequence[Profile], where: Place, rates: Sequence[int], workers: Sequence[Workers]) -> list[Case]:
+def cases(
+    profiles: Sequence[Profile], where: Place, rates: Sequence[int], workers: Sequence[Workers], jitter: float = 0.0
+) -> list[Case]:
     """Make a case for each profile, rate (bits per second) and number of workers, in this order.
+
+    Args:
+        profiles, where, rates, workers: what is combined.
+        jitter: standard deviation of a device's step, as a part of it; each step waits for the slowest device.
 
     Raises:
         InputError: an option is given that is of use only where hosts have several devices.
@@ -244,7 +251,12 @@ def cases(profiles: Sequence[Profile], where: Place, rates: Sequence[int], worke
     if where.of_hosts is not None and all(each.devices == 1 for each in workers):
         raise InputError(f"{where.of_hosts}: got it with one device a host, expected several, as in --workers 16x8")
     return [
-        Case(profile, where.at(rate, each), {"model": profile.model, "bits_per_second": rate, **_labels(each)})
+        Case(
+            profile.stretched(slowdown(each.total, jitter)) if jitter else profile,
+            where.at(rate, each),
+            {"model": profile.model, "bits_per_second": rate, **_labels(each)},
+            alone_ns=profile.compute_ns if jitter else None,
+        )
         for profile in profiles
         for rate in rates
         for each in workers

@@ -35,6 +35,7 @@ class Computing:
             for the default.
         wire_dtype: a key of `WIRE_DTYPES`, as which float32 gradients travel; None for float32.
         step_ns: the time of a step without communication; None: as the profile says.
+        jitter: standard deviation of a device's step, as a part of it.
     """
 
     device: str | None = None
@@ -43,6 +44,7 @@ class Computing:
     compute_dtype: str | None = None
     mfu: float | None = None
     step_ns: int | None = None
+    jitter: float = 0.0
 
     @staticmethod
     def take(options: dict[str, Any]) -> Computing:
@@ -55,6 +57,7 @@ class Computing:
         found = Computing(
             **{name: options.pop(name) for name in ("device", "batch", "wire_dtype", "compute_dtype", "mfu")},
             step_ns=None if step_time is None else parse_time("--step-time", step_time),
+            jitter=options.pop("jitter") or 0.0,
         )
         if found.step_ns is not None and found.mfu is not None:
             raise InputError("--mfu: got it with --step-time, expected one or the other")
@@ -141,6 +144,12 @@ class Computing:
 def computing_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say what computes; the command gives its keywords to `Computing.take`."""
     for option in (
+        click.option(
+            "--jitter",
+            type=PART,
+            metavar="PART",
+            help="Standard deviation of a device's step, as in 5%; each step waits for the slowest device.  [default: none]",
+        ),
         click.option(
             "--step-time", metavar="TIME", help="Of a step without communication, as in 250ms: all of its parts in proportion."
         ),
