@@ -142,7 +142,7 @@ def test_what_is_checked_is_found_in_the_documents() -> None:
     assert len(ALL_COMMANDS) > 60
     assert len(list(python_of("docs/lab.md"))) == 1
     assert [line for line, _ in python_of("docs/training.md")] == [70, 89, 107, 131]
-    assert len(list(blocks("docs/planning.md"))) == 6
+    assert len(list(blocks("docs/planning.md"))) == 16
     assert len(places("bench/notes/faults.md")) > 20
 
 

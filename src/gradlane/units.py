@@ -20,8 +20,8 @@ _BYTES = {
     "kib": 2**10, "mib": 2**20, "gib": 2**30,
 }  # fmt: skip
 _BITS_PER_SECOND = {
-    "bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9,
-    "bps": 1, "kbps": 10**3, "mbps": 10**6, "gbps": 10**9,
+    "bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12,
+    "bps": 1, "kbps": 10**3, "mbps": 10**6, "gbps": 10**9, "tbps": 10**12,
 }  # fmt: skip
 _NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)(?:/s)?\s*")
@@ -89,7 +89,7 @@ def format_ns(time_ns: int) -> str:
 def format_rate(bytes_per_second: int) -> str:
     """A rate for people, in bits as networks are sold: ``"500 Mbit/s"``."""
     bits = bytes_per_second * 8
-    for unit, scale in (("Gbit/s", 10**9), ("Mbit/s", 10**6), ("kbit/s", 10**3)):
+    for unit, scale in (("Tbit/s", 10**12), ("Gbit/s", 10**9), ("Mbit/s", 10**6), ("kbit/s", 10**3)):
         if bits >= scale:
             return f"{bits / scale:.3g} {unit}"
     return f"{bits} bit/s"

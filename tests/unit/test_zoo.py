@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 
+import msgspec
 import pytest
 
 from gradlane import zoo
 from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
+from gradlane.zoo.described import Description, Step, descriptions
 from gradlane.zoo.devices import DEVICES, LAUNCH_NS, TOTALS, forward_seconds, update_seconds
 from gradlane.zoo.layers import WINOGRAD, Net
 from tests.commands import invoke
@@ -36,7 +39,50 @@ REFERENCE = {
     "gpt2": (148, 124_439_808),
     "vit-b16": (152, 86_567_656),
     "llama-1b": (146, 1_235_814_400),
+    "bert-large": (391, 335_141_888),
+    "vit-l16": (296, 304_326_632),
+    "llama-3-8b": (291, 8_030_261_248),
+    "olmoe-1b-7b": (3_219, 6_919_161_856),
+    "whisper-large-v3": (1_258, 1_543_490_560 - 1_500 * 1_280),  # the encoder's positions are not trained
 }
+
+
+def test_a_described_model_s_reference_says_how_many_parameters_it_has():
+    for name, each in descriptions().items():
+        stated = [int(number.replace(",", "")) for number in re.findall(r"\d{1,3}(?:,\d{3})+", each.reference)]
+        assert zoo.describe(name).parameters == stated[0] - sum(stated[1:])  # the others are not trained
+
+
+def test_a_position_of_a_mixture_passes_its_share_of_the_experts():
+    # 1.3 G of the 6.9 G parameters are active for a token (Muennighoff et al. 2024, Table 1); a product takes two
+    # operations, and attention over 1,024 positions on the average adds 4 * 1,024 * 2,048 a layer
+    active = 2_048 * (2 * 1.28e9 - 2 * 50_304 * 2_048 + 16 * 4 * 1_024 * 2_048)
+    assert zoo.describe("olmoe-1b-7b").operations == pytest.approx(active, rel=0.05)
+
+
+def test_a_model_is_described_by_data():
+    step = {"op": "linear", "name": "layer.{0}.expert.{1}", "args": {"out": 3, "bias": False}}
+    inner = {"op": "repeat", "times": 2, "steps": [step, {"op": "shape", "args": {"shape": [3]}}]}
+    outer = {"op": "repeat", "times": 2, "steps": [inner]}
+    model = {"title": "t", "reference": "r", "batch": 1, "device": "h100", "input": [3], "steps": [outer]}
+    net = msgspec.convert(model, Description).build()
+    names = [f"layer.{layer}.expert.{expert}.weight" for layer in (0, 1) for expert in (0, 1)]
+    assert [module.tensors for module in net.modules] == [[(name, (3, 3))] for name in names]
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ({"op": "lineal"}, "op: got 'lineal', expected shape, repeat or one of conv"),
+        ({"op": "linear"}, "name: got ''"),
+        ({"op": "relu", "name": "act"}, "name: got 'act'"),
+        ({"op": "repeat"}, "steps: got 0, expected steps for repeat"),
+        ({"op": "relu", "colour": 1}, "unknown field `colour`"),
+    ],
+)
+def test_a_step_that_means_nothing_is_refused(step, message):
+    with pytest.raises(msgspec.ValidationError, match=message):
+        msgspec.convert(step, Step)
 
 
 def test_every_model_has_a_reference():

@@ -12,7 +12,8 @@ import msgspec
 
 from gradlane.cli import reports
 from gradlane.cli.inputs import completion
-from gradlane.cli.inputs.cases import parse_counts, read_profile
+from gradlane.cli.inputs.cases import parse_counts
+from gradlane.cli.inputs.computing import Computing
 from gradlane.cli.inputs.knobs import read_policy
 from gradlane.cli.inputs.types import (
     COUNT,
@@ -168,7 +169,7 @@ def command(
         raise InputError("--servers: got it alone, expected a MODEL, --backend server and emulated hosts too")
     if not models and (len(counts) > 1 or len(rates) > 1 or scale != 1):
         raise InputError("compare: got several hosts or links, or a scale, expected a MODEL with them too")
-    profiles = [read_profile(model, argument="MODEL") for model in models]
+    profiles = [Computing().read(model, argument="MODEL") for model in models]
     if out is not None:
         make_folder("--out", out)
     with scratch_folder() as scratch:

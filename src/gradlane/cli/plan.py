@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,16 @@ from rich.text import Text
 from gradlane.cli import reports
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import (
-    PROFILE_HELP,
     cases,
     describe,
     describe_at_length,
     parse_rates,
     parse_workers,
     place_options,
-    profile_options,
     read_network,
     read_place,
-    read_profile,
 )
+from gradlane.cli.inputs.computing import PROFILE_HELP, Computing, computing_options
 from gradlane.cli.inputs.knobs import parse_knobs, read_policy
 from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import IN_FILE, OUT_FILE, Choice
@@ -35,6 +34,8 @@ from gradlane.core.policy import Policy
 from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.questions import Case, Outcome, Refusal, judge, judge_plan, search
+from gradlane.planning.questions.jitter import slowdown
+from gradlane.planning.questions.memory import Replica
 from gradlane.planning.searched import Searched
 from gradlane.planning.stock_ddp import ddp_kwargs, why_not_ddp
 from gradlane.sim.bounds import lower_bound_ns
@@ -52,7 +53,7 @@ BASELINE = "ddp"
     help="Plan with this policy only, beside ddp; `searched` seeks a better one. Default: all others.",
 )
 @click.option("--knob", "knobs", multiple=True, metavar="NAME=VALUE", help="A knob of --policy, as in partition_bytes=4MiB.")
-@profile_options
+@computing_options
 @place_options
 @click.option("--messages", "shows_messages", is_flag=True, help="Print the plan's messages, too.")
 @click.option("--out", type=OUT_FILE, help="Write the plan as JSON.")
@@ -64,9 +65,6 @@ def command(
     network_path: Path | None,
     policy: str | None,
     knobs: tuple[str, ...],
-    device: str | None,
-    batch: int | None,
-    wire_dtype: str | None,
     rate: tuple[str, ...],
     workers: tuple[str, ...],
     shows_messages: bool,
@@ -74,7 +72,7 @@ def command(
     report: Path | None,
     as_json: bool,
     emit: str | None,
-    **where: Any,
+    **given: Any,
 ) -> None:
     """Simulate every policy on PROFILE and a network, rank them, and say which is best.
 
@@ -85,12 +83,15 @@ def command(
     """
     if knobs and policy is None:
         raise InputError("--knob: got knobs and no policy, expected --policy NAME to give them to")
-    profile = read_profile(profile_text, device, batch, wire_dtype)
+    computing = Computing.take(given)
+    profile = computing.read(profile_text)
     if emit is not None and as_json:
         raise InputError("--emit: got it with --json, expected one or the other; it prints Python")
-    if emit is not None and wire_dtype is not None:
+    if emit is not None and computing.wire_dtype is not None:
         raise InputError("--emit: got it with --wire-dtype, expected one or the other; DDP's buckets are counted in float32")
     if network_path is not None:
+        if computing.jitter:
+            raise InputError("--jitter: got it with a network's file, expected --rate and --workers")
         if rate or workers:
             raise InputError("--rate and --workers: got them with a network's file, expected one or the other")
         case = Case(profile, read_network(network_path))
@@ -98,7 +99,7 @@ def command(
         rates, counts = parse_rates(rate), parse_workers(workers)
         if len(rates) * len(counts) != 1:
             raise InputError("--rate, --workers: got several, expected one of each; gradlane simulate takes several")
-        (case,) = cases([profile], read_place(**where), rates, counts)
+        (case,) = cases([profile], read_place(**given), rates, counts, computing.jitter)
     if policy == "auto":
         raise InputError(
             "--policy: got auto, which tries plans in a running job; expected another policy, or none: all are ranked "
@@ -133,8 +134,9 @@ def command(
     if emit is not None:
         click.echo(ddp_kwargs(best.plan))
     elif as_json:
-        click.echo(_as_json(outcomes, refusals, best, baseline))
+        click.echo(_as_json(outcomes, refusals, best, baseline, computing.replica(profile_text)))
     else:
+        console().print(Text(_assumed(best.case, computing, profile_text)), soft_wrap=True)
         _show(outcomes, refusals, best, baseline, chosen is not None)
         described = best.plan.describe()
         click.echo("\n" + (described if shows_messages else described.partition("\n")[0]))
@@ -159,7 +161,25 @@ def _judge(policy: Policy, case: Case, bound_ns: int, progress: Callable[[float]
     return judge_plan(search(policy, case, lambda part, _: progress(part)), case, bound_ns)
 
 
-def _as_json(outcomes: list[Outcome], refusals: list[Refusal], best: Outcome, baseline: Outcome) -> str:
+def _assumed(case: Case, computing: Computing, profile_text: str) -> str:
+    """What the answer assumes: model, computing, memory and network, a line each."""
+    model, network = describe_at_length(case)
+    profile = computing.read(profile_text)
+    used = computing.utilization(profile_text, profile)
+    computes = f"computes {reports.alone_text(profile)} a step{'' if used is None else f', {used}'}"
+    if computing.jitter:
+        more = slowdown(case.workers, computing.jitter) - 1
+        computes += f", and {more:.1%} more with the slowest of {case.workers} devices (--jitter {computing.jitter:.1%})"
+    lines = [model, computes, network]
+    replica = computing.replica(profile_text)
+    if replica is not None:
+        lines.insert(2, f"memory   {replica.describe()}{'' if replica.fits else f'{chr(10)}         {replica.remedy()}'}")
+    return "\n".join(lines)
+
+
+def _as_json(
+    outcomes: list[Outcome], refusals: list[Refusal], best: Outcome, baseline: Outcome, replica: Replica | None
+) -> str:
     rows = [
         {
             "policy": outcome.policy,
@@ -181,6 +201,7 @@ def _as_json(outcomes: list[Outcome], refusals: list[Refusal], best: Outcome, ba
             "bound_ns": best.bound_ns,
             "chosen": best.policy,
             "policies": rows,
+            "memory": None if replica is None else {**asdict(replica), "total": replica.total, "fits": replica.fits},
             "refused": [{"policy": refusal.policy, "reason": str(refusal.error)} for refusal in refusals],
         }
     )
@@ -195,7 +216,6 @@ _NEXT = (
 
 def _show(outcomes: list[Outcome], refusals: list[Refusal], best: Outcome, baseline: Outcome, is_given: bool) -> None:
     shown = console()
-    shown.print(Text(describe_at_length(best.case)), soft_wrap=True)
     shown.print(Text(f"\n{_recommendation(outcomes, best, baseline, is_given)}", style="bold"), soft_wrap=True)
     shown.print(
         Text(

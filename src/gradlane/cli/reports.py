@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from gradlane.cli.inputs.computing import Computing
 from gradlane.cli.inputs.types import OUT_FILE
 from gradlane.core import files
 from gradlane.core.plan import Plan
@@ -61,6 +62,14 @@ def show_refusals(shown: Console, refusals: Sequence[Refusal]) -> None:
     """Print under a table why policies cannot plan, each reason once."""
     for policy, reason in dict.fromkeys((refusal.policy, str(refusal.error)) for refusal in refusals):
         shown.print(Text(f"{policy} cannot plan: {reason}"), soft_wrap=True)
+
+
+def show_misfits(shown: Console, models: Sequence[str], computing: Computing) -> None:
+    """Print a line for each model that does not fit its device."""
+    for model in models:
+        replica = computing.replica(model)
+        if replica is not None and not replica.fits:
+            shown.print(Text(f"{model}: {replica.remedy()} ({replica.describe()})"), soft_wrap=True)
 
 
 def of_case(title: str, outcomes: Sequence[Outcome], answer: str = "") -> facts.TrialFacts:

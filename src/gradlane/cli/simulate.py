@@ -14,16 +14,14 @@ from rich.text import Text
 from gradlane.cli import reports
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import (
-    PROFILE_HELP,
     cases,
     parse_rates,
     parse_workers,
     place_options,
-    profile_options,
     read_place,
-    read_profile,
     workers_of,
 )
+from gradlane.cli.inputs.computing import PROFILE_HELP, Computing, computing_options
 from gradlane.cli.inputs.knobs import read_policy
 from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import OUT_FILE, PLOT_FILE
@@ -52,7 +50,7 @@ MOST_TIMELINES = 8  # cases whose timelines go into a report
     shell_complete=completion.policies,
     help="Only this one; may be repeated. `searched` on request.",
 )
-@profile_options
+@computing_options
 @place_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--out", type=OUT_FILE, help="Write the JSON to a file too.")
@@ -66,9 +64,6 @@ MOST_TIMELINES = 8  # cases whose timelines go into a report
 def command(
     profiles: tuple[str, ...],
     policies: tuple[str, ...],
-    device: str | None,
-    batch: int | None,
-    wire_dtype: str | None,
     rate: tuple[str, ...],
     workers: tuple[str, ...],
     as_json: bool,
@@ -76,7 +71,7 @@ def command(
     plot: Path | None,
     report: Path | None,
     timeline: Path | None,
-    **where: Any,
+    **given: Any,
 ) -> None:
     """Simulate policies on models, rates and numbers of workers; prints the time of a steady iteration of each.
 
@@ -85,11 +80,13 @@ def command(
     gradlane simulate resnet152 --workers 1x8..256x8 --bus nvlink3
     gradlane simulate vgg16 bert-base --rate 1gbit,10gbit --servers same --policy mercury --policy wfbp
     """
+    computing = Computing.take(given)
     todo = cases(
-        [read_profile(text, device, batch, wire_dtype) for text in profiles],
-        read_place(**where),
+        [computing.read(text) for text in profiles],
+        read_place(**given),
         parse_rates(rate),
         parse_workers(workers),
+        computing.jitter,
     )
     for name in policies:
         read_policy(name)
@@ -106,6 +103,7 @@ def command(
         click.echo(text)
     else:
         show(outcomes, refusals)
+        reports.show_misfits(console(), profiles, computing)
     if out is not None:
         with files.writing(out):
             out.write_text(f"{text}\n")

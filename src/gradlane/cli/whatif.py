@@ -18,7 +18,6 @@ from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import (
     AS_MANY,
     PLACE_OPTIONS,
-    PROFILE_HELP,
     RATES,
     WORKERS,
     Place,
@@ -27,16 +26,15 @@ from gradlane.cli.inputs.cases import (
     parse_rates,
     parse_workers,
     place_options,
-    profile_options,
     read_place,
-    read_profile,
     workers_of,
 )
+from gradlane.cli.inputs.computing import PROFILE_HELP, Computing, computing_options
 from gradlane.cli.inputs.faults import naming
 from gradlane.cli.inputs.knobs import read_policy
 from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import FACTOR, PLOT_FILE, Checked
-from gradlane.cli.simulate import refused_row, row
+from gradlane.cli.simulate import BASELINE, refused_row, row
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.core.profile import Profile
@@ -70,6 +68,8 @@ def _part(text: str) -> float:
 
 _TARGET = Checked("number", _part)
 _DECADES = "100mbit,200mbit,500mbit,1gbit,2gbit,5gbit,10gbit,20gbit,50gbit,100gbit"
+NO_MORE = "no more than"
+LITTLE = 0.01  # of linear scaling
 _SIZES = "256KiB,512KiB,1MiB,2MiB,4MiB,8MiB,16MiB,32MiB"
 
 
@@ -93,6 +93,7 @@ class _Question:
         there: the network, without its rate and number of workers.
         rates: of links, in bits per second.
         counts: hosts and devices.
+        jitter: standard deviation of a device's step, as a part of it.
         as_json: print JSON instead of a table.
         plot: the file to draw into; None to draw nothing.
     """
@@ -101,14 +102,18 @@ class _Question:
     there: Place
     rates: list[int]
     counts: list[Workers]
+    jitter: float
     as_json: bool
     plot: Path | None
     report: Path | None
 
-    def draw(self, headings: list[str], rows: list[list[str]], lines: Lines, x: str, y: str, *, log_x: bool = False) -> None:
+    def draw(
+        self, answer: str, headings: list[str], rows: list[list[str]], lines: Lines, x: str, y: str, *, log_x: bool = False
+    ) -> None:
         """Draw the answer into the files that were asked for.
 
         Args:
+            answer: in one sentence, with which a report opens.
             headings, rows: the answer as a table of text.
             lines: by name; none where its x are no numbers.
             x, y: of the axes.
@@ -120,7 +125,7 @@ class _Question:
                 plots.draw(self.plot, panels, x, y, log_x=log_x)
         if self.report is not None:
             table = facts.TableFacts("All answers", headings, rows)
-            trial = reports.of_lines(self.title, "Simulated.", charts(panels, x, y, log_x=log_x), [table])
+            trial = reports.of_lines(self.title, answer, charts(panels, x, y, log_x=log_x), [table])
             reports.write(self.report, "gradlane whatif", [trial])
 
     @property
@@ -143,7 +148,7 @@ class _Question:
     def title(self) -> str:
         there = self.there
         flat = there.flat and any(each.devices > 1 for each in self.counts)
-        servers = f", {there.algorithm} all-reduce" + (" of all devices" if flat else "")
+        servers = f", {there.algorithm_of(self.counts[0])} all-reduce" + (" of all devices" if flat else "")
         if there.servers is not None:
             servers = ", as many servers" if there.servers == AS_MANY else f", {there.servers} servers"
         among = f", {self.counts[0]} workers" if len(self.counts) == 1 else ""
@@ -161,25 +166,29 @@ def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callabl
     def decorate(answer: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(answer)
         def asked(
-            profile_text: str, device: str | None, batch: int | None, wire_dtype: str | None, rate: tuple[str, ...],
-            workers: tuple[str, ...], as_json: bool, plot: Path | None, report: Path | None, **own: Any,
+            profile_text: str, rate: tuple[str, ...], workers: tuple[str, ...], as_json: bool, plot: Path | None,
+            report: Path | None, **own: Any,
         ) -> None:  # fmt: skip
+            computing = Computing.take(own)
             there = {name: own.pop(name) for name in PLACE_OPTIONS}
             question = _Question(
-                read_profile(profile_text, device, batch, wire_dtype),
+                computing.read(profile_text),
                 read_place(**there),
                 parse_rates(rate, rates) if rate or rates else [],
                 parse_workers(workers, counts),
+                computing.jitter,
                 as_json,
                 plot,
                 report,
             )
             answer(question, **own)
+            if not as_json:
+                reports.show_misfits(console(), [profile_text], computing)
 
         offered: Callable[..., None] = reports.option(asked)
         offered = click.option("--plot", type=PLOT_FILE, help="Draw the answer (.svg, .png, .pdf).")(offered)
         offered = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(offered)
-        offered = profile_options(place_options(offered, rates=rates, workers=counts))
+        offered = computing_options(place_options(offered, rates=rates, workers=counts))
         return click.argument("profile_text", metavar="PROFILE", shell_complete=completion.models)(offered)
 
     return decorate
@@ -197,6 +206,8 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
     """
     if question.rates:
         raise InputError("--rate: got one, expected none: it is what is asked for")
+    if question.jitter:
+        raise InputError("--jitter: got some, expected none: rates are searched without; gradlane whatif rates takes it")
     profile, there, count = question.profile, question.there, question.count
     cases([profile], there, [10**10], [count])  # refuses options that do not go together
     targets = targets or (0.9, 0.99)
@@ -215,6 +226,7 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
     if not answers:
         raise refusals[0].error
     names = list(dict.fromkeys(name for name, _, _ in answers))
+    answer = _answer_needed(answers, targets[0])
     if question.as_json:
         _print_json([
             {"policy": name, "target": target, "bits_per_second": needed.bytes_per_second and 8 * needed.bytes_per_second,
@@ -222,6 +234,7 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
             for name, target, needed in answers
         ] + [{"policy": refusal.policy, "refused": str(refusal.error)} for refusal in refusals])  # fmt: skip
     else:
+        _open(answer)
         _show_needed(answers, names, targets, question.title)
         reports.show_refusals(console(), refusals)
     if question.is_drawn:
@@ -234,7 +247,7 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
             for name in names
         }
         rows = [[name, f"{target:.0%}", _needed_text(needed)] for name, target, needed in answers]
-        question.draw(["policy", "of linear", "least rate"], rows, lines, "% of linear scaling", "Gbit/s needed")
+        question.draw(answer, ["policy", "of linear", "least rate"], rows, lines, "% of linear scaling", "Gbit/s needed")
 
 
 @command.command(epilog=PROFILE_HELP)
@@ -242,24 +255,26 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
 @_question(rates=_DECADES)
 def rates(question: _Question, policies: tuple[str, ...]) -> None:
     """Scaling against the rate of the links (Geryon Fig. 4b, Mercury Fig. 11)."""
-    todo = cases([question.profile], question.there, question.rates, [question.count])
+    todo = cases([question.profile], question.there, question.rates, [question.count], question.jitter)
     _against(question, todo, policies, "bits_per_second")
 
 
 @command.command(epilog=PROFILE_HELP)
+@click.option("--target", type=_TARGET, help="Also say up to how many workers this part of linear scaling is kept.")
 @_policies
 @_question(counts="2..2048")
-def workers(question: _Question, policies: tuple[str, ...]) -> None:
+def workers(question: _Question, target: float | None, policies: tuple[str, ...]) -> None:
     """Scaling against the number of workers (MG-WFBP Figs. 10, 11)."""
-    todo = cases([question.profile], question.there, [question.rate], question.counts)
-    _against(question, todo, policies, "workers")
+    todo = cases([question.profile], question.there, [question.rate], question.counts, question.jitter)
+    _against(question, todo, policies, "workers", target)
 
 
 @command.command(epilog=PROFILE_HELP)
 @click.option("--times", type=FACTOR, default=2.0, show_default=True, help="How many times as fast.")
+@click.option("--halves", is_flag=True, help="And what gradients that travel as bfloat16 would bring.")
 @_policies
 @_question(counts="16x8")
-def faster(question: _Question, times: float, policies: tuple[str, ...]) -> None:
+def faster(question: _Question, times: float, halves: bool, policies: tuple[str, ...]) -> None:
     """What a faster network card, a faster bus between the devices of a host, or both would bring."""
     if question.count.devices == 1:
         raise InputError(f"--workers: got {question.count}, expected hosts of several devices, as in 16x8; see whatif rates")
@@ -267,16 +282,19 @@ def faster(question: _Question, times: float, policies: tuple[str, ...]) -> None
         raise InputError("--plot: got it with a question whose answers lie on no scale, expected --json")
     there, rate = question.there, question.rate
     card, bus = f"card x {times:g}", f"bus x {times:g}"
+    profile, fast_bus = question.profile, there.with_bus_times(times)
     todo = {
-        "now": (there, rate),
-        card: (there, round(rate * times)),
-        bus: (there.with_bus_times(times), rate),
-        "both": (there.with_bus_times(times), round(rate * times)),
+        "now": (profile, there, rate),
+        card: (profile, there, round(rate * times)),
+        bus: (profile, fast_bus, rate),
+        "both": (profile, fast_bus, round(rate * times)),
     }
+    if halves:
+        todo["halves"] = (profile.with_wire_dtype("bfloat16"), there, rate)
     changed = [
         replace(case, labels={**case.labels, "change": change})
-        for change, (place, bits_per_second) in todo.items()
-        for case in cases([question.profile], place, [bits_per_second], [question.count])
+        for change, (moved, place, bits_per_second) in todo.items()
+        for case in cases([moved], place, [bits_per_second], [question.count], question.jitter)
     ]
     _against(question, changed, policies, "change")
 
@@ -287,7 +305,7 @@ def faster(question: _Question, times: float, policies: tuple[str, ...]) -> None
 @_question()
 def knobs(question: _Question, partitions: tuple[str, ...], credits: tuple[str, ...]) -> None:
     """ByteScheduler's iteration time against partition and credit size (ByteScheduler Fig. 4)."""
-    (case,) = cases([question.profile], question.there, [question.rate], [question.count])
+    (case,) = cases([question.profile], question.there, [question.rate], [question.count], question.jitter)
     sizes = _sizes("--partition", partitions or (_SIZES,))
     limits = _sizes("--credit", credits) if credits else sizes
     total = sum(limit >= size for size in sizes for limit in limits)
@@ -299,10 +317,12 @@ def knobs(question: _Question, partitions: tuple[str, ...], credits: tuple[str, 
         raise refusals[0].error
     if not grid:
         raise InputError("--credit: got only sizes below every partition, expected one at least as large")
+    answer = _answer_grid(grid)
     if question.as_json:
         rows = [{"partition_bytes": size, "credit_bytes": limit, **row(outcome)} for size, limit, outcome in grid]
         _print_json([*rows, *map(refused_row, refusals)])
     else:
+        _open(answer)
         _show_grid(grid, sizes, limits, question.title)
         reports.show_refusals(console(), refusals)
     if question.is_drawn:
@@ -313,11 +333,19 @@ def knobs(question: _Question, partitions: tuple[str, ...], credits: tuple[str, 
             for limit in limits
         }
         texts = [[format_bytes(size), format_bytes(limit), format_ns(o.iteration_ns)] for size, limit, o in grid]
-        question.draw(["partition", "credit", "iteration"], texts, lines, "partition, MiB", "iteration, ms", log_x=True)
+        question.draw(answer, ["partition", "credit", "iteration"], texts, lines, "partition, MiB", "iteration, ms", log_x=True)
 
 
-def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str], x: str) -> None:
-    """Simulate the cases and print a row a policy and a column a value of `x`."""
+def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str], x: str, target: float | None = None) -> None:
+    """Simulate the cases and print a row a policy and a column a value of `x`.
+
+    Args:
+        question: what was asked.
+        todo: the cases.
+        policies: names; none for all that can run.
+        x: the label that tells the cases apart.
+        target: say up to which case this part of linear scaling is kept; None not to.
+    """
     for name in policies:
         read_policy(name)
     asked = tuple(policies) or todo[0].policies
@@ -326,9 +354,11 @@ def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str],
         refusals: list[Refusal] = []
         outcomes = sweep(todo, asked, lambda done: progress.advance(task, done), refusals.append)
     names = tuple(dict.fromkeys(outcome.policy for outcome in outcomes))
+    answer = _answer(outcomes, x) if target is None else f"{_answer_target(outcomes, x, target)} {_answer(outcomes, x)}"
     if question.as_json:
         _print_json([*map(row, outcomes), *map(refused_row, refusals)])
     else:
+        _open(answer)
         _show(outcomes, names, x, question.title)
         reports.show_refusals(console(), refusals)
     if question.is_drawn:
@@ -338,9 +368,12 @@ def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str],
             name: [(int(o.case.labels[x]) / scale, 100 * o.efficiency) for o in outcomes if o.policy == name]
             for name in numbered
         }
+        if numbered:
+            bounds = {int(o.case.labels[x]) / scale: 100 * o.oracle_ns / o.bound_ns for o in outcomes}
+            lines[NO_MORE] = list(bounds.items())
         rows = [[_HEADS[x](o.case), o.policy, format_ns(o.iteration_ns), f"{o.efficiency:.1%}"] for o in outcomes]
         axis = "Gbit/s" if x == "bits_per_second" else x
-        question.draw([axis, "policy", "iteration", "scaling"], rows, lines, axis, "% of linear scaling", log_x=True)
+        question.draw(answer, [axis, "policy", "iteration", "scaling"], rows, lines, axis, "% of linear scaling", log_x=True)
 
 
 _HEADS: dict[str, Callable[[Case], str]] = {
@@ -348,6 +381,90 @@ _HEADS: dict[str, Callable[[Case], str]] = {
     "bits_per_second": lambda case: f"{int(case.labels['bits_per_second']) / 1e9:g}G",
     "change": lambda case: str(case.labels["change"]),
 }
+
+
+def _open(answer: str) -> None:
+    console().print(Text(answer, style="bold"), soft_wrap=True)
+
+
+def _answer(outcomes: Sequence[Outcome], x: str) -> str:
+    """What DDP, the best policy and any schedule reach where a schedule matters most, and where it does not matter."""
+    head = _HEADS[x]
+    found: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        found.setdefault(head(outcome.case), []).append(outcome)
+    plain = {value: next((o for o in each if o.policy == BASELINE), each[0]) for value, each in found.items()}
+    best = {value: max(each, key=lambda o: o.efficiency) for value, each in found.items()}
+    gaps = {value: best[value].efficiency - plain[value].efficiency for value in found}
+    if x == "change":
+        now = next(iter(found))
+        reached = ", ".join(f"{best[value].efficiency:.1%} with {value}" for value in found if value != now)
+        return f"The best policy ({best[now].policy}) reaches {best[now].efficiency:.1%} of linear now, {reached}."
+    place = "with {} workers" if x == "workers" else "at {} Gbit/s"
+    is_alone = len({outcome.policy for outcome in outcomes}) == 1
+    where = list(found)[-1] if is_alone else max(gaps, key=lambda value: gaps[value])
+    at = place.format(where.removesuffix("G") if x != "workers" else where)
+    most = best[where].oracle_ns / best[where].bound_ns
+    reached = f"{plain[where].policy} reaches {plain[where].efficiency:.0%} of linear"
+    if is_alone:
+        return f"{at[0].upper()}{at[1:]} {reached}, no schedule more than {most:.0%}."
+    if gaps[where] <= LITTLE:
+        return f"No policy is more than a percent of linear ahead of {plain[where].policy}: {at} {reached}."
+    ahead = f"{best[where].policy} {best[where].efficiency:.0%}, no schedule more than {most:.0%}"
+    text = f"{at[0].upper()}{at[1:]} {reached}, {ahead}"
+    values = list(found)
+    enough = len(values)
+    while enough and gaps[values[enough - 1]] <= LITTLE:
+        enough -= 1
+    if enough == len(values):
+        return f"{text}."
+    after = place.format(values[enough].removesuffix("G") if x != "workers" else values[enough]).split(" ", 1)[1]
+    return f"{text}; from {after} on no policy is more than a percent of linear ahead of {plain[where].policy}."
+
+
+def _answer_target(outcomes: Sequence[Outcome], x: str, target: float) -> str:
+    """Up to which case DDP and the best policy keep a part of linear scaling; cases beyond one that fails do not count."""
+    kept: dict[str, str] = {}
+    lost: set[str] = set()
+    for outcome in outcomes:
+        if outcome.efficiency < target:
+            lost.add(outcome.policy)
+        elif outcome.policy not in lost:
+            kept[outcome.policy] = _HEADS[x](outcome.case)
+    order = list(dict.fromkeys(_HEADS[x](outcome.case) for outcome in outcomes))
+    names = list(dict.fromkeys(outcome.policy for outcome in outcomes))
+    plain = BASELINE if BASELINE in names else names[0]
+    if not kept:
+        return f"No policy reaches {target:.0%} of linear with {order[0]} workers."
+    best = max(kept, key=lambda name: (order.index(kept[name]), name == plain))
+    text = (
+        f"{plain} keeps {target:.0%} of linear up to {kept[plain]} workers"
+        if plain in kept
+        else (f"{plain} does not keep {target:.0%} of linear with {order[0]} workers")
+    )
+    return f"{text}." if best == plain or kept[best] == kept.get(plain) else f"{text}, {best} up to {kept[best]}."
+
+
+def _answer_needed(answers: Sequence[tuple[str, float, Needed]], target: float) -> str:
+    rates = {name: needed.bytes_per_second for name, each, needed in answers if each == target}
+    enough = {name: rate for name, rate in rates.items() if rate is not None}
+    if not enough:
+        return f"No policy reaches {target:.0%} of linear at any rate that was tried."
+    best = min(enough, key=lambda name: enough[name])
+    text = f"{target:.0%} of linear takes links of {format_rate(enough[best])} with {best}"
+    plain = BASELINE if BASELINE in rates else next(iter(rates))
+    if plain == best:
+        return f"{text}."
+    return f"{text}, {format_rate(enough[plain])} with {plain}." if plain in enough else f"{text}; {plain} never reaches it."
+
+
+def _answer_grid(grid: Sequence[tuple[int, int, Outcome]]) -> str:
+    size, limit, best = min(grid, key=lambda each: each[2].iteration_ns)
+    worst = max(outcome.iteration_ns for _, _, outcome in grid)
+    return (
+        f"The best partition is {format_bytes(size)} with a credit of {format_bytes(limit)}: "
+        f"{format_ns(best.iteration_ns)} an iteration, where the worst takes {format_ns(worst)}."
+    )
 
 
 def _show(outcomes: Sequence[Outcome], names: Sequence[str], x: str, title: str) -> None:
@@ -371,7 +488,7 @@ def _show(outcomes: Sequence[Outcome], names: Sequence[str], x: str, title: str)
         table.add_row(Text(name), *cells)
     bounds = {head(o.case): o.oracle_ns / o.bound_ns for o in outcomes}
     table.add_section()
-    table.add_row(Text("no more than"), *(Text(f" {100 * bounds[value]:.1f}") for value in values))
+    table.add_row(Text(NO_MORE), *(Text(f" {100 * bounds[value]:.1f}") for value in values))
     print_table(table)
 
 

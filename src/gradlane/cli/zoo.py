@@ -12,13 +12,13 @@ from rich.text import Text
 
 from gradlane import zoo
 from gradlane.cli.inputs import completion
-from gradlane.cli.inputs.cases import zoo_profile
+from gradlane.cli.inputs.computing import Computing
 from gradlane.cli.inputs.types import COUNT, OUT_FILE
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
-from gradlane.units import format_bytes, format_ns
+from gradlane.units import format_bytes, format_ns, format_rate
 
 LARGEST = 8
 
@@ -28,30 +28,43 @@ LARGEST = 8
 @click.option(
     "--device",
     shell_complete=completion.devices,
-    help=f"One of {', '.join(zoo.devices())}. Default: the one that a paper used.",
+    help="One of --devices. Default: the one that a paper used.",
 )
 @click.option("--batch", type=COUNT, help="Samples a worker and iteration. Default: as a paper.")
 @click.option("--out", type=OUT_FILE, help="Write the profile as JSON.")
 @click.option("--buses", is_flag=True, help="List what connects the devices of a host instead: values of --bus.")
+@click.option("--devices", is_flag=True, help="List the devices instead, with what their data sheets say: values of --device.")
+@click.option("--links", is_flag=True, help="List what a host's cards are sold as instead: values of --rate.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the list, or the profile.")
-def command(name: str | None, device: str | None, batch: int | None, out: Path | None, buses: bool, as_json: bool) -> None:
+def command(
+    name: str | None,
+    device: str | None,
+    batch: int | None,
+    out: Path | None,
+    buses: bool,
+    devices: bool,
+    links: bool,
+    as_json: bool,
+) -> None:
     """List the networks, or show NAME's profile: exact tensors, times counted and calibrated where
     they can be.
 
     `gradlane plan`, `simulate` and `whatif` take NAME in place of a profile's file.
     """
-    if buses:
-        if name is not None:
-            raise InputError(f"--buses: got it with {name}, expected one or the other")
-        _list_buses(as_json)
-        return
+    lists = (("--buses", buses, _list_buses), ("--devices", devices, _list_devices), ("--links", links, _list_links))
+    for option, is_asked, show in lists:
+        if is_asked:
+            if name is not None:
+                raise InputError(f"{option}: got it with {name}, expected one or the other")
+            show(as_json)
+            return
     if name is None:
         for option, value in (("--device", device), ("--batch", batch), ("--out", out)):
             if value is not None:
                 raise InputError(f"{option}: got it without NAME, expected the network that it is for; gradlane zoo lists them")
         _list(as_json)
         return
-    profile = zoo_profile("NAME", name, device, batch)
+    profile = Computing(device, batch).of_zoo("NAME", name)
     if as_json:
         click.echo(msgspec.json.format(files.dumps(profile), indent=2).decode())
     else:
@@ -127,6 +140,45 @@ def _list_buses(as_json: bool) -> None:
     shown = console()
     for name, spec in zoo.BUSES.items():
         shown.print(Text(f"{name}: {spec.source}"))
+
+
+def _list_links(as_json: bool) -> None:
+    if as_json:
+        rows = [{"name": name, **msgspec.structs.asdict(link)} for name, link in zoo.LINKS.items()]
+        click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+        return
+    table = Table()
+    for heading in ("name", "what", "each way", "source"):
+        table.add_column(heading)
+    for name, link in zoo.LINKS.items():
+        cells = (name, link.title, format_rate(link.bits_per_second // 8), link.source)
+        table.add_row(*(Text(cell) for cell in cells))
+    print_table(table)
+    console().print(Text("Several cards of a host: --rate 8xndr. A row of zoo/data/links.json is a link."))
+
+
+def _list_devices(as_json: bool) -> None:
+    if as_json:
+        rows = [{"name": name, **msgspec.structs.asdict(spec)} for name, spec in zoo.DEVICES.items()]
+        click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+        return
+    table = Table(padding=(0, 0))
+    table.add_column("name")
+    for heading in ("memory", "GB/s", *zoo.PRODUCTS.values()):
+        table.add_column(heading, justify="right")
+    table.add_column("source")
+    for name, spec in zoo.DEVICES.items():
+        peaks = [spec.operations_per_second.get(dtype) for dtype in zoo.PRODUCTS]
+        cells = (
+            name,
+            f"{spec.memory_gib} GiB",
+            f"{spec.bytes_per_second / 1e9:g}",
+            *("-" if peak is None else f"{peak / 1e12:g}" for peak in peaks),
+            spec.source,
+        )
+        table.add_row(*(Text(cell) for cell in cells))
+    print_table(table)
+    console().print(Text("FP32 to FP16: TFLOP/s of dense products. A row of zoo/data/devices.json is a device."))
 
 
 def _show(profile: Profile) -> None:

@@ -13,23 +13,30 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gradlane.core.fields import did_you_mean, need_int
+import msgspec
+
+from gradlane.core.fields import did_you_mean, need, need_int
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
 from gradlane.zoo import inception, language, vision
 from gradlane.zoo.buses import BUSES as BUSES
 from gradlane.zoo.buses import bus as bus
+from gradlane.zoo.described import descriptions
 from gradlane.zoo.devices import (
-    DEVICES,
+    COMPUTE_DTYPES,
     ELEMENT_BYTES,
     TOTALS,
     backward_seconds,
+    device_spec,
     forward_seconds,
     geometric_mean,
     total_seconds,
     update_seconds,
 )
+from gradlane.zoo.devices import DEVICES as DEVICES
+from gradlane.zoo.devices import PRODUCTS as PRODUCTS
 from gradlane.zoo.layers import Module, Net
+from gradlane.zoo.links import LINKS as LINKS
 
 MAX_BATCH = 1_000_000
 
@@ -84,12 +91,14 @@ _MODELS = {
     "mobilenet": _Model("MobileNet, 224 x 224", vision.mobilenet, 32, "gtx-1080ti"),
     "yolo": _Model("YOLO, first version, 448 x 448", vision.yolo, 64, "k40"),
     "yolov2": _Model("YOLOv2, 416 x 416", vision.yolov2, 64, "k40"),
-    "bert-base": _Model("BERT-Base, 128 positions", language.bert_base, 32, "rtx-3090"),
+    "bert-base": _Model("BERT-Base, 128 positions", lambda: language.bert(768, 12), 32, "rtx-3090"),
+    "bert-large": _Model("BERT-Large, 512 positions", lambda: language.bert(1024, 24, 512), 8, "a100"),
     "transformer-base": _Model("base Transformer, 32 + 32 positions", language.transformer_base, 16, "v100"),
     "gpt2": _Model("GPT-2 124M, 1024 positions", language.gpt2, 8, "a100"),
-    "vit-b16": _Model("ViT-B/16, 224 x 224", vision.vit, 64, "a100"),
+    "vit-b16": _Model("ViT-B/16, 224 x 224", lambda: vision.vit(768, 12), 64, "a100"),
+    "vit-l16": _Model("ViT-L/16, 224 x 224", lambda: vision.vit(1024, 24), 64, "a100"),
     "llama-1b": _Model("Llama of 1.24 G parameters, 2048 positions", language.llama_1b, 4, "h100"),
-}
+} | {name: _Model(each.title, each.build, each.batch, each.device) for name, each in descriptions().items()}
 
 
 def names() -> tuple[str, ...]:
@@ -117,11 +126,18 @@ def describe(name: str) -> Entry:
         model.batch,
         model.device,
         None if total is None else total.paper,
-        _source(name, model.device, model.batch),
+        _source(name, model.device, model.batch, DEVICES[model.device].default_dtype),
     )
 
 
-def profile(name: str, *, device: str | None = None, batch: int | None = None) -> Profile:
+def profile(
+    name: str,
+    *,
+    device: str | None = None,
+    batch: int | None = None,
+    compute_dtype: str | None = None,
+    mfu: float | None = None,
+) -> Profile:
     """One iteration of a network.
 
     Gradients become ready in reverse order of definition, a module's all at once when its backward
@@ -132,23 +148,27 @@ def profile(name: str, *, device: str | None = None, batch: int | None = None) -
         name: a model, see `names`.
         device: a device, see `devices`; None: the one that a paper used (`describe`).
         batch: samples for each worker; None: as the paper.
+        compute_dtype: of products and activations, a key of `COMPUTE_DTYPES`: what a script runs under autocast.
+            Parameters, gradients and updates stay float32. None: the device's default for float32.
+        mfu: the part, of more than 0 and at most 1, of the device's peak at which it computes: counted operations of
+            the passes, over the time of a step without communication and over the peak. None: as calibrated.
 
     Raises:
-        InputError: there is no such model or device.
+        InputError: there is no such model or device, or an argument is out of its range.
     """
     model, modules = _model(name), _modules(name)
     device = model.device if device is None else device
-    if device not in DEVICES:
-        raise InputError(f"device: got {device!r}{did_you_mean(device, DEVICES)}, expected one of {', '.join(DEVICES)}")
+    hardware = device_spec(device)
     batch = model.batch if batch is None else batch
     need_int("batch", batch, 1, MAX_BATCH)
-    hardware = DEVICES[device]
-    factor, _ = _calibration(name, device)
+    dtype = compute_dtype or hardware.default_dtype
+    peak = hardware.peak(dtype)
+    factor, _ = _calibration(name, device, dtype)
     tensors: list[TensorProfile] = []
     now = 0.0
     for index in range(len(modules) - 1, -1, -1):
         module = modules[index]
-        now += factor * backward_seconds(module, batch, hardware, index == 0)
+        now += factor * backward_seconds(module, batch, hardware, index == 0, dtype)
         tensors += [
             TensorProfile(TensorSpec(tensor, math.prod(shape) * ELEMENT_BYTES), round(now * 1e9), index)
             for tensor, shape in reversed(module.tensors)
@@ -156,12 +176,37 @@ def profile(name: str, *, device: str | None = None, batch: int | None = None) -
     layers = tuple(
         Layer(
             module.name,
-            round(factor * forward_seconds(module, batch, hardware) * 1e9),
+            round(factor * forward_seconds(module, batch, hardware, dtype) * 1e9),
             round(update_seconds(module, hardware) * 1e9),
         )
         for module in modules
     )
-    return Profile(name, device, tuple(tensors), layers, round(now * 1e9), _source(name, device, batch))
+    counted = Profile(name, device, tuple(tensors), layers, round(now * 1e9), _source(name, device, batch, dtype))
+    if mfu is None:
+        return counted
+    need(0 < mfu <= 1, "mfu", mfu, "a part of the device's peak, more than 0 and at most 1")
+    step_ns = training_operations(name, batch) / (mfu * peak) * 1e9
+    source = f"{_counted(device, batch, dtype)}, at {100 * mfu:g}% of {peak / 1e12:g} TFLOP/s"
+    return msgspec.structs.replace(counted.stretched(step_ns / counted.compute_ns), source=source)
+
+
+def training_operations(name: str, batch: int) -> int:
+    """Counted operations of a step's passes: three times those of a forward pass, as a backward pass has two."""
+    return 3 * batch * sum(module.operations for module in _modules(name))
+
+
+def activation_bytes(name: str, batch: int, compute_dtype: str) -> int:
+    """The most that the backward pass keeps of the forward pass: what every kernel writes, each once.
+
+    Attention writes no scores, as fused kernels do not. Recomputing activations and operations in place keep less.
+
+    Args:
+        name: a model, see `names`.
+        batch: samples of a step.
+        compute_dtype: of activations, a key of `COMPUTE_DTYPES`.
+    """
+    elements = sum(kernel.written_elements for module in _modules(name) for kernel in module.kernels)
+    return elements * batch * COMPUTE_DTYPES[compute_dtype]
 
 
 def _model(name: str) -> _Model:
@@ -183,14 +228,20 @@ def _factors() -> dict[tuple[str, str], float]:
     }
 
 
-def _source(name: str, device: str, batch: int) -> str:
-    return f"gradlane zoo: operations counted, {DEVICES[device].title}, batch {batch}, {_calibration(name, device)[1]}"
+def _source(name: str, device: str, batch: int, dtype: str) -> str:
+    return f"{_counted(device, batch, dtype)}, {_calibration(name, device, dtype)[1]}"
 
 
-def _calibration(name: str, device: str) -> tuple[float, str]:
+def _counted(device: str, batch: int, dtype: str) -> str:
+    products = "" if dtype == "float32" else f", {PRODUCTS[dtype]} products"
+    return f"gradlane zoo: operations counted, {DEVICES[device].title}{products}, batch {batch}"
+
+
+def _calibration(name: str, device: str, dtype: str) -> tuple[float, str]:
     """The factor from data sheet times to measured times, and where it comes from."""
     factors = _factors()
-    if (name, device) in factors:
+    is_default = dtype == DEVICES[device].default_dtype  # the totals were measured with it
+    if (name, device) in factors and is_default:
         return factors[name, device], f"calibrated to {TOTALS[name, device].source}"
     here = [factor for (_, where), factor in factors.items() if where == device]
     if here:

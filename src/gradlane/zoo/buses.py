@@ -19,12 +19,20 @@ _PCI = "startup: hwLat of PCI in NCCL's src/graph/tuning.cc"
 
 @dataclass(frozen=True)
 class BusSpec:
-    """What a bus gives each device, and who says so."""
+    """What a bus gives each device, and who says so.
+
+    Attributes:
+        title, bytes_per_second, startup_ns, source: as `Bus` has them.
+        nvlink: NCCL counts with NVLink's latencies rather than PCIe's.
+        nvswitch_sums: its switches sum (NVLink SHARP).
+    """
 
     title: str
     bytes_per_second: int
     startup_ns: int
     source: str
+    nvlink: bool = False
+    nvswitch_sums: bool = False
 
 
 BUSES = {
@@ -37,15 +45,21 @@ BUSES = {
     ),
     "nvlink2": BusSpec(
         "V100 SXM2, 6 NVLinks", 120_000_000_000, 3_400,
-        f"6 times SM70_NVLINK_BW in NCCL's src/graph/topo.h; 150 GB/s are on the wires; {_NVLINK}",
+        f"6 times SM70_NVLINK_BW in NCCL's src/graph/topo.h; 150 GB/s are on the wires; {_NVLINK}", nvlink=True,
     ),
     "nvlink3": BusSpec(
         "A100 SXM4, 12 NVLinks", 235_000_000_000, 3_400,
-        f"the most that NCCL's src/graph/tuning.cc counts with for an A100; 300 GB/s are on the wires; {_NVLINK}",
+        f"the most that NCCL's src/graph/tuning.cc counts with for an A100; 300 GB/s are on the wires; {_NVLINK}", nvlink=True,
     ),
     "nvlink4": BusSpec(
         "H100 SXM5, 18 NVLinks", 370_000_000_000, 3_400,
         f"18 times SM90_NVLINK_BW in NCCL's src/graph/topo.h; 450 GB/s are on the wires; {_NVLINK}",
+        nvlink=True, nvswitch_sums=True,
+    ),
+    "nvlink5": BusSpec(
+        "B200 SXM6, 18 NVLinks", 720_000_000_000, 3_400,
+        "18 times SM100_NVLINK_BW (40.1 GB/s) in NCCL's src/graph/topo.h, rounded down; 900 GB/s are on the wires; "
+        f"{_NVLINK}", nvlink=True, nvswitch_sums=True,
     ),
     "shared-memory": BusSpec(
         "one channel of DDR4-3200 for each process", 8_500_000_000, 5_000,

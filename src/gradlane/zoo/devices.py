@@ -13,34 +13,75 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from importlib import resources
 
+import msgspec
+
+from gradlane.core.fields import did_you_mean, need
+from gradlane.errors import InputError
 from gradlane.zoo.layers import Module
 
-ELEMENT_BYTES = 4
+ELEMENT_BYTES = 4  # of a parameter and its gradient; activations have the dtype that a module computes with
 UPDATE_PASSES = 5  # momentum SGD reads gradient, momentum and parameter and writes the last two
 LAUNCH_NS = 8_000  # a CUDA kernel's launch and gap, a few microseconds on every device here
+COMPUTE_DTYPES = {"float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}  # with the bytes of an activation
+PRODUCTS = {"float32": "FP32", "tf32": "TF32", "bfloat16": "BF16", "float16": "FP16"}
 
 
-@dataclass(frozen=True)
-class DeviceSpec:
-    """Peak operations and bytes per second for 32-bit elements, from the maker's data sheet."""
+class DeviceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A device as its maker's data sheet has it; a row of `data/devices.json`.
+
+    Attributes:
+        title: for people.
+        memory_gib: memory that training may use, in GiB.
+        bytes_per_second: of that memory.
+        operations_per_second: peak of dense products, by a key of `COMPUTE_DTYPES`.
+        default_dtype: what PyTorch's float32 products run as, a key of `operations_per_second`.
+        source: who says so.
+    """
 
     title: str
-    operations_per_second: float
+    memory_gib: int
     bytes_per_second: float
+    operations_per_second: dict[str, float]
+    default_dtype: str
+    source: str
+
+    def __post_init__(self) -> None:
+        for dtype in (*self.operations_per_second, self.default_dtype):
+            need(dtype in COMPUTE_DTYPES, "operations_per_second", dtype, f"one of {', '.join(COMPUTE_DTYPES)}")
+        need(self.default_dtype in self.operations_per_second, "default_dtype", self.default_dtype, "a dtype with a peak")
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.memory_gib * 2**30
+
+    def peak(self, dtype: str) -> float:
+        """Operations per second with products of a dtype.
+
+        Raises:
+            InputError: the data sheet has no such products.
+        """
+        if dtype not in self.operations_per_second:
+            known = ", ".join(self.operations_per_second)
+            raise InputError(f"compute dtype: got {dtype!r}, expected one that {self.title} has products of: {known}")
+        return self.operations_per_second[dtype]
 
 
-DEVICES = {
-    "k40": DeviceSpec("Tesla K40c", 4.29e12, 288e9),
-    "k80": DeviceSpec("Tesla K80, one GK210 of two", 2.80e12, 240e9),
-    "m60": DeviceSpec("Tesla M60, one GM204 of two", 4.82e12, 160e9),
-    "gtx-1080ti": DeviceSpec("GeForce GTX 1080 Ti", 11.34e12, 484e9),
-    "v100": DeviceSpec("Tesla V100 PCIe", 14.0e12, 900e9),
-    "rtx-3090": DeviceSpec("GeForce RTX 3090", 35.6e12, 936e9),
-    "a100": DeviceSpec("A100 SXM 80 GB, TF32 products", 156e12, 2039e9),
-    "h100": DeviceSpec("H100 SXM, TF32 products", 495e12, 3350e9),
-    "h200": DeviceSpec("H200 SXM, TF32 products", 495e12, 4800e9),
-}
+DEVICES = msgspec.json.decode(
+    resources.files("gradlane.zoo").joinpath("data/devices.json").read_bytes(), type=dict[str, DeviceSpec]
+)
+
+
+def device_spec(name: str) -> DeviceSpec:
+    """The device of a name.
+
+    Raises:
+        InputError: there is no such device; the message lists those that exist.
+    """
+    if name not in DEVICES:
+        raise InputError(f"device: got {name!r}{did_you_mean(name, DEVICES)}, expected one of {', '.join(DEVICES)}")
+    return DEVICES[name]
 
 
 @dataclass(frozen=True)
@@ -78,14 +119,22 @@ TOTALS: dict[tuple[str, str], Total] = {
 }
 
 
-def forward_seconds(module: Module, batch: int, device: DeviceSpec) -> float:
-    """The data sheet's time of one module's forward pass, uncalibrated."""
+def forward_seconds(module: Module, batch: int, device: DeviceSpec, dtype: str | None = None) -> float:
+    """The data sheet's time of one module's forward pass, uncalibrated.
+
+    Args:
+        module, device: what runs, and where.
+        batch: samples.
+        dtype: of products and of what is read and written, a key of `COMPUTE_DTYPES`; None: the device's default.
+    """
+    dtype = dtype or device.default_dtype
+    peak, element_bytes = device.peak(dtype), COMPUTE_DTYPES[dtype]
     parameters_moved = module.parameters  # by the first kernel
     seconds = 0.0
     for kernel in module.kernels:
-        moved = (kernel.moved_elements * batch + parameters_moved) * ELEMENT_BYTES
+        moved = (kernel.moved_elements * batch + parameters_moved) * element_bytes
         carried_out = kernel.operations * batch / kernel.reduction
-        seconds += max(carried_out / device.operations_per_second, moved / device.bytes_per_second) + LAUNCH_NS / 1e9
+        seconds += max(carried_out / peak, moved / device.bytes_per_second) + LAUNCH_NS / 1e9
         parameters_moved = 0
     return seconds
 
@@ -100,13 +149,13 @@ def update_seconds(module: Module, device: DeviceSpec) -> float:
     return moved / device.bytes_per_second + len(module.tensors) * LAUNCH_NS / 1e9
 
 
-def backward_seconds(module: Module, batch: int, device: DeviceSpec, is_first: bool) -> float:
+def backward_seconds(module: Module, batch: int, device: DeviceSpec, is_first: bool, dtype: str | None = None) -> float:
     """The data sheet's time of one module's backward pass, uncalibrated.
 
     The gradients of input and of parameters each take as many operations as the forward pass. The
     first module's input needs no gradient.
     """
-    forward = forward_seconds(module, batch, device)
+    forward = forward_seconds(module, batch, device, dtype)
     return forward if is_first else 2 * forward
 
 

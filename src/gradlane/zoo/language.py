@@ -7,9 +7,9 @@ from __future__ import annotations
 from gradlane.zoo.layers import Net
 
 
-def bert_base(positions: int = 128) -> Net:
-    """BERT-Base, uncased (Devlin 2019) with its pooler, as transformers' BertModel defines it."""
-    width, layers, vocabulary = 768, 12, 30_522
+def bert(width: int, layers: int, positions: int = 128) -> Net:
+    """BERT, uncased (Devlin 2019) with its pooler, as transformers' BertModel defines it."""
+    vocabulary = 30_522
     net = Net(positions, width)
     net.embedding("embeddings.word_embeddings", vocabulary, width, positions)
     net.embedding("embeddings.position_embeddings", 512, width, positions)

@@ -27,11 +27,13 @@ class Kernel(NamedTuple):
     Attributes:
         operations: counted.
         moved_elements: what it reads and writes, parameters aside.
+        written_elements: its output, which is kept for the backward pass at most.
         reduction: counted operations for each one that is carried out.
     """
 
     operations: int
     moved_elements: int
+    written_elements: int
     reduction: float = 1.0
 
 
@@ -66,13 +68,13 @@ class Net:
         return self.shape[0]
 
     def _add(self, name: str, tensors: dict[str, Shape], operations: int, out: Shape, reduction: float = 1.0) -> None:
-        kernel = Kernel(operations, math.prod(self.shape) + math.prod(out), reduction)
+        kernel = Kernel(operations, math.prod(self.shape) + math.prod(out), math.prod(out), reduction)
         self.modules.append(Module(name, [(f"{name}.{key}", shape) for key, shape in tensors.items()], [kernel]))
         self.shape = out
 
     def _without_parameters(self, out: Shape, operations: int = 0) -> None:
         if self.modules:
-            self.modules[-1].kernels.append(Kernel(operations, math.prod(self.shape) + math.prod(out)))
+            self.modules[-1].kernels.append(Kernel(operations, math.prod(self.shape) + math.prod(out), math.prod(out)))
         self.shape = out
 
     # -- images ----------------------------------------------------------------------------------------------
@@ -162,5 +164,6 @@ class Net:
     def tied_linear(self, out: int) -> None:
         """A projection by another module's parameter."""
         positions = math.prod(self.shape[:-1])
-        kernel = Kernel(2 * positions * self.shape[-1] * out, math.prod(self.shape) + positions * out)
+        written = positions * out
+        kernel = Kernel(2 * positions * self.shape[-1] * out, math.prod(self.shape) + written, written)
         self.modules[-1].kernels.append(kernel)

@@ -193,9 +193,8 @@ def yolov2() -> Net:
     return net
 
 
-def vit() -> Net:
-    """ViT-B/16 (Dosovitskiy 2021) at 224 x 224, as torchvision defines it."""
-    width, layers = 768, 12
+def vit(width: int, layers: int) -> Net:
+    """A ViT of patches of 16 x 16 (Dosovitskiy 2021) at 224 x 224, as torchvision defines it."""
     net = Net(3, 224, 224)
     net.conv("conv_proj", width, 16, 16)
     positions = net.shape[1] * net.shape[2] + 1

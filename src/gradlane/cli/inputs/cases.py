@@ -1,4 +1,4 @@
-"""Cases on the command line: profiles by file or by zoo name, networks by file or by options."""
+"""Cases on the command line: networks by file or by options, with the profiles that cross them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gradlane import zoo
-from gradlane.cli.inputs import completion
-from gradlane.cli.inputs.faults import naming, one_of
-from gradlane.cli.inputs.types import COUNT, Choice, parse_time, whole_number
+from gradlane.cli.inputs.faults import naming
+from gradlane.cli.inputs.types import Choice, parse_time, whole_number
 from gradlane.core import files
 from gradlane.core.bus import MAX_DEVICES, Bus
 from gradlane.core.cluster import Cluster
 from gradlane.core.collectives import ALGORITHMS, all_reduce, flat_ring
+from gradlane.core.fields import did_you_mean
+from gradlane.core.nccl import LATEST, TABLES, nccl
 from gradlane.core.network import MAX_WORKERS, NETWORK_CLASSES, Network
 from gradlane.core.profile import Profile
-from gradlane.core.wire_dtype import WIRE_DTYPES
 from gradlane.errors import FormatError, InputError
 from gradlane.planning.questions import Case
+from gradlane.planning.questions.jitter import slowdown
 from gradlane.planning.questions.sweep import Where
 from gradlane.units import format_bytes, format_ns, format_rate, parse_rate
 from gradlane.zoo.buses import BUSES
 
-PROFILE_HELP = "PROFILE is a file or a name of `gradlane zoo`."
 AS_MANY = "same"
 PLACE_OPTIONS = ("algorithm", "startup", "servers", "colocated", "bus", "bus_startup", "flat", "crossings")
-RATES, WORKERS, BUS, BUS_STARTUP = "10gbit", "8", "pcie3", "5us"  # defaults
+RATES, WORKERS, STARTUP, BUS, BUS_STARTUP = "10gbit", "8", "30us", "pcie3", "5us"  # defaults
+AUTO, RING = "auto", "ring"
 
 
 class Workers(NamedTuple):
@@ -49,50 +50,6 @@ class Workers(NamedTuple):
         return f"{self.hosts}" if self.devices == 1 else f"{self.hosts}x{self.devices}"
 
 
-def read_profile(
-    text: str, device: str | None = None, batch: int | None = None, wire_dtype: str | None = None, argument: str = "PROFILE"
-) -> Profile:
-    """Read a profile's file, or take a profile from the zoo.
-
-    Args:
-        text: path of the file, or a name of the zoo.
-        device: for a name of the zoo; None for the default.
-        batch: samples a worker and iteration, for a name of the zoo; None for the default.
-        wire_dtype: one of `WIRE_DTYPES`, as which float32 gradients travel; None for float32.
-        argument: where `text` was given, for errors.
-
-    Raises:
-        InputError: `text` is neither, or `device` or `batch` is given with a file.
-    """
-    path = Path(text)
-    if path.is_file():
-        if device is not None or batch is not None:
-            raise InputError(f"--device and --batch: got them with the file {text}, expected a name of the zoo")
-        profile = files.read(path, Profile)
-    elif path.suffix == ".json" or "/" in text:
-        raise InputError(f"{argument}: got {text!r}, which is not a file; expected the path of one, or a name of gradlane zoo")
-    else:
-        profile = zoo_profile(argument, text, device, batch)
-    return profile.with_wire_dtype(None if wire_dtype is None else WIRE_DTYPES[wire_dtype])
-
-
-def zoo_profile(argument: str, name: str, device: str | None, batch: int | None) -> Profile:
-    """A profile of the zoo.
-
-    Args:
-        argument: where the name was given, for errors.
-        name: of the network.
-        device, batch: None for their defaults.
-
-    Raises:
-        InputError: there is no such network or device.
-    """
-    if device is not None and device not in zoo.devices():
-        raise InputError(f"--device: got {one_of(device, zoo.devices())}")
-    with naming(argument):
-        return zoo.profile(name, device=device, batch=batch)
-
-
 def read_network(path: Path) -> Where:
     """Read a network's or a cluster's file."""
     try:
@@ -101,17 +58,6 @@ def read_network(path: Path) -> Where:
         if "'gradlane.cluster'" not in str(error):
             raise
         return files.read(path, Cluster)
-
-
-def profile_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --device, --batch and --wire-dtype, which the command hands to `read_profile`."""
-    command = click.option(
-        "--wire-dtype", type=Choice(list(WIRE_DTYPES)), help="Float32 gradients travel as this, in half of the bytes."
-    )(command)
-    command = click.option("--batch", type=COUNT, help="Samples a worker and iteration, for a name of the zoo.")(command)
-    return click.option(
-        "--device", shell_complete=completion.devices, help="Device for a name of the zoo (gradlane zoo --help lists them)."
-    )(command)
 
 
 def place_options(command: Callable[..., Any], *, rates: str = RATES, workers: str = WORKERS) -> Callable[..., Any]:
@@ -147,17 +93,20 @@ def place_options(command: Callable[..., Any], *, rates: str = RATES, workers: s
         ),
         click.option(
             "--algorithm",
-            type=Choice(ALGORITHMS),
-            default="ring",
-            show_default=True,
-            help="Of the all-reduce between hosts. Double binary trees cost 2 beta a byte, where MG-WFBP's table has 1.",
+            type=Choice([AUTO, *TABLES, *ALGORITHMS]),
+            help=(
+                "Of the all-reduce. auto: what NCCL would choose for each message, by its latest table here. The others are of "
+                "MG-WFBP's Table 2, between hosts whose devices sum first.  [default: auto for hosts of several devices, "
+                "else ring]"
+            ),
         ),
         click.option(
             "--startup",
-            default="30us",
-            show_default=True,
             metavar="TIME",
-            help="Of a transfer between two hosts, or of a message to servers.",
+            help=(
+                "Of a transfer between two hosts, or of a message to servers; with auto what it takes beyond NCCL's table.  "
+                f"[default: {STARTUP}, with auto 0us]"
+            ),
         ),
         click.option("--colocated", is_flag=True, help="Servers on the workers' hosts rather than on their own."),
         click.option(
@@ -173,7 +122,7 @@ def place_options(command: Callable[..., Any], *, rates: str = RATES, workers: s
             "--rate",
             multiple=True,
             metavar="RATE",
-            help=f"Of each link, each way: 10gbit, or 1gbit,10gbit.  [default: {rates}]",
+            help=f"Of each host's link, each way: 10gbit, or 1gbit,10gbit, or cards: ndr, 8xndr.  [default: {rates}]",
             hidden=not rates,
         ),
     ):
@@ -186,24 +135,30 @@ class Place:
     """Everything about a network but its rate and its number of workers.
 
     Attributes:
+        algorithm: as given; None for the default (`algorithm_of`).
+        startup_ns: as given; None for the default.
         bus: of hosts with two devices; those with more have the same.
+        nvlink, nvswitch_sums: as `zoo.buses.BusSpec` has them.
         flat: whether devices of a host do not sum among themselves first.
         crossings: if they do not, how often the ring through all devices leaves each host.
         of_hosts: the first option given that only hosts with several devices have; None if none is.
     """
 
-    algorithm: str
-    startup_ns: int
+    algorithm: str | None
+    startup_ns: int | None
     servers: str | None
     colocated: bool
     bus: Bus
+    nvlink: bool
+    nvswitch_sums: bool
     flat: bool
     crossings: int
     of_hosts: str | None
 
     def at(self, bits_per_second: int, workers: Workers) -> Where:
         """The network of `workers` on links of this rate."""
-        rate, startup_ns = max(1, bits_per_second // 8), self.startup_ns
+        rate = max(1, bits_per_second // 8)
+        startup_ns = parse_time("--startup", STARTUP) if self.startup_ns is None else self.startup_ns
         bus: Bus | UnsetType = UNSET
         if workers.devices > 1:
             bus = msgspec.structs.replace(self.bus, devices=workers.devices)
@@ -215,8 +170,24 @@ class Place:
             )  # fmt: skip
         if self.flat and bus is not UNSET:
             return flat_ring(workers.hosts, bus, startup_ns=startup_ns, bytes_per_second=rate, crossings=self.crossings)
-        between = all_reduce(self.algorithm, workers.hosts, startup_ns=startup_ns, bytes_per_second=rate)
+        algorithm = self.algorithm_of(workers)
+        if algorithm == AUTO or algorithm in TABLES:
+            return nccl(
+                workers.hosts, None if bus is UNSET else bus, bytes_per_second=rate, added_ns=self.startup_ns or 0,
+                nvlink=self.nvlink, nvswitch_sums=self.nvswitch_sums, table=LATEST if algorithm == AUTO else algorithm,
+            )  # fmt: skip
+        between = all_reduce(algorithm, workers.hosts, startup_ns=startup_ns, bytes_per_second=rate)
         return msgspec.structs.replace(between, workers=workers.total, bus=bus)
+
+    def algorithm_of(self, workers: Workers) -> str:
+        """The all-reduce of `workers`.
+
+        Hosts of several devices have GPUs on a bus, which NCCL serves. Where each worker is a host, a ring is what Gloo
+        and gradlane's own transport send.
+        """
+        if self.algorithm is not None:
+            return self.algorithm
+        return AUTO if workers.devices > 1 and not self.flat else RING
 
     def with_bus_times(self, times: float) -> Place:
         """The same place with a bus of `times` the rate."""
@@ -224,8 +195,8 @@ class Place:
 
 
 def read_place(
-    algorithm: str,
-    startup: str,
+    algorithm: str | None,
+    startup: str | None,
     servers: str | None,
     colocated: bool,
     bus: str | None = None,
@@ -244,12 +215,14 @@ def read_place(
         raise InputError("--colocated: got it without --servers, expected a number of servers too")
     if crossings is not None and (not flat or servers is not None):
         raise InputError("--crossings: got it without a ring through all devices, expected --flat, and no --servers")
-    if flat and servers is None and algorithm != "ring":
+    if flat and servers is None and algorithm not in (None, RING):
         raise InputError(f"--flat: got it with --algorithm {algorithm}, expected ring, or no --flat")
     given = {"--bus": bus, "--bus-startup": bus_startup, "--flat": flat or None}
+    spec = BUSES.get(bus or BUS)
     return Place(
-        algorithm, parse_time("--startup", startup), servers, colocated, _read_bus(bus or BUS, bus_startup), flat,
-        crossings or 1,
+        algorithm, None if startup is None else parse_time("--startup", startup), servers, colocated,
+        _read_bus(bus or BUS, bus_startup),
+        spec is not None and spec.nvlink, spec is not None and spec.nvswitch_sums, flat, crossings or 1,
         next((option for option, value in given.items() if value is not None), None),
     )  # fmt: skip
 
@@ -263,8 +236,14 @@ def _read_bus(text: str, startup: str | None) -> Bus:
     return found if startup is None else msgspec.structs.replace(found, startup_ns=startup_ns)
 
 
-def cases(profiles: Sequence[Profile], where: Place, rates: Sequence[int], workers: Sequence[Workers]) -> list[Case]:
+def cases(
+    profiles: Sequence[Profile], where: Place, rates: Sequence[int], workers: Sequence[Workers], jitter: float = 0.0
+) -> list[Case]:
     """Make a case for each profile, rate (bits per second) and number of workers, in this order.
+
+    Args:
+        profiles, where, rates, workers: what is combined.
+        jitter: standard deviation of a device's step, as a part of it; each step waits for the slowest device.
 
     Raises:
         InputError: an option is given that is of use only where hosts have several devices.
@@ -272,7 +251,12 @@ def cases(profiles: Sequence[Profile], where: Place, rates: Sequence[int], worke
     if where.of_hosts is not None and all(each.devices == 1 for each in workers):
         raise InputError(f"{where.of_hosts}: got it with one device a host, expected several, as in --workers 16x8")
     return [
-        Case(profile, where.at(rate, each), {"model": profile.model, "bits_per_second": rate, **_labels(each)})
+        Case(
+            profile.stretched(slowdown(each.total, jitter)) if jitter else profile,
+            where.at(rate, each),
+            {"model": profile.model, "bits_per_second": rate, **_labels(each)},
+            alone_ns=profile.compute_ns if jitter else None,
+        )
         for profile in profiles
         for rate in rates
         for each in workers
@@ -293,9 +277,27 @@ def workers_of(case: Case) -> Workers:
 
 
 def parse_rates(texts: Sequence[str], default: str = RATES) -> list[int]:
-    """The values of --rate, in bits per second."""
-    with naming("--rate"):
-        return [parse_rate(part) for text in texts or (default,) for part in text.split(",")]
+    """The values of --rate, in bits per second: 10gbit, a name of `zoo.LINKS`, or several cards, as 8xndr.
+
+    Raises:
+        InputError: a text is none of these; the message lists the names.
+    """
+    return [_parse_rate(part.strip()) for text in texts or (default,) for part in text.split(",")]
+
+
+def _parse_rate(text: str) -> int:
+    match = re.fullmatch(r"(?:([1-9]\d{0,2})x)?(.*)", text, re.DOTALL)
+    assert match is not None
+    count, card = int(match[1] or 1), match[2]
+    if card in zoo.LINKS:
+        return count * zoo.LINKS[card].bits_per_second
+    if card[:1].isdigit():
+        with naming("--rate"):
+            return count * parse_rate(card)
+    raise InputError(
+        f"--rate: got {text!r}{did_you_mean(card, zoo.LINKS)}, expected a rate such as 10gbit, or one of "
+        f"{', '.join(zoo.LINKS)}; several cards of a host as 8xndr"
+    )
 
 
 def parse_workers(texts: Sequence[str], default: str = WORKERS) -> list[Workers]:
@@ -352,13 +354,13 @@ def describe(case: Case) -> str:
     return f"{profile.model}, {len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}, {_describe_where(case.where)}"
 
 
-def describe_at_length(case: Case) -> str:
+def describe_at_length(case: Case) -> tuple[str, str]:
     """What is assumed, in two lines for people: the model on its device, and the network that its gradients cross."""
     profile = case.profile
     return (
         f"model    {profile.model} on {profile.device} ({profile.source.removeprefix('gradlane ')}); "
-        f"{len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)} of gradients a step\n"
-        f"network  {_describe_where(case.where)}{_links(case)}"
+        f"{len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)} of gradients a step",
+        f"network  {_describe_where(case.where)}{_links(case)}",
     )
 
 
@@ -370,9 +372,12 @@ def _links(case: Case) -> str:
 def _describe_where(where: Where) -> str:
     within = "" if where.bus is UNSET else f", {where.bus.devices} devices a host on {format_rate(where.bus.bytes_per_second)}"
     if isinstance(where, Network):
+        least, chosen = where.path.segments[0].startup_ns, where.algorithm in TABLES
+        costs = f"{format_ns(least)} to {format_ns(where.startup_ns)}" if chosen else format_ns(where.startup_ns)
         return (
-            f"all-reduce of {where.workers} workers: a message costs {format_ns(where.startup_ns)} and travels at "
-            f"{format_rate(where.bytes_per_second)}{within}"
+            f"all-reduce of {where.workers} workers: a message costs {costs} and travels at "
+            f"{'up to ' if chosen else ''}{format_rate(where.bytes_per_second)}{within}"
+            f"{f' ({where.source})' if chosen else ''}"
         )
     return (
         f"{len(where.workers)} workers and {len(where.servers)} servers on {len(where.hosts)} hosts: a message costs "

@@ -72,6 +72,17 @@ def positive(what: str) -> Checked:
     return Checked("number", parse)
 
 
+def _part(text: str) -> float:
+    number = text.removesuffix("%")
+    try:
+        part = float(number) / (1 if number == text else 100)
+    except ValueError:
+        part = math.nan
+    if not 0 < part <= 1:
+        raise InputError(f"got {text!r}, expected a part, more than 0 and at most 1, as in 0.4 or 40%")
+    return part
+
+
 def _size(text: str) -> int:
     size_bytes = parse_bytes(text)
     if size_bytes < 1:
@@ -145,6 +156,7 @@ CLASSES = whole_number(1, 8)
 RANKS_PER_HOST = whole_number(1, 16)
 SECONDS = positive("seconds")
 FACTOR = positive("a factor")
+PART = Checked("part", _part)
 SIZE = Checked("size", _size)
 IN_FILE = _Place(exists=True, dir_okay=False, path_type=Path)
 IN_FOLDER = _Place(exists=True, file_okay=False, path_type=Path)

@@ -35,12 +35,14 @@ class Case:
         labels: what distinguishes the case in a table, as in {"bits_per_second": 10**10, "workers":
             8}.
         whole: simulate every worker and packet of a cluster, though the workers are all alike.
+        alone_ns: a step of a device alone, where `profile` waits for slower ones (`jitter`); None: the profile's.
     """
 
     profile: Profile
     where: Where
     labels: dict[str, str | int] = field(default_factory=dict)
     whole: bool = False
+    alone_ns: int | None = None
 
     @property
     def workers(self) -> int:
@@ -84,7 +86,8 @@ class Outcome:
     @property
     def oracle_ns(self) -> int:
         """Computation alone, in ns."""
-        return oracle_ns(self.case.profile)
+        alone_ns = self.case.alone_ns
+        return oracle_ns(self.case.profile) if alone_ns is None else alone_ns
 
     @property
     def efficiency(self) -> float:
