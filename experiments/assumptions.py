@@ -14,7 +14,7 @@
    once, without loss. Unless a paper says otherwise, there are as many servers as workers, they run
    on hosts of their own, and bytes are distributed over them evenly.
 4. A framework's default is `wfbp`. ByteScheduler has the best partition and credit of a grid that
-   is tried in the simulator. BytePS is not simulated as a system of its own.
+   is tried in the simulator. BytePS is ByteScheduler with the sizes that are BytePS's defaults, 4 MB and no limit on pushes.
 5. Where a paper says otherwise of its own testbed, its rows have that, and its remarks say what.
    Some of this was put in after a first comparison; rows that begin with "tried" take it out.
 """
@@ -38,6 +38,8 @@ from gradlane.sim import Job, simulate_jobs
 MESSAGE_STARTUP_NS = 300_000
 _A_NS, _B = 972_000, Fraction(197, 10**11)  # seconds a byte, MG-WFBP Fig. 4(a)
 _FITTED_WORKERS = 16
+KEY_FACTOR = 9973  # of kvstore_dist: a key times this, modulo the servers
+DIVIDED_ELEMENTS = 10**6  # its MXNET_KVSTORE_BIGARRAY_BOUND
 GBIT = 10**9 // 8
 
 
@@ -69,10 +71,22 @@ def iteration_ns_of(entry: tuple[int, int, Outcome]) -> int:
     return entry[2].iteration_ns
 
 
-def dealt_ns(profile: Profile, where: Cluster) -> int:
-    """Iteration time of the default where each whole tensor goes to the next server, in the order of readiness."""
+def dealt_ns(profile: Profile, where: Cluster, *, divided_elements: int | None = None) -> int:
+    """Iteration time of the default where each whole tensor goes to one server.
+
+    Args:
+        profile, where: what is simulated.
+        divided_elements: tensors of so many elements or more are divided over all servers, and the others go by
+            number, as MXNet's kvstore_dist has it (EncodeDefaultKey). None: all go to the next server each.
+    """
     plan = make_plan(catalog.get("wfbp"), profile, Place.of(where))
-    in_turn = tuple((len(profile.tensors) - 1 - tensor) % len(where.servers) for tensor in range(len(profile.tensors)))
+    last = len(profile.tensors) - 1
+    in_turn: tuple[int | None, ...] = tuple((last - tensor) % len(where.servers) for tensor in range(last + 1))
+    if divided_elements is not None:
+        in_turn = tuple(
+            None if seen.spec.size_bytes >= 4 * divided_elements else (last - tensor) * KEY_FACTOR % len(where.servers)
+            for tensor, seen in enumerate(profile.tensors)
+        )
     coarse = msgspec.structs.replace(where, packet_bytes=1 << 20)  # every worker is simulated
     (timelines,) = simulate_jobs((Job(plan, profile, in_turn),), coarse, 2)
     return max(timeline.iteration_ns()[-1] for timeline in timelines)

@@ -45,6 +45,11 @@ def test_every_policy_keeps_the_promises_of_policies(name, check):
     check(policies.get(name), 50)
 
 
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_geryon_as_its_paper_has_it_keeps_them_too(check):
+    check(policies.get("geryon", pulls="after pushes", pull_seed=3, slice_elements=1000, shards=3), 20)
+
+
 @every_policy
 def test_the_name_of_a_policy_is_that_of_the_registry_and_all_reduce_leaves_its_order_to_be_fixed(name):
     assert policies.get(name).name == name

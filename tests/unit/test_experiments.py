@@ -10,6 +10,7 @@ import pytest
 from experiments import (
     bytescheduler,
     geryon,
+    mercury_baselines,
     mercury_model,
     mg_wfbp,
     mg_wfbp_testbed,
@@ -18,7 +19,7 @@ from experiments import (
     prophet,
     searches,
 )
-from experiments.assumptions import GBIT, k80_cluster, speed
+from experiments.assumptions import GBIT, dealt_ns, k80_cluster, servers, speed
 from experiments.lab import operating
 from experiments.lab import page as lab_page
 from experiments.lab import results as lab_results
@@ -36,7 +37,9 @@ from gradlane.core.place import Place
 from gradlane.core.plan import Lane, Message, Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
+from gradlane.planning.questions import Case, judge
 from gradlane.planning.search import GaussianProcess, Grid, Prior
+from gradlane.testing.generators import chain
 
 NO_DATA = Path("nowhere")
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -177,6 +180,34 @@ def test_caltech101_has_101_classes():
 
 def test_the_least_rate_is_the_first_from_above_that_is_not_enough():
     assert mercury_model.least_rate(lambda rate: rate / 10**8, 0.5) == pytest.approx(5 * 10**7, rel=0.011)
+
+
+def test_mercurys_unlike_devices_are_half_slow_and_half_fast():
+    where = mercury_baselines.unlike(Cluster.homogeneous(4, 4, 10 * GBIT))
+    assert [worker.compute_percent for worker in where.workers] == [100, 100, 32, 32]
+    assert [worker.host for worker in where.workers] == [0, 1, 2, 3]
+
+
+def test_periods_of_one_rate_are_that_rate_and_mercury_gains_most_where_others_lose_link():
+    once, thrice = (mercury_baselines._gains("resnet50", rates, (mercury_baselines.DEFAULT,)) for rates in ((1.0,), (1.0,) * 3))
+    assert once == pytest.approx(thrice)
+    profile = mercury_model.profile_of("resnet50")
+    whole, part = (
+        judge(mercury_baselines.DEFAULT.policy, Case(profile, servers(4, round(share * GBIT))), bound_ns=0).iteration_ns
+        for share in (1.0, 0.73)
+    )
+    gain_at_equal_links = (
+        whole / judge(mercury_baselines.MERCURY.policy, Case(profile, servers(4, GBIT)), bound_ns=0).iteration_ns - 1
+    )
+    assert once[0] / 100 + 1 == pytest.approx((gain_at_equal_links + 1) * part / whole)
+
+
+def test_kvstore_divides_large_arrays_over_all_servers_and_deals_the_others():
+    profile = chain((100, 4 * 10**6, 0, 0), (0, 4 * 10**6, 0, 0))
+    where = servers(2, GBIT)
+    divided = dealt_ns(profile, where, divided_elements=10**6)
+    assert divided == dealt_ns(profile, where, divided_elements=1)
+    assert divided < dealt_ns(profile, where, divided_elements=10**6 + 1)
 
 
 def test_an_instance_of_prophets_testbed_limits_its_server_too():

@@ -108,6 +108,15 @@ def test_an_urgent_lane_interrupts_the_other_and_that_one_goes_on_where_it_stopp
     assert [(send.subject, send.start_ns, send.end_ns) for send in sends] == [(0, 0, 120), (1, 10, 30)]
 
 
+def test_shards_are_equal_parts_of_large_tensors_and_slices_are_counted_in_elements():
+    profile = chain((0, 4 * 8192, 0, 0), (0, 4 * 4095, 0, 0))
+    plan = Geryon(slice_elements=1000, shards=4).plan(profile, BYTE_A_NS)
+    sizes = [(piece.tensor, piece.size_bytes // 4) for message in plan.messages for piece in message.slices]
+    whole = [(0, 1000)] * 4 + [(0, 95)]
+    of_shard = [(1, 1000), (1, 1000), (1, 48)]
+    assert sizes == whole + of_shard * 4
+
+
 # -- DeAR -------------------------------------------------------------------------------------------------
 
 

@@ -9,11 +9,12 @@ import msgspec
 
 from gradlane.core.fields import MAX_BYTES, need, need_int
 from gradlane.core.network import Network
-from gradlane.core.plan import MAX_LANES, Lane, Message, Plan
+from gradlane.core.plan import MAX_LANES, Lane, Message, Plan, Slice
 from gradlane.core.policy import SIZES, KnobRange, check_cuts, cut
-from gradlane.core.profile import Profile
+from gradlane.core.profile import DTYPE_BYTES, Profile
 
 _CLASSES = 8
+_WHOLE_BELOW = 4096  # elements; shards of a bias would be a few bytes each
 
 
 class Geryon(msgspec.Struct, frozen=True):
@@ -31,7 +32,10 @@ class Geryon(msgspec.Struct, frozen=True):
     Attributes:
         threshold_percent: with "threshold" (§III-C), layer l of L is urgent if 1 - l/L is above
             this, with l from 1 in forward order. 0: all layers but the last; 100: none.
-        slice_bytes: the largest slice.
+        slice_bytes: the largest slice, unless `slice_elements` is set.
+        slice_elements: the largest slice in elements, as §V-D counts it; 0: `slice_bytes`.
+        shards: a tensor of 4096 elements or more is first cut into this many equal parts, one for
+            each server (§IV), and each part into slices; 1 to 1000.
         categories: "threshold", or "coarse" (§III-B): a layer is urgent if its share of the forward time is larger
             than its share of the bytes. Convolutions are, and fully connected layers are not.
         lanes: 2 to 8. The first is for urgent layers; the others share the rest in forward order,
@@ -53,6 +57,8 @@ class Geryon(msgspec.Struct, frozen=True):
 
     threshold_percent: int = 50
     slice_bytes: int = 2**20
+    slice_elements: int = 0
+    shards: int = 1
     categories: Literal["threshold", "coarse"] = "threshold"
     lanes: int = 2
     pulls: Literal["at once", "after pushes"] = "at once"
@@ -61,23 +67,41 @@ class Geryon(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         need_int("threshold_percent", self.threshold_percent, 0, 100)
         need_int("slice_bytes", self.slice_bytes, 8, MAX_BYTES)
+        need_int("slice_elements", self.slice_elements, 0, MAX_BYTES // 8)
+        need_int("shards", self.shards, 1, 1000)
         need(self.categories in ("threshold", "coarse"), "categories", self.categories, "'threshold' or 'coarse'")
         need_int("lanes", self.lanes, 2, min(MAX_LANES, _CLASSES))
         need(self.pulls in ("at once", "after pushes"), "pulls", self.pulls, "'at once' or 'after pushes'")
         need_int("pull_seed", self.pull_seed, 0, 2**31 if self.pulls == "after pushes" else 0)
 
     def plan(self, profile: Profile, network: Network) -> Plan:
-        check_cuts(profile, self.slice_bytes, "slice_bytes")
         lane_of = self._lanes_of_layers(profile)
         messages = tuple(
-            Message((piece,), lane=lane_of[seen.layer])
-            for tensor, seen in enumerate(profile.tensors)
-            for piece in cut(profile, tensor, self.slice_bytes)
+            Message((piece,), lane=lane_of[profile.tensors[piece.tensor].layer]) for piece in self._pieces(profile)
         )
         if self.pulls == "after pushes":
             messages = self._pulled(messages, profile)
         lanes = tuple(Lane(network_priority=each) for each in range(self.lanes))
         return Plan(self.name, profile.model, profile.specs, messages, lanes, crosses_barrier=True)
+
+    def _pieces(self, profile: Profile) -> list[Slice]:
+        """All tensors in slices: within each shard, of at most the size that a knob says."""
+        if self.slice_elements:
+            smallest = self.slice_elements * min(DTYPE_BYTES[seen.spec.dtype] for seen in profile.tensors)
+            check_cuts(profile, smallest, "slice_elements")
+        else:
+            check_cuts(profile, self.slice_bytes, "slice_bytes")
+        pieces: list[Slice] = []
+        for tensor, seen in enumerate(profile.tensors):
+            element = DTYPE_BYTES[seen.spec.dtype]
+            slice_bytes = self.slice_elements * element or self.slice_bytes
+            step = slice_bytes - slice_bytes % element
+            elements = seen.spec.size_bytes // element
+            shards = self.shards if elements >= _WHOLE_BELOW else 1
+            for shard in cut(profile, tensor, -(-elements // shards) * element):
+                end = shard.offset_bytes + shard.size_bytes
+                pieces += [Slice(tensor, at, min(step, end - at)) for at in range(shard.offset_bytes, end, step)]
+        return pieces
 
     def _pulled(self, messages: tuple[Message, ...], profile: Profile) -> tuple[Message, ...]:
         """The same in two phases, which are pushed in the order in which gradients become ready."""

@@ -27,8 +27,8 @@ class Job(msgspec.Struct, frozen=True):
     Args:
         plan: the plan that every rank of it carries out; its tensors are those of `profile`.
         profile: one iteration of its model.
-        placement: the server of each tensor, as an index; None deals packets over all servers by
-            their weights.
+        placement: the server of each tensor, as an index, or None for a tensor whose packets are dealt over all
+            servers by their weights; None deals all packets so.
         workers: the indices of the cluster's workers that it uses; None: all.
 
     Raises `InputError` where plan, profile and placement do not go together.
@@ -36,7 +36,7 @@ class Job(msgspec.Struct, frozen=True):
 
     plan: Plan
     profile: Profile
-    placement: tuple[int, ...] | None = None
+    placement: tuple[int | None, ...] | None = None
     workers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:

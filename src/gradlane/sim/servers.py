@@ -160,7 +160,8 @@ def simulation(
     for job in jobs:
         refuse_what_cannot_be_done(job.plan, place.backend, place.has_external_servers)
         for server in job.placement or ():
-            need_int("placement", server, 0, len(cluster.servers) - 1)
+            if server is not None:
+                need_int("placement", server, 0, len(cluster.servers) - 1)
         for worker in job.workers or ():
             need_int("workers", worker, 0, len(cluster.workers) - 1)
     if cluster.bus is not UNSET:

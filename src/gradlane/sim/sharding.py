@@ -109,7 +109,11 @@ def _runs(job: Job, message: Message, cluster: Cluster) -> list[tuple[int, int, 
     if job.placement is None:
         # a message is cut as a whole, whatever slices it has
         return [(message.size_bytes, _even(message.size_bytes, cluster), None)]
-    return [(piece.size_bytes, cluster.packet_bytes, job.placement[piece.tensor]) for piece in message.slices]
+    servers = [job.placement[piece.tensor] for piece in message.slices]
+    return [
+        (piece.size_bytes, _even(piece.size_bytes, cluster) if server is None else cluster.packet_bytes, server)
+        for piece, server in zip(message.slices, servers, strict=True)
+    ]
 
 
 def _even(size_bytes: int, cluster: Cluster) -> int:
