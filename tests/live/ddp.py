@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import io
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import distributed as dist
@@ -21,7 +23,7 @@ from gradlane.errors import UnsupportedError
 from tests.live.cases import differences
 from tests.live.loops import GIVEN, Mlp, adam, bits, log_lines, momentum
 from tests.live.loops.buffers import Scaled
-from tests.live.networks import counting_deferred_updates, slow_network
+from tests.live.networks import UntilAwaited, counting_deferred_updates, slow_network
 
 OPTIONS = {"policy": "blocks", "network": GIVEN, "profile_iterations": 1, "timeout": 20}
 Loop = Callable[[Any, Any, torch.Generator], list[Any]]
@@ -287,6 +289,33 @@ def stays_torchs(rank: int, world: int) -> tuple[bool, list[str]]:
             wrapper(torch.tensor([[step, 9]])).sum().backward()
             optimizer.step()
     return wrapper.session is None, lines
+
+
+def readers(rank: int, world: int) -> dict[str, list[str]]:
+    """What is logged of loops that read gradients before each step, and parameters after it; no sum is there before it is
+    awaited.
+    """
+
+    def clips(model: Any, step: Callable[[], Any]) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        step()
+
+    def averages(model: Any, step: Callable[[], Any]) -> None:
+        step()
+        for param in model.parameters():
+            float(param.detach().sum())
+
+    found = {}
+    for loop in (clips, averages):
+        model = Mlp()
+        wrapper, optimizer = _wrap(model), momentum(model)
+        generator = torch.Generator().manual_seed(rank)
+        with patch("gradlane.live.startup.attach.AllReduceBackend", UntilAwaited), log_lines() as lines:
+            for _ in range(10):
+                _step(wrapper, model, optimizer, generator, functools.partial(loop, model, optimizer.step))
+            _close(wrapper)
+        found[loop.__name__] = lines
+    return found
 
 
 def looks_like_torchs(rank: int, world: int) -> list[bool]:

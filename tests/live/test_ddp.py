@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.live import ddp
@@ -86,6 +88,14 @@ def test_a_model_that_gradlane_refuses_stays_torchs_and_one_line_says_why(two_ra
     assert others
     assert lines == []
     assert "torch's DistributedDataParallel sums the gradients: 0 has sparse gradients" in line
+
+
+def test_one_line_names_who_reads_gradients_or_needs_updates_at_once(two_ranks):
+    first, second = two_ranks.run("tests.live.ddp:readers")
+    (clips,), (averages,) = first["clips"], first["averages"]
+    assert re.fullmatch(r"gradlane: ddp\.py:\d+ reads gradients \(clip_grad_norm_\) between backward and step: .*", clips)
+    assert re.fullmatch(r"gradlane: updates were needed .* \(ddp\.py:\d+ reads parameters\): from now on .*", averages)
+    assert second == {"clips": [], "averages": []}
 
 
 def test_the_drop_in_looks_like_torchs_before_and_after_it_is_scheduled(two_ranks):

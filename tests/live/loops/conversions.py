@@ -14,7 +14,7 @@ from tests.live.loops.job import HELD, STEPS, Job, Mlp, adam, loop, momentum
 from tests.live.loops.parts import UNUSED, Branches
 from tests.live.models import Convolutions
 
-READ = "gradients are read between backward and step"
+READ = "reads gradients"
 
 
 def _after_steps(job: Job, change: Callable[[], Any], zero_grad: bool = False) -> None:

@@ -63,7 +63,7 @@ def zero_grad_between_forward_and_backward(job: Job) -> None:
         job.optimizer.step()
 
 
-READ = "gradients are read between backward and step"
+READ = "reads gradients"
 
 
 @loop(defers=False, says=READ)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tests.live.loops.job import SHARED, STEPS, Job, loop
 
-READ = "gradients are read between backward and step"
+READ = "reads gradients"
 
 
 # -- kept ----------------------------------------------------------------------------------------------------

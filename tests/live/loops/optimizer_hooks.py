@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tests.live.loops.job import STEPS, Job, adam, loop, momentum
 
-READ = "gradients are read between backward and step"
+READ = "reads gradients"
 
 
 def _params(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import state_dict as dcp
 from tests.live.loops.job import HELD, STEPS, Job, adam, loop, momentum
 from tests.live.models import Convolutions
 
-READ = "gradients are read between backward and step"
+READ = "reads gradients"
 
 # -- rolled back ---------------------------------------------------------------------------------------------
 
@@ -290,6 +290,17 @@ def a_state_dict_kept_without_copying(job: Job) -> None:
     for _ in range(STEPS):
         job.see("model", model)
         job.see("momentum", optimizer["state"][0]["momentum_buffer"])
+        job.step()
+
+
+@loop(says=HELD)
+def a_checkpoint_that_rank_0_keeps_until_it_is_deleted(job: Job) -> None:
+    """Held in every step that could defer updates, more than five of them, so that all of rank 0's come after it."""
+    checkpoint = {"model": job.model.state_dict()} if job.rank == 0 else {}
+    for _ in range(STEPS + 2):
+        job.step()
+    del checkpoint
+    for _ in range(3):
         job.step()
 
 

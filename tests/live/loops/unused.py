@@ -246,7 +246,7 @@ def kept_gradients_of_unused_parts_are_seen(job: Job) -> None:
             job.see(f"gradient of {name}", torch.zeros(1) if param.grad is None else param.grad)
 
 
-@loop(model=Branches, ddp=UNUSED, defers=False, says="gradients are read between backward and step")
+@loop(model=Branches, ddp=UNUSED, defers=False, says="reads gradients")
 def clipping_with_kept_gradients_of_unused_parts(job: Job) -> None:
     for step in range(STEPS):
         job.optimizer.zero_grad(set_to_none=False)

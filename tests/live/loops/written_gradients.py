@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tests.live.loops.job import STEPS, Job, Mlp, adam, loop
 
-READ = "gradients are read between backward and step"
+READ = "reads gradients"
 
 
 def _train(job: Job, after_backward: Callable[[nn.Parameter], Any]) -> None:

@@ -26,6 +26,7 @@ from torch.nn.parallel import distributed
 from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.ddp.optimizers import tell_of_steps
 from gradlane.live.ddp.reducer import Reducer
+from gradlane.live.session.console import ONCE, use_console
 from gradlane.live.session.idle import IdleSession
 from gradlane.live.session.ignored import ignored_in, summed_parameters
 from gradlane.live.session.session import Session
@@ -132,6 +133,7 @@ class DistributedDataParallel(TorchDDP):
     def __init__(self, module: nn.Module, *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         _take_back(module)
         DistributedDataParallel.made += 1
+        use_console()
         self._begin_as_torchs()
         super().__init__(module, *args, **kwargs)
         self._share_with_others()
@@ -248,7 +250,7 @@ class DistributedDataParallel(TorchDDP):
         self._detach()
         self._kept_by_torch = reason
         if torch.distributed.get_rank(self.process_group) == 0:
-            log.warning("gradlane: torch's DistributedDataParallel sums the gradients: %s", reason)
+            log.warning("gradlane: torch's DistributedDataParallel sums the gradients: %s", reason, extra=ONCE)
 
     def _detach(self) -> None:
         """Give the module back to torch, if it is scheduled."""

@@ -24,6 +24,7 @@ from gradlane.live.remote_update.parameter_groups import ParameterGroups
 from gradlane.live.remote_update.session import ServedSession
 from gradlane.live.remote_update.states import place_states
 from gradlane.live.remote_update.values import Values
+from gradlane.live.session.console import use_console
 from gradlane.live.session.ignored import ignored_in
 from gradlane.live.session.job import Job
 from gradlane.live.startup import handshake
@@ -96,6 +97,7 @@ def attach_to_servers(
             f"DistributedDataParallel is told to ignore {min(ignored_in(model))}: servers hold one value of each parameter "
             "for all ranks; update on the workers (gradlane.attach)"
         )
+    use_console()
     job = _float32_on_the_host(job_of(model, optimizer, process_group, options.stepping.timeout))
     groups = ParameterGroups(job.optimizers, job.params)
     terms = _terms(job, options.carrier, groups, staleness, broadcast_buffers)

@@ -29,6 +29,7 @@ from gradlane.live.session.interruptions import wrap_handlers
 from gradlane.live.session.parts import Parts, log
 from gradlane.live.session.passes import UNSEEN_FORWARD, Passes
 from gradlane.live.session.phases import NotAllowedError
+from gradlane.live.session.script_lines import reader
 from gradlane.live.session.sending import Sending
 from gradlane.live.session.steps import Steps
 from gradlane.live.session.tracked import Tracked
@@ -124,6 +125,7 @@ class Iterations:
             parts.tell("compiled", "the whole model is compiled: updates cannot overlap with its forward pass; compile blocks")
             self._hand_to_compiled_code()
         elif not trains:  # an evaluation may read parameters by any way
+            self._steps.updates_are_needed("parameters")
             self.settle()
         elif not parts.settled:
             self.passes.hook_compiled_parts()
@@ -205,6 +207,8 @@ class Iterations:
 
     def use(self, tracked: Tracked) -> None:
         """Called before the first use of a guarded parameter, on any thread."""
+        if not self._in_forward:
+            self._steps.updates_are_needed("parameters")
         self._updates.use(tracked, lambda: self._used(tracked))
 
     def _used(self, tracked: Tracked) -> None:
@@ -317,11 +321,8 @@ class Iterations:
             and not self._driver.has_arrived(tracked.tensor)
         ):
             parts.was_late = True
-            parts.tell(
-                "read",
-                "gradients are read between backward and step (clip_grad_norm_, GradScaler, logging): such steps wait for "
-                "all sums",
-            )
+            if not parts.has_told("read"):
+                parts.tell("read", f"{reader(of='gradients')} between backward and step: such steps wait for all sums")
         try:
             self._updates.read(tracked, lambda: self._was_read(tracked))
         except NotAllowedError as error:
@@ -339,10 +340,12 @@ class Iterations:
 
     def before_state_dict(self, *_: Any, **__: Any) -> None:
         """The model's state is saved or loaded."""
+        self._steps.updates_are_needed("the model's state")
         self._updates.settle()
 
     def before_optimizer_state_dict(self, *_: Any, **__: Any) -> None:
         """An optimizer's state is saved."""
+        self._steps.updates_are_needed("the optimizer's state")
         self._updates.settle()
 
     @property

@@ -16,6 +16,7 @@ from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.failures import Failures
 from gradlane.live.comm.recorder import Recorder
 from gradlane.live.comm.turn import given_up
+from gradlane.live.session.console import ONCE
 from gradlane.live.session.deferred_step import DeferredStep
 from gradlane.live.session.finite import Unchecked
 from gradlane.live.session.gpu import Gpu
@@ -119,10 +120,10 @@ class Parts:
             self.fail(str(error), UnsupportedError)
 
     def tell(self, key: str, text: str) -> None:
-        """Log `text` as a warning on rank 0, once for each `key`."""
+        """Log `text` as a warning on rank 0, once for each `key`, and once in this process (`console.py`)."""
         if key not in self._told and self.job.rank == 0:
             with given_up():  # a thread that has logging's lock may want to show a parameter
-                log.warning("gradlane: %s", text)
+                log.warning("gradlane: %s", text, extra=ONCE)
         self._told.add(key)
 
     def has_told(self, *keys: str) -> bool:

@@ -23,6 +23,7 @@ from gradlane.live.session.interruptions import wrap_handlers
 from gradlane.live.session.parts import Parts
 from gradlane.live.session.patience import Patience
 from gradlane.live.session.phases import Event, NotAllowedError, Phase
+from gradlane.live.session.script_lines import reader
 from gradlane.live.session.tracked import Tracked
 
 _NEEDED_EARLY = 5  # steps in a row after which a script is taken to need all updates at once
@@ -47,6 +48,10 @@ class Steps:
         self._stepped: list[Tracked] = []  # parameters of the optimizer whose step runs or ran last
         # steps in a row whose deferred updates had all run when the next forward pass began
         self._needed_early = 0
+        self._needed_by = ""  # what needed them first, of those steps
+        self._held = False  # since the last forward pass aliases kept updates from being deferred
+        self._held_steps = 0  # in a row, of which nothing else was deferred
+        self._ranked_as_held = False  # the planner takes this script for one that keeps the barrier, until aliases are gone
         self.runs_closure = False
 
     # -- before -------------------------------------------------------------------------------------
@@ -167,8 +172,11 @@ class Steps:
                 self._parts.tell(
                     "aliases",
                     f"something else holds the memory of {tracked.name} or of the optimizer's state of it (a state_dict that "
-                    "was kept, a view, a NumPy array, another process): such parameters are updated at step(), not later",
+                    "was kept, a view, a NumPy array, another process): such parameters are updated at step(), not later, "
+                    "until it is gone. If rank 0 keeps a checkpoint, rank 0 alone is slowed and the others wait for it; del it "
+                    "once it is saved",
                 )
+                self._held = True
                 others.append(tracked)
                 continue
             late.append(tracked)
@@ -199,6 +207,11 @@ class Steps:
 
     # -- until the next forward pass ----------------------------------------------------------------
 
+    def updates_are_needed(self, of: str) -> None:
+        """The script reads `of`, for which deferred updates have to be made."""
+        if not self._needed_by and self._updates and self._parts.crosses:
+            self._needed_by = reader(of)
+
     def keep_the_barrier_if_it_is_kept_anyway(self) -> None:
         """Stop deferring updates if the script needs them all before each next forward pass.
 
@@ -206,8 +219,8 @@ class Steps:
         """
         parts = self._parts
         if parts.was_late:
-            self._needed_early = 0 if self._updates else self._needed_early + 1
-            parts.was_late = False
+            self._note_late_step()
+            parts.was_late = self._held = False
         if parts.crosses and parts.actions.were_used_elsewhere:
             parts.keep_the_barrier()
             parts.tell(
@@ -220,6 +233,20 @@ class Steps:
             if not parts.has_told("read", "aliases"):
                 parts.tell(
                     "early",
-                    f"updates were needed before the next forward pass {_NEEDED_EARLY} steps in a row (an average, a "
-                    "checkpoint, a log of the parameters?): from now on step() waits for all sums",
+                    f"updates were needed before the next forward pass {_NEEDED_EARLY} steps in a row"
+                    f"{self._needed_by and f' ({self._needed_by})'}: from now on step() waits for all sums",
                 )
+
+    def _note_late_step(self) -> None:
+        """Count the step before this forward pass, in which there was something to defer."""
+        deferred = len(self._updates) > 0
+        if deferred:
+            self._needed_early, self._needed_by = 0, ""
+        elif not self._held:  # aliases go, and updates are deferred then
+            self._needed_early += 1
+        self._held_steps = self._held_steps + 1 if self._held and not deferred else 0
+        planner = self._parts.planner
+        if self._held_steps >= _NEEDED_EARLY and planner.crosses:
+            planner.crosses, self._ranked_as_held = False, True  # for as long as all wait for the rank with the aliases
+        elif deferred and self._ranked_as_held:
+            planner.crosses, self._ranked_as_held = True, False

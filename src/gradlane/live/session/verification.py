@@ -18,26 +18,23 @@ compared on the training thread.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-import gradlane
 from gradlane.core.fields import need
 from gradlane.errors import VerificationError
 from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_by_host
 from gradlane.live.session import guards
 from gradlane.live.session.deferred_step import DeferredStep
 from gradlane.live.session.job import Job
+from gradlane.live.session.script_lines import source_line
 from gradlane.live.torch_versions import broadcast_from
 
 _ROUNDING = 1e-5  # error that is allowed beyond two ranks, as part of a sum's largest element
-_NOT_THE_SCRIPT = (str(Path(gradlane.__file__).parent), str(Path(torch.__file__).parent))
 
 
 @dataclass(frozen=True)
@@ -241,7 +238,7 @@ class Verifier(Unverified):
 
     def touched(self, param: torch.nn.Parameter) -> None:
         if self.verifies:
-            self._touched[id(param)] = _line_of_the_script()
+            self._touched[id(param)] = source_line()
 
     def arrived(self, param: torch.nn.Parameter, total: torch.Tensor) -> None:
         if self.verifies and id(param) not in self._totals:
@@ -410,10 +407,3 @@ def _is_sum_of_halves(
     low, high = ((exact + bound).to(half).to(exact.dtype) for bound in (-slack, slack))
     may_overflow = ~(magnitude + slack <= limits.max)  # NaN too
     return bool(((low <= total) & (total <= high) | may_overflow & ~total.isfinite()).all())
-
-
-def _line_of_the_script() -> str:
-    for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith(_NOT_THE_SCRIPT):
-            return f"{Path(frame.filename).name}:{frame.lineno} ({frame.line})"
-    return "torch"

@@ -41,6 +41,7 @@ from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.process_groups import NewGroups, is_gloo
 from gradlane.live.backends.streams import streams_of
 from gradlane.live.comm.coordination import Coordination
+from gradlane.live.session.console import ONCE, use_console
 from gradlane.live.session.deferred_step import why_it_needs_the_barrier
 from gradlane.live.session.idle import IdleSession
 from gradlane.live.session.ignored import ignored_in
@@ -200,6 +201,7 @@ def attach_from(
     Returns:
         As `attach`, and raises as it does.
     """
+    use_console()
     resolved = AttachOptions.of(policy, options, launched())
     alone = trains_alone()
     ignored = ignored_in(model) if wrapped is None else wrapped.ignored
@@ -319,7 +321,7 @@ def _may_cross(job: Job, cross_barrier: bool | None) -> bool:
         reason = why_it_needs_the_barrier(optimizer)
         if reason is not None:
             if job.rank == 0:
-                log.warning("gradlane: the barrier is kept: %s", reason)
+                log.warning("gradlane: the barrier is kept: %s", reason, extra=ONCE)
             return False
     return bool(job.optimizers)
 

@@ -1,0 +1,72 @@
+"""Script lines: which line of the script does what a session sees, for errors and warnings that name it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+import gradlane
+
+_GRADLANE, _TORCH = (f"{Path(str(package.__file__)).parent}/" for package in (gradlane, torch))
+_LIBRARIES = {"site-packages", "dist-packages"}  # folders of packages that the script imports
+
+
+def source_line() -> str:
+    """The line outside of gradlane and torch that runs now, by file, number and text; "torch" if there is none."""
+    for frame in reversed(traceback.extract_stack()):
+        if not frame.filename.startswith((_GRADLANE, _TORCH)):
+            return f"{Path(frame.filename).name}:{frame.lineno} ({frame.line})"
+    return "torch"
+
+
+def reader(of: str) -> str:
+    """Who reads something now, as in "train.py:312 reads gradients (clip_grad_norm_)".
+
+    A library that reads is named together with the line of the script that calls it, as in
+    "accelerate/accelerator.py:2890 reads gradients (clip_grad_norm_) for train.py:88".
+
+    Args:
+        of: what is read.
+
+    Returns:
+        The innermost line outside of gradlane and torch, and in brackets the function of torch that it calls.
+    """
+    called = ""
+    for frame in _stack(sys._getframe(1)):
+        name = frame.f_code.co_name
+        if not frame.f_code.co_filename.startswith((_GRADLANE, _TORCH)):
+            return f"{_place(frame)} reads {of}{called}{_for_script(frame)}"
+        if frame.f_code.co_filename.startswith(_TORCH) and not name.startswith(("_", "<")):
+            called = f" ({name})"  # the outermost is what the script calls
+    return f"torch reads {of}{called}"
+
+
+def _for_script(frame: FrameType) -> str:
+    if not _is_library(frame):
+        return ""
+    for outer in _stack(frame):
+        if not (_is_library(outer) or outer.f_code.co_filename.startswith((_GRADLANE, _TORCH, "<"))):
+            return f" for {_place(outer)}"
+    return ""
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_library(frame: FrameType) -> bool:
+    return not _LIBRARIES.isdisjoint(Path(frame.f_code.co_filename).parts)
+
+
+def _place(frame: FrameType) -> str:
+    """The file and the line: of a library from its package on, of the script by the file's name."""
+    path = Path(frame.f_code.co_filename)
+    depth = next((place + 1 for place, part in enumerate(path.parts) if part in _LIBRARIES), len(path.parts) - 1)
+    return f"{'/'.join(path.parts[depth:])}:{frame.f_lineno}"
