@@ -150,3 +150,28 @@ def test_launch_ddp_of_a_script_that_wraps_nothing_says_that_it_had_no_effect(tm
     done = gradlane("launch", "--nproc", 1, "--ddp", tmp_path / "train.py")
     assert done.stdout == "trained\n"
     assert "gradlane: --ddp had no effect: the script wrapped no model" in done.stderr
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@pytest.mark.parametrize(("start", "by"), [("spawn", "address"), ("spawn", "variables"), ("fork", "variables")])
+def test_ranks_that_the_script_starts_itself_take_part_in_one_process_of_the_launcher(start: str, by: str) -> None:
+    found = []
+    for ddp in ([], ["--ddp", "--policy", "blocks"]):
+        given = [SCRIPTS / "own_ranks.py", "--start", start, "--by", by, "--port", free_port()]
+        done = gradlane("launch", "--nproc", 1, *ddp, *given)
+        assert "had no effect" not in done.stderr
+        found.append(done.stdout.split(" sha256 "))
+    (torchs, expected), (ours, digest) = found
+    assert (torchs, ours) == ("scheduled False", "scheduled True")
+    assert digest == expected
+
+
+def test_several_processes_of_the_launcher_that_start_the_same_ranks_are_refused() -> None:
+    given = [SCRIPTS / "own_ranks.py", "--start", "spawn", "--by", "address", "--port", free_port()]
+    done = gradlane("launch", "--nproc", 2, "--ddp", *given, expect=1)
+    assert "from ranks 0 and 1 of gradlane launch, expected it from one" in done.stderr
+    assert "Start it with gradlane launch --nproc 1" in done.stderr

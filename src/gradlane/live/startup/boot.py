@@ -20,13 +20,11 @@ _INTERRUPT = signal.getsignal(signal.SIGINT)
 if _INTERRUPT is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-import torch.distributed as dist  # noqa: E402
-
 import gradlane  # noqa: E402
 from gradlane.core.launch_options import LaunchOptions  # noqa: E402
 from gradlane.errors import GradlaneError, InputError  # noqa: E402
-from gradlane.live.startup import lifecycle, rendezvous  # noqa: E402
-from gradlane.live.startup.options import has_attached, set_launched  # noqa: E402
+from gradlane.live.startup import children, lifecycle  # noqa: E402
+from gradlane.live.startup.options import has_attached  # noqa: E402
 
 _kept: dict[str, Any] = {}
 """What the script has left: it goes when the process ends, as without a launcher. Destroyed here, a torch DDP whose
@@ -40,15 +38,13 @@ def main(arguments: list[str]) -> None:
     """
     try:
         options = LaunchOptions.from_environment(os.environ)
-        set_launched(options)
         script = arguments[0]
         if not Path(script).is_file():
             raise InputError(f"script: got {script!r}, expected a Python file")
     except GradlaneError as error:
         sys.exit(f"gradlane: {error}")
-    dist.init_process_group = rendezvous.init_process_group  # type: ignore[assignment]
-    if options.ddp:
-        gradlane.replace_ddp()
+    children.prepare(options)
+    children.prepare_children(str(Path(script).absolute()))
     sys.argv = arguments
     sys.path[0] = str(Path(script).resolve().parent)
     signal.signal(signal.SIGINT, _INTERRUPT)
@@ -58,7 +54,8 @@ def main(arguments: list[str]) -> None:
         # the launcher says so, once for all ranks
         lifecycle.fail_all(error)
         sys.exit(128 + signal.SIGINT)
-    if options.ddp and not gradlane.DistributedDataParallel.made and os.environ.get("RANK") == "0":
+    wrapped = gradlane.DistributedDataParallel.made or children.took_part()
+    if options.ddp and not wrapped and os.environ.get("RANK") == "0":
         print("gradlane: --ddp had no effect: the script wrapped no model in DistributedDataParallel", file=sys.stderr)
     if options.attached is None and options.of_sessions() and os.environ.get("RANK") == "0" and not has_attached():
         # the launcher has become this process, so that it cannot say so

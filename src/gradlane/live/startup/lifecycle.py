@@ -5,6 +5,7 @@ ends it.
 from __future__ import annotations
 
 import atexit
+import multiprocessing.util
 import os
 import sys
 import weakref
@@ -66,6 +67,8 @@ def keep(session: AttachedSession) -> None:
     _sessions[session.model] = session
     _tell_others_on_a_crash()
     atexit.register(_close_at_exit, weakref.ref(session))
+    if multiprocessing.parent_process() is not None:  # where `multiprocessing` has forked, it runs its own functions only
+        multiprocessing.util.Finalize(None, _close_at_exit, (weakref.ref(session),), exitpriority=1)
 
 
 def forget(session: AttachedSession) -> None:
