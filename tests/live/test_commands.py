@@ -93,7 +93,7 @@ def test_compare_of_a_model_puts_the_simulator_beside_each_arm_and_goes_on_where
         (["--servers", 1], "expected a MODEL, --backend server and emulated hosts"),
         (["--backend", "nccl"], "got 'nccl', expected all-reduce, server or any"),
         (["--backend", "all-reduce", "--policies", "mercury"], "got mercury, which all-reduce cannot carry"),
-        (["--all", "--policies", "p3"], "got --policies too"),
+        (["--all", "--policies", "p3"], "--all: got it with --policies"),
         (["vgg77"], "vgg77"),
     ],
 )

@@ -34,13 +34,13 @@ _took_part = mmap.mmap(-1, 1)  # shared with forked children
 
 
 class _Rank(msgspec.Struct, frozen=True):
-    """A rank that the launcher has started: its process, what torchrun told it, and the script that it runs."""
+    """A rank that the launcher has started: its process, the variables of torchrun, and the script that it runs."""
 
     pid: int
-    rank: int
-    node: int
+    rank: str
+    node: str
     address: str
-    restart: int
+    restart: str
     script: str
 
 
@@ -54,9 +54,9 @@ def prepare(options: LaunchOptions) -> None:
 
 def prepare_children(script: str) -> None:
     """Have the processes that this rank starts take part; it is about to run `script`."""
-    number = {name: int(os.environ.get(name, "0")) for name in ("RANK", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT")}
-    rank = _Rank(os.getpid(), number["RANK"], number["GROUP_RANK"], _address(), number["TORCHELASTIC_RESTART_COUNT"], script)
-    os.environ[_VARIABLE] = msgspec.json.encode(rank).decode()
+    rank, node, restart = (os.environ.get(name, "0") for name in ("RANK", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT"))
+    launched = _Rank(os.getpid(), rank, node, _address(), restart, script)
+    os.environ[_VARIABLE] = msgspec.json.encode(launched).decode()
     multiprocessing.spawn.get_preparation_data = _prepare_child
 
 
@@ -111,9 +111,9 @@ def _join(launched: _Rank, init_method: str | None, options: Mapping[str, Any]) 
     host, _, port = launched.address.rpartition(":")
     store = dist.TCPStore(host, int(port), is_master=False)  # type: ignore[attr-defined]
     key = f"gradlane/children/{launched.restart}/{launched.node}/{address}/{number}"
-    first = int(store.compare_set(key, "", str(launched.rank)))
+    first = store.compare_set(key, "", launched.rank).decode()
     if first != launched.rank:
-        both = " and ".join(map(str, sorted((first, launched.rank))))
+        both = " and ".join(sorted((first, launched.rank), key=int))
         raise InputError(
             f"init_process_group: got rank {number} of a job at {address} from ranks {both} of gradlane launch, expected it "
             "from one: this script starts its ranks itself. Start it with gradlane launch --nproc 1, or leave out the option "

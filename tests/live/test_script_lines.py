@@ -6,15 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 import gradlane
 from gradlane.live.session.guards import PendingGradient
 from gradlane.live.session.script_lines import reader
 from gradlane.live.session.tracked import Tracked
-
-pytestmark = pytest.mark.slow
 
 
 def said(use: Callable[[torch.nn.Parameter], object]) -> str:
