@@ -23,6 +23,7 @@ test: $(STAMP)         ## the tests, with one row of each kind of a matrix: ten 
 
 test-all: test         ## every test: `make test`, then the other rows, versions and the data plane's C++ tests
 	$(PY) -m pytest -m "extra and not timing" --numprocesses 2 --dist loadfile
+	$(PY) -m pytest -m "extra and timing"
 
 # transformers and lightning are large: two minutes to install, which `make setup` does without
 test-trainers: $(STAMP) ## tests of the trainers of others, which it installs first
