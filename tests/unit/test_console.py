@@ -13,17 +13,18 @@ from gradlane.live.session.console import ONCE, use_console
 def logger() -> Iterator[logging.Logger]:
     """The logger `gradlane`, of which the script says nothing."""
     logger = logging.getLogger("gradlane")
-    before = logger.handlers[:], logger.propagate
+    before, level = (logger.handlers[:], logger.propagate), logger.level
     logger.handlers[:], logger.propagate = [], True
     yield logger
     logger.handlers[:], logger.propagate = before
+    logger.setLevel(level)
 
 
 def test_a_warning_is_printed_as_it_is_and_others_as_the_script_prints_its_own(logger, capsys, monkeypatch):
     theirs = logging.StreamHandler(io.StringIO())
     theirs.setFormatter(logging.Formatter("script: %(message)s"))
     monkeypatch.setattr(logging.getLogger(), "handlers", [theirs])
-    monkeypatch.setattr(logger, "level", logging.INFO)
+    logger.setLevel(logging.INFO)  # which also drops what it remembers of its levels
     use_console()
     use_console()  # by each model
     logger.warning("gradlane: %s", "the barrier is kept")
