@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -125,10 +125,14 @@ def _list(as_json: bool) -> None:
     )
 
 
+def _print_as_json(specs: Mapping[str, object]) -> None:
+    rows = [{"name": name, **msgspec.to_builtins(spec)} for name, spec in specs.items()]
+    click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+
+
 def _list_buses(as_json: bool) -> None:
     if as_json:
-        rows = [{"name": name, **asdict(spec)} for name, spec in zoo.BUSES.items()]
-        click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+        _print_as_json(zoo.BUSES)
         return
     table = Table()
     for heading in ("name", "what", "each device", "startup"):
@@ -144,8 +148,7 @@ def _list_buses(as_json: bool) -> None:
 
 def _list_links(as_json: bool) -> None:
     if as_json:
-        rows = [{"name": name, **msgspec.structs.asdict(link)} for name, link in zoo.LINKS.items()]
-        click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+        _print_as_json(zoo.LINKS)
         return
     table = Table()
     for heading in ("name", "what", "each way", "source"):
@@ -159,8 +162,7 @@ def _list_links(as_json: bool) -> None:
 
 def _list_devices(as_json: bool) -> None:
     if as_json:
-        rows = [{"name": name, **msgspec.structs.asdict(spec)} for name, spec in zoo.DEVICES.items()]
-        click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+        _print_as_json(zoo.DEVICES)
         return
     table = Table(padding=(0, 0))
     table.add_column("name")

@@ -130,8 +130,11 @@ class Driver:
             coordinated=coordinated,
             chooses=coordinated and self.rank == 0,
             keeps_log=self._keeps_log,
-            is_over=lambda: self._is_closed or self.failures.failure is not None,
+            is_over=self._is_over,
         )
+
+    def _is_over(self) -> bool:
+        return self._is_closed or self.failures.failure is not None
 
     def begin(self) -> None:
         """Begin an iteration. All sums of the one before must have arrived."""
@@ -210,7 +213,7 @@ class Driver:
         gradients of the iteration are.
         """
         try:
-            if not self._is_closed and self.failures.failure is None:
+            if not self._is_over():
                 if error is not None:
                     what = f"the device failed while it copied gradients to CPU memory: {error}"
                     raise JobError(f"{self.where}: {what}") from error

@@ -4,7 +4,6 @@ a parameter's new value, once it has arrived.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from gradlane.errors import UnsupportedError
 from gradlane.live.comm.turn import given_up
 from gradlane.live.remote_update.values import Values
 from gradlane.live.session import guards, outdated
-from gradlane.live.session.deferred_step import is_stepping
+from gradlane.live.session.guarding import Guarding
 from gradlane.live.session.tracked import Tracked
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class ServedStep:
         """The last value has been copied."""
 
 
-class ServedActions:
+class ServedActions(Guarding):
     """The `updates.Actions` of one session whose parameters are on servers.
 
     Args:
@@ -41,19 +40,15 @@ class ServedActions:
         on_use: called with a guarded parameter before its first use.
     """
 
-    as_ordinary = guards.as_ordinary
-
     def __init__(self, iterations: ServedIterations, values: Values, on_use: Callable[[Tracked], None]) -> None:
-        self._iterations, self._values, self._on_use = iterations, values, on_use
+        super().__init__(iterations.tracked, on_use)
+        self._iterations, self._values = iterations, values
         self.check = iterations.check
         self._has_changed = threading.Condition()
         self._hidden: dict[Tracked, torch.Tensor | None] = {}
-        self._versions = [tracked.param._version for tracked in iterations.tracked]
+        self._versions = [tracked.param._version for tracked in self.tracked]
 
     # -- threads ------------------------------------------------------------------------------------
-
-    def is_stepping(self, thread: int) -> bool:
-        return is_stepping(sys._current_frames().get(thread))
 
     def wait_until(self, holds: Callable[[], bool], what: str) -> None:
         with given_up(), self._has_changed:
@@ -105,18 +100,6 @@ class ServedActions:
 
     def show(self, tracked: Tracked) -> None:
         tracked.param.grad = self._hidden.pop(tracked)
-
-    def guard(self, tracked: Tracked) -> None:
-        guards.watch(tracked.param, tracked, self._on_use)
-
-    def unguard(self, tracked: Tracked) -> None:
-        guards.unwatch(tracked.param)
-
-    def unguard_all(self) -> None:
-        guards.unwatch_all(tracked.param for tracked in self._iterations.tracked)
-
-    def is_guarded(self, tracked: Tracked) -> bool:
-        return guards.is_watched(tracked.param)
 
     def refuse(self, tracked: Tracked, why: str) -> None:
         guards.unwatch(tracked.param)

@@ -6,16 +6,16 @@ another stream was ordered by the script after `step()`, not after a later updat
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 
 from gradlane.live.backends.streams import Stream
 from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.live.session import guards, outdated, torch_patches
-from gradlane.live.session.deferred_step import DeferredStep, as_at_step, is_stepping
+from gradlane.live.session.deferred_step import DeferredStep, as_at_step
 from gradlane.live.session.finite import Unchecked
 from gradlane.live.session.gradients import Gradients
+from gradlane.live.session.guarding import Guarding
 from gradlane.live.session.phases import Phase
 from gradlane.live.session.tracked import Tracked
 from gradlane.live.session.verification import Unverified
@@ -24,7 +24,7 @@ _LOST = "was updated with a sum that never came: the update was queued on the de
 _LACKS = "lacks its update of the last step: step() had left it until its gradients are summed, and the job failed before"
 
 
-class TorchActions:
+class TorchActions(Guarding):
     """The `updates.Actions` of one session.
 
     Args:
@@ -38,12 +38,9 @@ class TorchActions:
             ways that `torch_patches.py` knows.
 
     Attributes:
-        tracked: the session's parameters, in the plan's order.
         home: the stream on which the last `step()` ran; None on the CPU.
         were_used_elsewhere: a parameter was used first on another stream than the home stream.
     """
-
-    as_ordinary = guards.as_ordinary
 
     def __init__(
         self,
@@ -55,20 +52,17 @@ class TorchActions:
         on_use: Callable[[Tracked], None],
         on_state: Callable[[], None],
     ) -> None:
+        super().__init__((), on_use)  # the parameters come with a plan
         self._driver, self._failures, self._recorder = driver, driver.failures, recorder
         self._gradients, self._verifier, self._finite = gradients, verifier, finite
-        self._on_use, self._on_state = on_use, on_state
+        self._on_state = on_state
         self.check, self.wait_until = self._failures.check, self._failures.wait_until
         self.wait_for_all = driver.wait_for_all
         self.hide, self.show = gradients.hide, gradients.show
-        self.tracked: Sequence[Tracked] = ()
         self.home: Stream | None = None
         self.were_used_elsewhere = False
 
     # -- threads ------------------------------------------------------------------------------------
-
-    def is_stepping(self, thread: int) -> bool:
-        return is_stepping(sys._current_frames().get(thread))
 
     def look_at_waits(self) -> None:
         with self._failures.lock:
@@ -84,18 +78,6 @@ class TorchActions:
         return self._driver.arriving_with(tracked.tensor)
 
     # -- guards -------------------------------------------------------------------------------------
-
-    def guard(self, tracked: Tracked) -> None:
-        guards.watch(tracked.param, tracked, self._on_use)
-
-    def unguard(self, tracked: Tracked) -> None:
-        guards.unwatch(tracked.param)
-
-    def unguard_all(self) -> None:
-        guards.unwatch_all(tracked.param for tracked in self.tracked)
-
-    def is_guarded(self, tracked: Tracked) -> bool:
-        return guards.is_watched(tracked.param)
 
     def guard_state(self, step: DeferredStep) -> None:
         guards.watch_state(step.optimizer, self, self._on_state)

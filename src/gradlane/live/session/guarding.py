@@ -1,0 +1,42 @@
+"""Guarding: the part of `updates.Actions` that every session has: its guards, and whether an optimizer runs in a thread."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from gradlane.live.session import guards
+from gradlane.live.session.deferred_step import is_stepping
+from gradlane.live.session.tracked import Tracked
+
+
+class Guarding:
+    """The guards of one session's parameters.
+
+    Args:
+        tracked: the session's parameters.
+        on_use: called with a guarded parameter before its first use.
+
+    Attributes:
+        tracked: the session's parameters, in the plan's order.
+    """
+
+    as_ordinary = guards.as_ordinary
+
+    def __init__(self, tracked: Sequence[Tracked], on_use: Callable[[Tracked], None]) -> None:
+        self.tracked, self._on_use = tracked, on_use
+
+    def is_stepping(self, thread: int) -> bool:
+        return is_stepping(sys._current_frames().get(thread))
+
+    def guard(self, tracked: Tracked) -> None:
+        guards.watch(tracked.param, tracked, self._on_use)
+
+    def unguard(self, tracked: Tracked) -> None:
+        guards.unwatch(tracked.param)
+
+    def unguard_all(self) -> None:
+        guards.unwatch_all(tracked.param for tracked in self.tracked)
+
+    def is_guarded(self, tracked: Tracked) -> bool:
+        return guards.is_watched(tracked.param)
