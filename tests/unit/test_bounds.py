@@ -16,7 +16,7 @@ from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.planning.plans import make_plan
 from gradlane.sim import iteration_ns, simulate_servers, simulate_steady
-from gradlane.sim.bounds import _all_arrive_ns, efficiency, lower_bound_ns, oracle_ns
+from gradlane.sim.bounds import _all_arrive_ns, _all_reduce_cost, _bound, efficiency, lower_bound_ns, oracle_ns
 from gradlane.testing.generators import LAYERS, WIRES, carried, chain, clusters, networks, planned, profiles
 from gradlane.testing.oracles import mercury_optimum
 from tests.unit import random_bounds
@@ -280,3 +280,21 @@ def test_no_simulator_beats_the_bound_on_random_clusters(first):
     # python -m tests.unit.random_bounds --cases 20000
     for seed in range(first, first + 20):
         random_bounds.check(seed)
+
+
+@settings(max_examples=300, deadline=None)
+@given(profile=profiles(max_tensors=24), network=networks(), percent=st.sampled_from([50, 100, 130]), updates=st.booleans())
+def test_the_bound_is_the_greatest_over_all_times_and_layers(profile, network, percent, updates):
+    cost_ns = _all_reduce_cost(network.between)
+    layers = [
+        layer.forward_ns * percent // 100 + (layer.update_ns * percent // 100 if updates else 0) for layer in profile.layers
+    ]
+    found = [profile.backward_ns * percent // 100 + profile.uncovered_ns * percent // 100 + sum(layers)]
+    for index in range(len(layers)):
+        size_bytes = 0
+        for tensor in reversed(profile.tensors):
+            if tensor.layer <= index:
+                size_bytes += tensor.spec.size_bytes
+                if any(each.layer == index for each in profile.tensors):
+                    found.append(tensor.ready_ns * percent // 100 + cost_ns(size_bytes) + sum(layers[index:]))
+    assert _bound(profile, cost_ns, percent, updates) == max(found)

@@ -11,6 +11,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.policies.blocks import Blocks
+from gradlane.policies.mg_wfbp_exact import merge_exactly
 from gradlane.testing.generators import networks, profile_of, profiles
 
 MIB = 2**20
@@ -267,3 +268,28 @@ def test_no_block_is_larger_than_the_target_and_no_two_neighbours_would_fit_one(
         whole = all(p.size_bytes == profile.tensors[p.tensor].spec.size_bytes for m in (before, after) for p in m.slices)
         if whole:
             assert before.size_bytes + after.slices[0].size_bytes > target
+
+
+@settings(max_examples=300, deadline=None)
+@given(profile=profiles(max_tensors=24), network=networks())
+def test_the_exact_merge_is_its_recurrence_by_one_cost_a_time(profile, network):
+    network, tensors = network.path, profile.tensors
+    sent = [0]
+    for seen in tensors:
+        sent.append(sent[-1] + seen.spec.size_bytes)
+    earliest, cuts, begins = [0], [0], 0
+    for end, seen in enumerate(tensors, 1):
+        if end > 1 and seen.spec.dtype != tensors[end - 2].spec.dtype:
+            begins = end - 1
+        ends = [
+            (max(earliest[begin], seen.ready_ns) + network.cost_ns(sent[end] - sent[begin]), begin)
+            for begin in range(begins, end)
+        ]
+        arrives, cut = min(ends)
+        earliest.append(arrives)
+        cuts.append(cut)
+    expected, end = [], len(tensors)
+    while end:
+        expected.insert(0, list(range(cuts[end], end)))
+        end = cuts[end]
+    assert merge_exactly(profile, network) == expected

@@ -17,7 +17,7 @@ from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Timeline
 from gradlane.errors import PlanError
 from gradlane.planning.plans import make_plan
-from gradlane.sim import iteration_ns, planned_ahead, simulate, simulate_heterogeneous
+from gradlane.sim import iteration_ns, planned_ahead, simulate, simulate_heterogeneous, steady_iteration
 from gradlane.sim.passes import PPM, ForwardPass, forward_ends
 from gradlane.testing.generators import networks, plans, profiles
 
@@ -38,6 +38,7 @@ def check_equal(plan: Plan, profile: Profile, network: Network) -> None:
     # before the first iteration nothing is waited for, and its step has no updates across the barrier
     assert timeline.iteration_ns()[1:] == expected[1:]
     assert timeline.iteration_ns()[0] <= expected[0]
+    assert steady_iteration(plan, profile, network) == (expected[0], timeline.hidden())
     assert starts(timeline, 0) == starts(timeline, 2) == list(planned_ahead(plan, profile, network).sequence or ())
 
 

@@ -188,7 +188,7 @@ def _as_json(
             "ratio_to_no_communication": _ratio(outcome.iteration_ns, outcome.oracle_ns),
             "above_bound": outcome.above_bound,
             "messages": len(outcome.plan.messages),
-            "hidden": outcome.timeline().hidden(),
+            "hidden": outcome.hidden(),
             "fingerprint": outcome.plan.fingerprint,
         }
         for outcome in outcomes
@@ -234,7 +234,7 @@ def _show(outcomes: list[Outcome], refusals: list[Refusal], best: Outcome, basel
             format_ns(outcome.iteration_ns),
             _text(_ratio(baseline.iteration_ns, outcome.iteration_ns)),
             f"{outcome.above_bound:.1%}",
-            f"{outcome.timeline().hidden():.0%}",
+            f"{outcome.hidden():.0%}",
             str(len(outcome.plan.messages)),
         )
         table.add_row(*(Text(cell) for cell in cells), style="bold green" if outcome is best else None)

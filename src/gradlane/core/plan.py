@@ -141,11 +141,13 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need(0 < len(self.tensors) <= MAX_TENSORS, "tensors", len(self.tensors), f"1 to {MAX_TENSORS} of them")
         need(0 < len(self.messages) <= MAX_MESSAGES, "messages", len(self.messages), f"1 to {MAX_MESSAGES} of them")
         need(0 < len(self.lanes) <= MAX_LANES, "lanes", len(self.lanes), f"1 to {MAX_LANES} of them")
+        # texts are made only where there is a fault: a plan may have a hundred thousand messages
         for index, message in enumerate(self.messages):
-            where = f"messages[{index}]"
-            need(message.lane < len(self.lanes), f"{where}.lane", message.lane, f"below {len(self.lanes)}")
+            if message.lane >= len(self.lanes):
+                need(False, f"messages[{index}].lane", message.lane, f"below {len(self.lanes)}")
             held = message.hold_until
-            need(held is None or held < len(self.tensors), f"{where}.hold_until", held, f"below {len(self.tensors)}")
+            if held is not None and held >= len(self.tensors):
+                need(False, f"messages[{index}].hold_until", held, f"below {len(self.tensors)}")
         if self.sequence is not None:
             need(
                 len(self.sequence) == len(self.messages) and set(self.sequence) == set(range(len(self.messages))),

@@ -87,10 +87,19 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Communication is the time in which at least one message was sent; overlapped is the part of
         it in which the compute thread did not wait. 1 for a timeline without sends.
         """
-        sends = union([(span.start_ns, span.end_ns) for span in self.of("send")])
-        waits = union([(span.start_ns, span.end_ns) for span in self.of("wait")])
-        total = sum(end - start for start, end in sends)
-        return 1.0 if total == 0 else 1.0 - _overlap(sends, waits) / total
+        sends = [(span.start_ns, span.end_ns) for span in self.of("send")]
+        return hidden_part(sends, [(span.start_ns, span.end_ns) for span in self.of("wait")])
+
+
+def hidden_part(sends: Iterable[tuple[int, int]], waits: Iterable[tuple[int, int]]) -> float:
+    """The part of communication that was overlapped with computation (see `Timeline.hidden`).
+
+    Args:
+        sends, waits: start and end of each message, and of each wait of the compute thread, in ns.
+    """
+    sent, waited = union(sends), union(waits)
+    total = sum(end - start for start, end in sent)
+    return 1.0 if total == 0 else 1.0 - _overlap(sent, waited) / total
 
 
 def union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import accumulate
 from typing import ClassVar
 
@@ -12,8 +13,9 @@ from gradlane.core.plan import Plan
 from gradlane.core.policy import merge
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
+from gradlane.units import NS_PER_SECOND
 
-_MOST_TENSORS = 2_000  # a second or two
+_MOST_TENSORS = 2_000  # a third of a second
 
 
 class MgWfbpExact(msgspec.Struct, frozen=True):
@@ -52,6 +54,8 @@ def merge_exactly(profile: Profile, network: Network) -> list[list[int]]:
     """
     count = len(profile.tensors)
     sent_bytes = [0, *accumulate(seen.spec.size_bytes for seen in profile.tensors)]
+    scaled = [each * NS_PER_SECOND for each in sent_bytes]
+    limits = [segment.up_to_bytes for segment in network.segments]
     earliest = [0] * (count + 1)
     cut_before = [0] * (count + 1)
     run_begins = 0
@@ -60,11 +64,23 @@ def merge_exactly(profile: Profile, network: Network) -> list[list[int]]:
         # a message is one sum and has one dtype, so no group contains two
         if end > 1 and profile.tensors[end - 1].spec.dtype != profile.tensors[end - 2].spec.dtype:
             run_begins = end - 1
+        begins = [each if each > ready_ns else ready_ns for each in earliest[run_begins:end]]
+        # the groups whose size belongs to a segment are neighbours: `Network.cost_ns` for all of them at once
+        ends: list[int] = []
+        upto, total = end, scaled[end]
+        for segment, most_bytes in zip(network.segments, limits, strict=True):
+            first = bisect_left(sent_bytes, sent_bytes[end] - most_bytes, run_begins, upto)
+            startup_ns, rate = segment.startup_ns, segment.bytes_per_second
+            ends[:0] = [
+                begin_ns - (sent - total) // rate + startup_ns
+                for begin_ns, sent in zip(begins[first - run_begins : upto - run_begins], scaled[first:upto], strict=True)
+            ]
+            upto = first
+        if network.min_message_ns:
+            ends = [max(each, begin_ns + network.min_message_ns) for each, begin_ns in zip(ends, begins, strict=True)]
         # ties go to the earliest cut: fewer messages
-        earliest[end], cut_before[end] = min(
-            (max(earliest[begin], ready_ns) + network.cost_ns(sent_bytes[end] - sent_bytes[begin]), begin)
-            for begin in range(run_begins, end)
-        )
+        earliest[end] = min(ends)
+        cut_before[end] = run_begins + ends.index(earliest[end])
     groups: list[list[int]] = []
     end = count
     while end > 0:

@@ -4,7 +4,7 @@ from gradlane.sim.allreduce import simulate, simulate_heterogeneous
 from gradlane.sim.fabric import Job
 from gradlane.sim.servers import simulate_jobs, simulate_servers, simulate_steady
 from gradlane.sim.sharding import few_packets
-from gradlane.sim.steady import iteration_ns, planned_ahead
+from gradlane.sim.steady import iteration_ns, planned_ahead, steady_iteration
 
 __all__ = [
     "Job",
@@ -16,4 +16,5 @@ __all__ = [
     "simulate_jobs",
     "simulate_servers",
     "simulate_steady",
+    "steady_iteration",
 ]

@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import accumulate
 
 import msgspec
 from msgspec import UNSET
@@ -273,23 +274,42 @@ def _bound(profile: Profile, cost_ns: Callable[[int], int], percent: int, update
     rest = sum(layers)
     best = profile.backward_ns * percent // 100 + profile.uncovered_ns * percent // 100 + rest
     of_layers = tensors_by_layer(profile)
-    sizes = [0] * len(ready)
-    total_bytes = 0
+    used = list(range(len(ready)))  # the gradients that layers up to this one use, in order of readiness
+    rest = 0
     # every layer gives a bound; of very many, some do
     every = -(-len(layers) // LAYERS_AT_MOST)
-    for index, layer_ns in enumerate(layers):
-        for tensor in of_layers[index]:
-            sizes[tensor] = profile.tensors[tensor].spec.size_bytes
-            total_bytes += sizes[tensor]
-        if of_layers[index] and index % every == 0:
-            size_bytes, all_ns = 0, cost_ns(total_bytes)
-            for place in range(len(ready) - 1, -1, -1):
-                if ready[place] + all_ns + rest <= best:
-                    break  # those before it are ready earlier still, and none costs more than all
-                if sizes[place]:
-                    size_bytes += sizes[place]
-                    arrives = ready[place] + cost_ns(size_bytes) + rest
-                    if arrives > best:
-                        best = arrives
-        rest -= layer_ns
+    for index in range(len(layers) - 1, -1, -1):
+        rest += layers[index]
+        if of_layers[index]:
+            if index % every == 0:
+                # R and S of each choice of R, those with the least S first
+                times = [ready[tensor] for tensor in reversed(used)]
+                sizes = list(accumulate(profile.tensors[tensor].spec.size_bytes for tensor in reversed(used)))
+                best = max(best, rest + _greatest(times, sizes, cost_ns, best - rest))
+            gone = set(of_layers[index])
+            used = [tensor for tensor in used if tensor not in gone]
     return best
+
+
+def _greatest(times: list[int], sizes: list[int], cost_ns: Callable[[int], int], least: int) -> int:
+    """The greatest of `times[i] + cost_ns(sizes[i])`, or `least` if none is greater.
+
+    By halves: no choice of a part is greater than its latest time with its largest size.
+
+    Args:
+        times: falling.
+        sizes: rising, as `cost_ns` does with them.
+        cost_ns: as in `lower_bound_ns`.
+        least: see above.
+    """
+    parts = [(0, len(times))]
+    while parts:
+        begin, end = parts.pop()
+        cost = cost_ns(sizes[end - 1])
+        if times[begin] + cost <= least:
+            continue
+        least = max(least, times[end - 1] + cost)
+        if end - begin > 1:
+            middle = (begin + end) // 2
+            parts += ((begin, middle), (middle, end))
+    return least

@@ -1,7 +1,7 @@
 """Collectives in virtual time: what carries the messages of one job over all-reduce.
 
 A collective begins when the last rank has issued it, and all ranks have its sum at once. Messages
-share the network between hosts as `shared_link.py` says; where hosts have several devices,
+share the network between hosts as `shared_link.py` says, or take turns (`one_by_one.py`); where hosts have several devices,
 `hosts.py` puts the stages within hosts around it.
 """
 
@@ -17,6 +17,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.sim.fabric import Fabric, Notice
 from gradlane.sim.hosts import HostFabric
+from gradlane.sim.one_by_one import OneByOne
 from gradlane.sim.shared_link import SharedLink
 from gradlane.units import NS_PER_SECOND
 
@@ -75,10 +76,16 @@ class CollectiveFabric:
         scaled = tuple(
             RateStep(step.at_ns, min(MAX_RATE, max(1, step.bytes_per_second * NS_PER_SECOND // nominal))) for step in steps
         )
-        self._link = SharedLink(network, Link(NS_PER_SECOND, scaled) if scaled else None, self._telling_ns)
+        self._link: SharedLink | OneByOne
+        if network.overlaps or network.wakeup_ns or scaled:
+            self._link = SharedLink(network, Link(NS_PER_SECOND, scaled) if scaled else None, self._telling_ns)
+        else:
+            self._link = OneByOne(network)
         self._issued = [0] * len(plan.messages)
         self._tells: dict[int, list[bool]] = {}  # `Notice.pulled` of the notices at the end of a message (or half) in flight
-        self._wakeup_ns, self._classes, self._awaited = network.wakeup_ns, network.sharing.network_classes, awaited
+        self._wakeup_ns, self._awaited = network.wakeup_ns, awaited
+        classes = [lane.network_class(network.sharing.network_classes) for lane in plan.lanes]
+        self._details = [(message.size_bytes, classes[message.lane], message.lane) for message in plan.messages]
 
     def hand_over(self, now_ns: int, rank: int, message: int) -> None:
         """`Fabric.hand_over`: a rank issues an all-reduce, or a reduce-scatter."""
@@ -95,9 +102,8 @@ class CollectiveFabric:
             return
         self._issued[message] = 0
         self._tells[message] = tells
-        details = self._plan.messages[message]
-        network_class = self._plan.lanes[details.lane].network_class(self._classes)
-        self._link.add(now_ns, message, details.size_bytes, network_class, half, details.lane)
+        size_bytes, network_class, lane = self._details[message]
+        self._link.add(now_ns, message, size_bytes, network_class, half, lane)
 
     def _telling_ns(self, message: int) -> int:
         """What it takes to tell of the end of `message`, as a session asks for it: where another one waits for
@@ -113,9 +119,10 @@ class CollectiveFabric:
 
     def run(self, until_ns: int) -> list[Notice]:
         """`Fabric.run`."""
-        while (now_ns := self.next_ns()) <= until_ns:
+        link = self._link
+        while (now_ns := link.next_ns()) <= until_ns:
             self.events += 1
-            ended = self._link.run()
+            ended = link.run()
             if ended is not None:
                 return [Notice(now_ns, rank, ended, pulled) for pulled in self._tells[ended] for rank in self._ranks]
         return []

@@ -142,13 +142,14 @@ class ForwardPass:
         return now_ns
 
 
-def forward_ends(profile: Profile, arrivals: Sequence[int], crosses_barrier: bool) -> int:
+def forward_ends(profile: Profile, arrivals: Sequence[int], crosses_barrier: bool, observer: Observer | None = None) -> int:
     """The time of an iteration whose communication is like that of the iteration before it.
 
     Args:
         profile: the iteration's computation.
         arrivals: for each tensor when its sum arrives, in ns after the start of the backward pass.
         crosses_barrier: `Plan.crosses_barrier`.
+        observer: is told of each wait, update and layer.
 
     Returns:
         Nanoseconds from the start of one backward pass to the start of the next one.
@@ -157,5 +158,5 @@ def forward_ends(profile: Profile, arrivals: Sequence[int], crosses_barrier: boo
     for tensor, arrived in zip(profile.tensors, arrivals, strict=True):
         if arrived > latest[tensor.layer]:
             latest[tensor.layer] = arrived
-    forward = ForwardPass(profile, crosses_barrier)
+    forward = ForwardPass(profile, crosses_barrier, observer)
     return forward.run(range(len(latest)), forward.begin(profile.backward_ns, latest), latest)

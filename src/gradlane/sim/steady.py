@@ -14,6 +14,7 @@ from gradlane.core.backends import refuse_what_cannot_be_done
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
+from gradlane.core.timeline import hidden_part
 from gradlane.schedule import NativeDispatcher
 from gradlane.sim.collectives import carrier
 from gradlane.sim.fabric import FOREVER, Fabric
@@ -30,6 +31,19 @@ class Sent(NamedTuple):
     start_ns: int
     end_ns: int
     second_half: bool
+
+
+class SteadyIteration(NamedTuple):
+    """An iteration whose communication is like that of the iterations around it.
+
+    Attributes:
+        iteration_ns: from the start of its backward pass to the start of the next one.
+        hidden: the fraction of communication that was overlapped with computation, as `Timeline.hidden` of
+            `allreduce.simulate`.
+    """
+
+    iteration_ns: int
+    hidden: float
 
 
 def iteration_ns(plan: Plan, profile: Profile, network: Network) -> int:
@@ -50,6 +64,30 @@ def iteration_ns(plan: Plan, profile: Profile, network: Network) -> int:
     profile = delayed(plan, profile, network.start_ns)
     sends = _communicate(NativeDispatcher(plan), plan, profile, network)
     return forward_ends(profile, _arrivals(plan, sends), plan.crosses_barrier)
+
+
+def steady_iteration(plan: Plan, profile: Profile, network: Network) -> SteadyIteration:
+    """As `iteration_ns`, with what of the communication was hidden."""
+    profile = delayed(plan, profile, network.start_ns)
+    sends = _communicate(NativeDispatcher(plan), plan, profile, network)
+    waits = _Waits()
+    took_ns = forward_ends(profile, _arrivals(plan, sends), plan.crosses_barrier, waits)
+    sent = [(each.start_ns, each.end_ns) for each in sends if not each.second_half]
+    return SteadyIteration(took_ns, hidden_part(sent, waits.found))
+
+
+class _Waits:
+    """An `Observer` that notes when the compute thread was blocked."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, int]] = []
+
+    def waited(self, layer: int, start_ns: int, end_ns: int) -> None:
+        self.found.append((start_ns, end_ns))
+
+    def updated(self, layer: int, start_ns: int, end_ns: int) -> None: ...
+
+    def ran(self, layer: int, start_ns: int, end_ns: int) -> None: ...
 
 
 def planned_ahead(plan: Plan, profile: Profile, network: Network) -> Plan:

@@ -18,7 +18,7 @@ from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.plans import accepted, make_plan
 from gradlane.planning.searched import Progress, Searched
-from gradlane.sim import iteration_ns, simulate, simulate_steady
+from gradlane.sim import iteration_ns, simulate, simulate_steady, steady_iteration
 from gradlane.sim.bounds import lower_bound_ns, oracle_ns
 from gradlane.sim.fabric import FOREVER
 
@@ -78,6 +78,8 @@ class Outcome:
     """The iterations of the timeline that `iteration_ns` is the mean of."""
     seen: Timeline | None = field(default=None, compare=False, repr=False)
     """The simulation's timeline, if the judgement made one."""
+    seen_hidden: float | None = field(default=None, compare=False, repr=False)
+    """What was hidden, if the judgement made no timeline."""
 
     @property
     def policy(self) -> str:
@@ -98,6 +100,10 @@ class Outcome:
     def above_bound(self) -> float:
         """How far above the lower bound, as a fraction of it; 0 is proven best."""
         return self.iteration_ns / self.bound_ns - 1 if self.bound_ns else 0.0
+
+    def hidden(self) -> float:
+        """The fraction of communication that is overlapped with computation (`Timeline.hidden`)."""
+        return self.timeline().hidden() if self.seen_hidden is None else self.seen_hidden
 
     def timeline(self) -> Timeline:
         """The checked timeline; of the slowest worker on a cluster."""
@@ -162,7 +168,8 @@ def _simulated(plan: Plan, case: Case, bound_ns: int | None) -> Outcome:
     if bound_ns is None:
         bound_ns = lower_bound_ns(case.profile, case.where)
     if isinstance(case.where, Network):
-        return Outcome(case, plan, iteration_ns(plan, case.profile, case.where), bound_ns)
+        steady = steady_iteration(plan, case.profile, case.where)
+        return Outcome(case, plan, steady.iteration_ns, bound_ns, seen_hidden=steady.hidden)
     found = simulate_steady(plan, case.profile, case.where, whole=case.whole)
     return Outcome(case, plan, found.iteration_ns, bound_ns, found.iterations, found.timeline)
 
