@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-from scipy.special import log_ndtr
 
 _REACH = 12.0  # beyond so many standard deviations nothing is drawn of a million
 _POINTS = 200_001
@@ -21,6 +20,8 @@ def slowest_of(devices: int) -> float:
     Args:
         devices: 1 or more.
     """
+    from scipy.special import log_ndtr  # takes longer to import than most plans to make
+
     # E = integral above zero of 1 - F(x) - F(-x), F being the probability that all are below
     x = np.linspace(0, _REACH, _POINTS)
     y = 1 - np.exp(devices * log_ndtr(x)) - np.exp(devices * log_ndtr(-x))
