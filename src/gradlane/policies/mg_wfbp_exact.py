@@ -55,7 +55,6 @@ def merge_exactly(profile: Profile, network: Network) -> list[list[int]]:
     count = len(profile.tensors)
     sent_bytes = [0, *accumulate(seen.spec.size_bytes for seen in profile.tensors)]
     scaled = [each * NS_PER_SECOND for each in sent_bytes]
-    limits = [segment.up_to_bytes for segment in network.segments]
     earliest = [0] * (count + 1)
     cut_before = [0] * (count + 1)
     run_begins = 0
@@ -68,8 +67,8 @@ def merge_exactly(profile: Profile, network: Network) -> list[list[int]]:
         # the groups whose size belongs to a segment are neighbours: `Network.cost_ns` for all of them at once
         ends: list[int] = []
         upto, total = end, scaled[end]
-        for segment, most_bytes in zip(network.segments, limits, strict=True):
-            first = bisect_left(sent_bytes, sent_bytes[end] - most_bytes, run_begins, upto)
+        for segment in network.segments:
+            first = bisect_left(sent_bytes, sent_bytes[end] - segment.up_to_bytes, run_begins, upto)
             startup_ns, rate = segment.startup_ns, segment.bytes_per_second
             ends[:0] = [
                 begin_ns - (sent - total) // rate + startup_ns

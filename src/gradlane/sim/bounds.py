@@ -271,23 +271,19 @@ def _bound(profile: Profile, cost_ns: Callable[[int], int], percent: int, update
         for layer in profile.layers
     ]
     ready = [tensor.ready_ns * percent // 100 for tensor in profile.tensors]
-    rest = sum(layers)
-    best = profile.backward_ns * percent // 100 + profile.uncovered_ns * percent // 100 + rest
+    best = profile.backward_ns * percent // 100 + profile.uncovered_ns * percent // 100 + sum(layers)
     of_layers = tensors_by_layer(profile)
-    used = list(range(len(ready)))  # the gradients that layers up to this one use, in order of readiness
     rest = 0
     # every layer gives a bound; of very many, some do
     every = -(-len(layers) // LAYERS_AT_MOST)
     for index in range(len(layers) - 1, -1, -1):
         rest += layers[index]
-        if of_layers[index]:
-            if index % every == 0:
-                # R and S of each choice of R, those with the least S first
-                times = [ready[tensor] for tensor in reversed(used)]
-                sizes = list(accumulate(profile.tensors[tensor].spec.size_bytes for tensor in reversed(used)))
-                best = max(best, rest + _greatest(times, sizes, cost_ns, best - rest))
-            gone = set(of_layers[index])
-            used = [tensor for tensor in used if tensor not in gone]
+        if of_layers[index] and index % every == 0:
+            # R and S of each choice of R, those with the least S first
+            used = [tensor for tensor in range(len(ready) - 1, -1, -1) if profile.tensors[tensor].layer <= index]
+            times = [ready[tensor] for tensor in used]
+            sizes = list(accumulate(profile.tensors[tensor].spec.size_bytes for tensor in used))
+            best = rest + _greatest(times, sizes, cost_ns, best - rest)
     return best
 
 

@@ -1,8 +1,8 @@
 """Collectives in virtual time: what carries the messages of one job over all-reduce.
 
 A collective begins when the last rank has issued it, and all ranks have its sum at once. Messages
-share the network between hosts as `shared_link.py` says, or take turns (`one_by_one.py`); where hosts have several devices,
-`hosts.py` puts the stages within hosts around it.
+share the network between hosts as `shared_link.py` says, or take turns (`one_by_one.py`); where hosts
+have several devices, `hosts.py` puts the stages within hosts around it.
 """
 
 from __future__ import annotations

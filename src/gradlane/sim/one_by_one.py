@@ -8,10 +8,11 @@ urgent one interrupts continues where it stopped. `tests/unit/test_one_by_one.py
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 
 from gradlane.core.network import Network
 from gradlane.sim.fabric import FOREVER
+from gradlane.sim.shared_link import half_of
 
 
 class _Waiting:
@@ -35,8 +36,8 @@ class OneByOne:
         """
         assert not network.overlaps
         self._network = network
-        self._costs: dict[int, int] = {}  # by size: models have few sizes, and slices fewer
-        self._lanes: dict[int, deque[_Waiting]] = {}
+        self._costs: dict[tuple[int, int | None], int] = {}  # by size and half: models have few sizes, and slices fewer
+        self._lanes: defaultdict[int, deque[_Waiting]] = defaultdict(deque)
         self._numbers = 0
         self._carried: _Waiting | None = None
         self._ends_ns = FOREVER  # when the message ends that has the network
@@ -45,16 +46,13 @@ class OneByOne:
         self, now_ns: int, message: int, size_bytes: int, network_class: int, half: int | None = None, lane: int = 0
     ) -> None:
         """Start a message, as `SharedLink.add` does; all messages of a lane have one class."""
-        takes_ns = self._costs.get(size_bytes)
+        takes_ns = self._costs.get((size_bytes, half))
         if takes_ns is None:
-            takes_ns = self._costs[size_bytes] = sum(self._network.parts_ns(size_bytes))
-        if half is not None:
-            takes_ns = takes_ns - takes_ns // 2 if half else takes_ns // 2
+            parts = self._network.parts_ns(size_bytes)
+            takes_ns = self._costs[size_bytes, half] = sum(parts if half is None else half_of(parts, half))
         self._numbers += 1
         waiting = _Waiting((network_class, now_ns, self._numbers), lane, message, takes_ns)
-        queue = self._lanes.get(lane)
-        if queue is None:
-            queue = self._lanes[lane] = deque()
+        queue = self._lanes[lane]
         queue.append(waiting)
         if len(queue) > 1:
             return

@@ -112,7 +112,7 @@ class SharedLink:
         parts = self._network.parts_ns(size_bytes)
         turns = self._network.sharing.chunks_of(size_bytes) if self._overlaps else 1
         if half is not None:
-            parts, turns = _half(parts, half), -(-turns // 2)
+            parts, turns = half_of(parts, half), -(-turns // 2)
         self._carry(now_ns)
         key = (network_class, self._numbers)
         self._numbers += 1
@@ -213,7 +213,7 @@ class SharedLink:
                 passing.transfer_ns -= each_ns
 
 
-def _half(parts: tuple[int, int, int], half: int) -> tuple[int, int, int]:
+def half_of(parts: tuple[int, int, int], half: int) -> tuple[int, int, int]:
     """Half of each part, in whole nanoseconds of their sum, so that two halves take what one
     operation does.
     """

@@ -18,7 +18,7 @@ from gradlane.core.timeline import hidden_part
 from gradlane.schedule import NativeDispatcher
 from gradlane.sim.collectives import carrier
 from gradlane.sim.fabric import FOREVER, Fabric
-from gradlane.sim.passes import forward_ends
+from gradlane.sim.passes import Observer, forward_ends
 from gradlane.sim.starting import delayed
 
 
@@ -61,19 +61,22 @@ def iteration_ns(plan: Plan, profile: Profile, network: Network) -> int:
     Raises:
         PlanError: all-reduce cannot carry out the plan.
     """
-    profile = delayed(plan, profile, network.start_ns)
-    sends = _communicate(NativeDispatcher(plan), plan, profile, network)
-    return forward_ends(profile, _arrivals(plan, sends), plan.crosses_barrier)
+    return _run(plan, profile, network)[1]
 
 
 def steady_iteration(plan: Plan, profile: Profile, network: Network) -> SteadyIteration:
     """As `iteration_ns`, with what of the communication was hidden."""
-    profile = delayed(plan, profile, network.start_ns)
-    sends = _communicate(NativeDispatcher(plan), plan, profile, network)
     waits = _Waits()
-    took_ns = forward_ends(profile, _arrivals(plan, sends), plan.crosses_barrier, waits)
+    sends, took_ns = _run(plan, profile, network, waits)
     sent = [(each.start_ns, each.end_ns) for each in sends if not each.second_half]
     return SteadyIteration(took_ns, hidden_part(sent, waits.found))
+
+
+def _run(plan: Plan, profile: Profile, network: Network, observer: Observer | None = None) -> tuple[list[Sent], int]:
+    """Run one iteration; return its messages in order of hand-over, and its time in ns."""
+    profile = delayed(plan, profile, network.start_ns)
+    sends = _communicate(NativeDispatcher(plan), plan, profile, network)
+    return sends, forward_ends(profile, _arrivals(plan, sends), plan.crosses_barrier, observer)
 
 
 class _Waits:
