@@ -187,6 +187,8 @@ class Session:
     def all_are_made(self) -> None:
         pass
 
+    all_are_summed = all_are_made
+
     def refuse(self, each: Tracked, why: str) -> None:
         self._of(each).is_refused = True
 

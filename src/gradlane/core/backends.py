@@ -52,6 +52,11 @@ def why_not(plan: Plan, backend: BackendName, external: bool = False, in_stream:
             "another for ever if ranks start messages in different orders; expected a plan with one lane, a process group "
             "with Gloo, or backend='server'"
         )
+    if plan.owners is not UNSET and (backend == "server" or in_stream):
+        return (
+            "its tensors have owners, which all-reduce on the CPU gives them; expected a policy without owners here, or "
+            "backend='all-reduce' over Gloo"
+        )
     for index, message in enumerate(plan.messages if external else ()):
         if message.two_phase:
             return (

@@ -12,6 +12,7 @@ profile.
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Literal
 
 import msgspec
@@ -24,6 +25,7 @@ from gradlane.units import format_bytes
 
 MAX_PRIORITY = 2**31 - 1
 MAX_LANES = 64
+MAX_RANKS = 1 << 16
 
 
 class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -104,6 +106,32 @@ class Lane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return min(self.network_priority, classes - 1)
 
 
+class Ownership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which rank has the whole sum of each tensor once all first phases have ended.
+
+    The owner computes the norm of each of its sums, and tells all ranks. So whoever clips gradients by their norm
+    waits for first phases only. The factor is applied to each sum when its second phase has ended. A message of one
+    phase brings its sums to all ranks at once; the owners of its tensors tell their norms too.
+
+    Attributes:
+        ranks: for each tensor of the plan its owner.
+        order: of the norms, as in `torch.linalg.vector_norm`; "inf" is the largest absolute value.
+    """
+
+    ranks: tuple[int, ...]
+    order: float | Literal["inf"] = 2.0
+
+    def __post_init__(self) -> None:
+        for rank in self.ranks:
+            need_int("owners.ranks", rank, 0, MAX_RANKS - 1)
+        need(self.order == "inf" or 0 < self.order < math.inf, "owners.order", self.order, "a number above 0, or 'inf'")
+
+    @property
+    def as_number(self) -> float:
+        """The order as a number."""
+        return float(self.order)
+
+
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The schedule of one iteration.
 
@@ -123,6 +151,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             issue them in one order.
         backend: what carries the plan, where a session has more than one backend to choose from.
             UNSET, and left out of files and the fingerprint: whatever the session has.
+        owners: UNSET, or the owner of each tensor. A two-phase message has whole tensors then, in the order of their
+            owners, and its first phase brings each owner the sums of its tensors.
     """
 
     policy: str
@@ -134,6 +164,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     crosses_barrier: bool = False
     sequence: tuple[int, ...] | None = None
     backend: BackendName | UnsetType = UNSET
+    owners: Ownership | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         need_name("policy", self.policy)
@@ -155,6 +186,42 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"{len(self.sequence)} entries",
                 f"each of the {len(self.messages)} messages once",
             )
+        if self.owners is not UNSET:
+            self._check_owners(self.owners.ranks)
+
+    def _check_owners(self, owner_of: tuple[int, ...]) -> None:
+        need(len(owner_of) == len(self.tensors), "owners.ranks", f"{len(owner_of)} of them", f"{len(self.tensors)}")
+        for index, message in enumerate(self.messages):
+            if not message.two_phase:
+                continue
+            for piece in message.slices:
+                need(piece.tensor < len(self.tensors), f"messages[{index}]", piece.tensor, f"below {len(self.tensors)}")
+                size_bytes = self.tensors[piece.tensor].size_bytes
+                need(
+                    piece.size_bytes == size_bytes,
+                    f"messages[{index}]",
+                    piece.size_bytes,
+                    f"a whole tensor, {size_bytes} bytes",
+                )
+            owners = [owner_of[tensor] for tensor in message.tensors]
+            need(owners == sorted(owners), f"messages[{index}]", owners, "tensors in the order of their owners")
+
+    def tells_norms(self, order: float | None) -> bool:
+        """Whether owners tell the norms of this order, before the sums have arrived."""
+        return self.owners is not UNSET and self.owners.as_number == order
+
+    def sum_bytes(self, index: int, ranks: int) -> int:
+        """The size of an all-reduce among `ranks` that takes as long as message `index`: its own, unless owners share
+        it unevenly, whose largest part sets the pace.
+        """
+        message = self.messages[index]
+        if self.owners is UNSET or not message.two_phase:
+            return message.size_bytes
+        parts: dict[int, int] = {}
+        for piece in message.slices:
+            owner = self.owners.ranks[piece.tensor]
+            parts[owner] = parts.get(owner, 0) + piece.size_bytes
+        return max(message.size_bytes, ranks * max(parts.values()))
 
     @property
     def fingerprint(self) -> str:

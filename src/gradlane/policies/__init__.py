@@ -17,6 +17,7 @@ from gradlane.policies.mercury import Mercury
 from gradlane.policies.mercury_no_preemption import MercuryNoPreemption
 from gradlane.policies.mg_wfbp import MgWfbp
 from gradlane.policies.mg_wfbp_exact import MgWfbpExact
+from gradlane.policies.owners import Owners
 from gradlane.policies.p3 import P3
 from gradlane.policies.prophet import Prophet
 from gradlane.policies.sync_easgd import SyncEasgd
@@ -25,12 +26,12 @@ from gradlane.policies.wfbp import Wfbp
 
 _ALL = (
     *(Wfbp, Ddp, SyncEasgd, MgWfbp, MgWfbpExact, P3, TicTac, ByteScheduler, Blocks),
-    *(Prophet, Geryon, Mercury, MercuryNoPreemption, Dear),
+    *(Prophet, Geryon, Mercury, MercuryNoPreemption, Dear, Owners),
 )
-# plans with a packet wire (`core.backends`)
+# plans with a packet wire, or with owners (`core.backends`)
 _CANNOT: dict[BackendName, frozenset[str]] = {
     "all-reduce": frozenset({Mercury.name, MercuryNoPreemption.name}),
-    "server": frozenset(),
+    "server": frozenset({Owners.name}),
 }
 # two-phase plans: live servers in processes of their own return a sum as soon as it is whole
 _CANNOT_EXTERNAL = frozenset({Dear.name})

@@ -85,7 +85,10 @@ class CollectiveFabric:
         self._tells: dict[int, list[bool]] = {}  # `Notice.pulled` of the notices at the end of a message (or half) in flight
         self._wakeup_ns, self._awaited = network.wakeup_ns, awaited
         classes = [lane.network_class(network.sharing.network_classes) for lane in plan.lanes]
-        self._details = [(message.size_bytes, classes[message.lane], message.lane) for message in plan.messages]
+        self._details = [
+            (plan.sum_bytes(index, network.workers), classes[message.lane], message.lane)
+            for index, message in enumerate(plan.messages)
+        ]
 
     def hand_over(self, now_ns: int, rank: int, message: int) -> None:
         """`Fabric.hand_over`: a rank issues an all-reduce, or a reduce-scatter."""

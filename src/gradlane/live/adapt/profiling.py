@@ -68,8 +68,11 @@ class Planner:
         self.profile = profile
         self.crosses = True
         """Whether the next forward pass may begin before all sums have arrived. The first
-        iterations tell: it may not if the script reads all gradients before `step()`, as
-        `clip_grad_norm_` does.
+        iterations tell: it may not if the script reads all gradients before `step()`.
+        """
+        self.clips: float | None = None
+        """The order of the norms that are all that the script reads of its gradients before `step()`, as
+        `clip_grad_norm_` does. Plans whose owners tell such norms may cross the barrier nevertheless.
         """
         self.builder = ProfileBuilder(specs)
         self._policy = policy
@@ -82,6 +85,21 @@ class Planner:
     def network(self) -> Network:
         """The network of `place`."""
         return self.place.network
+
+    def learn(self, may_cross: bool, always_read: bool, norms: float | None) -> None:
+        """Take note of what the first iterations have told.
+
+        Args:
+            may_cross: updates may be deferred.
+            always_read: the script has read gradients before `step()` in every iteration.
+            norms: the order of their norms, if it has read nothing else.
+        """
+        self.crosses = may_cross and not always_read
+        self.clips = norms if may_cross else None
+
+    def crosses_with(self, plan: Plan) -> bool:
+        """Whether the next forward pass may begin before all sums of `plan` have arrived."""
+        return plan.crosses_barrier and (self.crosses or plan.tells_norms(self.clips))
 
     def plan_for(self, places: Sequence[Place]) -> None:
         """Plan for other networks from now on: `places` with the backends of before."""

@@ -13,15 +13,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec import UNSET
 
 from gradlane.core.backends import HIERARCHICAL_PAYS, Algorithm, refuse_what_cannot_be_done
 from gradlane.core.network import Network
-from gradlane.core.plan import Plan
+from gradlane.core.plan import Ownership, Plan
 from gradlane.core.traffic_class import TrafficClass, traffic_classes
-from gradlane.errors import JobError, OrderError, UnsupportedError
+from gradlane.errors import JobError, OrderError, PlanError, UnsupportedError
 from gradlane.live.backends.base import OnDone, OnSent
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.hierarchy import HierarchicalSum, Hosts, Stages, hosts_of, levels_of, nothing
+from gradlane.live.backends.owned_sum import Norms, OwnedSum
 from gradlane.live.backends.probe import Probed, measure
 from gradlane.live.backends.probe_levels import BlockingSums, in_turns, time_levels
 from gradlane.live.backends.process_groups import NewGroups, OnEnd, ProcessGroups, UnderWay, is_gloo
@@ -79,6 +81,8 @@ class AllReduceBackend:
         self._sum = dist.AllreduceOptions()  # a sum, where nothing else is said
         self._groups.open()
         self._flat = [0]  # for each part of a lane its group
+        self._group_of_norms: int | None = None  # once a plan had owners
+        self.norms: Norms | None = None
         self._stages: list[Stages] = []  # and if sums are hierarchical, its groups
         self._traffic_classes: dict[int, TrafficClass] = {}  # by group, where it is not the usual one
         self._algorithm, self._hosts = algorithm, self._find_hosts(algorithm, on_host=streams is None)
@@ -113,9 +117,9 @@ class AllReduceBackend:
             )
         return found
 
-    def _open(self, parts: int) -> None:
-        """Open groups for the algorithm in use until there are those of `parts` parts of lanes (collective)."""
-        if self.is_hierarchical:
+    def _open(self, parts: int, is_hierarchical: bool) -> None:
+        """Open groups for an algorithm until there are those of `parts` parts of lanes (collective)."""
+        if is_hierarchical:
             assert self._hosts is not None
             while len(self._stages) < parts:
                 self._stages.append(Stages(self._groups, self._hosts))
@@ -166,7 +170,7 @@ class AllReduceBackend:
     def sum_and_wait(self, data: torch.Tensor) -> None:
         """Sum a tensor by the algorithm in use, in place (collective). Nothing may be under way."""
         if self.is_hierarchical:
-            self._open(1)
+            self._open(1, is_hierarchical=True)
             BlockingSums(self._stages[0]).sum(data)
         else:
             dist.all_reduce(data, group=self.control_group)
@@ -192,17 +196,22 @@ class AllReduceBackend:
         refuse_what_cannot_be_done(plan, "all-reduce", in_stream=self.has_streams)
         self._sizes = [buffer.tensor.numel() * buffer.tensor.element_size() for buffer in buffers]
         parts = len(plan.lanes) * self._weight
-        self._open(parts)
+        is_hierarchical = self.is_hierarchical and plan.owners is UNSET  # an owner is one of all ranks
+        self._open(parts, is_hierarchical)
         for part, traffic_class in enumerate(traffic_classes(plan) * self._weight):
-            group = self._stages[part].group_between if self.is_hierarchical else self._flat[part]
+            group = self._stages[part].group_between if is_hierarchical else self._flat[part]
             if traffic_class != self._traffic_classes.get(group, TrafficClass()):
                 self._set_traffic_class(group, traffic_class)
         world = dist.get_world_size(self._groups[0])
         two_phase = set(plan.second_phases)
-        self._two_phase, self._hierarchical = {}, {}
-        if self._hosts is not None and self.is_hierarchical:
+        self._two_phase: dict[int, TwoPhase | OwnedSum] = {}
+        self._hierarchical: dict[int, HierarchicalSum] = {}
+        self.norms = None
+        if self._hosts is not None and is_hierarchical:
             for index, buffer in enumerate(buffers):
                 self._hierarchical[index] = HierarchicalSum(buffer.tensor, self._hosts, index in two_phase)
+        elif plan.owners is not UNSET:
+            self._take_up_owners(plan, plan.owners, buffers)
         else:
             self._two_phase = {index: TwoPhase(buffers[index].tensor, world) for index in two_phase}
         self._lanes = [message.lane for message in plan.messages]
@@ -211,6 +220,31 @@ class AllReduceBackend:
         # which of them makes room first is not known.
         self._tells_at_once = bool(two_phase) or (self._weight > 1 and plan.has_windows)
         self.begin([[] for _ in plan.lanes])
+
+    def _take_up_owners(self, plan: Plan, owners: Ownership, buffers: Sequence[MessageBuffer]) -> None:
+        """Take up a plan whose tensors have owners (collective).
+
+        Raises:
+            PlanError: an owner is none of the ranks.
+        """
+        rank, world = dist.get_rank(self._groups[0]), dist.get_world_size(self._groups[0])
+        if max(owners.ranks) >= world:
+            raise PlanError(f"plan {plan.policy}: rank {max(owners.ranks)} owns tensors, expected one of {world} ranks")
+        for index in plan.second_phases:
+            lengths = [0] * world
+            for tensor, length in zip(plan.messages[index].tensors, buffers[index].lengths, strict=True):
+                lengths[owners.ranks[tensor]] += length
+            self._two_phase[index] = OwnedSum(buffers[index].tensor, lengths, rank)
+        if self._group_of_norms is None:
+            self._group_of_norms = len(self._groups)
+            self._groups.open()
+        slot_of = {
+            tensor: slot
+            for message, buffer in zip(plan.messages, buffers, strict=True)
+            for tensor, slot in zip(message.tensors, buffer.slots, strict=True)
+        }
+        slots = [slot_of[tensor] for tensor in range(len(plan.tensors))]
+        self.norms = Norms(owners, slots, len(plan.messages), rank, self._groups, self._group_of_norms)
 
     def _set_traffic_class(self, group: int, traffic_class: TrafficClass) -> None:
         if self._streams is not None:
@@ -237,6 +271,8 @@ class AllReduceBackend:
         self._issued = [0] * len(expected)
         self._awaited.clear()
         self._queued.clear()
+        if self.norms is not None:
+            self.norms.begin()
 
     def expect(self, message: int) -> None:
         self._expected[self._lanes[message]].append(message)
@@ -261,11 +297,20 @@ class AllReduceBackend:
         group = self._groups[self._flat[part]]
         if self._stream is None:
             buffer.gather()
+            if self.norms is not None:
+                on_done = _once_norms_are_there(self.norms, on_done)
             if two_phase is None:
                 # `dist.all_reduce` does the same after 13 us of checks
                 self._report_end(message, [group.allreduce([buffer.tensor], self._sum)], buffer.scatter, on_done)
-            else:
+            elif self.norms is None:
                 self._report_end(message, two_phase.scatter(group), two_phase.add, on_done)
+            else:
+
+                def keep_own() -> None:
+                    two_phase.add()
+                    buffer.scatter()  # what others own comes again in the second phase
+
+                self._report_end(message, two_phase.scatter(group), keep_own, on_done)
             return False
 
         def queue() -> None:
@@ -391,6 +436,24 @@ def _is_over(event: Event) -> bool:
         return event.query()
     except RuntimeError:  # the device has failed
         return False
+
+
+def _once_norms_are_there(norms: Norms, on_done: OnDone) -> OnDone:
+    """Tell of the end of a first phase, but of that of the last one only when the norms are there.
+
+    Second phases follow it. Norms that came behind their bytes would wait in the network's queues.
+    """
+
+    def ended(message: int, error: BaseException | None) -> None:
+        if error is not None:
+            on_done(message, error)
+            return
+        try:
+            norms.first_phase_ended(lambda error: on_done(message, error))
+        except Exception as raised:  # torch.distributed would drop it
+            on_done(message, raised)
+
+    return ended
 
 
 def _after(then: Callable[[], None], message: int, on_done: OnDone) -> OnEnd:

@@ -16,6 +16,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError
 from gradlane.live.backends.gradient_buffers import MessageBuffer
+from gradlane.live.backends.owned_sum import Norms
 from gradlane.live.backends.streams import Event
 from gradlane.transport import NodeEngine
 
@@ -58,6 +59,10 @@ class Backend(Protocol):
     tells_sends: bool
     """Whether a message leaves its window when this rank's part has been sent, told by `on_sent`;
     otherwise it does when it has ended."""
+
+    @property
+    def norms(self) -> Norms | None:
+        """Those of the sums of the plan in force, if its tensors have owners."""
 
     @property
     def control_group(self) -> Any:

@@ -22,6 +22,7 @@ from gradlane.errors import CapacityError, JobError, PeerError
 from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.base import Backend, OnDone, OnSent
 from gradlane.live.backends.gradient_buffers import MessageBuffer
+from gradlane.live.backends.owned_sum import Norms
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.streams import Event
 from gradlane.transport import NodeEngine, NodeOptions
@@ -66,6 +67,11 @@ class Carriers:
     def _put_in_force(self, carrier: AllReduceBackend | ParameterServerBackend) -> None:
         self._in_force = carrier
         self.needs_one_order, self.tells_sends = carrier.needs_one_order, carrier.tells_sends
+
+    @property
+    def norms(self) -> Norms | None:
+        """Those of the carrier in force."""
+        return self._in_force.norms
 
     @property
     def control_group(self) -> Any:

@@ -117,17 +117,20 @@ class GradientBuffers:
 
     def _message_buffer(self, message: Message, dtype: str) -> MessageBuffer:
         ranges: list[tuple[int, int, int]] = []  # (buffer, start, end)
+        lengths: list[int] = []
         for piece in message.slices:
             place = self._places[piece.tensor]
             start = place.start + piece.offset_bytes // DTYPE_BYTES[dtype]
             end = start + piece.size_bytes // DTYPE_BYTES[dtype]
             if end == place.start + place.numel:
                 end = place.end  # the last slice of a tensor includes presence and padding
+            lengths.append(end - start)
             if ranges and ranges[-1][0] == place.buffer and ranges[-1][2] == start:
                 ranges[-1] = (place.buffer, ranges[-1][1], end)
             else:
                 ranges.append((place.buffer, start, end))
-        return MessageBuffer([self._buffers[buffer][start:end] for buffer, start, end in ranges], getattr(torch, dtype))
+        parts = [self._buffers[buffer][start:end] for buffer, start, end in ranges]
+        return MessageBuffer(parts, getattr(torch, dtype), [self.slots[piece.tensor] for piece in message.slices], lengths)
 
 
 class MessageBuffer:
@@ -137,13 +140,21 @@ class MessageBuffer:
     Args:
         ranges: the message's parts of the flat buffers, in its order.
         dtype: in which the message travels; None for that of the ranges.
+        slots: for each slice of the message the slot of its tensor; also an attribute.
+        lengths: of the slices, in elements of `tensor`, with presence and padding; also an attribute.
 
     Attributes:
         tensor: the memory to sum.
     """
 
-    def __init__(self, ranges: list[torch.Tensor], dtype: torch.dtype | None = None) -> None:
-        self._ranges = ranges
+    def __init__(
+        self,
+        ranges: list[torch.Tensor],
+        dtype: torch.dtype | None = None,
+        slots: Sequence[torch.Tensor] = (),
+        lengths: Sequence[int] = (),
+    ) -> None:
+        self._ranges, self.slots, self.lengths = ranges, slots, lengths
         dtype = dtype or ranges[0].dtype
         self._staged = len(ranges) > 1 or ranges[0].dtype != dtype
         self.tensor = torch.zeros(sum(map(len, ranges)), dtype=dtype, device=ranges[0].device) if self._staged else ranges[0]

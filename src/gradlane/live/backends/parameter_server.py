@@ -47,6 +47,7 @@ from gradlane.live.backends.addresses import own_address, store_address
 from gradlane.live.backends.base import OnDone, OnSent
 from gradlane.live.backends.external_servers import meet_servers
 from gradlane.live.backends.gradient_buffers import MessageBuffer, dtype_name
+from gradlane.live.backends.owned_sum import Norms
 from gradlane.live.backends.pieces import Pieces, cut
 from gradlane.live.backends.probe import QUICK_SIZES, sweep
 from gradlane.live.backends.process_groups import NewGroups
@@ -109,6 +110,7 @@ class ParameterServerBackend:
 
     control_device = torch.device("cpu")
     has_streams = False
+    norms: Norms | None = None
     lost: frozenset[int] = frozenset()
     needs_one_order = False
     tells_sends = True

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from gradlane.live.torch_versions import all_gather_single, reduce_scatter_single
 
-_SEGMENT_BYTES = 512 << 10
+SEGMENT_BYTES = 512 << 10
 
 
 class TwoPhase:
@@ -33,7 +33,7 @@ class TwoPhase:
         segment_bytes: the most that is sent at once, on the CPU.
     """
 
-    def __init__(self, tensor: torch.Tensor, world: int, segment_bytes: int = _SEGMENT_BYTES) -> None:
+    def __init__(self, tensor: torch.Tensor, world: int, segment_bytes: int = SEGMENT_BYTES) -> None:
         share = -(-tensor.numel() // world)
         self._tensor = tensor
         # every share has the same length: a tensor that does not divide by `world` is sent from a

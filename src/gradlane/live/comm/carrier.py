@@ -301,6 +301,8 @@ class HostCarrier:
         self._recorder.add("send", self._iteration, message, self._began_ns[message], now)
         if self._plan.wire == "fifo":  # else a server may have begun to return packets long before
             self._began_ns[message] = now
+        if self._failures.awaited and self._backend.norms is not None:
+            self._failures.notify_if_awaited()
 
     def arrived(self, message: int) -> None:
         """Record that the sum of `message` is in the slots of its tensors, for the host."""

@@ -19,6 +19,7 @@ from gradlane.core.records.dispatch_log import Log
 from gradlane.errors import JobError
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.gradient_buffers import GradientBuffers
+from gradlane.live.backends.owned_sum import Norms
 from gradlane.live.backends.process_groups import ProcessGroups
 from gradlane.live.backends.staging import Staging
 from gradlane.live.backends.streams import Streams
@@ -302,6 +303,23 @@ class Driver:
             self._wait(None, "the sums of this iteration")
         if self.streams is not None and self._has_begun:
             self._join(range(len(self.slots)))
+
+    @property
+    def norms(self) -> Norms | None:
+        """The norms of this iteration's sums, which come before the sums; None where the plan's tensors have no owners."""
+        return self._backend.norms
+
+    def wait_for_norms(self, norms: Norms) -> None:
+        """Wait until `norms` are there, or until another thread has begun the next iteration.
+
+        Raises:
+            JobError: the job has failed, or they did not come in time.
+        """
+        if norms.are_there:
+            return
+        began, iteration = now_ns(), self.iteration
+        self.failures.wait_until(lambda: norms.are_there or self.iteration != iteration, "the norms of gradients")
+        self._has_waited(None, began)
 
     def lost(self) -> list[int]:
         """Tensors whose sums were queued on a device and had not ended when the job failed: what used them is wrong."""

@@ -116,5 +116,7 @@ class ServedActions(Guarding):
     def all_are_made(self) -> None:
         """Nothing else waits for the last update."""
 
+    all_are_summed = all_are_made
+
     def from_elsewhere(self, makes_updates: Callable[[], None]) -> None:
         """The model is in CPU memory."""

@@ -8,14 +8,15 @@ copies.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
 
 from gradlane.live.comm.driver import Driver
 from gradlane.live.session import aliases
-from gradlane.live.session.guards import PendingGradient
+from gradlane.live.session.gradient_reads import GradientReads
+from gradlane.live.session.guards import InPlace, PendingGradient
 from gradlane.live.session.tracked import Tracked
 
 
@@ -24,8 +25,7 @@ class Gradients:
 
     Args:
         driver: the session's; has the slots.
-        on_read: called with a parameter before anything operates on a gradient that stands for its
-            sum.
+        reads: hears of all that is done with a gradient that stands for a sum, before it is done; also an attribute.
         scale: factor for each gradient before it is summed.
 
     Attributes:
@@ -33,11 +33,12 @@ class Gradients:
             holds too, with those gradients.
     """
 
-    def __init__(self, driver: Driver, on_read: Callable[[Tracked], None], scale: float) -> None:
-        self._driver, self._on_read = driver, on_read
+    def __init__(self, driver: Driver, reads: GradientReads, scale: float) -> None:
+        self._driver, self.reads = driver, reads
         self.scale_by(scale)
         self._tracked: Sequence[Tracked] = ()
         self.of_the_script: list[tuple[Tracked, Any]] = []
+        self._to_change: list[Tracked] = []  # with operations that change the sum when it is there
         self._lent: list[Tracked] = []  # whose slots are seen during a step or a compiled forward pass
 
     def scale_by(self, scale: float) -> None:
@@ -78,7 +79,7 @@ class Gradients:
             tracked.wrapper = self._new_wrapper(tracked)
 
     def _new_wrapper(self, tracked: Tracked) -> PendingGradient:
-        return PendingGradient(tracked.slot, tracked, self._on_read, self._give_away)
+        return PendingGradient(tracked.slot, tracked, self.reads, self._give_away)
 
     # -- from autograd to the slot -----------------------------------------------------------------
 
@@ -167,6 +168,27 @@ class Gradients:
         self._driver.put_absent(tracked.tensor, gradient, self._scale, counts=tracked.accumulated)
 
     # -- from the slot to the script ---------------------------------------------------------------
+
+    def change_later(self, tracked: Tracked, operation: InPlace) -> None:
+        """Let `operation` change the sum of `tracked` when it has arrived."""
+        if not tracked.later:
+            self._to_change.append(tracked)
+        tracked.later.append(operation)
+
+    def change(self, several: Iterable[Tracked]) -> None:
+        """Change the sums of `several`, which have arrived, as the script has asked for it."""
+        if not self._to_change:
+            return
+        for tracked in several:
+            for operation in tracked.later:
+                operation(tracked.slot)
+            if tracked.later:
+                tracked.later = []
+                self._to_change.remove(tracked)
+
+    def change_all(self) -> None:
+        """As `change`, of all; every sum has arrived."""
+        self.change(list(self._to_change))
 
     def show(self, tracked: Tracked) -> None:
         """Let `.grad` stand for the sum from now on.

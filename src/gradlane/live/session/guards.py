@@ -25,15 +25,38 @@ pass in Python.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.optim.optimizer as optimizers
 
 from gradlane.live.comm.turn import turn
+from gradlane.live.session.early_uses import early_use, order_of_norm
 from gradlane.live.session.tracked import Tracked
 
+
+class Reads(Protocol):
+    """Who hears that a gradient is used which stands for a sum. Called on any thread."""
+
+    def read(self, tracked: Tracked, order: float | None = None) -> None:
+        """An operation is about to use the gradient: wait for the sum.
+
+        Args:
+            tracked: whose gradient it is.
+            order: the operation computes a norm of this order; None for any other.
+        """
+
+    def norm(self, tracked: Tracked, order: float) -> torch.Tensor | None:
+        """The norm of the gradient, if it is known before the sum is there; the caller's own tensor."""
+
+    def change(self, tracked: Tracked, operation: InPlace) -> None:
+        """Have `operation` change the gradient: later than now, if the sum may be awaited later."""
+
+
+InPlace = Callable[[torch.Tensor], object]
+"""Changes a gradient in place."""
 Resolve = Callable[[Any], None]
 """Makes what it is given current, as which a parameter or gradient was announced: waits for the sum and, if the update is
 deferred, runs it."""
@@ -52,50 +75,53 @@ class PendingGradient(torch.Tensor):
     Args:
         slot: where the sum will be.
         tracked: whose gradient it is.
-        resolve: called with `tracked` before an operation; returns when the sum is in the slot.
+        reads: is told of each operation, with `tracked`, before it.
         part: gives this gradient memory of the script's own.
+
+    Attributes:
+        reads: None once this gradient is the script's own.
     """
 
     slot: torch.Tensor
     tracked: Tracked
-    _resolve: Resolve | None
+    reads: Reads | None
     _part: Part
 
     @staticmethod
-    def __new__(cls, slot: torch.Tensor, tracked: Tracked, resolve: Resolve, part: Part) -> PendingGradient:
+    def __new__(cls, slot: torch.Tensor, tracked: Tracked, reads: Reads, part: Part) -> PendingGradient:
         wrapper: PendingGradient = torch.Tensor._make_wrapper_subclass(
             cls, slot.shape, strides=slot.stride(), dtype=slot.dtype, device=slot.device
         )
         return wrapper
 
-    def __init__(self, slot: torch.Tensor, tracked: Tracked, resolve: Resolve, part: Part) -> None:
+    def __init__(self, slot: torch.Tensor, tracked: Tracked, reads: Reads, part: Part) -> None:
         self.slot = slot
         self.tracked = tracked
-        self._resolve = resolve
+        self.reads = reads
         self._part = part
 
-    def current(self) -> torch.Tensor:
-        """Return the real gradient, after its sum has arrived."""
-        if self._resolve is not None:
-            self._resolve(self.tracked)
+    def current(self, order: float | None = None) -> torch.Tensor:
+        """Return the real gradient, after its sum has arrived; `order` as for `Reads.read`."""
+        if self.reads is not None:
+            self.reads.read(self.tracked, order)
         return self.slot
 
     def own(self) -> torch.Tensor:
         """Return the real gradient, after its sum has arrived, in memory that no session uses."""
         self.current()
-        return self.slot if self._resolve is None else self._part(self, None)
+        return self.slot if self.reads is None else self._part(self, None)
 
     def replace_data(self, data: torch.Tensor) -> None:
         """Do `self.data = data`: other memory, perhaps of another dtype, takes the slot's place."""
         self.current()
-        if self._resolve is None:
+        if self.reads is None:
             self.slot.data = data
         else:
             self._part(self, data.detach())
 
     def given_away(self, memory: torch.Tensor) -> None:
         """Stand for `memory`, which is the script's, from now on. The session no longer uses it."""
-        self.slot, self._resolve = memory, None
+        self.slot, self.reads = memory, None
 
     def moved(self, slot: torch.Tensor) -> None:
         """Stand for another slot from now on, in which the session sums this gradient."""
@@ -117,17 +143,27 @@ class PendingGradient(torch.Tensor):
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run `func` on the gradients that the wrappers in its arguments stand for."""
+    early = early_use(func)
+    early_result = None if early is None else early(_is_pending, args, kwargs)
+    if early_result is not None:
+        return early_result[0]
     wrappers = {id(wrapper): wrapper for wrapper in _wrappers_in((args, kwargs))}
     if func == _set_data and len(args) == 2 and isinstance(args[0], PendingGradient):
         args[0].replace_data(_with(args[1], PendingGradient.own))
         return None
     if getattr(func, "overloadpacket", func) not in _GIVES_MEMORY_AWAY:
-        result = func(*_with(args, PendingGradient.current), **_with(kwargs, PendingGradient.current))
+        order = order_of_norm(func, args, kwargs)
+        current = PendingGradient.current if order is None else functools.partial(PendingGradient.current, order=order)
+        result = func(*_with(args, current), **_with(kwargs, current))
         result = _with_wrappers(result, {id(wrapper.slot): wrapper for wrapper in wrappers.values()})
         if not _escapes(result, wrappers.values(), (args, kwargs)):
             return result
     # run it again, on copies: what hands out memory (a view, an array) has changed nothing
     return func(*_with(args, PendingGradient.own), **_with(kwargs, PendingGradient.own))
+
+
+def _is_pending(value: Any) -> bool:
+    return isinstance(value, PendingGradient)
 
 
 def _with(value: Any, real: Callable[[PendingGradient], torch.Tensor]) -> Any:

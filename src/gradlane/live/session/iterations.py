@@ -28,8 +28,6 @@ from gradlane.live.session.ignored import summed_parameters
 from gradlane.live.session.interruptions import wrap_handlers
 from gradlane.live.session.parts import Parts, log
 from gradlane.live.session.passes import UNSEEN_FORWARD, Passes
-from gradlane.live.session.phases import NotAllowedError
-from gradlane.live.session.script_lines import reader
 from gradlane.live.session.sending import Sending
 from gradlane.live.session.steps import Steps
 from gradlane.live.session.tracked import Tracked
@@ -52,6 +50,7 @@ class Iterations:
         self._gradients, self._measuring, self._recorder = parts.gradients, parts.measuring, parts.recorder
         self._sending = Sending(parts, lambda tracked: self.passes.is_replaced(tracked))
         self._steps = Steps(parts, self._watch_all)
+        parts.gradients.reads.connect(parts, self._steps)
         self.before_step, self.after_step, self.fail = self._steps.before, self._steps.after, parts.fail
         self.complete, self.arrived_again = self._sending.complete, self._sending.arrived
         self._unseen: set[Tracked] = set()  # that something reads past every guard
@@ -261,7 +260,7 @@ class Iterations:
                 return
             plan = planner.decide(parts.job.model_name, parts.job.device, parts.backend, parts.failures.collective)
             parts.settled = True
-            planner.crosses = parts.may_cross and not self._measuring.always_read
+            planner.learn(parts.may_cross, self._measuring.always_read, self._measuring.norms_read)
             self._take_up(plan)
             log.info("rank %d: %s", self._driver.global_rank, plan.describe(limit=0).partition("\n")[0])
             if controller is not None:
@@ -306,31 +305,6 @@ class Iterations:
         self._updates.end(self.parts.tracked)
         self.passes.backward_ended()
         self.settle()
-
-    def read(self, tracked: Tracked) -> None:
-        """Called before an operation on a gradient that stands for a sum, on any thread: wait for the sum."""
-        parts = self.parts
-        if not parts.settled:
-            self._measuring.gradient_read()
-        # an optimizer reads gradients after its closure
-        if (
-            parts.crosses
-            and not self._steps.runs_closure
-            and tracked.step is None
-            and not self.in_backward
-            and not self._driver.has_arrived(tracked.tensor)
-        ):
-            parts.was_late = True
-            if not parts.has_told("read"):
-                parts.tell("read", f"{reader(of='gradients')} between backward and step: such steps wait for all sums")
-        try:
-            self._updates.read(tracked, lambda: self._was_read(tracked))
-        except NotAllowedError as error:
-            self.fail(str(error))
-
-    def _was_read(self, tracked: Tracked) -> None:
-        self._verifier.touched(tracked.param)
-        self._verifier.arrived(tracked.param, tracked.slot)
 
     # -- all at once -------------------------------------------------------------------------------
 

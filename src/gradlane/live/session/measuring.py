@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -29,7 +30,8 @@ class Measuring:
         self._forward_began = self._backward_began = self._step_began = self._stopwatch.now()
         self._step_ended: Any = None  # until the next forward pass that trains
         self._forward_ns = 0
-        self._reads: set[int] = set()  # iterations in which gradients were read before the step
+        # iterations in which gradients were read before the step, by the order of the norm that was asked for, or None
+        self._reads: defaultdict[float | None, set[int]] = defaultdict(set)
         self._watched_iteration = -1  # the last in which all parameters were watched
         self.is_on = False
 
@@ -107,14 +109,23 @@ class Measuring:
 
     # -- what the script reads ----------------------------------------------------------------------
 
-    def gradient_read(self) -> None:
-        """A gradient is read before the step."""
-        self._reads.add(self._driver.iteration)
+    def gradient_read(self, order: float | None) -> None:
+        """A gradient is read before the step, for its norm of this order, or for anything else."""
+        self._reads[order].add(self._driver.iteration)
 
     @property
     def always_read(self) -> bool:
         """Whether gradients were read before the step in every iteration."""
-        return 0 <= self._driver.iteration < len(self._reads)
+        return self._in_all(set[int]().union(*self._reads.values()))
+
+    @property
+    def norms_read(self) -> float | None:
+        """The order of norms of gradients that were read in every iteration; None if other things were too."""
+        orders = [order for order, iterations in self._reads.items() if self._in_all(iterations)]
+        return orders[0] if len(orders) == 1 else None
+
+    def _in_all(self, iterations: set[int]) -> bool:
+        return 0 <= self._driver.iteration < len(iterations)
 
     def all_are_watched(self) -> None:
         """All parameters are watched in the forward pass that begins."""

@@ -99,7 +99,8 @@ class Parts:
 
     def keep_the_barrier(self) -> None:
         """Defer no update any more."""
-        self.crosses = self.may_cross = self.planner.crosses = False
+        self.crosses = self.may_cross = False
+        self.planner.learn(may_cross=False, always_read=True, norms=None)
 
     # -- errors and warnings ------------------------------------------------------------------------
 

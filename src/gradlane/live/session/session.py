@@ -27,6 +27,7 @@ from gradlane.live.comm.turn import turn
 from gradlane.live.session.deferred_step import DeferredStep
 from gradlane.live.session.finite import FiniteCheck, Unchecked
 from gradlane.live.session.gpu import Gpu
+from gradlane.live.session.gradient_reads import GradientReads
 from gradlane.live.session.gradients import Gradients
 from gradlane.live.session.ignored import synchronised_tensors
 from gradlane.live.session.iterations import Iterations
@@ -100,7 +101,7 @@ class Session:
             buffers.connect(self._driver.coordination.announce_buffers, self._failures.notify)
         finite = FiniteCheck(self._driver) if checks_finite else Unchecked()
         self._driver.inspect = finite.contributes
-        self._gradients = Gradients(self._driver, lambda tracked: self._iterations.read(tracked), scale=1.0 / job.world)
+        self._gradients = Gradients(self._driver, GradientReads(), scale=1.0 / job.world)
         actions = TorchActions(
             self._driver, self._recorder, self._gradients, verifier, finite,
             on_use=lambda tracked: self._iterations.use(tracked), on_state=self._settle,

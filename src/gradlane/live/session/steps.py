@@ -137,6 +137,7 @@ class Steps:
         if self._verifier.verifies:
             for tracked in now:
                 self._verifier.arrived(tracked.param, tracked.slot)
+        parts.gradients.change(now)
         if keeps_no_gradient(optimizer) and is_last(optimizer):  # a hook of the script's after this one may keep gradients
             parts.gradients.lend(now)
         else:

@@ -89,6 +89,9 @@ class TorchActions(Guarding):
     def all_are_made(self) -> None:
         torch_patches.nothing_is_owed(self)
 
+    def all_are_summed(self) -> None:
+        self._gradients.change_all()
+
     def refuse(self, tracked: Tracked, why: str) -> None:
         optimizer = tracked.step.optimizer
         guards.unwatch(tracked.param)
@@ -120,6 +123,8 @@ class TorchActions(Guarding):
                 if self._verifier.verifies:
                     for tracked in several:
                         self._verifier.arrived(tracked.param, tracked.slot)
+                        self._verifier.changes(tracked.param, tracked.later)
+                self._gradients.change(several)
                 step.update(params)
                 if self._verifier.verifies:
                     self._verifier.updated(params)

@@ -25,6 +25,7 @@ class Tracked:
         phase: where it is, see `phases.py`.
         slot: the memory in which its gradients are summed.
         wrapper: stands for the sum in `.grad`.
+        later: operations of the script that change its gradient when the sum is there.
         step: the call of an optimizer's `step` that has deferred its update; None if there is none.
         fired: how often its hook has fired in this backward pass.
         expected: how often it fires in one pass, more than once under checkpoints; 0 until that has been counted.
@@ -41,6 +42,7 @@ class Tracked:
         "expected",
         "fired",
         "hook",
+        "later",
         "name",
         "param",
         "phase",
@@ -57,6 +59,7 @@ class Tracked:
         self.phase = Phase.CURRENT
         self.slot: torch.Tensor = None  # type: ignore[assignment]  # until a plan is in force
         self.wrapper: PendingGradient | None = None
+        self.later: list[Any] = []
         self.step: Any = None
         self.fired = self.expected = 0
         self.accumulated = self.was_used = self.unguarded = False

@@ -97,6 +97,9 @@ class Actions(Protocol[OneStep_contra]):
     def all_are_made(self) -> None:
         """No update is deferred."""
 
+    def all_are_summed(self) -> None:
+        """Every sum is there, and no update is deferred: nothing may be left undone to a gradient."""
+
     def unguard_all(self) -> None:
         """Let all parameters be read, also those that are guarded to find out when they are used."""
 
@@ -232,6 +235,7 @@ class Updates(Generic[OneStep]):
                 self.make_all()
                 self._do.wait_for_all()
                 if not (self.in_backward or self._deferred):  # else another thread went on while this one waited
+                    self._do.all_are_summed()
                     self._do.unguard_all()
                     return
 

@@ -67,6 +67,8 @@ class _Update:
     state: dict[str, Any]
     gradient: torch.Tensor | None
     """As `step()` found it; None where the update was deferred, which takes the sum."""
+    operations: Sequence[guards.InPlace] = ()
+    """By which the script has changed the sum that a deferred update takes."""
     after: torch.Tensor | None = None
     state_after: dict[str, Any] = field(default_factory=dict)
 
@@ -130,6 +132,12 @@ class Unverified:
 
     def arrived(self, param: torch.nn.Parameter, total: torch.Tensor) -> None:
         """The session has the sum `total`, which the script has not seen yet. Later calls in an iteration change nothing."""
+
+    def told_norm(self, param: torch.nn.Parameter, order: float, norm: torch.Tensor) -> None:
+        """The script has been told the norm of a sum that has not arrived."""
+
+    def changes(self, param: torch.nn.Parameter, operations: Sequence[guards.InPlace]) -> None:
+        """A deferred update is about to take the sum, changed by the script's `operations` in place."""
 
     def stepping(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
         """`optimizer` is about to update all parameters that are not `owed`."""
@@ -201,6 +209,7 @@ class Verifier(Unverified):
         self._touched: dict[int, str] = {}
         self._last_updates: dict[int, _Update] = {}
         self._steps: list[tuple[DeferredStep, list[_Update]]] = []
+        self._norms: list[tuple[torch.nn.Parameter, float, torch.Tensor]] = []
         self._buffers: list[torch.Tensor] | None = None  # when the forward pass began
 
     def connect(
@@ -228,7 +237,7 @@ class Verifier(Unverified):
 
     def begin(self, iteration: int) -> None:
         self._iteration, self.verifies = iteration, self._options.includes(iteration)
-        for values in (self._parts, self._totals, self._touched, self._last_updates, self._steps):
+        for values in (self._parts, self._totals, self._touched, self._last_updates, self._steps, self._norms):
             values.clear()
 
     def contributes(self, param: torch.nn.Parameter, part: torch.Tensor) -> None:
@@ -261,6 +270,15 @@ class Verifier(Unverified):
         self._steps.append((DeferredStep(optimizer), updates))
         self._last_updates.update((id(update.param), update) for update in updates)
 
+    def told_norm(self, param: torch.nn.Parameter, order: float, norm: torch.Tensor) -> None:
+        if self.verifies:
+            self._norms.append((param, order, norm.clone()))
+
+    def changes(self, param: torch.nn.Parameter, operations: Sequence[guards.InPlace]) -> None:
+        update = self._last_updates.get(id(param))
+        if update is not None:
+            update.operations = tuple(operations)
+
     def updated(self, params: Iterable[torch.nn.Parameter]) -> None:
         for param in params:
             update = self._last_updates.pop(id(param), None)
@@ -281,6 +299,7 @@ class Verifier(Unverified):
         self.verifies = False
         self._compare_buffers()
         self._compare_sums()
+        self._compare_norms()
         for step, updates in self._steps:
             self._compare_step(step, updates)
         self.verified.steps += 1
@@ -318,7 +337,7 @@ class Verifier(Unverified):
 
     def _compare_step(self, step: DeferredStep, updates: list[_Update]) -> None:
         for update in updates:
-            update.copy.grad = self._totals[id(update.param)] if update.gradient is None else update.gradient
+            update.copy.grad = self._changed(update) if update.gradient is None else update.gradient
         if updates:
             step.update_copies([(update.param, update.copy, update.state) for update in updates])
         for update in updates:
@@ -335,6 +354,21 @@ class Verifier(Unverified):
             self.verified.tensors.add(id(update.param))
             self.verified.updates += 1
             self.verified.deferred += update.gradient is None
+
+    def _changed(self, update: _Update) -> torch.Tensor:
+        """The gradient that a deferred update takes: the sum, as the script has changed it."""
+        gradient = self._totals[id(update.param)]
+        if update.operations:
+            gradient = gradient.clone()
+            for operation in update.operations:
+                operation(gradient)
+        return gradient
+
+    def _compare_norms(self) -> None:
+        for param, order, told in self._norms:
+            norm = torch.linalg.vector_norm(self._totals[id(param)], order)
+            if not _same_bits(norm, told):
+                self._fail(param, "the norm of its gradient", norm, told)
 
     def summary(self, steps: int) -> str | None:
         verified = self.verified

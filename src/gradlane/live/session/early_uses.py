@@ -1,0 +1,112 @@
+"""Early uses: what a script may do with a gradient whose sum has not arrived, without a wait for the sum.
+
+There are two. Its norm may be known sooner than the sum (`Norms`). A multiplication in place by a number, as the factor
+of `clip_grad_norm_`, gives nothing back but the gradient itself, so that it may run when the sum is there.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Result = tuple[Any]
+Early = Callable[[Callable[[Any], bool], tuple[Any, ...], dict[str, Any]], Result | None]
+"""Does an operation early. Arguments: what says whether a value stands for a sum, and the operation's arguments.
+
+Returns its result in a tuple; None where the operation has to wait for sums.
+"""
+
+
+def early_use(func: Any) -> Early | None:
+    """How to do `func`, a function of torch, on gradients whose sums have not arrived; None if it needs them."""
+    return _EARLY.get(func)
+
+
+def order_of_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+    """The order of the norm of whole gradients that the call computes; None if it computes another thing."""
+    names = _NORMS.get(func)
+    if names is None or len(args) > len(names):
+        return None
+    given = dict(zip(names, args, strict=False)) | kwargs
+    order = given.pop("ord", given.pop("p", 2.0))
+    given.pop(names[0], None)
+    if given.pop("dim", None) is not None or any(given.values()):  # keepdim, dtype or out
+        return None
+    order = {"fro": 2.0, "inf": math.inf}.get(order, order) if isinstance(order, str) else order
+    return None if order is None or isinstance(order, str) else float(order)
+
+
+def _norm(is_pending: Callable[[Any], bool], args: tuple[Any, ...], kwargs: dict[str, Any], func: Any) -> Result | None:
+    order = order_of_norm(func, args, kwargs)
+    if order is None or not _are_sums([args[0]], is_pending):
+        return None
+    norm = args[0].reads.norm(args[0].tracked, order)
+    return None if norm is None else (norm,)
+
+
+def _norm_of_each(is_pending: Callable[[Any], bool], args: tuple[Any, ...], kwargs: dict[str, Any], func: Any) -> Result | None:
+    order = order_of_norm(func, args, kwargs)
+    if order is None or not _are_sums(args[0], is_pending):
+        return None
+    norms = [gradient.reads.norm(gradient.tracked, order) for gradient in args[0]]
+    if all(norm is None for norm in norms):
+        return None
+    # those whose sums have arrived: no norm depends on the other gradients of the call
+    return (
+        [func([each.current(order)], order)[0] if norm is None else norm for each, norm in zip(args[0], norms, strict=True)],
+    )
+
+
+def _scale(is_pending: Callable[[Any], bool], args: tuple[Any, ...], kwargs: dict[str, Any], func: Any) -> Result | None:
+    if kwargs or len(args) != 2 or not _are_sums([args[0]], is_pending):
+        return None
+    factor = _as_it_is(args[1])
+    if factor is None:
+        return None
+    args[0].reads.change(args[0].tracked, lambda gradient: func(gradient, factor))
+    return (args[0],)
+
+
+def _scale_each(is_pending: Callable[[Any], bool], args: tuple[Any, ...], kwargs: dict[str, Any], func: Any) -> Result | None:
+    if kwargs or len(args) != 2 or not _are_sums(args[0], is_pending):
+        return None
+    factor = _as_it_is(args[1])
+    if factor is None:
+        return None
+    for gradient in args[0]:
+        gradient.reads.change(gradient.tracked, lambda slot: func([slot], factor))
+    return (None,)
+
+
+def _are_sums(gradients: Sequence[Any], is_pending: Callable[[Any], bool]) -> bool:
+    return all(is_pending(gradient) and gradient.reads is not None for gradient in gradients)
+
+
+def _as_it_is(factor: Any) -> float | torch.Tensor | None:
+    """A factor as it is now, whatever the script does to it later; None for what is no single number."""
+    if isinstance(factor, (int, float)):
+        return factor
+    if type(factor) is torch.Tensor and factor.dim() == 0 and not factor.requires_grad:
+        return factor.clone()
+    return None
+
+
+# by function, the names of its arguments
+_NORMS: dict[Any, tuple[str, ...]] = {
+    torch.linalg.vector_norm: ("x", "ord", "dim", "keepdim"),
+    torch._foreach_norm: ("self", "ord", "dtype"),
+    torch.Tensor.norm: ("self", "p", "dim", "keepdim", "dtype"),
+}
+_EARLY: dict[Any, Early] = {
+    torch.linalg.vector_norm: functools.partial(_norm, func=torch.linalg.vector_norm),
+    torch.Tensor.norm: functools.partial(_norm, func=torch.Tensor.norm),
+    torch._foreach_norm: functools.partial(_norm_of_each, func=torch._foreach_norm),
+    torch.Tensor.mul_: functools.partial(_scale, func=torch.Tensor.mul_),
+    torch.Tensor.div_: functools.partial(_scale, func=torch.Tensor.div_),
+    torch._foreach_mul_: functools.partial(_scale_each, func=torch._foreach_mul_),
+    torch._foreach_div_: functools.partial(_scale_each, func=torch._foreach_div_),
+}

@@ -1,0 +1,90 @@
+"""GradientReads: what happens when a script uses a gradient that stands for a sum, before its optimizer steps.
+
+It waits for the sum, as a rule. Where the plan's tensors have owners, norms are known sooner; where updates may be
+deferred, a change of the gradient in place waits until the sum is there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradlane.live.comm.turn import in_turn
+from gradlane.live.session.phases import NotAllowedError, Phase
+from gradlane.live.session.script_lines import reader
+from gradlane.live.session.tracked import Tracked
+
+if TYPE_CHECKING:
+    from gradlane.live.session.guards import InPlace
+    from gradlane.live.session.parts import Parts
+    from gradlane.live.session.steps import Steps
+
+
+class GradientReads:
+    """The `guards.Reads` of one session. Any thread may read; whoever changes anything has the turn."""
+
+    _parts: Parts
+    _steps: Steps
+
+    def connect(self, parts: Parts, steps: Steps) -> None:
+        """Belong to the session with these parts. Called before anything is read."""
+        self._parts, self._steps = parts, steps
+
+    def read(self, tracked: Tracked, order: float | None = None) -> None:
+        if not self._parts.settled:
+            self._parts.measuring.gradient_read(order)
+        if self._is_late(tracked):
+            self._parts.was_late = True
+            if not self._parts.has_told("read"):
+                text = f"{reader(of='gradients')} between backward and step: such steps wait for all sums"
+                self._parts.tell("read", text)
+        self._wait(tracked, None)
+
+    @in_turn
+    def norm(self, tracked: Tracked, order: float) -> torch.Tensor | None:
+        parts = self._parts
+        norms = parts.driver.norms
+        if norms is None or norms.order != order or tracked.later or not self._is_late(tracked):
+            return None
+        parts.was_late = True
+        parts.driver.wait_for_norms(norms)
+        if not norms.are_there or tracked.later or not self._is_late(tracked):
+            return None  # another thread went on meanwhile
+        norm = norms.of(tracked.tensor)
+        parts.verifier.told_norm(tracked.param, order, norm)
+        return norm
+
+    @in_turn
+    def change(self, tracked: Tracked, operation: InPlace) -> None:
+        if self._is_late(tracked):
+            self._parts.was_late = True
+            self._parts.verifier.touched(tracked.param)
+            self._parts.gradients.change_later(tracked, operation)
+        else:
+            self._wait(tracked, operation)
+
+    def _is_late(self, tracked: Tracked) -> bool:
+        """Whether the sum has not arrived, in a step that may be over before it has."""
+        return (
+            self._parts.crosses
+            and not self._steps.runs_closure  # an optimizer reads gradients after its closure
+            and tracked.phase is Phase.AWAITED
+            and not self._parts.driver.has_arrived(tracked.tensor)
+        )
+
+    def _wait(self, tracked: Tracked, then: InPlace | None) -> None:
+        """Wait for the sum, and do `then` with it."""
+
+        def is_there() -> None:
+            verifier = self._parts.verifier
+            verifier.touched(tracked.param)
+            verifier.arrived(tracked.param, tracked.slot)
+            self._parts.gradients.change((tracked,))
+            if then is not None:
+                then(tracked.slot)
+
+        try:
+            self._parts.updates.read(tracked, is_there)
+        except NotAllowedError as error:
+            self._parts.fail(str(error))
