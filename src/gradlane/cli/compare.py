@@ -93,6 +93,9 @@ def _iterations(text: str) -> str:
 @click.option("--rounds", type=COUNT, default=5, show_default=True, help="Turns that each policy gets.")
 @click.option("--steps", type=COUNT, default=2, show_default=True, help="Measured steps a turn.")
 @click.option(
+    "--clip-norm", type=FACTOR, help="Clip gradients to this norm in each step. Policies then have `owners` among them."
+)
+@click.option(
     "--batch-size",
     type=COUNT,
     metavar="N",
@@ -155,7 +158,8 @@ def command(
     chosen, everything, backends = (options.pop(name) for name in ("chosen", "everything", "backends"))
     if chosen and everything:
         raise InputError("--all: got it with --policies, expected one of them")
-    names = chosen.split(",") if chosen else None if everything else _FIRST
+    first = _FIRST if options["clip_norm"] is None else (*_FIRST, "owners")
+    names = chosen.split(",") if chosen else None if everything else first
     arms = _arms(backends.split(",") if backends else None, names, servers)
     if chosen:
         _need_all(chosen.split(","), arms, backends)

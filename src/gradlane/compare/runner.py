@@ -27,7 +27,7 @@ from gradlane.core.profile import Profile
 from gradlane.core.records.speedup import Speedup, turn_times
 from gradlane.errors import RunError
 from gradlane.lab.spec import ranks_on
-from gradlane.planning.plans import make_plan
+from gradlane.planning.plans import make_plan, when_clipping
 from gradlane.planning.questions.prediction import predict
 from gradlane.planning.questions.sweep import Outcome
 from gradlane.policies import get
@@ -40,7 +40,7 @@ class Trial:
 
     Attributes:
         unlike: hosts with links of their own, whose rates may change during the run.
-        finals: as in `worker.Config`.
+        finals, clip_norm: as in `worker.Config`.
     """
 
     profile: Profile
@@ -56,6 +56,7 @@ class Trial:
     unlike: tuple[lab.HostSpec, ...] = ()
     finals: int = 0
     ranks_per_host: int = 1
+    clip_norm: float | None = None
 
     @property
     def key(self) -> str:
@@ -140,6 +141,8 @@ def _run(trial: Trial, folder: Path) -> None:
         return run_on_lab(spec, command)
 
     how = {"rounds": trial.rounds, "steps": trial.steps, "timeout_s": trial.timeout, "finals": trial.finals}
+    if trial.clip_norm is not None:
+        how["clip_norm"] = trial.clip_norm
     exit_code = train_in_turns(trial.profile, trial.arms, folder, start, **how)
     if exit_code:
         raise RunError(f"the trial of {trial}", exit_code)
@@ -221,7 +224,8 @@ def predicted(trial: Trial, folder: Path) -> Iterator[tuple[str, Plan, Place, Ou
         place = measured_place(folder, name, _spec(trial, name), plan)
         if name == BASELINE:
             plan = make_plan(get("ddp"), profile, place)
-        yield name, plan, place, predict(plan, profile, place)
+        carried = plan if trial.clip_norm is None else when_clipping(plan, 2.0)
+        yield name, plan, place, predict(carried, profile, place)
 
 
 def _measured(folder: Path) -> dict[str, Any]:

@@ -63,6 +63,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             they use the device's.
         finals: further rounds with only DDP, `auto` and the `FINALISTS` fastest other arms of each
             backend. Their times are not biased by the selection.
+        clip_norm: in each step gradients are clipped to this norm; None: they are not.
     """
 
     out: str
@@ -74,6 +75,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     profile: str = ""
     measures: bool = True
     finals: int = 0
+    clip_norm: float | None = None
 
 
 class ArmOutcome(msgspec.Struct, frozen=True):
@@ -149,11 +151,14 @@ class Arm:
     """One model with its optimizer, its data and its way of summing gradients.
 
     Args:
+        clip_norm: as in `Config`.
         known: the network or the profile, if the arm shall not measure it.
     """
 
-    def __init__(self, name: str, spec: ArmSpec | None, load: Workload, timeout_s: float, **known: Any) -> None:
-        self.name, self.spec, self.load = name, spec, load
+    def __init__(
+        self, name: str, spec: ArmSpec | None, load: Workload, timeout_s: float, clip_norm: float | None, **known: Any
+    ) -> None:
+        self.name, self.spec, self.load, self._clip_norm = name, spec, load, clip_norm
         self.model = load.model
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
         self.call: nn.Module = self.model
@@ -220,6 +225,8 @@ class Arm:
         self.optimizer.zero_grad()
         loss = self.load.loss(self.call)
         loss.backward()  # type: ignore[no-untyped-call]
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self.optimizer.step()
         return loss
 
@@ -326,10 +333,12 @@ class _Maker:
 
     def arm(self, name: str, spec: ArmSpec | None) -> Arm:
         if spec is None or spec.policy == AUTO:
-            return Arm(name, spec, self._load(), self._config.timeout_s)
+            return Arm(name, spec, self._load(), self._config.timeout_s, self._config.clip_norm)
         network = self.networks.get(spec.place)
         with _computing(self._load()) if network is None else contextlib.nullcontext():
-            return Arm(name, spec, self._load(), self._config.timeout_s, network=network, profile=self._known)
+            return Arm(
+                name, spec, self._load(), self._config.timeout_s, self._config.clip_norm, network=network, profile=self._known
+            )
 
     def turn_ended(self, of: int) -> None:
         """A turn has ended, one of the `of` that use all-reduces: after each eighth of these, measure all-reduces again,

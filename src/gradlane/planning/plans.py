@@ -7,6 +7,7 @@ one place.
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET
 
 from gradlane.core.backends import refuse_what_cannot_be_done
 from gradlane.core.checks import check_plan
@@ -14,6 +15,7 @@ from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy, plans_with_bus, returns_packets
 from gradlane.core.profile import Profile
+from gradlane.errors import PlanError
 from gradlane.sim.steady import planned_ahead
 
 
@@ -35,6 +37,16 @@ def behind_barrier(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, crosses_barrier=False)
 
 
+def when_clipping(plan: Plan, order: float) -> Plan:
+    """`plan` as a session carries it out whose script reads the norms of all gradients in each step.
+
+    Args:
+        plan: the plan.
+        order: of the norms: 2 for `clip_grad_norm_` as it is.
+    """
+    return plan if plan.tells_norms(order) else behind_barrier(plan)
+
+
 def accepted(plan: Plan, profile: Profile, place: Place) -> Plan:
     """Check a given plan for `place`, and fix its order if `place` needs one and it has none.
 
@@ -47,6 +59,11 @@ def accepted(plan: Plan, profile: Profile, place: Place) -> Plan:
         PlanError: as `make_plan`.
     """
     check_plan(plan, profile.specs)
+    if plan.owners is not UNSET and place.network.bus is not UNSET:
+        raise PlanError(
+            f"plan {plan.policy}: its tensors have owners, which sums within hosts first do not know; expected one worker a "
+            "host, sums over all ranks at once (algorithm='flat'), or another policy"
+        )
     refuse_what_cannot_be_done(plan, place.backend, place.has_external_servers, place.in_stream)
     if place.needs_sequence and plan.sequence is None:
         plan = planned_ahead(plan, profile, place.network)

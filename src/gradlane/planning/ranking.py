@@ -58,6 +58,7 @@ class Question(msgspec.Struct, frozen=True):
         budget_ns: time to spend on predictions.
         crosses: whether the next forward pass can begin before all sums have come. It cannot if
             each step waits for them.
+        clips: where it cannot, the order of the norms that are all that each step waits for; None if there is more.
     """
 
     profile: Profile
@@ -66,6 +67,7 @@ class Question(msgspec.Struct, frozen=True):
     most: int
     budget_ns: int
     crosses: bool = True
+    clips: float | None = None
 
 
 class Ranked(msgspec.Struct, frozen=True):
@@ -194,7 +196,7 @@ def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> A
 
 
 def _predicted(choice: Choice, plan: Plan, place: Place, question: Question, *, whole: bool = False) -> Ranked:
-    carried = plan if question.crosses else behind_barrier(plan)
+    carried = plan if question.crosses or plan.tells_norms(question.clips) else behind_barrier(plan)
     took_ns = simulated_ns(carried, question.profile, place, whole=whole)
     return Ranked(Predicted(choice, took_ns), plan, with_overhead(took_ns, plan, place.network))
 

@@ -21,6 +21,8 @@ from gradlane.sim.one_by_one import OneByOne
 from gradlane.sim.shared_link import SharedLink
 from gradlane.units import NS_PER_SECOND
 
+_NORMS, _NORM_BYTES = -1, 8  # the sum of all norms, as a message, and a norm's part of it
+
 Awaited = Callable[[int], bool]
 """Whether a rank waits for the end of this message, which is in flight, to start another (`Dispatcher.blocking`)."""
 
@@ -81,6 +83,8 @@ class CollectiveFabric:
             self._link = SharedLink(network, Link(NS_PER_SECOND, scaled) if scaled else None, self._telling_ns)
         else:
             self._link = OneByOne(network)
+        # where tensors have owners: first phases that have not ended, and the last of them while norms are on their way
+        self._unreduced, self._last = 0 if plan.owners is UNSET else len(plan.messages), -1
         self._issued = [0] * len(plan.messages)
         self._tells: dict[int, list[bool]] = {}  # `Notice.pulled` of the notices at the end of a message (or half) in flight
         self._wakeup_ns, self._awaited = network.wakeup_ns, awaited
@@ -112,8 +116,8 @@ class CollectiveFabric:
         """What it takes to tell of the end of `message`, as a session asks for it: where another one waits for
         that; of all where second phases wait for all first ones.
         """
-        if not self._wakeup_ns:
-            return 0
+        if not self._wakeup_ns or message == _NORMS:
+            return self._wakeup_ns
         return self._wakeup_ns if self._plan.second_phases or self._awaited(message) else 0
 
     def next_ns(self) -> int:
@@ -126,6 +130,14 @@ class CollectiveFabric:
         while (now_ns := link.next_ns()) <= until_ns:
             self.events += 1
             ended = link.run()
+            if ended == _NORMS:
+                ended, self._unreduced = self._last, len(self._plan.messages)
+            elif ended is not None and self._unreduced and not self._tells[ended][0]:
+                self._unreduced -= 1
+                if not self._unreduced:  # owners tell the norms, and second phases wait for them
+                    self._last = ended
+                    self._link.add(now_ns, _NORMS, _NORM_BYTES * len(self._plan.tensors), *self._details[ended][1:2])
+                    continue
             if ended is not None:
                 return [Notice(now_ns, rank, ended, pulled) for pulled in self._tells[ended] for rank in self._ranks]
         return []
