@@ -115,21 +115,21 @@ class Ownership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         ranks: for each tensor of the plan its owner.
-        order: of the norms, as in `torch.linalg.vector_norm`; "inf" is the largest absolute value.
+        order: of the norms, 1 to 64; 0 stands for infinity, whose norm is the largest absolute value.
     """
 
     ranks: tuple[int, ...]
-    order: float | Literal["inf"] = 2.0
+    order: int = 2
 
     def __post_init__(self) -> None:
         for rank in self.ranks:
             need_int("owners.ranks", rank, 0, MAX_RANKS - 1)
-        need(self.order == "inf" or 0 < self.order < math.inf, "owners.order", self.order, "a number above 0, or 'inf'")
+        need_int("owners.order", self.order, 0, 64)
 
     @property
-    def as_number(self) -> float:
-        """The order as a number."""
-        return float(self.order)
+    def norm(self) -> float:
+        """The order as torch has it."""
+        return self.order or math.inf
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -208,7 +208,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def tells_norms(self, order: float | None) -> bool:
         """Whether owners tell the norms of this order, before the sums have arrived."""
-        return self.owners is not UNSET and self.owners.as_number == order
+        return self.owners is not UNSET and self.owners.norm == order
 
     def sum_bytes(self, index: int, ranks: int) -> int:
         """The size of an all-reduce among `ranks` that takes as long as message `index`: its own, unless owners share

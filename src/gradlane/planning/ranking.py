@@ -9,6 +9,7 @@ loop.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,11 +29,12 @@ from gradlane.planning import catalog
 from gradlane.planning.measured import where
 from gradlane.planning.plans import behind_barrier, make_plan
 from gradlane.planning.search.space import MOST_PIECES, Space
+from gradlane.policies.owners import Owners
 from gradlane.sim import few_packets, iteration_ns, simulate_servers
 
 SAFE = Choice("ddp")
 """DDP's own buckets: over all-reduce the only plan that is sure to be no slower than DDP."""
-_FIRST = ("blocks", "mercury", "mg-wfbp", "bytescheduler", "prophet", "tictac")
+_FIRST = ("owners", "blocks", "mercury", "mg-wfbp", "bytescheduler", "prophet", "tictac")
 _NAMES_LAST = ("searched",)
 _SEARCH_MOVES = 1500  # for `searched` as one candidate among many: about a second
 _SIZES = 4  # of each knob
@@ -167,6 +169,12 @@ def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> A
     for place, choice in candidates_at(profile, places):
         if len(found) >= 3 * len(places) and now_ns() > deadline_ns:
             break
+        if choice.policy == Owners.name:
+            order = _order_of(question.clips)
+            if order is None:
+                continue  # norms would be told to nobody
+            if order != Owners().order:
+                choice = msgspec.structs.replace(choice, knobs={**choice.knobs, "order": order})
         try:
             plan = make_plan(policy_of(choice), profile, place)
         except PlanError:
@@ -205,6 +213,13 @@ def with_overhead(took_ns: int, plan: Plan, network: Network) -> int:
     """An iteration of `took_ns` with what the messages of its plan take from computing, by which plans are compared."""
     overhead_ns = max(0, max(_OVERHEAD_NS, _OVERHEAD_PART * network.startup_ns) - network.start_ns)
     return took_ns + round(overhead_ns * len(plan.messages))
+
+
+def _order_of(clips: float | None) -> int | None:
+    """The order of norms as plans have it; None if no plan tells them."""
+    if clips == math.inf:
+        return 0
+    return None if clips is None or not clips.is_integer() or not 0 < clips <= 64 else int(clips)
 
 
 def likeness(plan: Plan) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import msgspec
 
@@ -34,7 +34,7 @@ class Owners(msgspec.Struct, frozen=True):
     Differs from the paper: there is none.
 
     Attributes:
-        order: of the norms, as in `torch.linalg.vector_norm`; "inf" is the largest absolute value.
+        order: of the norms, as in `core.plan.Ownership`: 2 for `clip_grad_norm_` as it is, 0 for infinity.
         least_bytes: the smallest message of two phases, but for the last.
         most_bytes: from this size on a message is complete, however evenly owners share it.
     """
@@ -45,11 +45,12 @@ class Owners(msgspec.Struct, frozen=True):
 
     tunable: ClassVar[dict[str, KnobRange]] = {"most_bytes": KnobRange(4 * 2**20, 64 * 2**20)}
 
-    order: float | Literal["inf"] = 2.0
+    order: int = 2
     least_bytes: int = 512 * 1024
     most_bytes: int = 16 * 2**20
 
     def __post_init__(self) -> None:
+        need_int("order", self.order, 0, 64)
         need_int("least_bytes", self.least_bytes, 8, MAX_BYTES)
         need_int("most_bytes", self.most_bytes, self.least_bytes, MAX_BYTES)
 

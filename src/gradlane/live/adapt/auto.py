@@ -75,7 +75,7 @@ class Auto:
         self._answer = Answer((), ())
         self._plans: dict[Choice, Plan] = {}
         self._why, self._began = "the job has begun", 0
-        self._crosses = True  # `planner.crosses` when the last ranking began
+        self._crosses: tuple[bool, float | None] = (True, None)  # the planner's `crosses` and `clips` in the last ranking
         self._recent: deque[int] = deque(maxlen=PATIENCE)
         self._since_ns = self._changing_ns = 0
         self._not_before_ns = self._settled_ns = 0
@@ -139,7 +139,7 @@ class Auto:
             return ControlDecision.STAY
         # the policies were ranked for updates that cross the barrier, and by now it is known that
         # this script allows none
-        has_barrier = self._crosses and not planner.crosses
+        has_barrier = self._crosses != (False, None) and (planner.crosses, planner.clips) == (False, None)
         if (moved is not None or has_barrier) and self._may_search():
             self._why = str(moved) if moved is not None else "updates are needed before the next forward pass"
             self._began = driver.iteration + 1
@@ -164,9 +164,9 @@ class Auto:
         look = len(self._about.looks)
         most = _MOST_PLANS if not look else _MOST_PLANS_AGAIN if iteration_ns < _SLOW_NS else 1
         budget_ns = min(max(_LEAST_RANKING_NS, _RANKING_ITERATIONS * iteration_ns), _MOST_RANKING_NS[bool(look)])
-        self._assumed, self._crosses = planner.places[0].network, planner.crosses
+        self._assumed, self._crosses = planner.places[0].network, (planner.crosses, planner.clips)
         places = tuple(structs.replace(place, coordinated=False) for place in planner.places)
-        self._ranking = RankingProcess(Question(planner.profile, places, look, most, budget_ns, planner.crosses))
+        self._ranking = RankingProcess(Question(planner.profile, places, look, most, budget_ns, planner.crosses, planner.clips))
 
     def _try(self, answer: Answer, planner: Planner, in_force: Plan) -> None:
         self._ranking, self._answer, self._changing_ns = None, answer, 0
@@ -176,7 +176,7 @@ class Auto:
             assert planner.profile is not None
             unranked = itertools.islice(candidates_at(planner.profile, planner.places), _UNRANKED + 1)
             others = [structs.replace(choice, look=len(self._about.looks)) for _, choice in unranked][1:]
-        crosses = frozenset(choice for choice, plan in self._plans.items() if plan.crosses_barrier and planner.crosses)
+        crosses = frozenset(choice for choice, plan in self._plans.items() if planner.crosses_with(plan))
         self._choosing = Choosing(
             self._in_force, self._about.safe, others, again=bool(self._about.looks), crosses=crosses.__contains__
         )

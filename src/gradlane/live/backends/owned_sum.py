@@ -95,7 +95,7 @@ class Norms:
     def __init__(
         self, owners: Ownership, slots: Sequence[torch.Tensor], messages: int, rank: int, groups: ProcessGroups, group: int
     ) -> None:
-        self.order = owners.as_number
+        self.order = owners.norm
         self._owned = [(tensor, slots[tensor]) for tensor, owner in enumerate(owners.ranks) if owner == rank]
         self._slots = slots
         self._messages, self._groups, self._group = messages, groups, group
