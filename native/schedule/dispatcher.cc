@@ -38,7 +38,11 @@ void Dispatcher::Begin() {
         lane.in_flight.clear();
     }
     if (schedule_.sequence && !schedule_.follow) {
-        for (const uint32_t index : *schedule_.sequence) lanes_[messages[index].lane].order.push_back(index);
+        std::vector<uint8_t> is_second(messages.size());
+        for (const uint32_t index : *schedule_.sequence) {
+            lanes_[messages[index].lane].order.push_back({index, is_second[index] != 0});
+            is_second[index] = 1;
+        }
     }
     arrivals_ = ready_ = 0;
     unfinished_ = unreduced_ = static_cast<uint32_t>(messages.size());
@@ -79,7 +83,7 @@ void Dispatcher::Finished(uint32_t message, Starts* starts) {
     if (unreduced_ > 0 || schedule_.second_phases.empty()) return Start(details.lane, starts);
     for (const uint32_t second : schedule_.second_phases) {
         if (ordered_) {
-            lanes_[schedule_.messages[second].lane].order.push_back(second);
+            lanes_[schedule_.messages[second].lane].order.push_back({second, true});
         } else {
             Enqueue(second);
         }
@@ -89,7 +93,7 @@ void Dispatcher::Finished(uint32_t message, Starts* starts) {
 
 void Dispatcher::Allow(uint32_t message, Starts* starts) {
     const uint32_t lane = schedule_.messages[message].lane;
-    lanes_[lane].order.push_back(message);
+    lanes_[lane].order.push_back({message, false});
     Start(lane, starts);
 }
 
@@ -142,8 +146,10 @@ void Dispatcher::Start(uint32_t index, Starts* starts) {
 
 std::optional<uint32_t> Dispatcher::Head(const LaneState& lane) const {
     if (!ordered_) return lane.queue.empty() ? std::nullopt : std::optional(lane.queue.front().message);
-    if (lane.next == lane.order.size() || needs_[lane.order[lane.next]] > 0) return std::nullopt;
-    return lane.order[lane.next];
+    if (lane.next == lane.order.size()) return std::nullopt;
+    const auto [message, is_second] = lane.order[lane.next];
+    const bool is_eligible = is_second ? is_reduced_[message] != 0 : needs_[message] == 0;
+    return is_eligible ? std::optional(message) : std::nullopt;
 }
 
 }  // namespace gradlane

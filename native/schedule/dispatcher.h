@@ -25,8 +25,9 @@ struct Schedule {
     uint32_t tensors = 0;
     std::vector<Message> messages;
     std::vector<std::optional<uint64_t>> windows;  // of each lane, in bytes; none: no limit
-    std::optional<std::vector<uint32_t>> sequence;  // the order of starts within each lane
-    std::vector<uint32_t> second_phases;  // two-phase messages in the order of their second phases
+    // the order of starts within each lane; a message comes once more where its second phase has a place of its own
+    std::optional<std::vector<uint32_t>> sequence;
+    std::vector<uint32_t> second_phases;  // the others, in the order of their second phases
     bool follow = false;                  // a coordinator tells the order, by Allow
 
     // Whether every index is in range.
@@ -83,9 +84,14 @@ class Dispatcher {
         }
     };
 
+    struct Entry {
+        uint32_t message;
+        bool is_second;  // its second phase
+    };
+
     struct LaneState {
-        std::vector<Waiting> queue;   // a heap, if messages start by priority
-        std::vector<uint32_t> order;  // if they start in an order that is given
+        std::vector<Waiting> queue;  // a heap, if messages start by priority
+        std::vector<Entry> order;    // if they start in an order that is given
         size_t next = 0;              // the place in `order` of the next message
         uint64_t in_flight_bytes = 0;
         std::vector<uint32_t> in_flight;  // in the order of their starts, if the lane has a window

@@ -146,7 +146,7 @@ def _check_windows(sends: list[Span], plan: Plan) -> None:
 def _check_sequence(sends: list[Span], plan: Plan) -> None:
     if plan.sequence is None:
         return
-    place = {message: position for position, message in enumerate(plan.sequence)}
+    place = {message: position for position, (message, is_second) in enumerate(plan.starts) if not is_second}
     latest: dict[tuple[int, int], tuple[int, int]] = {}
     for send in sends:
         key = (send.iteration, plan.messages[send.subject].lane)

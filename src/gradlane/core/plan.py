@@ -148,7 +148,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             parameters are updated. If not, the pass begins when all are.
         sequence: None, or all messages in the order in which they start within each lane, each as
             soon as it is ready and its window has room. Collectives need it, as every rank must
-            issue them in one order.
+            issue them in one order. With owners it may have two-phase messages twice: such a second phase
+            starts in that place, and does not wait for all first ones.
         backend: what carries the plan, where a session has more than one backend to choose from.
             UNSET, and left out of files and the fingerprint: whatever the session has.
         owners: UNSET, or the owner of each tensor. A two-phase message has whole tensors then, in the order of their
@@ -180,12 +181,16 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if held is not None and held >= len(self.tensors):
                 need(False, f"messages[{index}].hold_until", held, f"below {len(self.tensors)}")
         if self.sequence is not None:
+            early = self.early_second_phases
             need(
-                len(self.sequence) == len(self.messages) and set(self.sequence) == set(range(len(self.messages))),
+                len(self.sequence) == len(self.messages) + len(early) and set(self.sequence) == set(range(len(self.messages))),
                 "sequence",
                 f"{len(self.sequence)} entries",
                 f"each of the {len(self.messages)} messages once",
             )
+            for index in early:
+                need(self.owners is not UNSET and self.messages[index].two_phase, "sequence", f"{index} twice", "it once")
+            need(self.sequence[-1] not in early, "sequence", f"the second phase of {self.sequence[-1]} last", "a first phase")
         if self.owners is not UNSET:
             self._check_owners(self.owners.ranks)
 
@@ -253,7 +258,31 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def second_phases(self) -> tuple[int, ...]:
         """The two-phase messages, in the order in which their second phases start."""
         two_phase = (index for index, message in enumerate(self.messages) if message.two_phase)
-        return tuple(sorted(two_phase, key=lambda index: (self.messages[index].priority, index)))
+        by_priority = tuple(sorted(two_phase, key=lambda index: (self.messages[index].priority, index)))
+        early = self.early_second_phases
+        return (*early, *(index for index in by_priority if index not in early)) if early else by_priority
+
+    @property
+    def early_second_phases(self) -> tuple[int, ...]:
+        """Those of `second_phases` that have a place in the sequence, before the last first phase."""
+        return tuple(index for index, is_second in self.starts if is_second)
+
+    @property
+    def late_second_phases(self) -> tuple[int, ...]:
+        """Those of `second_phases` that start when all first phases have ended."""
+        return self.second_phases[len(self.early_second_phases) :]
+
+    @property
+    def starts(self) -> tuple[tuple[int, bool], ...]:
+        """The sequence, if there is one: each message, and whether it is its second phase."""
+        if self.sequence is None or len(self.sequence) == len(self.messages):
+            return tuple((index, False) for index in self.sequence or ())
+        seen: set[int] = set()
+        starts = []
+        for index in self.sequence:
+            starts.append((index, index in seen))
+            seen.add(index)
+        return tuple(starts)
 
     @property
     def has_windows(self) -> bool:
@@ -273,12 +302,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             f"{self.policy} for {self.model}{over}: {len(self.messages)} messages, {format_bytes(self.size_bytes)}, "
             f"window {windows}, {barrier}, fingerprint {self.fingerprint}"
         ]
-        order = self.sequence if self.sequence is not None else range(len(self.messages))
-        for place, index in enumerate(order):
+        starts = self.starts or [(index, False) for index in range(len(self.messages))]
+        for place, (index, is_second) in enumerate(starts):
             if place == limit:
-                lines.append(f"  ... and {len(self.messages) - limit} more")
+                lines.append(f"  ... and {len(starts) - limit} more")
                 break
-            lines.append(f"  {place:4d}  {self.describe_message(index)}")
+            lines.append(f"  {place:4d}  {'second phase of ' if is_second else ''}{self.describe_message(index)}")
         return "\n".join(lines)
 
     def describe_message(self, index: int) -> str:

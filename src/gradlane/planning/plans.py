@@ -65,6 +65,8 @@ def accepted(plan: Plan, profile: Profile, place: Place) -> Plan:
             "host, sums over all ranks at once (algorithm='flat'), or another policy"
         )
     refuse_what_cannot_be_done(plan, place.backend, place.has_external_servers, place.in_stream)
+    if place.coordinated and plan.early_second_phases:  # rank 0 decides about first phases alone
+        plan = msgspec.structs.replace(plan, sequence=None)
     if place.needs_sequence and plan.sequence is None:
         plan = planned_ahead(plan, profile, place.network)
     return plan

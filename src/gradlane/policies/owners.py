@@ -82,7 +82,29 @@ class Owners(msgspec.Struct, frozen=True):
                 close()
         close()
         owners = Ownership(tuple(deal.owner_of), self.order)
-        return Plan(self.name, profile.model, profile.specs, tuple(messages), crosses_barrier=True, owners=owners)
+        plan = Plan(self.name, profile.model, profile.specs, tuple(messages), crosses_barrier=True, owners=owners)
+        return plan.with_sequence(self._sequence(plan, profile, network))
+
+    def _sequence(self, plan: Plan, profile: Profile, network: Network) -> tuple[int, ...]:
+        """First phases in order of readiness. Where the network would be idle between two of them, a second phase
+        of a message whose first has ended, the most urgent there is.
+        """
+        costs_ns = [network.cost_ns(plan.sum_bytes(index, network.workers)) for index in range(len(plan.messages))]
+        waiting: list[int] = []  # messages whose second phases have no place
+        sequence: list[int] = []
+        now_ns = 0
+        for index, message in enumerate(plan.messages):
+            ready_ns = max(profile.tensors[tensor].ready_ns for tensor in message.tensors)
+            while waiting and now_ns < ready_ns:
+                urgent = min(waiting, key=lambda each: plan.messages[each].priority)
+                waiting.remove(urgent)
+                sequence.append(urgent)
+                now_ns += costs_ns[urgent] // 2
+            sequence.append(index)
+            now_ns = max(now_ns, ready_ns) + costs_ns[index] // (2 if message.two_phase else 1)
+            if message.two_phase:
+                waiting.append(index)
+        return tuple(sequence)
 
     def _least_bytes(self, model_bytes: int, network: Network) -> int:
         wanted = math.isqrt(network.startup_ns * model_bytes * network.bytes_per_second // (2 * NS_PER_SECOND))

@@ -18,6 +18,7 @@ The rules, for each lane:
      next of the sequence, whichever others are eligible. The window holds as well.
   5. A two-phase message finishes twice. Its second half is eligible once every message of the plan
      has finished for the first time. Second halves start by priority, with a sequence too.
+  6. A second half that has a place in the sequence starts there, once its own first half has finished.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ class Dispatcher:
             self._needs_at_first.append(len(needed))
             for tensor in needed:
                 self._waiters[tensor].append(index)
-        self._second_halves = plan.second_phases
+        self._second_halves = plan.late_second_phases
         self._ordered = follow or plan.sequence is not None
-        self._orders_at_first: list[list[int]] = [[] for _ in plan.lanes]
-        if plan.sequence is not None and not follow:
-            for index in plan.sequence:
-                self._orders_at_first[self._lane_of[index]].append(index)
+        self._orders_at_first: list[list[tuple[int, bool]]] = [[] for _ in plan.lanes]  # message, whether its second half
+        if not follow:
+            for index, is_second in plan.starts:
+                self._orders_at_first[self._lane_of[index]].append((index, is_second))
         self._reset()
 
     def _reset(self) -> None:
@@ -124,7 +125,7 @@ class Dispatcher:
         for message in self._second_halves:
             lane = self._lane_of[message]
             if self._ordered:
-                self._orders[lane].append(message)
+                self._orders[lane].append((message, True))
             else:
                 heapq.heappush(self._queues[lane], (self.plan.messages[message].priority, self._arrivals, message))
                 self._arrivals += 1
@@ -135,7 +136,7 @@ class Dispatcher:
         Returns the messages to start now, in order.
         """
         lane = self._lane_of[message]
-        self._orders[lane].append(message)
+        self._orders[lane].append((message, False))
         return self._start(lane)
 
     # -- what an owner may ask ---------------------------------------------------------------------------
@@ -192,9 +193,11 @@ class Dispatcher:
             queue = self._queues[lane]
             return queue[0][2] if queue else None
         order, place = self._orders[lane], self._next[lane]
-        if place == len(order) or self._needs[order[place]] > 0:
+        if place == len(order):
             return None
-        return order[place]
+        message, is_second = order[place]
+        is_eligible = message in self._reduced if is_second else self._needs[message] == 0
+        return message if is_eligible else None
 
 
 def describe_state(plan: Plan, unfinished: int, in_flight: Iterable[int], missing: Sequence[int]) -> str:

@@ -73,6 +73,6 @@ def native_schedule(plan: Plan, *, follow: bool = False) -> Schedule:
         ],
         windows=[lane.window_bytes for lane in plan.lanes],
         sequence=None if plan.sequence is None else list(plan.sequence),
-        second_phases=list(plan.second_phases),
+        second_phases=list(plan.late_second_phases),
         follow=follow,
     )

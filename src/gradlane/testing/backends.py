@@ -156,7 +156,7 @@ class _Run:
 
     def _order(self) -> list[list[int]]:
         order: list[list[int]] = [[] for _ in self._plan.lanes]
-        for message in (*(self._plan.sequence or ()), *self._plan.second_phases):
+        for message in (*(self._plan.sequence or ()), *self._plan.late_second_phases):
             order[self._plan.messages[message].lane].append(message)
         return order
 

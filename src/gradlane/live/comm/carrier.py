@@ -359,6 +359,6 @@ def _agreed_order(plan: Plan) -> list[list[int]]:
     """By lane, the order of messages that the plan fixes, two-phase ones twice; empty without one."""
     order: list[list[int]] = [[] for _ in plan.lanes]
     if plan.sequence is not None:
-        for message in (*plan.sequence, *plan.second_phases):
+        for message in (*plan.sequence, *plan.late_second_phases):
             order[plan.messages[message].lane].append(message)
     return order

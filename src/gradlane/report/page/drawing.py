@@ -166,7 +166,8 @@ def urgencies(plan: Plan, profile: Profile | None) -> list[int]:
 
 def plan_facts(plan: Plan, profile: Profile | None) -> facts.PlanFacts:
     """A plan for its picture; `profile` as for `urgencies`."""
-    order = plan.sequence if plan.sequence is not None else _by_urgency(plan)
+    first = [message for message, is_second in plan.starts if not is_second]
+    order = first if plan.sequence is not None else _by_urgency(plan)
     place_of = {message: place for place, message in enumerate(order)}
     return facts.PlanFacts(
         headline=plan.describe(limit=0).partition("\n")[0],
