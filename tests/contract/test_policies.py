@@ -34,6 +34,7 @@ def test_the_registry_has_the_policies_of_the_papers():
         "mercury",
         "mercury-no-preemption",
         "dear",
+        "owners",
     )
     assert policies.default() == "blocks"
     assert policies.default("server") == "mercury"

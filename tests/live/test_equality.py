@@ -18,6 +18,7 @@ KNOBS = {
     "geryon": {"slice_bytes": 8000},
     "dear": {"fusion_bytes": 16000},
     "blocks": {"least_bytes": 8000, "most_bytes": 8000},
+    "owners": {"least_bytes": 8000, "most_bytes": 40000},
     "searched": {"moves": 2000},
 }
 GIVEN = Network.line(2, startup_ns=20_000, bytes_per_second=10**9)  # to measure one takes half a second a session

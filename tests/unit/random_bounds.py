@@ -169,7 +169,7 @@ def a_plan(draw: random.Random, profile: Profile, where: Network | Cluster) -> P
     """A policy's, or one that cuts and merges as no policy would, into many very small messages too."""
     place = Place.of(where)
     if draw.random() < 0.5:
-        names = policies.names(place.backend, place.has_external_servers)
+        names = policies.names(place.backend, place.has_external_servers, place.network.bus is not UNSET)
         return make_plan(policies.get(draw.choice(names)), profile, place)
     most_cuts = draw.choice((0, 1, 3, 20))
     pieces: list[Slice] = []

@@ -189,7 +189,11 @@ def test_one_device_a_host_is_to_the_nanosecond_what_it_was(job: Job, network: N
 
 
 @settings(max_examples=40, deadline=None)
-@given(profile=profiles(max_tensors=10), network=hosted_networks(), name=st.sampled_from(policies.names("all-reduce")))
+@given(
+    profile=profiles(max_tensors=10),
+    network=hosted_networks(),
+    name=st.sampled_from(policies.names("all-reduce", with_bus=True)),
+)
 def test_one_device_stands_for_all_and_the_fast_path_says_the_same(profile, network, name):
     network = msgspec.structs.replace(network, workers=2 * network.bus.devices)
     plan = planned(name, profile, network)
@@ -319,7 +323,11 @@ def test_the_bound_by_hand():
 
 
 @settings(max_examples=100, deadline=None)
-@given(profile=profiles(max_tensors=12), network=hosted_networks(), name=st.sampled_from(policies.names("all-reduce")))
+@given(
+    profile=profiles(max_tensors=12),
+    network=hosted_networks(),
+    name=st.sampled_from(policies.names("all-reduce", with_bus=True)),
+)
 def test_no_policy_beats_the_bound_over_all_reduce(profile, network, name):
     plan = planned(name, profile, network)
     assert profile.compute_ns <= lower_bound_ns(profile, network) <= iteration_ns(plan, profile, network)

@@ -67,6 +67,7 @@ def test_which_policies_can_be_tuned_is_declared():
         "blocks": ["least_bytes"],
         "prophet": ["partition_bytes"],
         "geryon": ["slice_bytes", "threshold_percent"],
+        "owners": ["most_bytes"],
     }
     with pytest.raises(InputError, match="policy wfbp: it declares no knobs to tune"):
         Space.of(policies.get("wfbp"), MODEL)

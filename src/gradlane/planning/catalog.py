@@ -13,23 +13,26 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from msgspec import UNSET
+
 from gradlane import policies
 from gradlane.core.backends import BackendName
 from gradlane.core.fields import did_you_mean
+from gradlane.core.place import Place
 from gradlane.core.policy import Policy
 from gradlane.core.records.search_log import AUTO
 from gradlane.errors import InputError
 from gradlane.planning.searched import Searched
 
 
-def names(backend: BackendName | None = None, external: bool = False) -> tuple[str, ...]:
-    """Names of policies, `searched` last.
+def names(backend: BackendName | None = None, external: bool = False, with_bus: bool = False) -> tuple[str, ...]:
+    """Names of policies, `searched` last; the arguments are those of `policies.names`."""
+    return (*policies.names(backend, external, with_bus), Searched.name)
 
-    Args:
-        backend: only policies that this backend carries; None: all.
-        external: whether the backend's servers run in processes of their own.
-    """
-    return (*policies.names(backend, external), Searched.name)
+
+def carried_at(place: Place) -> tuple[str, ...]:
+    """Names of the policies that `place` carries."""
+    return names(place.backend, place.has_external_servers, place.network.bus is not UNSET)
 
 
 def get(name: str, **knobs: Any) -> Policy:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
+from msgspec import UNSET
 
 from gradlane import lifetime, policies
 from gradlane.core.backends import BackendName
@@ -171,8 +172,8 @@ def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> A
             break
         if choice.policy == Owners.name:
             order = _order_of(question.clips)
-            if order is None:
-                continue  # norms would be told to nobody
+            if order is None or place.network.bus is not UNSET:
+                continue  # norms would be told to nobody, or nothing here carries it
             if order != Owners().order:
                 choice = msgspec.structs.replace(choice, knobs={**choice.knobs, "order": order})
         try:

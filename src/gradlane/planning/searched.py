@@ -167,8 +167,8 @@ def _one_by_one(network: Network) -> Network:
 
 
 def starting_plans(profile: Profile, network: Network) -> list[Plan]:
-    """The plans of the other policies over all-reduce, also with other sizes, with their orders."""
-    kinds: list[Policy] = [policies.get(name) for name in policies.names("all-reduce")]
+    """The plans of the other policies over all-reduce, also with other sizes, with their orders; none with owners."""
+    kinds: list[Policy] = [policies.get(name) for name in policies.names("all-reduce", with_bus=True)]
     for exponent in range(17, 26, 2):
         size = 2**exponent
         kinds.append(policies.get("bytescheduler", partition_bytes=size, credit_bytes=size))

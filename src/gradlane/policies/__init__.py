@@ -35,6 +35,8 @@ _CANNOT: dict[BackendName, frozenset[str]] = {
 }
 # two-phase plans: live servers in processes of their own return a sum as soon as it is whole
 _CANNOT_EXTERNAL = frozenset({Dear.name})
+# tensors whose owner is one of all ranks
+_CANNOT_WITH_BUS = frozenset({Owners.name})
 _BY_NAME = {policy.name: policy for policy in _ALL}
 
 # over servers, Mercury's packets do what blocks do over all-reduce, without waiting for a block's
@@ -47,14 +49,16 @@ def default(backend: BackendName = "all-reduce") -> str:
     return _DEFAULTS[backend]
 
 
-def names(backend: BackendName | None = None, external: bool = False) -> tuple[str, ...]:
+def names(backend: BackendName | None = None, external: bool = False, with_bus: bool = False) -> tuple[str, ...]:
     """Names of policies, in the order of `gradlane policies`.
 
     Args:
         backend: only policies that this backend carries; None: all.
         external: whether the backend's servers run in processes of their own.
+        with_bus: whether sums are made within hosts of several devices first.
     """
-    cannot = (frozenset() if backend is None else _CANNOT[backend]) | (_CANNOT_EXTERNAL if external else frozenset())
+    cannot = frozenset[str]() if backend is None else _CANNOT[backend]
+    cannot |= (_CANNOT_EXTERNAL if external else frozenset()) | (_CANNOT_WITH_BUS if with_bus else frozenset())
     return tuple(name for name in _BY_NAME if name not in cannot)
 
 

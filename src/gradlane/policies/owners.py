@@ -52,7 +52,7 @@ class Owners(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         need_int("order", self.order, 0, 64)
         need_int("least_bytes", self.least_bytes, 8, MAX_BYTES)
-        need_int("most_bytes", self.most_bytes, self.least_bytes, MAX_BYTES)
+        need_int("most_bytes", self.most_bytes, 8, MAX_BYTES)
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         urgency, sizes = profile.urgency(), [seen.spec.size_bytes for seen in profile.tensors]
@@ -83,7 +83,8 @@ class Owners(msgspec.Struct, frozen=True):
         close()
         owners = Ownership(tuple(deal.owner_of), self.order)
         plan = Plan(self.name, profile.model, profile.specs, tuple(messages), crosses_barrier=True, owners=owners)
-        return plan.with_sequence(self._sequence(plan, profile, network))
+        sequence = self._sequence(plan, profile, network)
+        return plan.with_sequence(sequence) if len(sequence) > len(messages) else plan
 
     def _sequence(self, plan: Plan, profile: Profile, network: Network) -> tuple[int, ...]:
         """First phases in order of readiness. Where the network would be idle between two of them, a second phase

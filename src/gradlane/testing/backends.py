@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType, structs
 
 from gradlane.core import files
 from gradlane.core.backends import BackendName
-from gradlane.core.plan import Lane, Message, Plan, Slice
+from gradlane.core.plan import Lane, Message, Ownership, Plan, Slice
 from gradlane.core.profile import DTYPE_BYTES, TensorSpec
 from gradlane.errors import JobError, OrderError
 from gradlane.live.backends.base import Backend
@@ -37,6 +37,7 @@ def check_backend(
     wires: Sequence[Wire] = ("fifo",),
     over: Sequence[BackendName | UnsetType] = (UNSET,),
     two_phase: bool = True,
+    owners: bool = False,
     dtype: str = "float32",
     wire_dtype: str | None = None,
     timeout_s: float = 60.0,
@@ -64,6 +65,7 @@ def check_backend(
         over: what each plan names as its `Plan.backend`, one after another, for a backend that
             has several carriers.
         two_phase: whether it carries two-phase messages.
+        owners: whether it carries plans whose tensors have owners.
         dtype: of the gradients, a key of `gradlane.core.profile.DTYPE_BYTES`.
         wire_dtype: "bfloat16" or "float16", as which float32 gradients travel; None for float32.
         timeout_s: seconds that the sums of one iteration may take.
@@ -78,7 +80,10 @@ def check_backend(
             for index, count in enumerate(_ELEMENTS)
         )
         for wire in wires:
-            for plan in _plans(specs, wire, two_phase, lanes=1 if backend.has_streams else 2):
+            plans = _plans(specs, wire, two_phase, lanes=1 if backend.has_streams else 2)
+            if owners:
+                plans.append(_owned(specs, dist.get_world_size(backend.control_group)))
+            for plan in plans:
                 for named in over:
                     run = _Run(backend, structs.replace(plan, backend=named), getattr(torch, dtype), device, timeout_s)
                     run.run()
@@ -120,6 +125,21 @@ def _plans(specs: tuple[TensorSpec, ...], wire: Wire, two_phase: bool, lanes: in
     return found
 
 
+def _owned(specs: tuple[TensorSpec, ...], world: int) -> Plan:
+    """Tensors with owners: messages in which some rank owns nothing, one of a single phase, and one second phase early."""
+    owner_of = tuple(tensor % world for tensor in range(len(specs)))
+    groups = ((0, 3, 1), (2,), (4, 5))
+    messages = tuple(
+        Message(
+            tuple(Slice(tensor, 0, specs[tensor].size_bytes) for tensor in sorted(group, key=lambda each: owner_of[each])),
+            priority=place,
+            two_phase=place != 1,
+        )
+        for place, group in enumerate(groups)
+    )
+    return Plan("check", "check", specs, messages, sequence=(2, 1, 2, 0), owners=Ownership(owner_of))
+
+
 class _Run:
     """Iterations of one plan on one rank, driven by a Dispatcher as a session drives them."""
 
@@ -131,7 +151,7 @@ class _Run:
         self._buffers = self._gradients.message_buffers(plan)
         # what carries the plan says only then whether it needs an order, and whether it tells sends
         backend.prepare(plan, self._buffers)
-        if backend.needs_one_order:
+        if backend.needs_one_order and plan.sequence is None:
             plan = plan.with_sequence(tuple(reversed(range(len(plan.messages)))))
             backend.prepare(plan, self._buffers)
         self._plan = plan
@@ -217,8 +237,19 @@ class _Run:
                 f"{self._where(iteration)}: the sum of tensor {tensor} is wrong in {len(differ)} of {slot.numel()} elements, "
                 f"first in {differ[0]}: got {slot[differ[0]]}, expected {expected[differ[0]]}"
             )
+            self._check_norm(tensor, expected, iteration)
             presence = float(self._gradients.presence[tensor])
             assert presence == self._world, f"{self._where(iteration)}: {presence:g} ranks took part in tensor {tensor}"
+
+    def _check_norm(self, tensor: int, expected: torch.Tensor, iteration: int) -> None:
+        norms = self._backend.norms
+        assert (norms is None) == (self._plan.owners is UNSET), f"{self._where(iteration)}: norms are {norms}"
+        if norms is not None:
+            assert norms.are_there, f"{self._where(iteration)}: all sums are there, and their norms are not"
+            norm, told = torch.linalg.vector_norm(expected), norms.of(tensor)
+            assert told == norm and told.dtype == norm.dtype, (
+                f"{self._where(iteration)}: the norm of tensor {tensor} is {told}, expected {norm}"
+            )
 
     def _values(self, tensor: int, iteration: int) -> torch.Tensor:
         slot = self._gradients.slots[tensor]

@@ -223,8 +223,12 @@ def check_servers(policy: Policy, examples: int = 50) -> None:
 
     def check(profile: Profile, workers: int, startup_ns: int) -> None:
         cluster = Cluster.homogeneous(workers, workers, 10**9, colocated=True, startup_ns=startup_ns)
+        place = Place.of(cluster)
+        if why_not(policy.plan(profile, place.network), "server") is not None:
+            _check_not_carried(policy, profile, place)
+            return
         with _promise(policy, "servers beside the workers carry its plan out"), logged_dispatchers() as made:
-            plan = make_plan(policy, profile, Place.of(cluster))
+            plan = make_plan(policy, profile, place)
             (timeline,) = simulate_servers(plan, profile, cluster)
             check_timeline(timeline, plan)
             _check_bound(profile, cluster, timeline.iteration_ns()[-1])

@@ -31,6 +31,7 @@ KNOBS = {
     "bytescheduler": {"partition_bytes": 1024, "credit_bytes": 4096},
     "p3": {"slice_bytes": 2048},
     "blocks": {"least_bytes": 2048, "most_bytes": 4096},
+    "owners": {"least_bytes": 1024, "most_bytes": 16384},
 }
 WAYS = (
     "bytescheduler late",
@@ -38,6 +39,8 @@ WAYS = (
     "blocks late",
     "blocks mixed",
     "p3 late",
+    "owners late",
+    "owners mixed",
     "bytescheduler prompt",
     "bytescheduler late coordinator",
     "bytescheduler late tuned",

@@ -89,7 +89,7 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
 
     def waits(self: Failures, predicate: Callable[[], bool], what: str, **how: bool) -> None:
         # a wait for anything but sums lets none through: the broadcast of buffers says nothing of gradients
-        with gate.wanted(predicate) if what.startswith("the sum") else contextlib.nullcontext():
+        with gate.wanted(predicate) if what.startswith(("the sum", "the norms")) else contextlib.nullcontext():
             wait_until(self, predicate, what, **how)
 
     def late(on_done: Any) -> Any:

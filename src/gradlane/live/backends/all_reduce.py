@@ -218,7 +218,8 @@ class AllReduceBackend:
         self._plan = plan
         # Second phases start when all first ones have ended. Groups of one lane end messages in no order, so that
         # which of them makes room first is not known.
-        self._tells_at_once = bool(two_phase) or (self._weight > 1 and plan.has_windows)
+        # And whoever waits for norms waits for no message.
+        self._tells_at_once = bool(two_phase) or self.norms is not None or (self._weight > 1 and plan.has_windows)
         self.begin([[] for _ in plan.lanes])
 
     def _take_up_owners(self, plan: Plan, owners: Ownership, buffers: Sequence[MessageBuffer]) -> None:

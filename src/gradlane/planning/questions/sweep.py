@@ -57,7 +57,7 @@ class Case:
     def policies(self) -> tuple[str, ...]:
         """The names of all policies that can run here but `searched`."""
         place = self.place
-        return tuple(name for name in catalog.names(place.backend, place.has_external_servers) if name != Searched.name)
+        return tuple(name for name in catalog.carried_at(place) if name != Searched.name)
 
 
 @dataclass(frozen=True)
