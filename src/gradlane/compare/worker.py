@@ -156,7 +156,7 @@ class Arm:
     """
 
     def __init__(
-        self, name: str, spec: ArmSpec | None, load: Workload, timeout_s: float, clip_norm: float | None, **known: Any
+        self, name: str, spec: ArmSpec | None, load: Workload, timeout_s: float, clip_norm: float | None = None, **known: Any
     ) -> None:
         self.name, self.spec, self.load, self._clip_norm = name, spec, load, clip_norm
         self.model = load.model

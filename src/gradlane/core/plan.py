@@ -183,14 +183,16 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.sequence is not None:
             early = self.early_second_phases
             need(
-                len(self.sequence) == len(self.messages) + len(early) and set(self.sequence) == set(range(len(self.messages))),
+                len(self.sequence) == len(self.messages) + len(set(early))
+                and set(self.sequence) == set(range(len(self.messages))),
                 "sequence",
                 f"{len(self.sequence)} entries",
                 f"each of the {len(self.messages)} messages once",
             )
             for index in early:
-                need(self.owners is not UNSET and self.messages[index].two_phase, "sequence", f"{index} twice", "it once")
-            need(self.sequence[-1] not in early, "sequence", f"the second phase of {self.sequence[-1]} last", "a first phase")
+                has_two = self.owners is not UNSET and self.messages[index].two_phase
+                need(has_two, "sequence", f"message {index} twice", "it once: it has no second phase with a place of its own")
+            need(self.sequence[-1] not in early, "sequence", f"message {self.sequence[-1]} last", "a first phase at the end")
         if self.owners is not UNSET:
             self._check_owners(self.owners.ranks)
 

@@ -247,9 +247,8 @@ class _Run:
         if norms is not None:
             assert norms.are_there, f"{self._where(iteration)}: all sums are there, and their norms are not"
             norm, told = torch.linalg.vector_norm(expected), norms.of(tensor)
-            assert told == norm and told.dtype == norm.dtype, (
-                f"{self._where(iteration)}: the norm of tensor {tensor} is {told}, expected {norm}"
-            )
+            same = told.dtype == norm.dtype and bool(told == norm)
+            assert same, f"{self._where(iteration)}: the norm of tensor {tensor} is {told}, expected {norm}"
 
     def _values(self, tensor: int, iteration: int) -> torch.Tensor:
         slot = self._gradients.slots[tensor]

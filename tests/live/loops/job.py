@@ -34,7 +34,10 @@ HELD = "something else holds the memory"
 SHARED = "gradients lie in memory that the script holds too"
 STEPS = 7  # iteration 0 counts, 1 is measured, and from 2 on the policy's plan is in force
 GIVEN = Network.line(2, startup_ns=20_000, bytes_per_second=10**9)
-POLICIES = {"bytescheduler": {"partition_bytes": 2000, "credit_bytes": 8000}}
+POLICIES = {
+    "bytescheduler": {"partition_bytes": 2000, "credit_bytes": 8000},
+    "owners": {"least_bytes": 1024, "most_bytes": 30000},
+}
 PROBE = torch.linspace(-1, 1, 24).view(2, 12)  # what models of `Mlp`'s shape are evaluated on
 _PATIENCE = timedelta(seconds=30)  # longer than a session waits for a sum
 
@@ -56,6 +59,8 @@ class Arm:
 ARMS = {
     "bytescheduler": Arm("bytescheduler"),
     "hopping": Arm("bytescheduler", hops=True),
+    # norms before sums: for some loops only (test_clipping)
+    "owners": Arm("owners"),
     "mercury over servers": Arm("mercury", backend="server"),
     # plans go over all-reduce and over servers in turns: for some loops only (test_carriers)
     "hopping between carriers": Arm("auto", backend=None, hops=True),

@@ -19,6 +19,10 @@ from gradlane.core.plan import Ownership
 from gradlane.live.backends.process_groups import OnEnd, ProcessGroups
 from gradlane.live.backends.two_phase import SEGMENT_BYTES
 
+NORMS_ARE_OF_THE_CPU = (
+    "owners compute norms in CPU memory, with other kernels than a device has; expected a model on the CPU, or another policy"
+)
+
 
 class OwnedSum:
     """One message on the CPU, call by call: `scatter`, wait for its works, `add`, `gather`, wait for its works, `copy_out`.

@@ -12,14 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from msgspec import UNSET
 
 from gradlane.core.plan import Plan
 from gradlane.core.profile import TensorSpec
 from gradlane.core.records.dispatch_log import Log
-from gradlane.errors import JobError
+from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.gradient_buffers import GradientBuffers
-from gradlane.live.backends.owned_sum import Norms
+from gradlane.live.backends.owned_sum import NORMS_ARE_OF_THE_CPU, Norms
 from gradlane.live.backends.process_groups import ProcessGroups
 from gradlane.live.backends.staging import Staging
 from gradlane.live.backends.streams import Streams
@@ -96,7 +97,10 @@ class Driver:
 
         Raises:
             JobError: what carries the plan has failed meanwhile; the other ranks are told.
+            UnsupportedError: its tensors have owners, and the model is on a device.
         """
+        if self.streams is not None and plan.owners is not UNSET:
+            raise UnsupportedError(f"plan {plan.policy}: {NORMS_ARE_OF_THE_CPU}")
         # if the tensors are the same, the slots stay: others refer to them, and caches hold them
         if plan.tensors != self._laid_out:
             self._gradient_buffers, self._laid_out = GradientBuffers(params), plan.tensors

@@ -1,0 +1,168 @@
+"""What ranks run: loops that read norms of gradients and scale them before each step, under `owners` beside DDP.
+
+Sums are held back until somebody waits for them (`held_network`), so that what can be deferred is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
+
+import gradlane
+from tests.live.cases import bits_of, differences
+from tests.live.loops import GIVEN, Mlp
+from tests.live.networks import counting_deferred_updates
+from tests.live.programs.held import held_network
+
+STEPS = 9
+Params = Sequence[nn.Parameter]
+Clip = Callable[[Params, int, int], Any]
+"""Called between `backward()` and `step()` with the parameters, the step and the rank; returns what it has seen."""
+
+
+def _gradients(params: Params) -> list[Any]:
+    return [param.grad for param in params]
+
+
+def _by_torch(params: Params, step: int, rank: int) -> Any:
+    return clip_grad_norm_(params, 0.1, foreach=(None, True, False)[step % 3])
+
+
+def _in_two_calls(params: Params, step: int, rank: int) -> Any:
+    norm = get_total_norm(_gradients(params), error_if_nonfinite=True)
+    clip_grads_with_norm_(params, 0.1, norm)
+    return norm
+
+
+def _of_order(order: float) -> Clip:
+    return lambda params, step, rank: clip_grad_norm_(params, 0.5, norm_type=order)
+
+
+def _by_hand(params: Params, step: int, rank: int) -> Any:
+    total = torch.stack([gradient.norm(2) for gradient in _gradients(params)]).norm(2)
+    for gradient in _gradients(params):
+        gradient.mul_(0.1) if step % 2 else gradient.div_(total)
+    return total
+
+
+def _in_some_steps(params: Params, step: int, rank: int) -> Any:
+    return clip_grad_norm_(params, 0.1) if step % 3 == 1 else torch.zeros(())
+
+
+def _on_one_rank(params: Params, step: int, rank: int) -> Any:
+    if rank == 0:
+        get_total_norm(_gradients(params))
+    return torch.zeros(())
+
+
+def _some_parameters(params: Params, step: int, rank: int) -> Any:
+    return torch.stack([clip_grad_norm_(params[:3], 0.1), clip_grad_norm_(params[3:5], 0.05)])
+
+
+def _twice(params: Params, step: int, rank: int) -> Any:
+    return torch.stack([clip_grad_norm_(params, 0.2), clip_grad_norm_(params, 0.1)])
+
+
+def _and_read(params: Params, step: int, rank: int) -> Any:
+    clip_grad_norm_(params, 0.1)
+    return torch.stack([params[0].grad.sum(), params[-1].grad.abs().max()])  # type: ignore[union-attr]
+
+
+def _by_a_factor_that_changes(params: Params, step: int, rank: int) -> Any:
+    factor = torch.tensor(0.5)
+    for gradient in _gradients(params):
+        gradient.mul_(factor)
+    factor.fill_(3.0)
+    return factor
+
+
+def _scale_alone(params: Params, step: int, rank: int) -> Any:
+    for gradient in _gradients(params):
+        gradient /= 2 + step
+    return torch.zeros(())
+
+
+def _norm_of_what_was_scaled(params: Params, step: int, rank: int) -> Any:
+    torch._foreach_mul_(_gradients(params), 0.25)
+    return torch.stack(list(torch._foreach_norm(_gradients(params))))
+
+
+WAYS: dict[str, tuple[Clip, int]] = {
+    "by torch": (_by_torch, 2),
+    "in two calls": (_in_two_calls, 2),
+    "of order 1": (_of_order(1.0), 1),
+    "of order infinity": (_of_order(float("inf")), 0),
+    "of another order than the plan's": (_of_order(3.0), 2),
+    "by hand": (_by_hand, 2),
+    "in some steps": (_in_some_steps, 2),
+    "on one rank": (_on_one_rank, 2),
+    "some parameters": (_some_parameters, 2),
+    "twice": (_twice, 2),
+    "and read": (_and_read, 2),
+    "by a factor that changes": (_by_a_factor_that_changes, 2),
+    "scaled alone": (_scale_alone, 2),
+    "the norm of what was scaled": (_norm_of_what_was_scaled, 2),
+}
+"""What is done to gradients, and the order of norms that owners tell."""
+
+
+def _train(model: nn.Module, call: nn.Module, clip: Clip, rank: int) -> dict[str, torch.Tensor]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return _trained(model, call, optimizer, clip, rank)
+
+
+def _trained(
+    model: nn.Module, call: nn.Module, optimizer: torch.optim.Optimizer, clip: Clip, rank: int
+) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 + rank)
+    params = list(model.parameters())
+    seen = {}
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        call(torch.randn(8, 12, generator=generator)).square().mean().backward()
+        seen[f"seen in step {step}"] = clip(params, step, rank).clone()
+        optimizer.step()
+    return {**bits_of(model, optimizer), **seen}
+
+
+def beside_ddp(
+    rank: int, world: int, way: str, policy: str = "owners", verify: bool = False, **options: Any
+) -> tuple[list[str], int]:
+    """Names that differ from DDP's, and how many updates were deferred."""
+    clip, order = WAYS[way]
+    knobs: dict[str, int] = {"least_bytes": 1024, "most_bytes": 30_000, "order": order} if policy == "owners" else {}
+    torch.manual_seed(7)
+    model = Mlp()
+    reference = _train(model, DistributedDataParallel(model), clip, rank)
+    torch.manual_seed(7 + rank)  # attach must make ranks equal to rank 0
+    model = Mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    network = gradlane.Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second)
+    options = {"network": network, "profile_iterations": 1, "timeout": 20, "backend": "all-reduce"} | options
+    with held_network(lambda message: True), counting_deferred_updates() as deferred:
+        chosen = gradlane.policies.get(policy, **knobs)
+        with gradlane.attach(model, optimizer, chosen, verify=verify, **options) as session:
+            found = _trained(model, model, optimizer, clip, rank)
+            session.flush()
+            found |= bits_of(model, optimizer)
+    return differences(reference, found), sum(deferred)
+
+
+def ends_alike(rank: int, world: int, way: str) -> list[list[float]]:
+    """On each of more than two ranks: the sums of all that there is in the end, and what was seen."""
+    torch.manual_seed(7)
+    model = Mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    knobs: dict[str, int] = {"least_bytes": 1024, "most_bytes": 30_000}
+    network = gradlane.Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second)
+    options: dict[str, Any] = {"network": network, "profile_iterations": 1, "timeout": 20, "backend": "all-reduce"}
+    with gradlane.attach(model, optimizer, gradlane.policies.get("owners", **knobs), **options) as session:
+        found = _trained(model, model, optimizer, WAYS[way][0], rank)
+        session.flush()
+        found |= bits_of(model, optimizer)
+    return [value.double().flatten().tolist() for value in found.values()]

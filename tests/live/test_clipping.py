@@ -1,0 +1,48 @@
+"""Scripts that clip gradients by their norm cross the barrier under `owners`, with the bits of DDP."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.live.clipping import WAYS
+
+pytestmark = pytest.mark.matrix
+READS_SUMS = {"of another order than the plan's", "twice", "and read", "the norm of what was scaled"}
+"""They need sums before the step."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_norms_and_parameters_have_the_bits_of_ddp_and_updates_are_deferred_unless_sums_are_read(two_ranks, way):
+    for differs, deferred in two_ranks.run("tests.live.clipping:beside_ddp", way=way):
+        assert differs == []
+        assert (deferred > 0) == (way not in READS_SUMS)
+
+
+@pytest.mark.parametrize("way", ["by torch", "by hand", "scaled alone"])
+def test_verified_steps_are_those_of_ddp(two_ranks, way):
+    for differs, deferred in two_ranks.run("tests.live.clipping:beside_ddp", way=way, verify=True):
+        assert differs == []
+        assert deferred > 0
+
+
+@pytest.mark.parametrize("policy", ["bytescheduler", "blocks"])
+def test_a_gradient_that_is_scaled_and_not_read_waits_for_no_sum_under_any_policy(two_ranks, policy):
+    for differs, deferred in two_ranks.run("tests.live.clipping:beside_ddp", way="scaled alone", policy=policy):
+        assert differs == []
+        assert deferred > 0
+
+
+def test_where_a_policy_tells_no_norms_they_wait_for_sums(two_ranks):
+    for differs, deferred in two_ranks.run("tests.live.clipping:beside_ddp", way="by torch", policy="bytescheduler"):
+        assert (differs, deferred) == ([], 0)
+
+
+def test_gradients_that_travel_as_halves_are_verified_with_their_norms(two_ranks):
+    for _, deferred in two_ranks.run("tests.live.clipping:beside_ddp", way="by torch", verify=True, wire_dtype="bf16"):
+        assert deferred > 0
+
+
+@pytest.mark.parametrize("way", ["by torch", "by hand"])
+def test_four_ranks_end_alike(four_ranks, way):
+    first, *others = four_ranks.run("tests.live.clipping:ends_alike", way=way)
+    assert others == [first] * 3
