@@ -96,12 +96,25 @@ def test_policies_as_json_has_the_knobs_with_their_defaults_and_the_backends():
 # -- gradlane plan ------------------------------------------------------------------------------------------
 
 
+def test_with_clipping_owners_are_ranked_too_and_nobody_else_crosses_the_barrier(inputs):
+    free, clipped = (
+        {row["policy"]: row["iteration_ns"] for row in json.loads(invoke("plan", *inputs, "--json", *more))["policies"]}
+        for more in ((), ("--clips",))
+    )
+    assert set(clipped) == {*free, "owners"}
+    assert all(clipped[name] >= free[name] for name in free)
+    assert clipped["ddp"] == free["ddp"]
+    assert clipped["blocks"] > free["blocks"]
+    said = invoke("plan", *inputs, "--clips")
+    assert "clips gradients by their norm" in said
+
+
 def test_plan_ranks_all_policies_against_ddp_and_the_bound(inputs):
     report = json.loads(invoke("plan", *inputs, "--json"))
     assert (report["model"], report["workers"], report["oracle_ns"]) == ("three", 4, 151_000_000)
     # the first layer's 2 MiB are ready at 100 and cost 21.97 ms; the whole forward pass follows
     assert report["bound_ns"] == 172_971_520
-    assert {row["policy"] for row in report["policies"]} == set(policies.names("all-reduce"))
+    assert {row["policy"] for row in report["policies"]} == set(policies.names("all-reduce")) - {"owners"}
     times = [row["iteration_ns"] for row in report["policies"]]
     assert times == sorted(times)
     assert report["chosen"] == report["policies"][0]["policy"]

@@ -180,7 +180,9 @@ def unknown(advice: Advice) -> list[str]:
         said.append(f"the script's communication hook {run.hook}: options sum gradients as they are")
     elif run.plan is None:
         said.append("DDP's own buckets: on a device they are taken to be the default ones")
-    if run.clips:
+    if run.norm is not None:
+        said.append("the script clips gradients by their norm, so that of all options only `owners` defers updates")
+    elif run.clips:
         said.append("the script clips gradients, which needs all sums before the step: no option defers updates")
     else:
         said.append("whether the script reads gradients before the step but to clip them; then no update can be deferred")

@@ -94,12 +94,12 @@ def command(
             raise InputError("--jitter: got it with a network's file, expected --rate and --workers")
         if rate or workers:
             raise InputError("--rate and --workers: got them with a network's file, expected one or the other")
-        case = Case(profile, read_network(network_path))
+        case = Case(profile, read_network(network_path), clips=2.0 if computing.clips else None)
     else:
         rates, counts = parse_rates(rate), parse_workers(workers)
         if len(rates) * len(counts) != 1:
             raise InputError("--rate, --workers: got several, expected one of each; gradlane simulate takes several")
-        (case,) = cases([profile], read_place(**given), rates, counts, computing.jitter)
+        (case,) = cases([profile], read_place(**given), rates, counts, computing.jitter, computing.clips)
     if policy == "auto":
         raise InputError(
             "--policy: got auto, which tries plans in a running job; expected another policy, or none: all are ranked "
@@ -170,6 +170,8 @@ def _assumed(case: Case, computing: Computing, profile_text: str) -> str:
     if computing.jitter:
         more = slowdown(case.workers, computing.jitter) - 1
         computes += f", and {more:.1%} more with the slowest of {case.workers} devices (--jitter {computing.jitter:.1%})"
+    if computing.clips:
+        computes += ", clips gradients by their norm"
     lines = [model, computes, network]
     replica = computing.replica(profile_text)
     if replica is not None:

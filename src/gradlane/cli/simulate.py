@@ -87,6 +87,7 @@ def command(
         parse_rates(rate),
         parse_workers(workers),
         computing.jitter,
+        computing.clips,
     )
     for name in policies:
         read_policy(name)

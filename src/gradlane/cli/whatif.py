@@ -94,6 +94,7 @@ class _Question:
         rates: of links, in bits per second.
         counts: hosts and devices.
         jitter: standard deviation of a device's step, as a part of it.
+        clips: gradients are clipped by their norm in each step.
         as_json: print JSON instead of a table.
         plot: the file to draw into; None to draw nothing.
     """
@@ -103,6 +104,7 @@ class _Question:
     rates: list[int]
     counts: list[Workers]
     jitter: float
+    clips: bool
     as_json: bool
     plot: Path | None
     report: Path | None
@@ -177,6 +179,7 @@ def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callabl
                 parse_rates(rate, rates) if rate or rates else [],
                 parse_workers(workers, counts),
                 computing.jitter,
+                computing.clips,
                 as_json,
                 plot,
                 report,
@@ -255,7 +258,7 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
 @_question(rates=_DECADES)
 def rates(question: _Question, policies: tuple[str, ...]) -> None:
     """Scaling against the rate of the links (Geryon Fig. 4b, Mercury Fig. 11)."""
-    todo = cases([question.profile], question.there, question.rates, [question.count], question.jitter)
+    todo = cases([question.profile], question.there, question.rates, [question.count], question.jitter, question.clips)
     _against(question, todo, policies, "bits_per_second")
 
 
@@ -265,7 +268,7 @@ def rates(question: _Question, policies: tuple[str, ...]) -> None:
 @_question(counts="2..2048")
 def workers(question: _Question, target: float | None, policies: tuple[str, ...]) -> None:
     """Scaling against the number of workers (MG-WFBP Figs. 10, 11)."""
-    todo = cases([question.profile], question.there, [question.rate], question.counts, question.jitter)
+    todo = cases([question.profile], question.there, [question.rate], question.counts, question.jitter, question.clips)
     _against(question, todo, policies, "workers", target)
 
 
@@ -294,7 +297,7 @@ def faster(question: _Question, times: float, halves: bool, policies: tuple[str,
     changed = [
         replace(case, labels={**case.labels, "change": change})
         for change, (moved, place, bits_per_second) in todo.items()
-        for case in cases([moved], place, [bits_per_second], [question.count], question.jitter)
+        for case in cases([moved], place, [bits_per_second], [question.count], question.jitter, question.clips)
     ]
     _against(question, changed, policies, "change")
 
@@ -305,7 +308,7 @@ def faster(question: _Question, times: float, halves: bool, policies: tuple[str,
 @_question()
 def knobs(question: _Question, partitions: tuple[str, ...], credits: tuple[str, ...]) -> None:
     """ByteScheduler's iteration time against partition and credit size (ByteScheduler Fig. 4)."""
-    (case,) = cases([question.profile], question.there, [question.rate], [question.count], question.jitter)
+    (case,) = cases([question.profile], question.there, [question.rate], [question.count], question.jitter, question.clips)
     sizes = _sizes("--partition", partitions or (_SIZES,))
     limits = _sizes("--credit", credits) if credits else sizes
     total = sum(limit >= size for size in sizes for limit in limits)

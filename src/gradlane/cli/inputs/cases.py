@@ -237,13 +237,19 @@ def _read_bus(text: str, startup: str | None) -> Bus:
 
 
 def cases(
-    profiles: Sequence[Profile], where: Place, rates: Sequence[int], workers: Sequence[Workers], jitter: float = 0.0
+    profiles: Sequence[Profile],
+    where: Place,
+    rates: Sequence[int],
+    workers: Sequence[Workers],
+    jitter: float = 0.0,
+    clips: bool = False,
 ) -> list[Case]:
     """Make a case for each profile, rate (bits per second) and number of workers, in this order.
 
     Args:
         profiles, where, rates, workers: what is combined.
         jitter: standard deviation of a device's step, as a part of it; each step waits for the slowest device.
+        clips: gradients are clipped by their norm in each step.
 
     Raises:
         InputError: an option is given that is of use only where hosts have several devices.
@@ -256,6 +262,7 @@ def cases(
             where.at(rate, each),
             {"model": profile.model, "bits_per_second": rate, **_labels(each)},
             alone_ns=profile.compute_ns if jitter else None,
+            clips=2.0 if clips else None,
         )
         for profile in profiles
         for rate in rates

@@ -36,6 +36,7 @@ class Computing:
         wire_dtype: a key of `WIRE_DTYPES`, as which float32 gradients travel; None for float32.
         step_ns: the time of a step without communication; None: as the profile says.
         jitter: standard deviation of a device's step, as a part of it.
+        clips: gradients are clipped by their norm in each step.
     """
 
     device: str | None = None
@@ -45,6 +46,7 @@ class Computing:
     mfu: float | None = None
     step_ns: int | None = None
     jitter: float = 0.0
+    clips: bool = False
 
     @staticmethod
     def take(options: dict[str, Any]) -> Computing:
@@ -58,6 +60,7 @@ class Computing:
             **{name: options.pop(name) for name in ("device", "batch", "wire_dtype", "compute_dtype", "mfu")},
             step_ns=None if step_time is None else parse_time("--step-time", step_time),
             jitter=options.pop("jitter") or 0.0,
+            clips=options.pop("clips"),
         )
         if found.step_ns is not None and found.mfu is not None:
             raise InputError("--mfu: got it with --step-time, expected one or the other")
@@ -144,6 +147,11 @@ class Computing:
 def computing_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say what computes; the command gives its keywords to `Computing.take`."""
     for option in (
+        click.option(
+            "--clips",
+            is_flag=True,
+            help="Gradients are clipped by their norm in each step: only plans of `owners` cross the barrier.",
+        ),
         click.option(
             "--jitter",
             type=PART,

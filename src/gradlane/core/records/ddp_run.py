@@ -26,6 +26,7 @@ class DdpRun(msgspec.Struct, frozen=True):
             script has a communication hook of its own, and on a device.
         hook: the name of that hook; "" for none.
         clips: gradients are clipped before the optimizer's step, which needs all sums.
+        reads_norms_alone: if they are, always by their norm of order 2, which owners tell sooner.
         others: how many further models the script trained under DDP.
     """
 
@@ -41,7 +42,13 @@ class DdpRun(msgspec.Struct, frozen=True):
     timeline: Timeline | None = None
     hook: str = ""
     clips: bool = False
+    reads_norms_alone: bool = False
     others: int = 0
+
+    @property
+    def norm(self) -> float | None:
+        """The order of the norms that are all that the script was seen to read of its gradients; None on a device, too."""
+        return 2.0 if self.clips and self.reads_norms_alone and self.device == "cpu" else None
 
     def to_json(self) -> bytes:
         """For `from_json`."""

@@ -58,13 +58,15 @@ def watch_ddp(folder: Path, steps: int) -> Watch:
     register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: watch.before_step(optimizer))
     register_optimizer_step_post_hook(lambda optimizer, args, kwargs: watch.after_step(optimizer))
     for name in ("clip_grad_norm_", "clip_grad_value_"):
-        setattr(torch.nn.utils, name, _noting(getattr(torch.nn.utils, name), watch))
+        setattr(torch.nn.utils, name, _noting(name, getattr(torch.nn.utils, name), watch))
     return watch
 
 
-def _noting(clip: Any, watch: Watch) -> Any:
+def _noting(name: str, clip: Any, watch: Watch) -> Any:
     def noted(*args: Any, **kwargs: Any) -> Any:
         watch.clips = True
+        order = kwargs.get("norm_type", args[2] if len(args) > 2 else 2.0)
+        watch.reads_norms_alone &= name == "clip_grad_norm_" and float(order) == 2
         return clip(*args, **kwargs)
 
     return noted
@@ -113,6 +115,7 @@ class Watch:
     Attributes:
         models: wrapped by the script, in order.
         clips: the script has clipped gradients.
+        reads_norms_alone: if it has, always by their norm of order 2.
         is_alone: gradients are not summed at present.
     """
 
@@ -120,6 +123,7 @@ class Watch:
         self._folder, self._steps = folder, steps
         self.models: list[WatchedDistributedDataParallel] = []
         self.clips = self.is_alone = False
+        self.reads_norms_alone = True
         self._call: WatchedDistributedDataParallel | None = None
         self._trained: set[int] = set()
         self._optimizer: torch.optim.Optimizer | None = None
@@ -360,6 +364,7 @@ class Watch:
                 timeline=seen,
                 hook=call.own_hook,
                 clips=self.clips,
+                reads_norms_alone=self.reads_norms_alone,
                 others=len(self._trained) - 1,
             )
             part = self._folder / f"{RUN}.part"

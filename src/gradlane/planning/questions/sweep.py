@@ -16,8 +16,9 @@ from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError
 from gradlane.planning import catalog
-from gradlane.planning.plans import accepted, make_plan
+from gradlane.planning.plans import accepted, make_plan, when_clipping
 from gradlane.planning.searched import Progress, Searched
+from gradlane.policies.owners import Owners
 from gradlane.sim import iteration_ns, simulate, simulate_steady, steady_iteration
 from gradlane.sim.bounds import lower_bound_ns, oracle_ns
 from gradlane.sim.fabric import FOREVER
@@ -36,6 +37,7 @@ class Case:
             8}.
         whole: simulate every worker and packet of a cluster, though the workers are all alike.
         alone_ns: a step of a device alone, where `profile` waits for slower ones (`jitter`); None: the profile's.
+        clips: the order of the norms of gradients that each step reads; None: it reads none.
     """
 
     profile: Profile
@@ -43,6 +45,7 @@ class Case:
     labels: dict[str, str | int] = field(default_factory=dict)
     whole: bool = False
     alone_ns: int | None = None
+    clips: float | None = None
 
     @property
     def workers(self) -> int:
@@ -55,9 +58,9 @@ class Case:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """The names of all policies that can run here but `searched`."""
-        place = self.place
-        return tuple(name for name in catalog.carried_at(place) if name != Searched.name)
+        """The names of all policies that can run here but `searched`; `owners` if norms are read."""
+        others = {Searched.name} if self.clips is not None else {Searched.name, Owners.name}
+        return tuple(name for name in catalog.carried_at(self.place) if name not in others)
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,8 @@ def judge_plan(plan: Plan, case: Case, bound_ns: int | None = None) -> Outcome:
 def _simulated(plan: Plan, case: Case, bound_ns: int | None) -> Outcome:
     if bound_ns is None:
         bound_ns = lower_bound_ns(case.profile, case.where)
+    if case.clips is not None:
+        plan = when_clipping(plan, case.clips)
     if isinstance(case.where, Network):
         steady = steady_iteration(plan, case.profile, case.where)
         return Outcome(case, plan, steady.iteration_ns, bound_ns, seen_hidden=steady.hidden)
