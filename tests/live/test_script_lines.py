@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ def said(use: Callable[[torch.nn.Parameter], object]) -> str:
     path = Path(str(gradlane.__file__)).with_name("session.py")  # no line of the script
     notes = function_of(str(path), 2, "given[1].append(given[0]('gradients'))")
     slot, param = torch.ones(3), torch.nn.Parameter(torch.ones(3))
-    param.grad = PendingGradient(slot, Tracked("weight", param, 0), partial(notes, reader, lines), lambda wrapper, given: slot)
+    # its norm is not known before the sum
+    reads: Any = SimpleNamespace(read=partial(notes, reader, lines), norm=lambda *_: None, change=lambda *_: None)
+    param.grad = PendingGradient(slot, Tracked("weight", param, 0), reads, lambda wrapper, given: slot)
     use(param)
     return lines[0]
 
