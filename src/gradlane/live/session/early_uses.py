@@ -67,7 +67,8 @@ def _scale(is_pending: Callable[[Any], bool], args: tuple[Any, ...], kwargs: dic
     factor = _as_it_is(args[1])
     if factor is None:
         return None
-    args[0].reads.change(args[0].tracked, lambda gradient: func(gradient, factor))
+    if not args[0].reads.puts_off(args[0].tracked, lambda slot: func(slot, factor)):
+        func(args[0].slot, factor)
     return (args[0],)
 
 
@@ -78,7 +79,8 @@ def _scale_each(is_pending: Callable[[Any], bool], args: tuple[Any, ...], kwargs
     if factor is None:
         return None
     for gradient in args[0]:
-        gradient.reads.change(gradient.tracked, lambda slot: func([slot], factor))
+        if not gradient.reads.puts_off(gradient.tracked, lambda slot: func([slot], factor)):
+            func([gradient.slot], factor)
     return (None,)
 
 

@@ -41,7 +41,7 @@ class GradientReads:
             if not (is_expected and self._parts.controller is not None) and not self._parts.has_told("read"):
                 text = f"{reader(of='gradients')} between backward and step: such steps wait for all sums"
                 self._parts.tell("read", text)
-        self._wait(tracked, None)
+        self._wait(tracked)
 
     @in_turn
     def norm(self, tracked: Tracked, order: float) -> torch.Tensor | None:
@@ -58,13 +58,15 @@ class GradientReads:
         return norm
 
     @in_turn
-    def change(self, tracked: Tracked, operation: InPlace) -> None:
-        if self._is_late(tracked):
+    def puts_off(self, tracked: Tracked, operation: InPlace) -> bool:
+        is_late = self._is_late(tracked)
+        if is_late:
             self._parts.was_late = True
             self._parts.verifier.touched(tracked.param)
             self._parts.gradients.change_later(tracked, operation)
         else:
-            self._wait(tracked, operation)
+            self._wait(tracked)
+        return is_late
 
     def _is_late(self, tracked: Tracked) -> bool:
         """Whether the sum has not arrived, in a step that may be over before it has."""
@@ -75,18 +77,13 @@ class GradientReads:
             and not self._parts.driver.has_arrived(tracked.tensor)
         )
 
-    def _wait(self, tracked: Tracked, then: InPlace | None) -> None:
-        """Wait for the sum, and do `then` with it."""
-
-        def is_there() -> None:
-            verifier = self._parts.verifier
-            verifier.touched(tracked.param)
-            verifier.arrived(tracked.param, tracked.slot)
-            self._parts.gradients.change((tracked,))
-            if then is not None:
-                then(tracked.slot)
-
+    def _wait(self, tracked: Tracked) -> None:
         try:
-            self._parts.updates.read(tracked, is_there)
+            self._parts.updates.read(tracked, lambda: self._is_there(tracked))
         except NotAllowedError as error:
             self._parts.fail(str(error))
+
+    def _is_there(self, tracked: Tracked) -> None:
+        self._parts.verifier.touched(tracked.param)
+        self._parts.verifier.arrived(tracked.param, tracked.slot)
+        self._parts.gradients.change((tracked,))

@@ -38,7 +38,7 @@ class Gradients:
         self.scale_by(scale)
         self._tracked: Sequence[Tracked] = ()
         self.of_the_script: list[tuple[Tracked, Any]] = []
-        self._to_change: list[Tracked] = []  # with operations that change the sum when it is there
+        self._to_change: dict[Tracked, None] = {}  # with operations that change the sum when it is there
         self._lent: list[Tracked] = []  # whose slots are seen during a step or a compiled forward pass
 
     def scale_by(self, scale: float) -> None:
@@ -171,8 +171,7 @@ class Gradients:
 
     def change_later(self, tracked: Tracked, operation: InPlace) -> None:
         """Let `operation` change the sum of `tracked` when it has arrived."""
-        if not tracked.later:
-            self._to_change.append(tracked)
+        self._to_change[tracked] = None
         tracked.later.append(operation)
 
     def change(self, several: Iterable[Tracked]) -> None:
@@ -184,7 +183,7 @@ class Gradients:
                 operation(tracked.slot)
             if tracked.later:
                 tracked.later = []
-                self._to_change.remove(tracked)
+                del self._to_change[tracked]
 
     def change_all(self) -> None:
         """As `change`, of all; every sum has arrived."""

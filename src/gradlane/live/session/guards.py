@@ -51,8 +51,8 @@ class Reads(Protocol):
     def norm(self, tracked: Tracked, order: float) -> torch.Tensor | None:
         """The norm of the gradient, if it is known before the sum is there; the caller's own tensor."""
 
-    def change(self, tracked: Tracked, operation: InPlace) -> None:
-        """Have `operation` change the gradient: later than now, if the sum may be awaited later."""
+    def puts_off(self, tracked: Tracked, operation: InPlace) -> bool:
+        """Whether `operation` will change the gradient when the sum is there; if not, it is there now."""
 
 
 InPlace = Callable[[torch.Tensor], object]
