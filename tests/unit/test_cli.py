@@ -104,7 +104,7 @@ def test_with_clipping_owners_are_ranked_too_and_nobody_else_crosses_the_barrier
     assert set(clipped) == {*free, "owners"}
     assert all(clipped[name] >= free[name] for name in free)
     assert clipped["ddp"] == free["ddp"]
-    assert clipped["blocks"] > free["blocks"]
+    assert any(clipped[name] > free[name] for name in free)
     said = invoke("plan", *inputs, "--clips")
     assert "clips gradients by their norm" in said
 
