@@ -135,6 +135,18 @@ def test_a_switch_does_not_wait_for_a_packet_to_come_whole(cluster):
     }
 
 
+@settings(max_examples=40, deadline=None)
+@given(packets=st.integers(1, 30), startup=st.integers(1, 5_000))
+def test_a_packet_costs_its_startup_and_its_bytes_one_after_another(packets, startup):
+    cluster = Cluster.homogeneous(1, 1, GB // 10)
+    cluster = msgspec.structs.replace(cluster, packet_bytes=640, packet_startup_ns=startup)
+    profile = chain((10, 640 * packets, 3, 20))
+    (timeline,) = simulate_servers(planned("mercury-no-preemption", profile, cluster), profile, cluster)
+    each = startup + 6_400
+    assert timeline.iteration_ns()[-1] == profile.compute_ns + (packets + 1) * each  # the last one comes back too
+    assert cluster.as_network().bytes_per_second == pytest.approx(640 * 10**9 / each, rel=1e-6)
+
+
 @settings(deadline=None)
 @given(size=st.integers(1, 250_000), servers=st.integers(1, 6), packet_bytes=st.integers(64, 40_000))
 def test_each_server_gets_as_few_packets_of_a_message_as_can_be_and_equally_many(size, servers, packet_bytes):

@@ -35,7 +35,9 @@ class P3(msgspec.Struct, frozen=True):
 
     name: ClassVar[str] = "p3"
     paper: ClassVar[str] = "P3 (MLSys '19), as ByteScheduler (SOSP '19) §2.3, §4.2 describes it"
-    differs: ClassVar[str] = "over all-reduce too; a blocking call is a window of a slice and the socket's buffer (knob buffer_bytes)"
+    differs: ClassVar[str] = (
+        "over all-reduce too; a blocking call is a window of a slice and the socket's buffer (knob buffer_bytes)"
+    )
 
     tunable: ClassVar[dict[str, KnobRange]] = {"slice_bytes": SIZES}
 

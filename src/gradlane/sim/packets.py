@@ -1,9 +1,10 @@
 """Packets: parameter servers with any workers, every packet on every link.
 
-**Links.** A host's uplink takes one packet at a time. Lanes of a more urgent network class go
-first; lanes of one class take turns by bytes, as do pushes and pulls, and jobs, where a host has
-several. The switch sends on what it has of a packet while the downlink is free, as frames are small. A
-packet that has come whole waits otherwise, in a queue for each class before each downlink.
+**Links.** A host's uplink takes one packet at a time, and spends `Cluster.packet_startup_ns` before its bytes.
+Lanes of a more urgent network class go first; lanes of one class take turns by bytes, as do pushes and
+pulls, and jobs, where a host has several. The switch sends on what it has of a packet while the
+downlink is free, as frames are small. A packet that has come whole waits otherwise, in a queue for each
+class before each downlink.
 
 **Connections.** Each lane has a connection each way to each host. Its packets leave in the order of
 `gradlane.schedule.wire_order`. At most two packets' bytes of a connection are in flight, as flow
@@ -21,6 +22,8 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Sequence
+
+from msgspec import UNSET
 
 from gradlane.core.cluster import Cluster, Link
 from gradlane.schedule.wire_order import Key, run_key
@@ -78,6 +81,7 @@ class PacketFabric:
         self._ports: list[list[deque[tuple[_Connection, _Item, int, int]]]] = [
             [deque() for _ in range(cluster.network_classes)] for _ in range(hosts)
         ]
+        self._startup_ns = 0 if cluster.packet_startup_ns is UNSET else cluster.packet_startup_ns
         self._most_under_way = UNDER_WAY * cluster.packet_bytes
         self._heap: list[tuple[int, int, int, tuple[int, int, int]]] = []
         self._numbers = 0
@@ -198,7 +202,7 @@ class PacketFabric:
                 self._clock[host] = served
                 stream.served = served + size_bytes
                 self._queue(host, stream)
-                self._carry(now_ns, host, (stream, item, host, to), size_bytes, now_ns)
+                self._carry(now_ns + self._startup_ns, host, (stream, item, host, to), size_bytes, now_ns)
                 return
 
     def _carry(self, begun_ns: int, link: int, load: tuple[_Connection, _Item, int, int], size_bytes: int, now_ns: int) -> None:
