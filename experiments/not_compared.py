@@ -27,7 +27,6 @@ NOT_COMPARED: dict[str, tuple[Left, ...]] = {
     "bytescheduler": (
         Left("§2.3", 1, "P3's size of slices", INPUT),
         Left("§4.1", 1, "the time that a message costs its sender", INPUT),
-        Left("§4.1", 2, "bounds on the delay by partitions", "formulas without a number"),
         Left("Abstract", 1, "the greatest gain of all settings", "which setting it is of is not stated"),
         Left("§6.3", 1, "the time to start servers again", OWN_COST),
         Left("Fig. 4", 1, "speed by partition and credit", f"{NO_NUMBER}; {LAB}"),
@@ -85,7 +84,7 @@ def section(names: dict[str, str]) -> str:
     Args:
         names: the papers to list, by the name of their module: what to call each.
     """
-    lines = ["## Not compared", "", "| paper | figure | values | what | why |", "|---|---|---|---|---|"]
+    lines = ["", "## Not compared", "", "| paper | figure | values | what | why |", "|---|---|---|---|---|"]
     for module, name in names.items():
         lines += [f"| {name} | {each.figure} | {each.values} | {each.what} | {each.reason} |" for each in NOT_COMPARED[module]]
     return "\n".join([*lines, ""])
