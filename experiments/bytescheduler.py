@@ -176,7 +176,8 @@ The papers disagree on what P3 waits for: acknowledgements (ByteScheduler §4.2)
 (Geryon §VI, Prophet §6.1), which returns when the rest of a slice fits the socket's buffer. The row
 "tried" has that call and the largest buffer that Linux gives a socket by itself, 4 MB. Either way the
 startups of P3's slices of 160 KB follow one another, 0.3 ms each under assumption 3, so ByteScheduler
-is two to seven times as fast.
+is two to seven times as fast. If both wait for acknowledgements that come 0.3 ms after the servers have a
+message, P3 falls further behind, as ByteScheduler's credit covers that time.
 
 §4.1 bounds how much later partitions end than infinitely small ones without a startup. As in the proof,
 the credit here is one partition. The infinitely small ones are Mercury's packets over servers, and slices

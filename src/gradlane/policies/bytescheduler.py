@@ -24,8 +24,9 @@ class ByteScheduler(msgspec.Struct, frozen=True):
 
     Differs from the paper: a slice starts if the credit equals its size. Line 16 asks for more, so that a window of
     one slice would never open. A lone slice larger than the credit may go. Over servers a slice gives its credit back
-    when its bytes have left, not when its push is acknowledged; over all-reduce it does so with its sum, as in the
-    paper. Servers return sums first come, first served, where Theorem 1 pulls by priority.
+    when its bytes have left, as gradlane's transport has no acknowledgements; the simulator has them
+    (`Cluster.acknowledgement_ns`). Over all-reduce the credit comes back with the sum, as in the paper. Servers return
+    sums first come, first served, where Theorem 1 pulls by priority.
     `gradlane.planning.tuning` searches the knobs (§4.3), not the policy.
 
     All-reduces have one order on all ranks. In the paper rank 0 decides it while the iteration runs, and tells the

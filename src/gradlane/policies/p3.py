@@ -16,10 +16,11 @@ from gradlane.core.profile import Profile
 class P3(msgspec.Struct, frozen=True):
     """Small slices by priority of first use, one at a time (ByteScheduler §2.3 on P3).
 
-    Slices of 160 KB let an urgent tensor overtake a large one; each waits for the end of the one
-    before. The papers disagree on what P3 waits for: an acknowledgement (ByteScheduler §4.2, the default
-    here), or the return of TCP's blocking call (Geryon §VI, Prophet §6.1). That call returns when the rest of
-    a slice fits the socket's buffer, so the next slice is prepared while the buffer empties.
+    Slices of 160 KB let an urgent tensor overtake a large one; each waits until the one before has left. The
+    papers disagree on what P3 waits for: an acknowledgement (ByteScheduler §4.2), or the return of TCP's blocking
+    call (Geryon §VI, Prophet §6.1). That call returns when the rest of a slice fits the socket's buffer, so the
+    next slice is prepared while the buffer empties (`buffer_bytes`). gradlane's transport has no acknowledgements;
+    the simulator has them (`Cluster.acknowledgement_ns`).
 
     Wins where a startup is short and a large tensor blocks urgent ones: over servers, on a slow
     network. Over all-reduce each slice pays a startup, which many workers make long; it is last
@@ -36,7 +37,8 @@ class P3(msgspec.Struct, frozen=True):
     name: ClassVar[str] = "p3"
     paper: ClassVar[str] = "P3 (MLSys '19), as ByteScheduler (SOSP '19) §2.3, §4.2 describes it"
     differs: ClassVar[str] = (
-        "over all-reduce too; a blocking call is a window of a slice and the socket's buffer (knob buffer_bytes)"
+        "over all-reduce too; waits for bytes to leave, not for acknowledgements; a blocking call is a window of a slice and "
+        "the socket's buffer (knob buffer_bytes)"
     )
 
     tunable: ClassVar[dict[str, KnobRange]] = {"slice_bytes": SIZES}

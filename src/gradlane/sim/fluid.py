@@ -19,8 +19,6 @@ import heapq
 from collections.abc import Sequence
 from fractions import Fraction
 
-from msgspec import UNSET
-
 from gradlane.core.cluster import Cluster, Link
 from gradlane.core.fields import MAX_RATE
 from gradlane.schedule.wire_order import Key, run_key
@@ -90,7 +88,7 @@ class FluidFabric:
 
     def __init__(self, jobs: Sequence[Job], cluster: Cluster) -> None:
         assert cluster.is_homogeneous
-        assert cluster.packet_startup_ns is UNSET
+        assert not cluster.needs_packets
         self.events = 0
         self._jobs, self._cluster = jobs, cluster
         self._now = 0
