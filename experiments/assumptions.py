@@ -40,6 +40,7 @@ _A_NS, _B = 972_000, Fraction(197, 10**11)  # seconds a byte, MG-WFBP Fig. 4(a)
 _FITTED_WORKERS = 16
 KEY_FACTOR = 9973  # of kvstore_dist: a key times this, modulo the servers
 DIVIDED_ELEMENTS = 10**6  # its MXNET_KVSTORE_BIGARRAY_BOUND
+SOCKET_BYTES = 4_194_304  # the largest that Linux gives a sending socket by itself (tcp_wmem)
 GBIT = 10**9 // 8
 
 

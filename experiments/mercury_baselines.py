@@ -1,4 +1,4 @@
-"""Mercury Figs. 13, 18, 19 and 21(a) with the share of the link that the paper measures of MXNet's stack.
+"""Mercury Figs. 13, 18, 19, 20(b) and 21(a) with the share of the link that the paper measures of MXNet's stack.
 
 §III-B: a tuned ByteScheduler fills 73 % of the link. §VI-B: Mercury fills it. So all other systems get links of 73 % of the
 rate here, and Mercury the whole rate. Nothing is fitted.
@@ -13,14 +13,18 @@ from typing import NamedTuple
 import msgspec
 
 from experiments.assumptions import GBIT, servers, tuned_bytescheduler
-from experiments.mercury_model import profile_of
+from experiments.mercury_model import on_caltech101, profile_of
 from experiments.table import Row
+from gradlane import zoo
 from gradlane.core.cluster import Cluster, Worker, random_steps
 from gradlane.core.fields import MAX_BYTES
+from gradlane.core.place import Place
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile
 from gradlane.planning import catalog
+from gradlane.planning.plans import make_plan
 from gradlane.planning.questions import Case, judge
+from gradlane.sim import Job, simulate_jobs
 
 OF_LINE_RATE = 0.73
 
@@ -44,6 +48,17 @@ PLACES = 4  # workers, and as many servers
 # by figure: least rate of a server in Gbit/s; gain over the default, BytePS, ByteScheduler, in percent
 CHANGING = {"Fig. 18": (6, (85.0, 74.0, 41.0)), "Fig. 19": (1, (129.0, 99.0, 104.0))}
 PERIODS, PERIOD_NS, SEED = 12, 5 * 10**9, 18  # a minute
+# Figs. 13(c) and 19(c): gain of ByteScheduler and BytePS over the default. (e) is ResNet-50; if the panels are Table II's six
+# models, (c) is VGG-19, and if they are the five of the abstract, AlexNet
+OVER_DEFAULT = {"Fig. 13(c)": (76.5, 79.8), "Fig. 19(c)": (7.3, 9.9)}
+MAY_BE_C = ("vgg19", "alexnet")
+OWN_SIZES = System("bytescheduler", (("partition_bytes", 4_000_000), ("credit_bytes", 20_000_000)))  # Fig. 4: at 10 Gbit/s
+# a credit of BytePS's default, one partition more than its NCCL group of 4, if it held for pushes too
+LIMITED = System("bytescheduler", (("partition_bytes", 4_096_000), ("credit_bytes", 5 * 4_096_000)))
+# Fig. 20(b): gain of two jobs over the default, BytePS, ByteScheduler. Which two is in the plot only
+TOGETHER = ("vgg16", "vgg19")
+TOGETHER_BATCH, TOGETHER_ITERATIONS = 16, 8
+OF_TOGETHER = (100.0, 38.0, 48.0)
 # Fig. 21(a): gain over the default and BytePS; with ResNet-50 no system is faster than the default
 UNLIKE = {"vgg19": (93.0, 37.0), "bert-base": (26.0, 14.0)}
 NO_GAIN_PERCENT = 2.0
@@ -53,7 +68,7 @@ PACKET_BYTES = 1 << 19
 
 def rows(models: tuple[str, ...]) -> list[Row]:
     """Of `models` by name; a gain is the greatest of them."""
-    return [*_static(models), *_changing(models), *_unlike()]
+    return [*_static(models), *_changing(models), *_two_jobs(), *_unlike()]
 
 
 def _static(models: tuple[str, ...]) -> list[Row]:
@@ -63,7 +78,21 @@ def _static(models: tuple[str, ...]) -> list[Row]:
     return [
         Row("Fig. 13", f"tried: Mercury over the default, {what}", 130.0, over_default, "%", counts=False),
         Row("Fig. 13", f"Mercury over BytePS, {what}", 74.0, over_byteps, "%"),
+        *_over_default("Fig. 13(c)", (10.0,)),
     ]
+
+
+def _over_default(figure: str, rates: tuple[float, ...]) -> list[Row]:
+    """`OVER_DEFAULT`, over periods at `rates` in Gbit/s, of which every system has the same share."""
+    found = []
+    for model in MAY_BE_C:
+        default, *others = (
+            mean(_speed(model, system, OF_LINE_RATE * rate) for rate in rates) for system in (DEFAULT, _tuned(model), BYTEPS)
+        )
+        what = f"tried: {model}, all with 73 % of the rate: ByteScheduler, BytePS over the default"
+        ours = tuple(100 * (other / default - 1) for other in others)
+        found.append(Row(figure, what, OVER_DEFAULT[figure], ours, "%", counts=False))
+    return found
 
 
 def _changing(models: tuple[str, ...]) -> list[Row]:
@@ -77,6 +106,14 @@ def _changing(models: tuple[str, ...]) -> list[Row]:
         what = f"servers at {least} to 10 Gbit/s, others with 73 % of it: Mercury over the default, BytePS, ByteScheduler"
         found.append(Row(figure, what, published, ours, "%"))
         of_resnet.append(gains["resnet50"][0])
+        for what, system, value in (
+            ("ByteScheduler with the paper's 4 and 20 MB", OWN_SIZES, published[2]),
+            ("BytePS with a credit of five partitions", LIMITED, published[1]),
+        ):
+            most = max(_gains(model, slowest, (system,))[0] for model in models)
+            found.append(Row(figure, f"tried: the same, Mercury over {what}", value, most, "%", counts=False))
+        if f"{figure}(c)" in OVER_DEFAULT:
+            found += _over_default(f"{figure}(c)", slowest)
     return [*found, Row("Figs. 18, 19", "the same, ResNet-50: Mercury over the default, at most", 20.0, max(of_resnet), "%")]
 
 
@@ -108,6 +145,33 @@ def _tuned(model: str) -> System:
     case = Case(profile_of(model), servers(PLACES, round(OF_LINE_RATE * 10 * GBIT)))
     partition_bytes, credit_bytes, _ = tuned_bytescheduler(case)
     return System("bytescheduler", (("partition_bytes", partition_bytes), ("credit_bytes", credit_bytes)))
+
+
+def _two_jobs() -> list[Row]:
+    """Two jobs on the same workers and servers, each with half of a device."""
+    mercury = _together(MERCURY, 1.0)
+    gains = []
+    for other in (DEFAULT, BYTEPS, _tuned(TOGETHER[0]), LIMITED):
+        speeds = _together(other, OF_LINE_RATE)
+        gains.append(max(100 * (ahead / behind - 1) for ahead, behind in zip(mercury, speeds, strict=True)))
+    *ours, limited = gains
+    both = f"{' and '.join(TOGETHER)} at once"
+    what = f"{both}, others with 73 % of the rate: Mercury over the default, BytePS, ByteScheduler"
+    tried = f"tried: {both}: Mercury over BytePS with a credit of five partitions"
+    return [
+        Row("Fig. 20(b)", what, OF_TOGETHER, tuple(ours), "%"),
+        Row("Fig. 20(b)", tried, OF_TOGETHER[1], limited, "%", counts=False),
+    ]
+
+
+def _together(system: System, share: float) -> list[float]:
+    """Iterations a second of each job."""
+    where = msgspec.structs.replace(servers(PLACES, round(share * 10 * GBIT)), packet_bytes=PACKET_BYTES)
+    jobs = []
+    for model in TOGETHER:
+        profile = on_caltech101(zoo.profile(model, device="gtx-1080ti", batch=TOGETHER_BATCH)).stretched(2.0)
+        jobs.append(Job(make_plan(system.policy, profile, Place.of(where)), profile))
+    return [1e9 / mean(each[0].iteration_ns()[2:]) for each in simulate_jobs(jobs, where, TOGETHER_ITERATIONS)]
 
 
 def _unlike() -> list[Row]:

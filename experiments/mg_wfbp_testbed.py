@@ -14,7 +14,14 @@ from typing import NamedTuple
 import msgspec
 
 from experiments.assumptions import k80_cluster
-from experiments.mg_wfbp_networks import V100_CLUSTERS, fitted, over_its_links, script_cluster, startups_on_device
+from experiments.mg_wfbp_networks import (
+    V100_CLUSTERS,
+    counted_twice,
+    fitted,
+    over_its_links,
+    script_cluster,
+    startups_on_device,
+)
 from experiments.table import Row, count
 from gradlane import zoo
 from gradlane.core.collectives import flat_ring
@@ -174,6 +181,10 @@ class Measured(NamedTuple):
         return over_its_links(self.cluster)
 
     @property
+    def counted_twice(self) -> Network:
+        return counted_twice(self.cluster)
+
+    @property
     def implied(self) -> Network:
         """With the time per byte that SyncEASGD's iteration implies, which is computing + a + b M."""
         (segment,) = self.fitted.segments
@@ -194,7 +205,7 @@ def _measured() -> Iterator[Measured]:
 def _simulated() -> dict[tuple[str, str, str], tuple[float, ...]]:
     """Seconds of an iteration under each policy, by cluster, model and precision."""
     return {
-        (case.cluster, case.model, case.precision): _seconds(case.profile, case.fitted, startups_on_device(case.over_its_links))
+        (case.cluster, case.model, case.precision): _seconds(case.profile, case.fitted, startups_on_device(case.counted_twice))
         for case in _measured()
     }
 
@@ -254,9 +265,10 @@ def _tried() -> list[Row]:
         _agreement("Fig. 9", "as above", _iterations()),
     ]
     for what, runs_on in (
-        ("startups hidden behind computing", lambda case: case.over_its_links),
+        ("startups hidden behind computing", lambda case: case.counted_twice),
+        ("b of Fig. 4, but no faster than the link", lambda case: startups_on_device(case.over_its_links)),
         ("b of Fig. 4 whatever the link's rate", lambda case: startups_on_device(case.fitted)),
-        ("both", lambda case: case.fitted),
+        ("the same, startups hidden behind computing", lambda case: case.fitted),
         ("b that SyncEASGD's own iteration implies", lambda case: startups_on_device(case.implied)),
         ("the same, startups hidden behind computing", lambda case: case.implied),
     ):
@@ -269,7 +281,7 @@ def _tried() -> list[Row]:
             implied = " ".join(f"{1e9 / case.implied.bytes_per_second:.2f}" for case in cases)
             what = f"tried: {cluster}, {precision}, b: of Fig. 4; that SyncEASGD's iterations imply, by model"
             found.append(Row("Fig. 9", what, f"{1e9 * seconds_a_byte:.2f} ns", f"{implied} ns", counts=False))
-    used = " ".join(f"{1e9 / over_its_links(cluster).bytes_per_second:.2f}" for cluster in V100_CLUSTERS)
+    used = " ".join(f"{1e9 / counted_twice(cluster).bytes_per_second:.2f}" for cluster in V100_CLUSTERS)
     return [*found, Row("Fig. 9", f"tried: {', '.join(V100_CLUSTERS)}: b of the rows above", None, f"{used} ns", counts=False)]
 
 
@@ -282,7 +294,7 @@ def _with_fitted_tensor_cost() -> list[Row]:
     for case in cases:
         cost_ns = case.profile.uncovered_ns + fitted_ns * len(case.profile.tensors)
         profile = msgspec.structs.replace(case.profile, uncovered_ns=cost_ns)
-        changed.append(case.row(_seconds(profile, case.fitted, startups_on_device(case.over_its_links))))
+        changed.append(case.row(_seconds(profile, case.fitted, startups_on_device(case.counted_twice))))
     what = f"a fitted constant, {fitted_ns / 1e6:.2f} ms a tensor for all clusters, models and precisions"
     spread = f"{min(lacks_ns) / 1e6:.2f} to {max(lacks_ns) / 1e6:.2f} ms"
     return [

@@ -128,9 +128,9 @@ all its models and numbers of workers.
 
 Figs. 14 and 15 show that under Mercury the device computes all the time. In Fig. 17 packets are
 scaled by 0.04, as tensors are, to multiples of 64 bytes. The paper finds 16 to 256 KB level, and 8
-KB or less and 1 MB or more slower. Fig. 17 is not simulated, since a packet has no cost in the
-simulator. In Figs. 18 and 19 rates are drawn anew every 5 s; they are not simulated, since a run
-measures its network once.
+KB or less and 1 MB or more slower. Fig. 17 is simulated above and not here: packets are 25 times as
+small in the lab, and what one costs is not. In Figs. 18 and 19 rates are drawn anew every 5 s; they
+are not simulated, since a run measures its network once.
 
 Fig. 20(b) names its two models in the plot only; here they are VGG-16 and VGG-19 with a batch size
 of 16, on two hosts. Each policy has the hosts to itself for a while, and speeds are counted while

@@ -51,6 +51,12 @@ def test_geryon_as_its_paper_has_it_keeps_them_too(check):
     check(policies.get("geryon", pulls="after pushes", pull_seed=3, slice_elements=1000, shards=3), 20)
 
 
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(("name", "knobs"), [("p3", {"buffer_bytes": 100_000}), ("geryon", {"threshold": "auto"})])
+def test_other_choices_of_a_policy_keep_them_too(name, knobs, check):
+    check(policies.get(name, **knobs), 20)
+
+
 @every_policy
 def test_the_name_of_a_policy_is_that_of_the_registry_and_all_reduce_leaves_its_order_to_be_fixed(name):
     assert policies.get(name).name == name

@@ -24,7 +24,10 @@ KNOBS = {
 GIVEN = Network.line(2, startup_ns=20_000, bytes_per_second=10**9)  # to measure one takes half a second a session
 EVERY_POLICY = [(name, KNOBS.get(name, {})) for name in catalog.names("all-reduce")]
 OVER_SERVERS = [(name, KNOBS.get(name, {})) for name in catalog.names("server")]
-GERYONS = [
+# what a policy does otherwise than by default
+CHOICES = [
+    ("p3", {"slice_bytes": 8000, "buffer_bytes": 16000}),
+    ("geryon", {"slice_bytes": 8000, "threshold": "auto"}),
     ("geryon", {"slice_elements": 2000, "shards": 3}),
     ("geryon", {"slice_elements": 2000, "shards": 3, "pulls": "after pushes", "pull_seed": 3}),
 ]
@@ -46,17 +49,17 @@ def test_every_policy_equals_ddp_bit_for_bit_after_30_steps(two_ranks, model, op
         assert found == {str(policy): [] for policy in EVERY_POLICY}
 
 
-def test_geryon_in_shards_and_with_late_pulls_does_so_too(two_ranks):
-    case = {"model": "tied-transformer", "optimizer": "adam", "policies": GERYONS, "network": GIVEN}
+def test_a_policys_choices_do_so_too(two_ranks):
+    case = {"model": "tied-transformer", "optimizer": "adam", "policies": CHOICES, "network": GIVEN}
     for found in two_ranks.run("tests.live.cases:equals_ddp", **case):
-        assert found == {str(policy): [] for policy in GERYONS}
+        assert found == {str(policy): [] for policy in CHOICES}
 
 
 @pytest.mark.parametrize(
     ("model", "optimizer", "policies", "options"),
     [
         ("tied-transformer", "adam", OVER_SERVERS, {}),
-        ("tied-transformer", "adam", [*GERYONS, "prophet"], {}),
+        ("tied-transformer", "adam", [*CHOICES, "prophet"], {}),
         *((model, "sgd", [SLICES, "mercury"], {}) for model in MODELS),
         ("tied-transformer", "sgd", [SLICES, "mercury"], {"summation_order": "rank", "packet_bytes": 1024}),
     ],

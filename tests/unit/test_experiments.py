@@ -12,6 +12,7 @@ from experiments import (
     geryon,
     mercury_baselines,
     mercury_model,
+    mercury_packets,
     mg_wfbp,
     mg_wfbp_testbed,
     not_compared,
@@ -20,13 +21,13 @@ from experiments import (
     searches,
 )
 from experiments.assumptions import GBIT, dealt_ns, k80_cluster, servers, speed
-from experiments.lab import operating
+from experiments.lab import claims, operating
 from experiments.lab import page as lab_page
 from experiments.lab import results as lab_results
 from experiments.lab.first_come import FirstCome
 from experiments.lab.operating import Cell, Point, arm
 from experiments.lab.results import Measured
-from experiments.mg_wfbp_networks import fitted, over_its_links, script_cluster, startups_on_device
+from experiments.mg_wfbp_networks import counted_twice, fitted, over_its_links, script_cluster, startups_on_device
 from experiments.mg_wfbp_testbed import half_precision
 from experiments.table import Count, Row, count, difference, page, summary
 from gradlane import lab, trace, zoo
@@ -125,6 +126,30 @@ def test_the_scripts_cluster_of_16_costs_what_the_script_says():
 def test_no_byte_of_a_ring_is_faster_than_its_links():
     assert 1e9 / over_its_links("10GbE").bytes_per_second == pytest.approx(2 * 15 / 16 * 0.8, rel=1e-6)  # 0.8 ns a byte
     assert over_its_links("56GbIB") == fitted("56GbIB")  # 0.41 ns, where its links allow 0.27
+
+
+def test_twice_the_time_per_byte_of_ten_gigabit_ethernet_is_what_its_links_allow():
+    assert 2 / fitted("10GbE").bytes_per_second == pytest.approx(1 / over_its_links("10GbE").bytes_per_second, rel=0.015)
+    assert counted_twice("10GbE") == over_its_links("10GbE")
+    assert 1e9 / counted_twice("56GbIB").bytes_per_second == pytest.approx(2 * 0.406, rel=1e-6)
+
+
+def test_packets_that_cost_time_have_a_best_size_between_the_least_and_the_largest():
+    speeds = mercury_packets._speeds("alexnet", 3, 10 * mercury_packets.PACKET_NS)
+    best = max(speeds, key=speeds.__getitem__)
+    assert min(speeds) < best < max(speeds)
+    assert mercury_packets._level(dict.fromkeys(mercury_packets.SIZES, 1.0)) == "8 KB to 4 MB"
+    assert (
+        mercury_packets._level(dict(zip(mercury_packets.SIZES, (0.9, 0.97, 0.98, 1, 0.99, 0.9), strict=True)))
+        == "64 KB to 1 MB"
+    )
+
+
+def test_two_jobs_at_once_are_slower_than_either_alone_with_half_of_a_device():
+    together = mercury_baselines._together(mercury_baselines.MERCURY, 1.0)
+    for model, rate in zip(mercury_baselines.TOGETHER, together, strict=True):
+        alone = mercury_model.on_caltech101(zoo.profile(model, device="gtx-1080ti", batch=16)).stretched(2.0)
+        assert rate < 1e9 / alone.compute_ns
 
 
 def test_a_startup_on_the_device_costs_as_much_and_is_not_hidden():
@@ -302,6 +327,18 @@ def test_the_labs_part_of_the_page_stands_without_rows_and_sorts_those_that_are_
 def test_each_experiment_of_the_lab_has_a_name_of_its_own():
     names = [name for paper in lab_page.PAPERS.values() for name in paper.EXPERIMENTS]
     assert len(names) == len(set(names))
+
+
+def test_each_claim_of_a_paper_was_measured_by_the_command_that_stands_beside_it():
+    rows = lab_results.read()
+    measured = {(row.figure, row.what) for row in rows}
+    of_papers = {name: set(paper.EXPERIMENTS) for name, paper in lab_page.PAPERS.items()}
+    for each in claims.CLAIMS:
+        assert (each.figure, each.what) in measured
+        assert each.experiment in next(names for paper, names in of_papers.items() if each.figure.startswith(f"{paper} "))
+    assert {paper for paper in of_papers for each in claims.CLAIMS if each.figure.startswith(f"{paper} ")} == set(of_papers)
+    assert claims.table(rows).count("\n") == len(claims.CLAIMS) + 1
+    assert claims.table([]).count("\n") == 1
 
 
 def test_every_published_value_has_a_row_or_a_reason_in_the_page_that_is_there():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -10,10 +12,13 @@ from hypothesis import strategies as st
 from gradlane import policies
 from gradlane.core.checks import check_timeline
 from gradlane.core.cluster import Cluster, Host, Link, RateStep, Server, Worker
+from gradlane.core.place import Place
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError
+from gradlane.planning import catalog
+from gradlane.planning.plans import make_plan
 from gradlane.sim import Job, simulate_jobs, simulate_servers
 from gradlane.sim.servers import simulation
 from gradlane.sim.sharding import Sharding
@@ -133,6 +138,50 @@ def test_a_switch_does_not_wait_for_a_packet_to_come_whole(cluster):
     assert {each.iteration_ns()[-1] for each in simulate_servers(plan, profile, cluster, whole=True)} == {
         flow.iteration_ns()[-1]
     }
+
+
+@settings(max_examples=40, deadline=None)
+@given(packets=st.integers(1, 30), startup=st.integers(1, 5_000))
+def test_a_packet_costs_its_startup_and_its_bytes_one_after_another(packets, startup):
+    cluster = Cluster.homogeneous(1, 1, GB // 10)
+    cluster = msgspec.structs.replace(cluster, packet_bytes=640, packet_startup_ns=startup)
+    profile = chain((10, 640 * packets, 3, 20))
+    (timeline,) = simulate_servers(planned("mercury-no-preemption", profile, cluster), profile, cluster)
+    each = startup + 6_400
+    assert timeline.iteration_ns()[-1] == profile.compute_ns + (packets + 1) * each  # the last one comes back too
+    assert cluster.as_network().bytes_per_second == pytest.approx(640 * 10**9 / each, rel=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(slices=st.integers(2, 12), acknowledgement_ns=st.integers(0, 500_000), startup_ns=st.integers(0, 300_000))
+def test_a_slice_alone_in_its_window_waits_for_the_acknowledgement_of_the_one_before(slices, acknowledgement_ns, startup_ns):
+    size, rate = 6_400, GB // 10
+    cluster = Cluster.homogeneous(2, 1, rate, startup_ns=startup_ns)
+    heard = msgspec.structs.replace(cluster, acknowledgement_ns=acknowledgement_ns)
+    profile = chain((10, slices * size, 3, 20))
+    policy = catalog.get("bytescheduler", partition_bytes=size, credit_bytes=size)
+    plan = make_plan(policy, profile, Place.of(cluster))
+    timelines = simulate_servers(plan, profile, heard, iterations=2)
+    for timeline in timelines:
+        check_timeline(timeline, plan)
+    sends = [span for span in timelines[0].of("send") if span.iteration == 1]
+    pulled = {span.subject: span.end_ns for span in timelines[0].of("receive") if span.iteration == 1}
+    for before, after in itertools.pairwise(sorted(sends, key=lambda span: span.start_ns)):
+        assert after.start_ns == before.end_ns
+        # two workers share the server's link; the acknowledgement comes after both, or the sum before it
+        assert before.end_ns - before.start_ns >= startup_ns + size * 10**9 // rate
+        assert before.end_ns <= pulled[before.subject]
+
+
+def test_an_acknowledgement_comes_so_long_after_the_servers_have_the_message():
+    cluster = msgspec.structs.replace(Cluster.homogeneous(1, 1, GB // 10), packet_bytes=640, acknowledgement_ns=1_000)
+    cluster = msgspec.structs.replace(cluster, startup_ns=50_000)
+    profile = chain((10, 6_400, 3, 20))
+    plan = make_plan(catalog.get("wfbp"), profile, Place.of(cluster))
+    (timeline,) = simulate_servers(plan, profile, cluster)
+    (send,) = (span for span in timeline.of("send") if span.iteration == 1)
+    # the startup, the bytes over a link whose switch sends on what it has, and the acknowledgement
+    assert send.end_ns - send.start_ns == 50_000 + 64_000 + 1_000
 
 
 @settings(deadline=None)

@@ -16,7 +16,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.stepwise import stepwise
 from gradlane.core.timeline import Span
 from gradlane.errors import InputError
-from gradlane.planning.plans import make_plan
+from gradlane.planning.plans import make_plan, took_ns
 from gradlane.policies.geryon import Geryon
 from gradlane.policies.prophet import Prophet
 from gradlane.sim import iteration_ns, simulate, simulate_servers
@@ -86,6 +86,36 @@ def test_geryon_puts_the_layers_above_the_threshold_in_the_urgent_lane():
         plan = Geryon(threshold).plan(profile, BYTE_A_NS)
         assert [message.lane for message in plan.messages] == lanes
     assert [lane.network_priority for lane in plan.lanes] == [0, 1]
+
+
+def test_geryon_finds_the_threshold_that_is_fastest_where_it_is_simulated():
+    profile = zoo.profile("alexnet", device="k40", batch=64)
+    cluster = Cluster.homogeneous(8, 8, 1_250_000_000, colocated=True, startup_ns=300_000, network_classes=2)
+    place = Place.of(cluster)
+    found = make_plan(Geryon(threshold="auto"), profile, place, cluster)
+    of_each = [make_plan(Geryon(percent), profile, place) for percent in (50, 10, 30, 70, 90)]
+    times = [took_ns(plan, profile, cluster) for plan in of_each]
+    assert found == of_each[times.index(min(times))]
+    assert min(times) < max(times)
+
+
+def test_without_classes_in_the_network_a_threshold_that_is_found_is_the_one_that_was_given():
+    profile = chain(*[(1, 8, 0, 0)] * 4)
+    network = msgspec.structs.replace(BYTE_A_NS, workers=2)
+    slow = msgspec.structs.replace(profile, backward_ns=10**6)  # nothing that is sent is waited for
+    place = Place(network)
+    assert make_plan(Geryon(75, threshold="auto"), slow, place) == make_plan(Geryon(75), slow, place)
+
+
+def test_a_threshold_is_not_found_for_coarse_categories():
+    with pytest.raises(InputError, match="categories: got 'coarse'"):
+        Geryon(categories="coarse", threshold="auto")
+
+
+def test_p3_with_a_blocking_call_starts_the_next_slice_while_the_last_fits_the_sockets_buffer():
+    profile = chain((0, 100, 0, 0), (0, 100, 0, 0))
+    lanes = [policies.get("p3", slice_bytes=50, buffer_bytes=size).plan(profile, BYTE_A_NS).lanes[0] for size in (0, 50)]
+    assert [lane.window_bytes for lane in lanes] == [50, 100]
 
 
 def test_coarse_categories_make_urgent_what_takes_more_of_the_time_than_of_the_bytes():

@@ -166,6 +166,11 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         network_classes: number of priority classes of every link, 1 to 8. Lanes of lower priority
             than the last class share it; with 1 all lanes do.
         packet_bytes: the largest unit that a link serves without a pause.
+        packet_startup_ns: time that a host spends on each packet before the packet's bytes pass its uplink, one packet after
+            another (Mercury Fig. 17). UNSET, and left out of files: a packet costs its bytes alone.
+        acknowledgement_ns: how long after the servers have a message whole its sender hears of it. The message leaves its
+            window then, or when its sum is back, if that is earlier (ByteScheduler §4.2, Mercury §IV-A). UNSET, and left out of
+            files: a message leaves its window when its last byte has left the sender, as over gradlane's transport.
         source: where the numbers come from.
         bus: the workers of a host are devices that sum a message first, and the host sends the sum
             as one; each worker's host has `Bus.devices` of them. UNSET, and left out of files: each
@@ -182,6 +187,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     packet_bytes: int = 30_000
     source: str = "unstated"
     bus: Bus | UnsetType = UNSET
+    packet_startup_ns: int | UnsetType = UNSET
+    acknowledgement_ns: int | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         for field, values in (("hosts", self.hosts), ("workers", self.workers), ("servers", self.servers)):
@@ -200,6 +207,10 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need_int("network_classes", self.network_classes, 1, NETWORK_CLASSES)
         need_int("packet_bytes", self.packet_bytes, 8, MAX_BYTES)
         need_name("source", self.source)
+        if self.packet_startup_ns is not UNSET:
+            need_int("packet_startup_ns", self.packet_startup_ns, 1, MAX_NS)
+        if self.acknowledgement_ns is not UNSET:
+            need_int("acknowledgement_ns", self.acknowledgement_ns, 0, MAX_NS)
         if self.bus is not UNSET:
             for host, count in Counter(worker.host for worker in self.workers).items():
                 need(count == self.bus.devices, "workers", count, f"the {self.bus.devices} of the bus on host {host}")
@@ -271,6 +282,19 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return False
         return all(len({self.hosts[index] for index in places}) == 1 for places in (of_workers, of_servers))
 
+    @property
+    def needs_packets(self) -> bool:
+        """Whether each packet counts, though the workers are all alike."""
+        return self.packet_startup_ns is not UNSET or self.acknowledgement_ns is not UNSET
+
+    def _with_startups(self, bytes_per_second: int) -> int:
+        """The bytes per second of whole packets that a link of this rate carries, each after its startup."""
+        if self.packet_startup_ns is UNSET:
+            return bytes_per_second
+        in_startup = self.packet_startup_ns * bytes_per_second  # bytes, times 10^9
+        whole = self.packet_bytes * NS_PER_SECOND
+        return max(1, bytes_per_second * whole // (whole + in_startup))
+
     def as_network(self) -> Network:
         """The startup and rate that policies plan with: a lone message's, pushed and pulled packet
         by packet.
@@ -278,7 +302,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         The rate is the minimum over hosts of link rate / (what the host's processes send of each
         message, in messages). A worker sends a whole message, less what servers on its host hold. A server sends its
         share to every worker on another host. A host with both sends the sum. If a host without workers is the
-        slowest, `own_link` says by how much. Links with steps count with their rate at time 0. With a bus, it is
+        slowest, `own_link` says by how much. Links with steps count with their rate at time 0, and a packet's startup as
+        bytes of its link. With a bus, it is
         the whole path's as `Network.path` has it.
         """
         if self.bus is not UNSET:
@@ -296,7 +321,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             as_worker = workers_on[index] * (weights - weight_on[index])
             as_server = weight_on[index] * (len(self.workers) - workers_on[index])
             if as_worker + as_server:
-                slower = min(host.up.at(0)[0], host.down.at(0)[0])
+                slower = min(self._with_startups(host.up.at(0)[0]), host.down.at(0)[0])
                 host_rate = max(1, slower * weights // (as_worker + as_server))
                 rate = min(rate, host_rate)
                 of_workers = min(of_workers, host_rate) if workers_on[index] else of_workers

@@ -6,7 +6,7 @@ randomness, and does not know how a plan is carried out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from gradlane.core.fields import MAX_MESSAGES, need_int
@@ -26,7 +26,7 @@ class Policy(Protocol):
     a changed copy. It refuses values of no use with `InputError` in `__post_init__`.
     `gradlane.testing.policies.check_policy` checks all that is promised here.
 
-    Four optional class attributes:
+    Four optional class attributes, and an optional method:
 
     - `tunable: ClassVar[dict[str, KnobRange]]`: the knobs that a search may set (see `tunable`).
     - `replans: ClassVar[bool]`: True where the plan depends on the moments at which gradients
@@ -34,6 +34,7 @@ class Policy(Protocol):
     - `plans_with_bus: ClassVar[bool]`: True where it plans with `Network.bus` too (see `plans_with_bus`).
     - `returns_packets: ClassVar[bool]`: True where servers return each packet as soon as it is summed, rather than
       each message (see `returns_packets`).
+    - `trials(self) -> tuple[Policy, ...]`: where it leaves a knob to be found, itself with each value to try (see `trials`).
     """
 
     name: ClassVar[str]
@@ -121,6 +122,15 @@ def returns_packets(policy: Policy) -> bool:
     """
     declared: bool = getattr(type(policy), "returns_packets", False)
     return declared
+
+
+def trials(policy: Policy) -> tuple[Policy, ...]:
+    """The policies of which `planning.plans.make_plan` takes the one that is fastest in the simulator; none: `policy` itself.
+
+    The policy's class declares them by a method `trials`.
+    """
+    declared: Callable[[], tuple[Policy, ...]] | None = getattr(policy, "trials", None)
+    return declared() if declared is not None else ()
 
 
 def whole(profile: Profile, tensor: int) -> Slice:

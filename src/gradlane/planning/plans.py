@@ -6,30 +6,53 @@ one place.
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 from msgspec import UNSET
 
 from gradlane.core.backends import refuse_what_cannot_be_done
 from gradlane.core.checks import check_plan
+from gradlane.core.cluster import Cluster
+from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
-from gradlane.core.policy import Policy, plans_with_bus, returns_packets
+from gradlane.core.policy import Policy, plans_with_bus, returns_packets, trials
 from gradlane.core.profile import Profile
 from gradlane.errors import PlanError
-from gradlane.sim.steady import planned_ahead
+from gradlane.planning.measured import where
+from gradlane.sim.servers import simulate_servers
+from gradlane.sim.steady import iteration_ns, planned_ahead
 
 
-def make_plan(policy: Policy, profile: Profile, place: Place) -> Plan:
+def make_plan(policy: Policy, profile: Profile, place: Place, simulated: Network | Cluster | None = None) -> Plan:
     """Plan `profile` with `policy`, ready to be carried out at `place`.
+
+    Args:
+        policy: one that leaves a knob to be found (`trials`) is planned with each value, and the fastest plan stays.
+        profile, place: what is planned, and for where.
+        simulated: what judges those plans; None: what `place` has measured (`measured.where`).
 
     Raises:
         PlanError: the plan does not move every byte once, or nothing at `place` can carry it.
     """
+    tried = [make_plan(each, profile, place) for each in trials(policy)]
+    if tried:
+        return min(tried, key=partial(took_ns, profile=profile, simulated=simulated or where(place)))
     network = place.network if plans_with_bus(policy) else place.network.path
     plan = policy.plan(profile, network)
     if place.backend == "server" and returns_packets(policy):
         plan = msgspec.structs.replace(plan, wire="packet-fifo")
     return accepted(plan, profile, place)
+
+
+def took_ns(plan: Plan, profile: Profile, simulated: Network | Cluster, *, whole: bool = False) -> int:
+    """The steady-state iteration time in ns; `whole` as for `sim.simulate_servers`."""
+    if isinstance(simulated, Network):
+        return iteration_ns(plan, profile, simulated)
+    return max(
+        timeline.iteration_ns()[-1] for timeline in simulate_servers(plan, profile, simulated, iterations=2, whole=whole)
+    )
 
 
 def behind_barrier(plan: Plan) -> Plan:

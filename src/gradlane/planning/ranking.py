@@ -28,10 +28,10 @@ from gradlane.core.records.search_log import Choice, Predicted
 from gradlane.errors import InputError, PlanError
 from gradlane.planning import catalog
 from gradlane.planning.measured import where
-from gradlane.planning.plans import behind_barrier, make_plan
+from gradlane.planning.plans import behind_barrier, make_plan, took_ns
 from gradlane.planning.search.space import MOST_PIECES, Space
 from gradlane.policies.owners import Owners
-from gradlane.sim import few_packets, iteration_ns, simulate_servers
+from gradlane.sim import few_packets
 
 SAFE = Choice("ddp")
 """DDP's own buckets: over all-reduce the only plan that is sure to be no slower than DDP."""
@@ -235,11 +235,7 @@ def simulated_ns(plan: Plan, profile: Profile, place: Place, *, whole: bool = Fa
         plan, profile, place: what to simulate.
         whole: as for `sim.simulate_servers`.
     """
-    simulated = where(place)
-    if isinstance(simulated, Network):
-        return iteration_ns(plan, profile, simulated)
-    timelines = simulate_servers(plan, profile, simulated, iterations=2, whole=whole)
-    return max(timeline.iteration_ns()[-1] for timeline in timelines)
+    return took_ns(plan, profile, where(place), whole=whole)
 
 
 def _worth_trying(ranked: list[Ranked], question: Question) -> list[Ranked]:

@@ -23,9 +23,16 @@ class ByteScheduler(msgspec.Struct, frozen=True):
     (`--tune`). The sizes below are too small for many workers.
 
     Differs from the paper: a slice starts if the credit equals its size. Line 16 asks for more, so that a window of
-    one slice would never open. A lone slice larger than the credit may go. A slice gives its credit back when its
-    bytes have left, not when its push is acknowledged. Servers return sums first come, first served, where Theorem 1
-    pulls by priority. `gradlane.planning.tuning` searches the knobs (§4.3), not the policy.
+    one slice would never open. A lone slice larger than the credit may go. Over servers a slice gives its credit back
+    when its bytes have left, as gradlane's transport has no acknowledgements; the simulator has them
+    (`Cluster.acknowledgement_ns`). Over all-reduce the credit comes back with the sum, as in the paper. Servers return
+    sums first come, first served, where Theorem 1 pulls by priority.
+    `gradlane.planning.tuning` searches the knobs (§4.3), not the policy.
+
+    All-reduces have one order on all ranks. In the paper rank 0 decides it while the iteration runs, and tells the
+    others (§5); `attach(order="coordinator")` does so. By default the plan has an order, found by running it in
+    virtual time. Parameters cross the barrier between iterations in PyTorch only; sessions of gradlane
+    train no other framework.
 
     Attributes:
         partition_bytes: the largest slice.
@@ -35,7 +42,8 @@ class ByteScheduler(msgspec.Struct, frozen=True):
     name: ClassVar[str] = "bytescheduler"
     paper: ClassVar[str] = "ByteScheduler (SOSP '19) Algorithm 1"
     differs: ClassVar[str] = (
-        "credit equal to the slice suffices, and comes back without an acknowledgement; no priority of pulls"
+        "credit equal to the slice suffices, and over servers comes back without an acknowledgement; no priority of pulls; "
+        "over all-reduce the plan's order by default, the paper's with rank 0 deciding; only PyTorch crosses the barrier"
     )
 
     tunable: ClassVar[dict[str, KnobRange]] = {"partition_bytes": SIZES, "credit_bytes": SIZES}

@@ -14,6 +14,7 @@ from gradlane.core.policy import SIZES, KnobRange, check_cuts, cut
 from gradlane.core.profile import DTYPE_BYTES, Profile
 
 _CLASSES = 8
+_TRIED = (10, 30, 50, 70, 90)  # thresholds in percent
 _WHOLE_BELOW = 4096  # elements; shards of a bias would be a few bytes each
 
 
@@ -26,12 +27,14 @@ class Geryon(msgspec.Struct, frozen=True):
     lanes are first in, first out.
 
     Differs from the paper: "coarse" goes by what the paper says of convolutions, as a profile does
-    not know kinds of layers. A search finds the threshold (`gradlane.planning.tuning`), in place of
-    a fitted curve. There may be more than two lanes.
+    not know kinds of layers. The threshold is given, searched over iterations (`gradlane.planning.tuning`), or with
+    `threshold="auto"` found once times are measured: in the paper the first iterations try some and fit a
+    curve, here the simulator runs five. There may be more than two lanes.
 
     Attributes:
         threshold_percent: with "threshold" (§III-C), layer l of L is urgent if 1 - l/L is above
             this, with l from 1 in forward order. 0: all layers but the last; 100: none.
+        threshold: "auto" takes the one of `threshold_percent`, 10, 30, 50, 70 and 90 % that is fastest in the simulator.
         slice_bytes: the largest slice, unless `slice_elements` is set.
         slice_elements: the largest slice in elements, as §V-D counts it; 0: `slice_bytes`.
         shards: a tensor of 4096 elements or more is first cut into this many equal parts, one for
@@ -49,8 +52,8 @@ class Geryon(msgspec.Struct, frozen=True):
     name: ClassVar[str] = "geryon"
     paper: ClassVar[str] = "Geryon (INFOCOM '20) §III"
     differs: ClassVar[str] = (
-        "coarse categories by bytes and time, not by kinds of layers; more than two lanes; sums come back at once, in the "
-        "paper when all gradients have been pushed (knob pulls)"
+        "coarse categories by bytes and time, not by kinds of layers; the threshold is given, or found in the simulator; "
+        "more than two lanes; sums come back at once, in the paper when all gradients have been pushed (knob pulls)"
     )
 
     tunable: ClassVar[dict[str, KnobRange]] = {"threshold_percent": KnobRange(0, 100, 5), "slice_bytes": SIZES}
@@ -63,9 +66,13 @@ class Geryon(msgspec.Struct, frozen=True):
     lanes: int = 2
     pulls: Literal["at once", "after pushes"] = "at once"
     pull_seed: int = 0
+    threshold: Literal["fixed", "auto"] = "fixed"
 
     def __post_init__(self) -> None:
         need_int("threshold_percent", self.threshold_percent, 0, 100)
+        need(self.threshold in ("fixed", "auto"), "threshold", self.threshold, "'fixed' or 'auto'")
+        if self.threshold == "auto":
+            need(self.categories == "threshold", "categories", self.categories, "'threshold', with threshold 'auto'")
         need_int("slice_bytes", self.slice_bytes, 8, MAX_BYTES)
         need_int("slice_elements", self.slice_elements, 0, MAX_BYTES // 8)
         need_int("shards", self.shards, 1, 1000)
@@ -73,6 +80,13 @@ class Geryon(msgspec.Struct, frozen=True):
         need_int("lanes", self.lanes, 2, min(MAX_LANES, _CLASSES))
         need(self.pulls in ("at once", "after pushes"), "pulls", self.pulls, "'at once' or 'after pushes'")
         need_int("pull_seed", self.pull_seed, 0, 2**31 if self.pulls == "after pushes" else 0)
+
+    def trials(self) -> tuple[Geryon, ...]:
+        """With `threshold="auto"` the policies to choose from, `threshold_percent` before others that are as fast."""
+        if self.threshold == "fixed":
+            return ()
+        percents = dict.fromkeys((self.threshold_percent, *_TRIED))
+        return tuple(msgspec.structs.replace(self, threshold="fixed", threshold_percent=percent) for percent in percents)
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         lane_of = self._lanes_of_layers(profile)

@@ -88,6 +88,7 @@ class FluidFabric:
 
     def __init__(self, jobs: Sequence[Job], cluster: Cluster) -> None:
         assert cluster.is_homogeneous
+        assert not cluster.needs_packets
         self.events = 0
         self._jobs, self._cluster = jobs, cluster
         self._now = 0

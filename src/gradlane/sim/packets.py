@@ -1,9 +1,10 @@
 """Packets: parameter servers with any workers, every packet on every link.
 
-**Links.** A host's uplink takes one packet at a time. Lanes of a more urgent network class go
-first; lanes of one class take turns by bytes, as do pushes and pulls, and jobs, where a host has
-several. The switch sends on what it has of a packet while the downlink is free, as frames are small. A
-packet that has come whole waits otherwise, in a queue for each class before each downlink.
+**Links.** A host's uplink takes one packet at a time, and spends `Cluster.packet_startup_ns` before its bytes.
+Lanes of a more urgent network class go first; lanes of one class take turns by bytes, as do pushes and
+pulls, and jobs, where a host has several. The switch sends on what it has of a packet while the
+downlink is free, as frames are small. A packet that has come whole waits otherwise, in a queue for each
+class before each downlink.
 
 **Connections.** Each lane has a connection each way to each host. Its packets leave in the order of
 `gradlane.schedule.wire_order`. At most two packets' bytes of a connection are in flight, as flow
@@ -13,7 +14,8 @@ downlink get equal shares, and one worker's pushes do not delay another worker's
 **Servers.** A server adds packets in order of arrival, one after another. It returns a unit (see
 `sharding`) to all workers when it has the unit from all of them; where training is not synchronous,
 it returns a worker's unit to that worker at once. A message leaves its window when its last packet
-has left the worker. Packets between a worker and a server on one host pass no link.
+has left the worker, or with `Cluster.acknowledgement_ns` when the worker hears that the servers have it. Packets
+between a worker and a server on one host pass no link.
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ import heapq
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
+from msgspec import UNSET
+
 from gradlane.core.cluster import Cluster, Link
 from gradlane.schedule.wire_order import Key, run_key
 from gradlane.sim.fabric import FOREVER, Job, Notice
 from gradlane.sim.sharding import Sharding
 from gradlane.units import NS_PER_SECOND
 
-ENTER, SUMMED, RETURNED, ASKED = -1, -2, -3, -4
+ENTER, SUMMED, RETURNED, ASKED, ACKNOWLEDGED = -1, -2, -3, -4, -5
 UNDER_WAY = 2  # packets of a connection: one on each of the two links
 
 _Item = tuple[Key, int, int, bool]  # (key of its run, packet, rank, is a pull): what goes first is the least
@@ -78,17 +82,21 @@ class PacketFabric:
         self._ports: list[list[deque[tuple[_Connection, _Item, int, int]]]] = [
             [deque() for _ in range(cluster.network_classes)] for _ in range(hosts)
         ]
+        self._acknowledges = cluster.acknowledgement_ns is not UNSET
+        self._acknowledgement_ns = 0 if cluster.acknowledgement_ns is UNSET else cluster.acknowledgement_ns
+        self._startup_ns = 0 if cluster.packet_startup_ns is UNSET else cluster.packet_startup_ns
         self._most_under_way = UNDER_WAY * cluster.packet_bytes
         self._heap: list[tuple[int, int, int, tuple[int, int, int]]] = []
         self._numbers = 0
         self._sender_free = [0] * len(ranks)
         self._server_free = [0] * len(cluster.servers)
         # for each job the events that each unit still waits for; for each rank's message the packets
-        # not yet pushed, and those not yet pulled
+        # not yet pushed, or not yet at a server where messages are acknowledged, and those not yet pulled
         self._missing = [[self._wants(j, unit) for unit in range(len(deal.units))] for j, deal in enumerate(self._deals)]
         self._missing_alone = [list(self._missing[job]) if not self._together else [] for job, _ in ranks]
         self._unpushed = [[0] * len(jobs[job].plan.messages) for job, _ in ranks]
         self._unpulled = [[0] * len(jobs[job].plan.messages) for job, _ in ranks]
+        self._heard_ns: list[dict[int, int]] = [{} for _ in ranks]  # by message, when its sender hears that servers have it
         self._notices: list[Notice] = []
 
     # -- what the owner calls ------------------------------------------------------------------------------
@@ -111,7 +119,14 @@ class PacketFabric:
         return (len(deal.units[unit]) + split) * (len(self._ranks_of[job]) if self._together else 1)
 
     def next_ns(self) -> int:
+        while self._heap and self._is_late(self._heap[0]):
+            heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else FOREVER
+
+    def _is_late(self, event: tuple[int, int, int, tuple[int, int, int]]) -> bool:
+        """Whether it is an acknowledgement of what the sum has told its sender already."""
+        at_ns, _, what, (rank, message, _) = event
+        return what == ACKNOWLEDGED and self._heard_ns[rank].get(message) != at_ns
 
     def run(self, until_ns: int) -> list[Notice]:
         heap, hosts = self._heap, len(self._cluster.hosts)
@@ -128,6 +143,10 @@ class PacketFabric:
                 self._one_less(now_ns, payload[0], payload[1])
             elif what == ASKED:
                 self._asked(now_ns, payload[0], payload[1])
+            elif what == ACKNOWLEDGED:
+                rank, message, _ = payload
+                if self._heard_ns[rank].get(message) == now_ns:
+                    self._hear(now_ns, rank, message)
             else:
                 self._return(now_ns, payload[0], payload[1], payload[2])
             if self._notices and (not heap or heap[0][0] > now_ns):
@@ -149,7 +168,8 @@ class PacketFabric:
         key = self._key(job, message)
         for packet in range(deal.first[message], deal.first[message + 1]):
             if self._server_host[deal.server[packet]] == host:
-                self._left(now_ns, rank, message)
+                if not self._acknowledges:
+                    self._left(now_ns, rank, message)
                 self._at_server(now_ns, rank, packet)
             else:
                 heapq.heappush(stream.items, (key, packet, rank, False))
@@ -198,7 +218,7 @@ class PacketFabric:
                 self._clock[host] = served
                 stream.served = served + size_bytes
                 self._queue(host, stream)
-                self._carry(now_ns, host, (stream, item, host, to), size_bytes, now_ns)
+                self._carry(now_ns + self._startup_ns, host, (stream, item, host, to), size_bytes, now_ns)
                 return
 
     def _carry(self, begun_ns: int, link: int, load: tuple[_Connection, _Item, int, int], size_bytes: int, now_ns: int) -> None:
@@ -215,7 +235,7 @@ class PacketFabric:
         stream, item, _, to = load
         _, packet, rank, is_pull = item
         deal = self._deals[stream.job]
-        if not is_pull:
+        if not is_pull and not self._acknowledges:
             self._left(now_ns, rank, deal.message[packet])
         port = len(self._ports) + to
         if self._carries[port] is None:
@@ -253,17 +273,29 @@ class PacketFabric:
             self._at_server(now_ns, rank, packet)
 
     def _left(self, now_ns: int, rank: int, message: int) -> None:
-        """A packet has left its worker, or passes no link.
+        """A packet has left its worker, or passes no link; where messages are acknowledged, a server has it.
 
-        With the last packet the message leaves its window.
+        With the last packet the message leaves its window, or is acknowledged.
         """
         self._unpushed[rank][message] -= 1
-        if not self._unpushed[rank][message]:
+        if self._unpushed[rank][message]:
+            return
+        if self._acknowledges:
+            self._heard_ns[rank][message] = now_ns + self._acknowledgement_ns
+            self._at(now_ns + self._acknowledgement_ns, ACKNOWLEDGED, (rank, message, 0))
+        else:
+            self._notices.append(Notice(now_ns, rank, message, False))
+
+    def _hear(self, now_ns: int, rank: int, message: int) -> None:
+        """The sender of a message hears that servers have it, by an acknowledgement or by the sum."""
+        if self._heard_ns[rank].pop(message, None) is not None:
             self._notices.append(Notice(now_ns, rank, message, False))
 
     def _at_server(self, now_ns: int, rank: int, packet: int) -> None:
         """A server has received a packet, and adds it after those that came before it."""
         deal = self._deals[self._ranks[rank][0]]
+        if self._acknowledges:
+            self._left(now_ns, rank, deal.message[packet])
         rate = self._cluster.sum_bytes_per_second
         if rate is None:
             self._one_less(now_ns, rank, deal.unit[packet])
@@ -323,4 +355,5 @@ class PacketFabric:
         message = self._deals[self._ranks[rank][0]].message[packet]
         self._unpulled[rank][message] -= 1
         if not self._unpulled[rank][message]:
+            self._hear(now_ns, rank, message)
             self._notices.append(Notice(now_ns, rank, message, True))

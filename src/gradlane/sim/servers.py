@@ -2,8 +2,9 @@
 that runs live.
 
 Where workers are all alike, one is simulated and stands for all, so that 2048 cost no more than 2.
-Otherwise each worker is simulated, and every packet. Where a cluster has a bus, the workers of a host
-sum each message first, and the host sends the sum to the servers (`hosts.py`). There are three kinds of training.
+Otherwise, and where a packet has a startup or a message is acknowledged, each worker is simulated, and every packet.
+Where a cluster has a bus, the workers of a host sum each message first, and the host sends the sum to the
+servers (`hosts.py`). There are three kinds of training.
 Synchronous: a server returns a sum when it has every worker's part. Asynchronous: a server returns
 parameters to a worker as soon as it has that worker's part. Bounded staleness: as asynchronous, but
 no worker begins an iteration more than `staleness` iterations ahead of the slowest worker's pushes.
@@ -171,7 +172,7 @@ def simulation(
         if jitter > 0 or _unlike_devices(cluster):
             jobs = (_in_one_order(jobs[0], cluster),)
     plain = jitter == 0 and all(job.placement is None and job.workers is None for job in jobs)
-    homogeneous = cluster.is_homogeneous and plain and not whole
+    homogeneous = cluster.is_homogeneous and plain and not whole and not cluster.needs_packets
     placed = [
         (number, worker)
         for number, job in enumerate(jobs)

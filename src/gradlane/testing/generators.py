@@ -11,7 +11,7 @@ from typing import Any, Literal
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import FlakyFailure
-from msgspec import structs
+from msgspec import UNSET, UnsetType, structs
 
 from gradlane import policies
 from gradlane.core.bus import Bus
@@ -293,12 +293,16 @@ def carried(cluster: Cluster) -> tuple[str, ...]:
 @st.composite
 def clusters(draw: st.DrawFn, external: bool = True) -> Cluster:
     """Any small cluster: shared hosts, uneven shards, links that change, startup, slow sums,
-    network classes.
+    network classes, packets that cost time, acknowledgements.
 
     Args:
         external: whether servers may be anywhere; otherwise one is on each worker's host, in its
             process.
     """
+
+    def rarely(*values: int) -> st.SearchStrategy[int | UnsetType]:
+        return st.one_of(st.just(UNSET), st.just(UNSET), st.sampled_from(values))
+
     rates = st.integers(10**7, 10**11)
     steps = st.lists(st.tuples(st.integers(1, 10**7), rates), max_size=2, unique_by=lambda step: step[0])
 
@@ -319,4 +323,6 @@ def clusters(draw: st.DrawFn, external: bool = True) -> Cluster:
         draw(st.sampled_from([None, 10**10])),
         draw(st.sampled_from([None, 10**10])),
         draw(st.integers(1, 2)),
+        packet_startup_ns=draw(rarely(1_000)),
+        acknowledgement_ns=draw(rarely(0, 50_000)),
     )

@@ -145,7 +145,7 @@ def judge(policy: Policy, case: Case, bound_ns: int | None = None) -> Outcome:
     """
     if isinstance(policy, Searched):
         return _simulated(search(policy, case), case, bound_ns)
-    return _simulated(make_plan(policy, case.profile, case.place), case, bound_ns)
+    return _simulated(make_plan(policy, case.profile, case.place, case.where), case, bound_ns)
 
 
 def search(policy: Searched, case: Case, progress: Progress | None = None) -> Plan:
