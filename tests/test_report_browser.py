@@ -60,7 +60,12 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 timeline=drawn,
             )
         )
-    trial = facts.TrialFacts("title", "The answer.", "1.20x", "bound", [("alone", 1.0)], [], arms, "ddp", "blocks", 2.0)
+    choices = facts.TableFacts(
+        "Choices", ["tried", "ms"], [["bytescheduler partition_bytes=1.2 MiB credit_bytes=1.2 MiB", "456"]]
+    )
+    trial = facts.TrialFacts(
+        "title", "The answer.", "1.20x", "bound", [("alone", 1.0)], [], arms, "ddp", "blocks", 2.0, tables=[choices]
+    )
     file = tmp_path_factory.mktemp("report") / "report.html"
     file.write_bytes(render_page(Facts("a run", [("command", "gradlane compare")], [trial])))
     return file
@@ -97,13 +102,8 @@ def test_a_report_opens_without_an_error_or_a_request_and_fits_its_width(
     opened.size(width, 900)
     opened.open(report, IS_READY)
     headings = opened.evaluate("[...document.querySelectorAll('h2')].map((each) => each.textContent)")
-    assert headings == [
-        "Timelines",
-        "All policies",
-        "Steps",
-        "Plans",
-        "To run it again",
-    ]  # no profile, so not where the time goes
+    # without a profile, so without where the time goes
+    assert headings == ["Timelines", "All policies", "Choices", "Steps", "Plans", "To run it again"]
     assert is_painted(opened)
     assert opened.evaluate("document.querySelectorAll('svg.plan rect').length") > 100
     assert opened.evaluate("document.documentElement.scrollWidth") <= width
@@ -330,8 +330,15 @@ def test_on_a_telephone_a_table_says_that_it_has_more_columns(opened: Page, repo
     opened.evaluate("document.querySelector('.scroll').scrollLeft = 10000")
     opened.evaluate(NEXT_FRAME)
     assert not opened.evaluate(hint)
-    # the names of the rows stay in view
-    assert opened.evaluate("document.querySelector('tbody td').getBoundingClientRect().left") >= 0
+    # beside the names of the rows, which stay in view, the last column of each table can be scrolled into view
+    edges = opened.evaluate("""[...document.querySelectorAll('.scroll')].map((box) => {
+        box.scrollLeft = 10000;
+        const cells = box.querySelectorAll('tbody tr:first-child td'), first = cells[0].getBoundingClientRect();
+        const last = cells[cells.length - 1].getBoundingClientRect();
+        return [first.left, first.right, last.left, last.right];
+    })""")
+    assert len(edges) == 2
+    assert all(0 <= left < right <= last_left < last_right <= 390 for left, right, last_left, last_right in edges)
     opened.size(1280, 900)
     opened.open(report, IS_READY)
     opened.evaluate(NEXT_FRAME)

@@ -380,10 +380,12 @@ class Timeline {
     context.globalAlpha = 1;
     context.strokeStyle = ink;
     context.lineWidth = 0.8;
-    for (const { track, start, end } of row.outlines) {
+    for (const { track, message, start, end } of row.outlines) {
       const begin = x(start), finish = x(end);
+      context.globalAlpha = strength(message);
       if (finish > this.left && begin < width) context.strokeRect(begin, top + track * each + 0.4, Math.max(0.5, finish - begin), thick - 0.8);
     }
+    context.globalAlpha = 1;
   }
 
   drawLink(row, top, x, { accent, wait, line }) {
