@@ -57,7 +57,7 @@ def main() -> None:
         opened.size(1280, 900)
         opened.open(file, "document.body !== null && document.body.dataset.ready === 'yes'")
         view = "document.getElementById('timeline').view"
-        opened.evaluate(f"{view}.arms.forEach((arm) => {view}.shown.add(arm)); {view}.choose()")
+        opened.evaluate(f"{view}.arms.forEach((arm) => {view}.shown.add(arm)); {view}.showsAll = true; {view}.choose()")
         for what, zoom in (("whole", 1.0), ("a twentieth", 0.05)):
             opened.evaluate(f"{view}.reset(); {view}.zoom({zoom})")
             drawing, frame = opened.evaluate(MOVE)

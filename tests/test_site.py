@@ -104,5 +104,10 @@ def test_pages_open_from_disk_without_an_error_or_a_request(site: Path, width: i
             page.open(site / f"{name}.html", "document.readyState === 'complete' && document.querySelector('article') !== null")
             assert page.evaluate("[...document.images].every((image) => image.naturalWidth > 0)"), name
             assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), name
+        page.open(site / "index.html", "document.readyState === 'complete' && document.querySelector('article img') !== null")
+        left, right = page.evaluate(
+            "(({ left, right }) => [left, right])(document.querySelector('article img').getBoundingClientRect())"
+        )
+        assert 0 <= left < right <= width  # the picture that the documentation begins with is whole
         assert page.said == []
         assert [url for url in page.asked_for if not url.startswith(("file:", "data:", "blob:"))] == []

@@ -2,7 +2,8 @@
 
 A message is a thin line from ready to start, a bar until it has left its first phase, and a paler one
 until it has arrived. Kinds of computing and urgency have the colours of the report. A picture brings
-its own paper, white or dark as the reader's browser asks for, and no script.
+its own paper, white or dark as the reader's browser asks for, and no script. Where it is drawn as narrow as a
+telephone, its words are larger, and the key is left out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _STYLE = """\
   @media (prefers-color-scheme: dark) {
     text { fill: #e4e9f0; } .faint { fill: #95a1b3; } .paper { fill: #14181f; } .line { stroke: #4a5463; }
     .on { fill: #10151c; }
-  }"""
+  }
+  @media (max-width: 500px) { text { font-size: 19px; } .head { font-size: 27px; } .key { display: none; } }"""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def timelines(title: str, rows: Sequence[Row]) -> str:
         top += height
     parts += _axis(top, scale, last_us)
     height = round(top + AXIS + 22 + EDGE)
-    parts += _key(height - EDGE - 8)
+    parts += ['<g class="key">', *_key(height - EDGE - 8), "</g>"]
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">',

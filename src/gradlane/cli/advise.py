@@ -283,6 +283,9 @@ def _trial(advice: Advice) -> facts.TrialFacts:
         lines=[("without sums, measured", alone_ms), ("the least that any schedule takes, simulated", bound_ms)],
         layers=[layer.name for layer in advice.profile.layers],
         arms=sorted(arms, key=lambda arm: arm.name != BASELINE),
+        baseline=BASELINE,
+        recommended=advice.best.policy,
+        limit=baseline.iteration_ns / advice.bound_ns if advice.bound_ns else None,
         tables=[facts.TableFacts("Not measured, or to be doubted", ["what"], [[line] for line in unknown(advice)])],
     )
 

@@ -145,7 +145,7 @@ def command(
     if report is not None:
         answer = _recommendation(outcomes, best, baseline, chosen is not None).partition("\n")[0]
         arms = outcomes if any(outcome.policy == BASELINE for outcome in outcomes) else [*outcomes, baseline]
-        reports.write(report, "gradlane plan", [reports.of_case(describe(best.case), arms, f"{answer}.")])
+        reports.write(report, "gradlane plan", [reports.of_case(describe(best.case), arms, f"{answer}.", best)])
         if not as_json and emit is None:
             click.echo(f"wrote {report}")
     if out is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradlane.compare.arms import ALONE, BASELINE
 from gradlane.compare.records import Cell, Comparison, Result
@@ -89,8 +89,22 @@ def evaluate(
     )
 
 
-def answer(speedups: Mapping[str, Speedup | None], bound: float | None) -> tuple[str, str]:
-    """The result as a number and as a sentence: of `auto` if it took part, else of the best.
+class Answer(NamedTuple):
+    """The result of a comparison.
+
+    Attributes:
+        arm: that it is about, the one to use; None if nothing was measured beside torch DDP.
+        number: how many times as fast it is, for people.
+        sentence: for people.
+    """
+
+    arm: str | None
+    number: str
+    sentence: str
+
+
+def answer(speedups: Mapping[str, Speedup | None], bound: float | None) -> Answer:
+    """The result: of `auto` if it took part, else of the fastest arm.
 
     Args:
         speedups: over torch DDP, by arm; None for an arm without one.
@@ -98,7 +112,7 @@ def answer(speedups: Mapping[str, Speedup | None], bound: float | None) -> tuple
     """
     own = {name: speedup for name, speedup in speedups.items() if speedup is not None and name != BASELINE}
     if not own:
-        return "-", "No policy was measured beside torch DDP."
+        return Answer(None, "-", "No policy was measured beside torch DDP.")
     best = max(own, key=lambda name: own[name].ratio)
     told = next((name for name in own if name.partition("@")[0] == AUTO), best)
     of = own[told]
@@ -107,7 +121,7 @@ def answer(speedups: Mapping[str, Speedup | None], bound: float | None) -> tuple
         said += f"; with {best}, {own[best].ratio:.2f} times"
     if bound is not None:
         said += f"; no schedule can exceed {bound:.2f} times here"
-    return f"{of.ratio:.2f}x", f"{said}."
+    return Answer(told, f"{of.ratio:.2f}x", f"{said}.")
 
 
 def trial_remarks(cells: Sequence[Cell]) -> list[str]:

@@ -15,7 +15,10 @@ from gradlane.units import format_bytes, format_rate
 
 
 def render(comparison: Comparison, console: Console) -> None:
-    """Print `comparison`: DDP first, the others in their order, the best marked, the bound below."""
+    """Print `comparison`: DDP first, the others in their order, the bound below.
+
+    The fastest is marked; the row that the sentence above the table is about is bold.
+    """
     link = "links as they are" if comparison.link_bits_per_second is None else f"{_bits(comparison.link_bits_per_second)} links"
     size = format_bytes(comparison.parameter_bytes)
     hosts = hosts_text(comparison.hosts, comparison.ranks_per_host)
@@ -30,6 +33,8 @@ def render(comparison: Comparison, console: Console) -> None:
     if noted:
         table.add_column("note")
     best = max((result.speedup.ratio for result in comparison.results if result.speedup is not None), default=None)
+    bound = None if comparison.bound is None else comparison.bound.ratio
+    found = answer({result.policy: result.speedup for result in comparison.results}, bound)
     for result in sorted(comparison.results, key=lambda result: result.policy != BASELINE):
         is_best = result.speedup is not None and result.speedup.ratio == best
         cells = [
@@ -42,10 +47,8 @@ def render(comparison: Comparison, console: Console) -> None:
             *([result.note] if noted else []),
         ]
         # as Text, so that rich does not interpret a file's contents as markup
-        table.add_row(*(Text(cell) for cell in cells), style="bold green" if is_best else None)
-    bound = None if comparison.bound is None else comparison.bound.ratio
-    _, sentence = answer({result.policy: result.speedup for result in comparison.results}, bound)
-    console.print(Text(sentence, style="bold"))
+        table.add_row(*(Text(cell) for cell in cells), style="bold green" if result.policy == found.arm else None)
+    console.print(Text(found.sentence, style="bold"))
     console.print(Text(title, style="italic"))
     print_table(table, console)
     console.print(_below(comparison))

@@ -159,7 +159,10 @@ class TrialFacts(msgspec.Struct, frozen=True):
     Attributes:
         title: the model and the cluster.
         answer, number: the result in one sentence, and in one number.
-        bound: the speedup that no schedule can exceed, for people.
+        bound: what no schedule can exceed, for people.
+        baseline: the arm of torch DDP; None without one.
+        recommended: the arm that the answer is about; None without one.
+        limit: the speedup over `baseline` that no schedule can exceed; None if it is not known.
         lines: (name, ms): constant lines beside the steps.
         layers: names of the model's layers.
         remarks: what to know before relying on it.
@@ -173,6 +176,9 @@ class TrialFacts(msgspec.Struct, frozen=True):
     lines: list[tuple[str, float]]
     layers: list[str]
     arms: list[ArmFacts]
+    baseline: str | None = None
+    recommended: str | None = None
+    limit: float | None = None
     remarks: list[str] = []
     charts: list[ChartFacts] = []
     tables: list[TableFacts] = []

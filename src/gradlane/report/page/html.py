@@ -11,7 +11,10 @@ import msgspec
 
 from gradlane.report.page.facts import COMPUTE_KINDS, Facts
 
-_SCRIPTS = ("uplot/uPlot.iife.min.js", "dom.js", "steps.js", "chart.js", "parts.js", "plan.js", "timeline.js", "page.js")
+_SCRIPTS = (
+    "uplot/uPlot.iife.min.js", "dom.js", "speedups.js", "steps.js", "chart.js", "parts.js", "plan.js", "questions.js",
+    "timeline.js", "page.js",
+)  # fmt: skip
 _STYLES = ("uplot/uPlot.min.css", "page.css")
 
 

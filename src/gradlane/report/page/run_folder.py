@@ -161,15 +161,19 @@ def _of_comparison(comparison: Comparison, run: _Run) -> facts.TrialFacts:
     bound = comparison.bound
     cluster = _cluster(comparison.hosts, comparison.ranks_per_host, comparison.link_bits_per_second)
     speedups = {result.policy: result.speedup for result in comparison.results}
-    number, sentence = answer(speedups, None if bound is None else bound.ratio)
+    limit = None if bound is None else bound.ratio
+    found = answer(speedups, limit)
     return facts.TrialFacts(
         title=f"{comparison.model}, {format_bytes(comparison.parameter_bytes)} of parameters, {cluster}",
-        answer=sentence,
-        number=number,
+        answer=found.sentence,
+        number=found.number,
         bound="" if bound is None else f"{bound.ratio:.2f} times as fast as DDP ({bound.spread}): {comparison.bound_text}",
         lines=run.lines,
         layers=run.layers,
         arms=arms,
+        baseline=BASELINE,
+        recommended=found.arm,
+        limit=limit,
         remarks=list(comparison.remarks),
     )
 
@@ -188,15 +192,19 @@ def _of_trial(cells: Sequence[Cell], run: _Run) -> facts.TrialFacts:
     least_ms = min(cell.bound_ns for cell in cells) / 1e6
     baseline = next((arm.median_ms for arm in arms if arm.name == BASELINE), None)
     speedups = {cell.arm: cell.speedup for cell in cells}
-    number, sentence = answer(speedups, None if baseline is None else baseline / least_ms)
+    limit = None if baseline is None else baseline / least_ms
+    found = answer(speedups, limit)
     return facts.TrialFacts(
         title=f"{first.model}, {_cluster(first.hosts, first.ranks_per_host, first.link_bits_per_second)}{scale}",
-        answer=sentence,
-        number=number,
+        answer=found.sentence,
+        number=found.number,
         bound=f"a step of {least_ms:.1f} ms, simulated from computing alone and the network as the run measured them",
         lines=[*run.lines, ("the least that any schedule takes, simulated", least_ms)],
         layers=run.layers,
         arms=arms,
+        baseline=BASELINE,
+        recommended=found.arm,
+        limit=limit,
         remarks=trial_remarks(cells),
     )
 

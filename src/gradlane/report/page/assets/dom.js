@@ -14,9 +14,17 @@ function el(tag, attributes = {}, ...children) {
 
 function table(headings, rows, best = -1) {
   const line = (tag, cells) => cells.map((cell) => el(tag, { class: typeof cell === "string" && cell.length > 60 ? "long" : null }, String(cell)));
-  return el("div", { class: "scroll" }, el("table", {},
+  const rowsShown = el("table", {},
     el("thead", {}, el("tr", {}, ...line("th", headings))),
-    el("tbody", {}, ...rows.map((row, at) => el("tr", { class: at === best ? "best" : null }, ...line("td", row))))));
+    el("tbody", {}, ...rows.map((row, at) => el("tr", { class: at === best ? "best" : null }, ...line("td", row)))));
+  const box = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": headings.join(", ") }, rowsShown);
+  const hint = el("p", { class: "hint", hidden: true }, "More columns to the right: swipe or scroll the table.");
+  const look = () => (hint.hidden = box.scrollWidth - box.clientWidth - box.scrollLeft < 2);
+  box.addEventListener("scroll", look);
+  const sizes = new ResizeObserver(look);
+  sizes.observe(box);
+  sizes.observe(rowsShown);
+  return el("div", {}, hint, box);
 }
 
 const ms = (value) => (value === null || value === undefined ? "-" : value >= 100 ? value.toFixed(0) : value.toFixed(value >= 10 ? 1 : 2));

@@ -11,7 +11,7 @@ async function readData() {
 // of the columns those are shown that some arm has something for
 function armsTable(trial) {
   const has = (name) => trial.arms.some((arm) => arm[name] !== null);
-  const measured = has("median_ms"), spread = trial.arms.some((arm) => arm.speedup && arm.speedup[1] < arm.speedup[2]), first = trial.arms.map((arm) => (arm.speedup ? arm.speedup[0] : 0));
+  const measured = has("median_ms"), spread = trial.arms.some((arm) => arm.speedup && arm.speedup[1] < arm.speedup[2]);
   const columns = [
     ["policy", true, (arm) => arm.name + (arm.note ? ` (${arm.note})` : "")],
     ["step ms", measured, (arm) => ms(arm.median_ms)],
@@ -23,7 +23,7 @@ function armsTable(trial) {
     ["hidden", has("hidden"), (arm) => percent(arm.hidden)],
     ["= DDP", has("equal_to_ddp"), (arm) => ({ true: "yes", false: "no", null: "-" }[arm.equal_to_ddp])],
   ].filter(([, shown]) => shown);
-  return table(columns.map(([heading]) => heading), trial.arms.map((arm) => columns.map(([, , text]) => text(arm))), has("speedup") ? first.indexOf(Math.max(...first)) : -1);
+  return table(columns.map(([heading]) => heading), trial.arms.map((arm) => columns.map(([, , text]) => text(arm))), trial.arms.findIndex((arm) => arm.name === trial.recommended));
 }
 
 function plans(trial) {
@@ -31,7 +31,7 @@ function plans(trial) {
   const into = el("div", {});
   const choice = el("select", { "aria-label": "policy", onchange: () => into.replaceChildren(planPicture(planned[choice.selectedIndex].plan)) },
     ...planned.map((arm) => el("option", {}, arm.name)));
-  choice.selectedIndex = Math.min(1, planned.length - 1);
+  choice.selectedIndex = planned.indexOf(mainArms(trial, planned).at(-1));
   into.append(planPicture(planned[choice.selectedIndex].plan));
   return [el("div", { class: "controls" }, choice), into];
 }
@@ -46,14 +46,26 @@ function searches(trial) {
   ]);
 }
 
+const TIMELINE_HELP = "A thin line is a message that waits to start, a bar one that is under way; an outline is the same message in the simulator. " +
+  "W and S zoom, A and D move. Drag to sum up a range, Shift and drag to move. Click on a red wait to mark the message that held it.";
 const KEYS = [["forward", "forward"], ["backward", "backward"], ["update", "update"], ["wait", "waits for a sum"]];
 
 function drawTrial(trial, computeKinds, into) {
   const some = (name) => trial.arms.some((arm) => (Array.isArray(arm[name]) ? arm[name].length : arm[name]));
   const section = (title, text, ...content) => into.append(el("h2", {}, title), el("p", { class: "faint" }, text), ...content);
   const later = [];  // what needs to know how wide it is
-  into.append(el("p", { class: "faint" }, trial.title), el("div", { class: "answer" }, el("strong", {}, trial.number), el("p", {}, trial.answer)));
-  if (trial.arms.length) into.append(armsTable(trial));
+  into.append(el("p", { class: "faint" }, trial.title), el("div", { class: "top" },
+    el("div", { class: "answer" }, el("strong", {}, trial.number), el("p", {}, trial.answer)), drawSpeedups(trial)));
+  if (some("timeline")) {
+    const drawn = trial.arms.filter((arm) => arm.timeline), lanes = el("div", { id: "timeline" });
+    const source = sourceOf(drawn, (arm) => arm.timeline.ranks[0].rank >= 0);
+    into.append(el("h2", {}, "Timelines"),
+      el("p", { class: "keys" }, ...KEYS.map(([name, text]) => el("span", { class: "key" }, el("i", { style: `background: var(--${name})` }), text)),
+        el("span", { class: "key" }, el("i", { class: "urgencies", style: `background: linear-gradient(90deg, ${[0, 0.25, 0.5, 0.75, 1].map(urgency).join(", ")})` }), "messages, from needed first to needed last")),
+      lanes, el("p", { class: "faint" }, `${source}. ${TIMELINE_HELP}`));
+    later.push(() => (lanes.view = new Timeline(trial, computeKinds, lanes)));
+  }
+  if (trial.arms.length) into.append(el("h2", {}, "All policies"), armsTable(trial));
   const compared = some("equal_to_ddp") ? " = DDP: parameters and buffers at the end equal DDP's bit for bit." : "";
   const ratio = some("speedup") ? `x DDP: torch DDP's step over this one's; of what was measured, the median over turns.${compared}` : "";
   if (ratio || trial.bound) into.append(el("p", { class: "faint" }, `${ratio}${trial.bound ? ` Bound: ${trial.bound}.` : ""}`));
@@ -64,20 +76,14 @@ function drawTrial(trial, computeKinds, into) {
     later.push(() => drawChart(chart, box));
   }
   for (const each of trial.tables) into.append(el("h2", {}, each.title), table(each.headings, each.rows));
-  if (some("timeline")) {
-    const lanes = el("div", { id: "timeline" });
-    section("Timelines", "Two iterations of each policy. A message is a line while it waits to start, and a bar until its sum is there, from urgent (yellow) to patient (blue); an outline is the same message in the simulator. Drag to move, Ctrl and the wheel to zoom.",
-      el("div", {}, ...KEYS.map(([name, text]) => el("span", { class: "key" }, el("i", { style: `background: var(--${name})` }), text))), lanes);
-    later.push(() => (lanes.view = new Timeline(trial, computeKinds, lanes)));
-  }
   if (some("turns_ms")) {
     const steps = el("div", {});
-    section("Steps", "Every measured step, in the order of the turns; a line joins the turns' medians. The bar is the 10th to 90th percentile.", steps);
+    section("Steps", "Measured: every step, in the order of the turns; a line joins the turns' medians. The bar is the 10th to 90th percentile.", steps);
     later.push(() => drawSteps(trial, steps));
   }
   if (some("parts")) {
     const parts = el("div", {});
-    section("Where a step's time goes", `On ${some("turns_ms") ? "rank 0" : "a simulated rank"}, without what overlaps. Waiting is the communication that nothing hides.`, parts);
+    section("Where a step's time goes", `${sourceOf(trial.arms.filter((arm) => arm.parts), (arm) => (arm.timeline ? arm.timeline.ranks[0].rank >= 0 : arm.turns_ms.length))}, on one rank, without what overlaps. Waiting is the communication that nothing hides.`, parts);
     drawParts(trial, parts);
   }
   if (some("plan")) section("Plans", "Above, the tensors in the order in which their gradients are ready, as wide as the square root of their bytes; below, a row for each message, the first to start on top.", ...plans(trial));

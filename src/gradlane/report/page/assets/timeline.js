@@ -5,8 +5,9 @@
 // from ready to start, a bar until it has left its first phase, and a paler one until it has arrived.
 // Outlines are the same messages in the simulator.
 
-const AXIS = 20, HEADING = 24, COMPUTE = 16, STRIP = 6, LINK = 26, GAP = 4;
+const AXIS = 20, HEADING = 40, NAME = 20, COMPUTE = 16, STRIP = 6, LINK = 26, GAP = 4;
 const MOST_TRACKS = 48, VIEW = 620, LABELS = 112;
+const CLICK = 4;  // pixels: what moves less is no drag
 
 // Bars come as columns, each start counted from the one before.
 function computeBars([kinds, subjects, starts, lengths], names) {
@@ -27,22 +28,20 @@ class Timeline {
   constructor(trial, computeKinds, into) {
     this.trial = trial;
     this.computeKinds = computeKinds;
-    this.arms = trial.arms.filter((arm) => arm.timeline);
-    this.shown = new Set(this.firstShown());
-    this.canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": "Timelines of iterations. Arrow keys move, + and - zoom." });
+    const drawn = trial.arms.filter((arm) => arm.timeline), main = mainArms(trial, drawn);
+    this.arms = [...main, ...drawn.filter((arm) => !main.includes(arm))];
+    this.shown = new Set(main);
+    this.hasMore = drawn.some((arm) => arm.timeline.ranks.length > 1 || arm.timeline.links.length);
+    this.showsAll = false;  // ranks and links; else the first rank alone
+    this.canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": "Timelines of iterations. A and D or the arrow keys move, W and S or + and - zoom." });
+    this.said = el("div", { role: "status" });
+    this.range = this.marked = this.found = null;  // [from, to]; {row, wait, held, after}; by arm what carries the tensor
     this.body = el("div", {}, this.canvas);
     this.frame = el("div", { class: "lanes" }, this.body);
-    into.append(this.controls(), this.frame);
+    into.append(this.controls(), this.frame, this.said);
     this.context = this.canvas.getContext("2d");
     this.listen();
     this.choose();
-  }
-
-  firstShown() {
-    const measured = this.arms.filter((arm) => arm.speedup);
-    const best = measured.reduce((most, arm) => (!most || arm.speedup[0] > most.speedup[0] ? arm : most), null);
-    const auto = this.arms.find((arm) => arm.name.split("@")[0] === "auto");
-    return [this.arms[0], auto ?? best].filter(Boolean);
   }
 
   controls() {
@@ -51,15 +50,20 @@ class Timeline {
       box.checked = this.shown.has(arm);
       return el("label", {}, box, ` ${arm.name}`);
     });
+    const all = el("input", { type: "checkbox", onchange: () => ((this.showsAll = all.checked), this.choose()) });
     const button = (text, title, act) => el("button", { type: "button", title, onclick: act }, text);
-    return el("div", { class: "controls" }, ...boxes,
-      button("+", "zoom in", () => this.zoom(0.5)), button("-", "zoom out", () => this.zoom(2)), button("all", "both iterations", () => this.reset()));
+    const names = [...new Set(this.arms.flatMap((arm) => arm.plan.tensors.map(([name]) => name)))];
+    const search = el("input", { type: "search", placeholder: "find a tensor", "aria-label": "find a tensor", list: "tensors", oninput: () => this.find(search.value.trim()) });
+    return el("div", { class: "controls" }, ...boxes, this.hasMore ? el("label", { class: "apart" }, all, " all ranks and links") : null,
+      button("+", "zoom in", () => this.zoom(0.5)), button("-", "zoom out", () => this.zoom(2)), button("all", "both iterations", () => this.reset()),
+      search, el("datalist", { id: "tensors" }, ...names.map((name) => el("option", { value: name }))));
   }
 
   // -- what is where ---------------------------------------------------------------------------------
 
   choose() {
     this.rows = [];
+    this.range = this.marked = null;
     let top = AXIS;
     const add = (row) => { row.top = top; top += row.height + (row.gap ?? GAP); this.rows.push(row); };
     this.length = 1;
@@ -69,21 +73,22 @@ class Timeline {
       const ranks = new Map(plan.messages.map((message) => message[1]).sort((a, b) => a - b).map((rank) => [rank, 0]));
       [...ranks.keys()].forEach((rank, at) => ranks.set(rank, ranks.size > 1 ? at / (ranks.size - 1) : 0));
       const fills = plan.messages.map((message) => urgency(ranks.get(message[1])));
-      add({ kind: "heading", text: arm.name, arm, height: HEADING, gap: 0 });
-      timeline.ranks.forEach((rank, place) => {
-        const compute = (of, text, height) => add({ kind: "compute", text, arm, bars: computeBars(of.compute, this.computeKinds), height });
-        compute(rank, rank.rank < 0 ? "simulated" : `rank ${rank.rank}`, COMPUTE);
-        const simulated = place === 0 ? timeline.simulated : null;
-        if (simulated) compute(simulated, "simulated", STRIP);
-        for (const lane of this.lanesOf(arm, rank, simulated)) add({ kind: "messages", arm, fills, ...lane });
+      add({ kind: "heading", text: `${arm.name}, ${timeline.ranks[0].rank < 0 ? "simulated" : "measured"}`, arm, height: HEADING, gap: 0 });
+      timeline.ranks.slice(0, this.showsAll ? Infinity : 1).forEach((rank, place) => {
+        const lanes = this.lanesOf(arm, rank, place === 0 ? timeline.simulated : null);
+        const compute = (of, text, height, messages) => add({ kind: "compute", text, arm, bars: computeBars(of.compute, this.computeKinds), messages, height });
+        compute(rank, rank.rank < 0 ? "simulated" : `rank ${rank.rank}`, COMPUTE, lanes.flatMap((lane) => lane.bars));
+        if (place === 0 && timeline.simulated) compute(timeline.simulated, "simulated", STRIP, null);
+        for (const lane of lanes) add({ kind: "messages", arm, fills, ...lane });
       });
-      for (const link of timeline.links) {
+      for (const link of this.showsAll ? timeline.links : []) {
         let most = 1;
         for (let at = 1; at < link.samples.length; at += 3) most = Math.max(most, link.samples[at]);
         add({ kind: "link", text: link.name, arm, samples: link.samples, most, height: LINK });
       }
     }
     this.height = top;
+    this.say();
     this.reset();
   }
 
@@ -110,6 +115,60 @@ class Timeline {
       const each = Math.max(3, Math.min(11, Math.floor(150 / ends.length)));
       return { text: `lane ${number}`, bars, outlines, each, height: each * ends.length };
     });
+  }
+
+  // -- asking ----------------------------------------------------------------------------------------
+
+  find(text) {
+    this.found = text ? new Map(this.arms.map((arm) => [arm, carriersOf(arm.plan, text)])) : null;
+    this.say();
+    this.later();
+  }
+
+  select(from, to) {
+    this.range = from < to ? [from, to] : [to, from];
+    this.say();
+    this.later();
+  }
+
+  // a wait that was clicked on, or nothing
+  mark(event) {
+    const { row, time, near } = this.under(event);
+    const waits = row?.messages ? row.bars.filter((bar) => bar.kind === "wait" && bar.begin - near <= time && time <= bar.begin + bar.length + near) : [];
+    const wait = waits.reduce((least, bar) => (!least || bar.length < least.length ? bar : least), null);
+    const held = wait && holderOf(row.arm.plan, wait, row.messages);
+    this.marked = wait && { row, wait, held, after: held && startedAfter(row.arm.plan, held, row.messages) };
+    if (!wait) this.range = null;
+    this.say();
+    this.later();
+  }
+
+  say() {
+    const shown = this.arms.filter((arm) => this.shown.has(arm)), lines = [];
+    if (this.found) {
+      const counts = shown.map((arm) => [arm, this.found.get(arm)]);
+      lines.push(el("p", {}, counts.map(([arm, { tensors, messages }]) => `${arm.name}: ${tensors.size} tensors found, in ${messages.size} of ${arm.plan.messages.length} messages`).join("; ")));
+    }
+    if (this.marked) lines.push(el("p", {}, this.sentence(this.marked)));
+    if (this.range) {
+      const [from, to] = this.range;
+      const rows = this.rows.filter((row) => row.messages).map((row) => {
+        const { computing, waiting, bytes: carried } = sumsIn(row.arm.plan, row.bars, row.messages, from, to);
+        return [row.arm.name, row.text, us(computing), us(waiting), bytes(carried)];
+      });
+      lines.push(el("p", {}, `From ${us(from)} to ${us(to)}, ${us(to - from)}; of a message, as many bytes as its bar is in the range:`),
+        table(["policy", "rank", "computing", "waiting", "bytes"], rows));
+    }
+    this.said.replaceChildren(...lines);
+  }
+
+  sentence({ row, wait, held, after }) {
+    const { plan } = row.arm, of = wait.subject < 0 ? "all sums" : plan.tensors[wait.subject][0];
+    const said = `${row.arm.name}, ${row.text}: a wait of ${us(wait.length)} for ${of}`;
+    if (!held) return `${said}; no message that is shown ended in it.`;
+    const queued = held.start - held.ready;
+    const behind = after ? ` until message ${after.message} had left` : "";
+    return `${said}, held by ${plan.messages[held.message][3]}, which ${queued > ROUNDED ? `waited ${us(queued)} to start${behind}, and ` : ""}took ${us(held.end - held.start)}.`;
   }
 
   // -- moving ----------------------------------------------------------------------------------------
@@ -150,14 +209,25 @@ class Timeline {
 
   listen() {
     const { canvas } = this;
-    let held = null;
-    canvas.addEventListener("pointerdown", (event) => ((held = event.clientX), canvas.setPointerCapture(event.pointerId)));
-    canvas.addEventListener("pointerup", () => (held = null));
+    let held = null;  // where the pointer went down, and where it was last
+    canvas.addEventListener("pointerdown", (event) => {
+      held = { first: event.offsetX, last: event.clientX, time: this.timeAt(event.offsetX), moves: event.shiftKey || event.pointerType === "touch", dragged: false };
+      canvas.setPointerCapture(event.pointerId);
+    });
+    canvas.addEventListener("pointerup", (event) => {
+      if (held && !held.dragged) this.mark(event);
+      held = null;
+    });
+    canvas.addEventListener("pointercancel", () => (held = null));
     canvas.addEventListener("pointerleave", () => tip.hide());
     canvas.addEventListener("pointermove", (event) => {
       if (held === null) return this.hover(event);
-      this.move((held - event.clientX) * this.perPixel);
-      held = event.clientX;
+      held.dragged ||= Math.abs(event.offsetX - held.first) > CLICK;
+      if (!held.dragged) return;
+      tip.hide();
+      if (held.moves) this.move((held.last - event.clientX) * this.perPixel);
+      else this.select(held.time, this.timeAt(event.offsetX));
+      held.last = event.clientX;
     });
     canvas.addEventListener("wheel", (event) => {
       if (event.ctrlKey || event.metaKey) this.zoom(1.002 ** event.deltaY, this.timeAt(event.offsetX));
@@ -166,16 +236,27 @@ class Timeline {
       event.preventDefault();
     }, { passive: false });
     canvas.addEventListener("dblclick", (event) => this.zoom(0.4, this.timeAt(event.offsetX)));
-    canvas.addEventListener("keydown", (event) => {
+    // W A S D as in Perfetto, with the pointer over the timelines or the canvas focused
+    document.addEventListener("keydown", (event) => {
+      const typing = ["INPUT", "SELECT"].includes(event.target.tagName) && event.target.type !== "checkbox";
+      if (typing || event.ctrlKey || event.metaKey || event.altKey || !(document.activeElement === canvas || this.frame.matches(":hover"))) return;
       const tenth = (this.end - this.begin) / 10;
-      const keys = { ArrowLeft: () => this.move(-tenth), ArrowRight: () => this.move(tenth), "+": () => this.zoom(0.7), "-": () => this.zoom(1.4), Home: () => this.reset() };
-      if (keys[event.key]) (keys[event.key](), event.preventDefault());
+      const left = () => this.move(-tenth), right = () => this.move(tenth), nearer = () => this.zoom(0.7, this.pointed), further = () => this.zoom(1.4, this.pointed);
+      const keys = { ArrowLeft: left, a: left, ArrowRight: right, d: right, "+": nearer, w: nearer, "-": further, s: further, Home: () => this.reset(), Escape: () => this.clear() };
+      const act = keys[event.key] ?? keys[event.key.toLowerCase()];
+      if (act) (act(), event.preventDefault());
     });
     this.frame.addEventListener("scroll", () => this.later());
     addEventListener("resize", () => this.resize());
     addEventListener("beforeprint", () => this.resize(this.height));
     addEventListener("afterprint", () => this.resize());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.later());
+  }
+
+  clear() {
+    this.range = this.marked = null;
+    this.say();
+    this.later();
   }
 
   get labels() { return this.canvas.clientWidth < 600 ? 64 : LABELS; }
@@ -207,14 +288,46 @@ class Timeline {
       else if (row.kind === "link") this.drawLink(row, top, x, colours);
       else this.drawIterations(row, top, x, colours);
     }
+    this.drawAsked(scroll, x, height, colours);
     context.restore();
     for (const row of inView) {
       context.fillStyle = row.kind === "heading" ? colours.ink : colours.faint;
       context.font = row.kind === "heading" ? "600 13px system-ui, sans-serif" : row.height < 10 ? "9px system-ui, sans-serif" : "12px system-ui, sans-serif";
-      const middle = row.top - scroll + Math.min(row.height, 40) / 2;
+      const middle = row.top - scroll + (row.kind === "heading" ? NAME / 2 + 2 : Math.min(row.height, 40) / 2);
       if (middle > AXIS) context.fillText(row.text, 6, middle, row.kind === "heading" ? width : this.left - 8);
     }
     this.drawAxis(x, width, colours);
+  }
+
+  drawAsked(scroll, x, height, { accent, ink }) {
+    const { context } = this;
+    if (this.range) {
+      const [left, right] = this.range.map(x);
+      context.fillStyle = accent;
+      context.globalAlpha = 0.18;
+      context.fillRect(left, AXIS, right - left, height);
+      context.globalAlpha = 1;
+      context.fillRect(left, AXIS, 1, height);
+      context.fillRect(right, AXIS, 1, height);
+    }
+    if (!this.marked?.held) return;
+    const { row, wait, held, after } = this.marked;
+    const outline = (bar, dash) => {
+      const lane = this.rows.find((each) => each.kind === "messages" && each.bars.includes(bar)), top = lane.top - scroll + bar.track * lane.each;
+      context.setLineDash(dash);
+      context.strokeRect(x(bar.start) - 1, top - 1.5, x(bar.end) - x(bar.start) + 2, lane.each + 2);
+      return top;
+    };
+    context.strokeStyle = ink;
+    context.lineWidth = 2;
+    if (after) outline(after, [4, 3]);
+    const top = outline(held, []);
+    context.strokeRect(x(wait.begin), row.top - scroll, x(wait.begin + wait.length) - x(wait.begin), row.height);
+    context.beginPath();
+    context.moveTo(x(held.end), top);
+    context.lineTo(x(held.end), row.top - scroll + row.height);
+    context.stroke();
+    context.lineWidth = 0.8;
   }
 
   drawIterations(row, top, x, { line, faint }) {
@@ -223,8 +336,8 @@ class Timeline {
     context.fillStyle = faint;
     for (let at = 0; at < iterations.length; at += 2) {
       const left = x(iterations[at]), right = x(iterations[at + 1]);
-      context.strokeRect(left, top + 4, right - left, HEADING - 8);
-      if (right - left > 60 && left + 6 > this.left) context.fillText(`a step of ${us(iterations[at + 1] - iterations[at])}`, left + 6, top + HEADING / 2, right - left - 8);
+      context.strokeRect(left, top + NAME + 1, right - left, HEADING - NAME - 4);
+      if (right - left > 60 && left + 6 > this.left) context.fillText(`a step of ${us(iterations[at + 1] - iterations[at])}`, left + 6, top + (NAME + HEADING) / 2, right - left - 8);
     }
   }
 
@@ -245,6 +358,7 @@ class Timeline {
 
   drawMessages(row, top, x, width, { faint, ink }) {
     const { context } = this, { each } = row, thick = each - 1, drawn = new Float64Array(MOST_TRACKS);
+    const found = this.found?.get(row.arm).messages, strength = (message) => (!found || found.has(message) ? 1 : 0.15);
     context.fillStyle = faint;
     for (const { track, ready, start } of row.bars) {
       const left = x(ready), right = x(start);
@@ -255,20 +369,23 @@ class Timeline {
       if (finish < this.left || begin > width || finish < drawn[track]) continue;
       const middle = Math.max(begin + 0.8, x(left));
       context.fillStyle = row.fills[message];
+      context.globalAlpha = strength(message);
       context.fillRect(begin, top + track * each, middle - begin, thick);
       if (finish > middle) {
-        context.globalAlpha = 0.55;
+        context.globalAlpha = 0.55 * strength(message);
         context.fillRect(middle, top + track * each, finish - middle, thick);
-        context.globalAlpha = 1;
       }
       drawn[track] = begin + 0.8;
     }
+    context.globalAlpha = 1;
     context.strokeStyle = ink;
     context.lineWidth = 0.8;
-    for (const { track, start, end } of row.outlines) {
+    for (const { track, message, start, end } of row.outlines) {
       const begin = x(start), finish = x(end);
+      context.globalAlpha = strength(message);
       if (finish > this.left && begin < width) context.strokeRect(begin, top + track * each + 0.4, Math.max(0.5, finish - begin), thick - 0.8);
     }
+    context.globalAlpha = 1;
   }
 
   drawLink(row, top, x, { accent, wait, line }) {
@@ -304,10 +421,15 @@ class Timeline {
 
   // -- what is under the pointer ---------------------------------------------------------------------
 
+  under(event) {
+    const y = event.offsetY + this.frame.scrollTop, isIn = event.offsetX > this.labels && event.offsetY > AXIS;
+    const row = isIn ? this.rows.find((each) => y >= each.top && y < each.top + each.height) : undefined;
+    return { row, y, time: this.timeAt(event.offsetX), near: 1.5 * this.perPixel };
+  }
+
   hover(event) {
-    const y = event.offsetY + this.frame.scrollTop, time = this.timeAt(event.offsetX), near = 1.5 * this.perPixel;
-    const row = this.rows.find((each) => y >= each.top && y < each.top + each.height);
-    const text = row && event.offsetX > this.labels ? this.describe(row, y - row.top, time, near) : null;
+    const { row, y, time, near } = this.under(event), text = row ? this.describe(row, y - row.top, time, near) : null;
+    this.pointed = event.offsetX > this.labels ? time : undefined;
     if (text) tip.show(`${row.arm.name}, ${text}`, event);
     else tip.hide();
   }
