@@ -35,6 +35,9 @@ def check_comparison(folder: Path, policies: list[str], *, links: bool) -> None:
     assert names == {f"{policy} {what}" for policy in policies for what in shown}
     (trial,) = read_run(folder).trials
     assert [arm.name for arm in trial.arms] == ["torch-ddp", *policies]
+    assert (trial.baseline, trial.limit) == ("torch-ddp", comparison.bound and comparison.bound.ratio)
+    assert trial.recommended in policies
+    assert f"With {trial.recommended}, training is" in trial.answer
     for arm in trial.arms:
         assert arm.timeline is not None
         assert arm.plan is not None
@@ -84,6 +87,9 @@ def test_compare_of_a_model_puts_the_simulator_beside_each_arm_and_goes_on_where
     (trial,) = read_run(tmp_path).trials
     assert [arm.name for arm in trial.arms] == [cell["arm"] for cell in cells]
     assert all(arm.predicted_ms is not None for arm in trial.arms)
+    assert trial.baseline == "torch-ddp"
+    assert trial.recommended in [arm.name for arm in trial.arms[1:]]
+    assert trial.limit == pytest.approx((trial.arms[0].median_ms or 0) / min(arm.bound_ms or 0 for arm in trial.arms))
 
 
 @pytest.mark.parametrize(

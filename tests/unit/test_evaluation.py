@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from gradlane.compare.arms import ALONE, BASELINE
-from gradlane.compare.evaluation import evaluate, trial_remarks
+from gradlane.compare.evaluation import answer, evaluate, trial_remarks
 from gradlane.compare.records import Cell, Comparison, Sweep
 from gradlane.core.records.speedup import Speedup, turn_times
 from gradlane.report.sweep import render_sweep
@@ -57,6 +57,21 @@ def sent(*, hosts: int, ranks_per_host: int, card_bytes: int | None) -> str | No
     where = {"hosts": hosts, "ranks_per_host": ranks_per_host, "link_bits_per_second": None}
     lines = evaluate(outcome, command="c", machine="m", **where).remarks
     return next((line.rpartition(": ")[2] for line in lines if line.startswith("sent by rank 0's host")), None)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "arm", "number"),
+    [
+        ({BASELINE: 1.0, "wfbp": 1.1, "blocks": 1.3}, "blocks", "1.30x"),
+        ({BASELINE: 1.0, "auto@server": 1.2, "blocks": 1.3}, "auto@server", "1.20x"),
+        ({BASELINE: 1.0, "wfbp": 0.9}, "wfbp", "0.90x"),
+        ({BASELINE: 1.0, "wfbp": None}, None, "-"),
+    ],
+)
+def test_the_answer_is_about_auto_or_the_fastest_and_names_it(ratios, arm, number):
+    found = answer({name: ratio and Speedup(ratio, ratio, ratio, 3) for name, ratio in ratios.items()}, 1.5)
+    assert (found.arm, found.number) == (arm, number)
+    assert arm is None or f"With {arm}, training is {number[:-1]} times as fast" in found.sentence
 
 
 def test_a_steady_run_has_no_remark():

@@ -26,7 +26,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.timeline import Span, Timeline
 from gradlane.errors import InputError
 from gradlane.planning.plans import make_plan
-from gradlane.planning.questions import Case, sweep
+from gradlane.planning.questions import Case, judge, sweep
 from gradlane.report.page import Facts, facts, read_run, render_page
 from gradlane.report.page.drawing import draw, parts_of, plan_facts, typical_iterations, urgencies
 from gradlane.report.page.simulated import simulated_arm
@@ -97,6 +97,17 @@ def test_the_bar_of_a_policy_is_as_long_as_its_iteration_in_the_table(where: Net
         total_ms = parts.forward + parts.backward + parts.update + parts.wait + parts.other
         assert total_ms == pytest.approx(outcome.iteration_ns / 1e6, abs=1e-5), arm.name
         assert total_ms == pytest.approx(arm.predicted_ms, abs=1e-5), arm.name
+
+
+def test_of_a_case_ddp_is_the_baseline_the_fastest_is_recommended_and_the_limit_is_the_bounds() -> None:
+    ddp, blocks, wfbp = outcomes = [judge(policies.get(name), Case(PROFILE, NETWORK)) for name in ("ddp", "blocks", "wfbp")]
+    assert wfbp.iteration_ns < min(ddp.iteration_ns, blocks.iteration_ns)
+    trial = reports.of_case("alexnet", outcomes)
+    assert (trial.baseline, trial.recommended) == ("ddp", "wfbp")
+    assert trial.limit == ddp.iteration_ns / ddp.bound_ns
+    assert trial.limit >= max(arm.speedup[0] for arm in trial.arms if arm.speedup is not None)
+    assert reports.of_case("alexnet", outcomes, "blocks was asked for", blocks).recommended == "blocks"
+    assert reports.of_case("alexnet", [blocks, wfbp]).limit is None
 
 
 @pytest.mark.parametrize("policy", ["ddp", "wfbp", "tictac", "blocks"])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 
+import msgspec
 import pytest
 from rich.console import Console
 from rich.table import Table
@@ -98,6 +99,15 @@ def test_the_table_has_ddp_first_the_best_marked_and_the_bound_below():
         "x DDP: torch DDP's step over this one's, the median of 3 turns; * the best; = DDP: parameters and buffers at the end "
         "equal DDP's bit for bit; loss: after 19 steps of each",
     ]
+
+
+def test_the_row_of_the_answer_is_the_bold_one_and_the_fastest_has_the_star():
+    auto = Result("auto", (80 * MS,), Speedup(1.25, 1.2, 1.3, 3), False, 0.5, 0.12345, True)
+    text = io.StringIO()
+    comparison = msgspec.structs.replace(COMPARISON, results=(*COMPARISON.results, auto))
+    render(comparison, Console(width=200, file=text, force_terminal=True, color_system="standard"))
+    rows = [line for line in text.getvalue().splitlines() if "1.25" in line or "2.00" in line][1:]
+    assert [("auto" in row, "\x1b[1;32m" in row, "*" in row) for row in rows] == [(False, False, True), (True, True, False)]
 
 
 def test_a_comparison_reads_back_equal():

@@ -160,7 +160,7 @@ class TrialFacts(msgspec.Struct, frozen=True):
         title: the model and the cluster.
         answer, number: the result in one sentence, and in one number.
         bound: what no schedule can exceed, for people.
-        baseline: the arm of torch DDP; None without one.
+        baseline: the arm of torch DDP, if it took part; None of what is no comparison.
         recommended: the arm that the answer is about; None without one.
         limit: the speedup over `baseline` that no schedule can exceed; None if it is not known.
         lines: (name, ms): constant lines beside the steps.

@@ -14,7 +14,7 @@ function planPicture(plan) {
   const order = plan.messages.map((_, at) => at).sort((a, b) => plan.messages[a][2] - plan.messages[b][2]);
   const rows = order.slice(0, MOST_ROWS), height = Math.max(3, Math.min(12, 360 / rows.length));
   const ranks = [...new Set(plan.messages.map((message) => message[1]))].sort((a, b) => a - b);
-  const picture = el("svg", { class: "plan", viewBox: `0 0 1000 ${30 + rows.length * height}`, role: "img" });
+  const picture = el("svg", { class: "plan", viewBox: `0 0 1000 ${30 + rows.length * height}`, role: "img", "aria-label": plan.headline });
   const say = (shape, text) => {
     shape.addEventListener("pointermove", (event) => tip.show(text, event));
     shape.addEventListener("pointerleave", () => tip.hide());

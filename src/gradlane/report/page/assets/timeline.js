@@ -35,6 +35,7 @@ class Timeline {
     this.showsAll = false;  // ranks and links; else the first rank alone
     this.canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": "Timelines of iterations. A and D or the arrow keys move, W and S or + and - zoom." });
     this.said = el("div", { role: "status" });
+    this.pointer = null;  // its pixel, from the left
     this.range = this.marked = this.found = null;  // [from, to]; {row, wait, held, after}; by arm what carries the tensor
     this.body = el("div", {}, this.canvas);
     this.frame = el("div", { class: "lanes" }, this.body);
@@ -219,7 +220,7 @@ class Timeline {
       held = null;
     });
     canvas.addEventListener("pointercancel", () => (held = null));
-    canvas.addEventListener("pointerleave", () => tip.hide());
+    canvas.addEventListener("pointerleave", () => ((this.pointer = null), tip.hide()));
     canvas.addEventListener("pointermove", (event) => {
       if (held === null) return this.hover(event);
       held.dragged ||= Math.abs(event.offsetX - held.first) > CLICK;
@@ -241,7 +242,8 @@ class Timeline {
       const typing = ["INPUT", "SELECT"].includes(event.target.tagName) && event.target.type !== "checkbox";
       if (typing || event.ctrlKey || event.metaKey || event.altKey || !(document.activeElement === canvas || this.frame.matches(":hover"))) return;
       const tenth = (this.end - this.begin) / 10;
-      const left = () => this.move(-tenth), right = () => this.move(tenth), nearer = () => this.zoom(0.7, this.pointed), further = () => this.zoom(1.4, this.pointed);
+      const pointed = () => (this.pointer === null ? undefined : this.timeAt(this.pointer));
+      const left = () => this.move(-tenth), right = () => this.move(tenth), nearer = () => this.zoom(0.7, pointed()), further = () => this.zoom(1.4, pointed());
       const keys = { ArrowLeft: left, a: left, ArrowRight: right, d: right, "+": nearer, w: nearer, "-": further, s: further, Home: () => this.reset(), Escape: () => this.clear() };
       const act = keys[event.key] ?? keys[event.key.toLowerCase()];
       if (act) (act(), event.preventDefault());
@@ -429,7 +431,7 @@ class Timeline {
 
   hover(event) {
     const { row, y, time, near } = this.under(event), text = row ? this.describe(row, y - row.top, time, near) : null;
-    this.pointed = event.offsetX > this.labels ? time : undefined;
+    this.pointer = event.offsetX > this.labels ? event.offsetX : null;
     if (text) tip.show(`${row.arm.name}, ${text}`, event);
     else tip.hide();
   }
