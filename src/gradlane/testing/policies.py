@@ -172,7 +172,7 @@ def check_all_reduce(policy: Policy, examples: int = 50) -> None:
             check_plan(fixed, profile.specs)
             assert fixed.sequence is not None, "no order was fixed"
             tried = [each.plan(profile, network) for each in trials(policy) or (policy,)]
-            plan = next((each for each in tried if each.with_sequence(fixed.sequence) == fixed), plan)
+            plan = next((each for each in tried if each.messages == fixed.messages and each.lanes == fixed.lanes), plan)
             first = [message for message, is_second in fixed.starts if not is_second]
             assert sorted(first) == list(range(len(plan.messages))), f"the order is {fixed.sequence}"
             assert (fixed.fingerprint == plan.fingerprint) == (plan.sequence is not None), (
