@@ -292,7 +292,7 @@ def two_in_turns(rank: int, world: int) -> dict[str, Any]:
     generator, critic, makes, judges = nets()
     draw, wrapped = torch.Generator().manual_seed(rank), [DistributedDataParallel(net) for net in (generator, critic)]
     for _ in range(steps):
-        step(*wrapped, makes, judges, draw)
+        step(wrapped[0], wrapped[1], makes, judges, draw)
     expected = [bits_of(generator, makes), bits_of(critic, judges)]
     return {"differs": [differences(*pair) for pair in zip(expected, bits, strict=True)], "auto": found}
 
