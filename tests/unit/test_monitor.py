@@ -130,6 +130,15 @@ def test_a_network_that_changes_where_iterations_do_not_is_no_change(factor, fel
     assert not any(monitor.observe(seen) for seen in [usual] * LEARN + [hidden] * 50)
 
 
+def test_computing_that_lasts_longer_behind_a_wait_is_no_change_for_a_few_slow_iterations():
+    monitor = Monitor(100 * MS)
+    usual, hidden, slow = (Observed(took * MS, compute * MS, None) for took, compute in ((100, 20), (114, 40), (120, 40)))
+    seen = [usual] * LEARN + ([hidden] + [slow] * (LONG_PATIENCE - 1)) * 10
+    assert not any(monitor.observe(each) for each in seen)
+    assert monitor.observe(hidden) is None
+    assert [monitor.observe(slow) for _ in range(LONG_PATIENCE)][-1] == Moved(compute=2.0)
+
+
 def test_iterations_that_change_the_other_way_do_not_tell_of_the_network():
     monitor = Monitor(100 * MS)
     usual, other = Observed(100 * MS, 50 * MS, 1.0), Observed(130 * MS, 50 * MS, 0.3)

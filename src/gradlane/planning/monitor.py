@@ -32,9 +32,10 @@ COMPUTE_MOVED = 0.4
 """The same for a worker's compute time."""
 ITERATION_MOVED = 0.5
 """The same for iteration times, compared with those measured when the plan was chosen."""
-FELT = 0.05
-"""A change of network or computing counts if iterations take 1.05 times as long, or 1 / 1.05, too.
-Where they do not, the plan hides it, and no other plan could gain anything.
+FELT, COMPUTE_FELT = 0.05, 0.15
+"""A change of network or computing counts if iterations take 1.05 or 1.15 times as long, or 1 / 1.05 or 1 / 1.15,
+too. Where they do not, the plan hides it, and no other plan could gain much. Other work on the machine moves short
+computing by half at any time, and iterations that mostly wait by a few percent.
 """
 PATTERN_MOVED = 0.15
 """The pattern has changed if gradients are ready earlier or later by this fraction of the backward
@@ -217,7 +218,7 @@ class Monitor:
         self._compute = Drift(COMPUTE_MOVED, patience=LONG_PATIENCE)
         self._iteration = Drift(ITERATION_MOVED, iteration_ns, LONG_PATIENCE)
         self._last_shifts: deque[float] = deque(maxlen=LONG_PATIENCE)
-        self._last_ns: deque[int] = deque(maxlen=PATIENCE)
+        self._last_ns: deque[int] = deque(maxlen=LONG_PATIENCE)
 
     def under_another_plan(self, moved: Moved) -> Monitor:
         """The monitor of the plan that answers to `moved`.
@@ -245,8 +246,8 @@ class Monitor:
         network = None if seen.slowness is None else self._network.observe(seen.slowness)
         compute = self._compute.observe(seen.compute_ns)
         moved = Moved(
-            network if network is not None and self._is_felt(network) else 1.0,
-            compute if compute is not None and self._is_felt(compute) else 1.0,
+            network if network is not None and self._is_felt(network, FELT, PATIENCE) else 1.0,
+            compute if compute is not None and self._is_felt(compute, COMPUTE_FELT, LONG_PATIENCE) else 1.0,
             self._iteration.observe(seen.iteration_ns) or 1.0,
             self._shifted(shift),
         )
@@ -257,14 +258,17 @@ class Monitor:
         """Whether the last iteration differed so much that a change would look like it."""
         return any(drift.suspects for drift in (self._network, self._compute, self._iteration))
 
-    def _is_felt(self, factor: float) -> bool:
-        """Whether iterations have become longer or shorter as the `factor` of network or computing says;
-        so it is taken to be until their normal time is known.
+    def _is_felt(self, factor: float, felt: float, patience: int) -> bool:
+        """Whether each of the last `patience` rounds was longer or shorter by `felt`, as the `factor` of network or
+        computing says; so it is taken to be until their normal time is known.
+
+        A change that the plan hides lasts, so that a few slow rounds would sooner or later seem to be due to it.
         """
-        if not self._iteration.normal:
+        normal = self._iteration.normal
+        if not normal:
             return True
-        iterations = median(self._last_ns) / self._iteration.normal
-        return iterations > 1 + FELT if factor > 1 else iterations < 1 / (1 + FELT)
+        last = list(self._last_ns)[-patience:]
+        return min(last) > normal * (1 + felt) if factor > 1 else max(last) < normal / (1 + felt)
 
     def _shifted(self, shift: float | None) -> float:
         if shift is None:
