@@ -34,6 +34,7 @@ from tests.live.tuned import Trained, beside_ddp, parts, step, under_ddp
 
 AT_MOST = 20_000
 LIMIT_S = 60
+SIZES = ((8, 32), (32, 1))  # inputs and outputs of a generator and its critic
 
 
 def train(rank: int, world: int, **attach: Any) -> dict[str, Any]:
@@ -256,6 +257,44 @@ def _turnable(rank: int) -> tuple[Turnable, torch.optim.Optimizer, torch.Generat
     torch.manual_seed(7)
     model = Turnable()
     return model, momentum(model), torch.Generator().manual_seed(rank)
+
+
+def two_in_turns(rank: int, world: int) -> dict[str, Any]:
+    """Train a generator and a critic, whose second backward pass has no step; when rank 0's sessions tried plans."""
+
+    def nets() -> list[Any]:
+        torch.manual_seed(5)
+        made = [
+            torch.nn.Sequential(torch.nn.Linear(size, 64), torch.nn.ReLU(), torch.nn.Linear(64, out)) for size, out in SIZES
+        ]
+        return [*made, *(torch.optim.SGD(net.parameters(), lr=0.01) for net in made)]
+
+    def step(generator: Any, critic: Any, makes: Any, judges: Any, draw: torch.Generator) -> None:
+        fake = generator(torch.randn(16, 8, generator=draw))
+        judges.zero_grad()
+        (critic(fake.detach()).square().mean() + (critic(torch.ones(16, 32)) - 1).square().mean()).backward()
+        judges.step()
+        makes.zero_grad()
+        (critic(fake) - 1).square().mean().backward()
+        makes.step()
+
+    generator, critic, makes, judges = nets()
+    draw, steps = torch.Generator().manual_seed(rank), 0
+    with gradlane.attach(generator, makes, timeout=20) as first, gradlane.attach(critic, judges, timeout=20) as second:
+        while not (first.settled and second.settled) or first.tuning or second.tuning:
+            assert steps < AT_MOST
+            step(generator, critic, makes, judges, draw)
+            steps += 1
+        first.flush()
+        second.flush()
+        bits = [bits_of(generator, makes), bits_of(critic, judges)]
+        found = [session.auto for session in (first, second)]
+    generator, critic, makes, judges = nets()
+    draw, wrapped = torch.Generator().manual_seed(rank), [DistributedDataParallel(net) for net in (generator, critic)]
+    for _ in range(steps):
+        step(wrapped[0], wrapped[1], makes, judges, draw)
+    expected = [bits_of(generator, makes), bits_of(critic, judges)]
+    return {"differs": [differences(*pair) for pair in zip(expected, bits, strict=True)], "auto": found}
 
 
 def clipping(rank: int, world: int, clips: bool) -> dict[str, Any]:

@@ -143,6 +143,18 @@ def test_layers_that_run_in_another_order_make_it_look_again_with_a_profile_of_t
     assert weights[0] < weights[len(weights) // 2] < weights[-1]  # the first layer runs last, and has its gradient first
 
 
+def test_two_models_that_train_in_turns_try_plans_one_after_the_other(two_ranks):
+    first, second = two_ranks.run("tests.live.auto:two_in_turns")
+    assert first["differs"] == second["differs"] == [[], []]
+    assert second["auto"] == [None, None]
+    ends = []
+    for auto in first["auto"]:
+        look = auto.looks[0]
+        ends.append([each.at_ns for each in auto.switches if look.began <= each.iteration <= look.ended])
+    earlier, later = sorted((switches for switches in ends if switches), key=min)
+    assert max(earlier) < min(later)
+
+
 @pytest.mark.parametrize("clips", [True, False])
 def test_a_session_without_a_policy_finds_its_own_and_knows_whether_each_step_waits_for_all_sums(two_ranks, clips):
     for found in two_ranks.run("tests.live.auto:clipping", clips=clips):

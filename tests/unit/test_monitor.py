@@ -22,6 +22,7 @@ from gradlane.planning.monitor import (
     slowed,
 )
 from gradlane.planning.pattern import shift_of, with_pattern
+from gradlane.planning.rounds import Round
 from gradlane.testing.generators import profile_of, profiles
 
 MS = 10**6
@@ -37,27 +38,27 @@ def spans(*sent):
 
 
 def test_messages_that_take_what_was_planned_are_as_fast_as_planned():
-    seen = observe(spans((0, 0, 5), (1, 5, 10), (2, 20, 25), (3, 25, 30)), PLAN, NETWORK, 100 * MS)
+    seen = observe(spans((0, 0, 5), (1, 5, 10), (2, 20, 25), (3, 25, 30)), PLAN, NETWORK, Round(100 * MS))
     assert seen == Observed(100 * MS, 100 * MS, 1.0)
 
 
 def test_messages_side_by_side_count_as_long_as_the_network_is_busy():
-    assert observe(spans((0, 0, 20), (1, 0, 20)), PLAN, NETWORK, 40 * MS).slowness == 2.0
+    assert observe(spans((0, 0, 20), (1, 0, 20)), PLAN, NETWORK, Round(40 * MS)).slowness == 2.0
 
 
 def test_a_burst_that_began_with_waiting_for_another_rank_does_not_count_where_others_are_faster():
-    seen = observe(spans((0, 0, 50), (1, 50, 55), (2, 60, 65), (3, 70, 75)), PLAN, NETWORK, 100 * MS)
+    seen = observe(spans((0, 0, 50), (1, 50, 55), (2, 60, 65), (3, 70, 75)), PLAN, NETWORK, Round(100 * MS))
     assert seen.slowness == 1.0
 
 
 def test_a_message_is_under_way_until_it_has_come_back_and_waiting_is_not_computing():
-    rows = [("send", 0, 0, 0, 5 * MS), ("receive", 0, 0, 5 * MS, 10 * MS), ("wait", 0, -1, 8 * MS, 10 * MS)]
-    assert observe(rows, PLAN, NETWORK, 30 * MS) == Observed(30 * MS, 28 * MS, 2.0)
+    rows = [("send", 0, 0, 0, 5 * MS), ("receive", 0, 0, 5 * MS, 10 * MS)]
+    assert observe(rows, PLAN, NETWORK, Round(30 * MS, blocked_ns=2 * MS)) == Observed(30 * MS, 28 * MS, 2.0)
 
 
 def test_a_network_that_is_hardly_used_says_nothing():
-    assert observe(spans((0, 0, 5)), PLAN, NETWORK, 200 * MS).slowness is None
-    assert observe([], PLAN, NETWORK, 200 * MS) == Observed(200 * MS, 200 * MS, None)
+    assert observe(spans((0, 0, 5)), PLAN, NETWORK, Round(200 * MS)).slowness is None
+    assert observe([], PLAN, NETWORK, Round(200 * MS)) == Observed(200 * MS, 200 * MS, None)
 
 
 @given(factor=factors, starts=st.lists(st.integers(0, 100), min_size=4, max_size=4))
@@ -67,7 +68,7 @@ def test_a_network_so_many_times_as_slow_is_told_whatever_the_pauses(factor, sta
         sent.append((message, now + pause, now + pause + 5 * factor))
         now = sent[-1][2]
     assume(20 * factor > 0.06 * now)
-    assert observe(spans(*sent), PLAN, NETWORK, round(now * MS)).slowness == pytest.approx(factor, rel=1e-5)
+    assert observe(spans(*sent), PLAN, NETWORK, Round(round(now * MS))).slowness == pytest.approx(factor, rel=1e-5)
 
 
 def fed(drift, values):
@@ -127,6 +128,15 @@ def test_a_network_that_changes_where_iterations_do_not_is_no_change(factor, fel
     monitor = Monitor(100 * MS)
     usual, hidden = Observed(100 * MS, 50 * MS, 1.0), Observed(round(felt * 100 * MS), 50 * MS, factor)
     assert not any(monitor.observe(seen) for seen in [usual] * LEARN + [hidden] * 50)
+
+
+def test_computing_that_lasts_longer_behind_a_wait_is_no_change_for_a_few_slow_iterations():
+    monitor = Monitor(100 * MS)
+    usual, hidden, slow = (Observed(took * MS, compute * MS, None) for took, compute in ((100, 20), (114, 40), (120, 40)))
+    seen = [usual] * LEARN + ([hidden] + [slow] * (LONG_PATIENCE - 1)) * 10
+    assert not any(monitor.observe(each) for each in seen)
+    assert monitor.observe(hidden) is None
+    assert [monitor.observe(slow) for _ in range(LONG_PATIENCE)][-1] == Moved(compute=2.0)
 
 
 def test_iterations_that_change_the_other_way_do_not_tell_of_the_network():
@@ -200,7 +210,7 @@ def ready_rows(ready_ms):
 
 def test_readiness_is_told_as_a_part_of_the_backward_pass_and_left_out_where_it_was_not_seen():
     plan = Plan("p", "m", ready_in("cba").specs, tuple(Message((Slice(at, 0, 4000),)) for at in range(3)))
-    seen = observe(ready_rows([30, 60]), plan, NETWORK, 200 * MS)
+    seen = observe(ready_rows([30, 60]), plan, NETWORK, Round(200 * MS))
     assert seen.ready == {"c.weight": 0.3, "b.weight": 0.6}
 
 

@@ -19,6 +19,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.timeline import Kind
 from gradlane.planning.pattern import ready_parts
+from gradlane.planning.rounds import Round
 
 Row = tuple[Kind, int, int, int, int]
 """A span: kind, iteration, subject, start and end in ns."""
@@ -31,9 +32,10 @@ COMPUTE_MOVED = 0.4
 """The same for a worker's compute time."""
 ITERATION_MOVED = 0.5
 """The same for iteration times, compared with those measured when the plan was chosen."""
-FELT = 0.05
-"""A change of the network counts if iterations take 1.05 times as long, or 1 / 1.05, too. Where they
-do not, the plan hides the network, and no other plan could gain anything.
+FELT, COMPUTE_FELT = 0.05, 0.15
+"""A change of network or computing counts if iterations take 1.05 or 1.15 times as long, or 1 / 1.05 or 1 / 1.15,
+too. Where they do not, the plan hides it, and no other plan could gain much. Other work on the machine moves short
+computing by half at any time, and iterations that mostly wait by a few percent.
 """
 PATTERN_MOVED = 0.15
 """The pattern has changed if gradients are ready earlier or later by this fraction of the backward
@@ -57,14 +59,15 @@ _HIDDEN = 0.05  # a network that is busy for less of an iteration than this tell
 
 @dataclass(frozen=True)
 class Observed:
-    """One iteration as observed.
+    """One round as observed.
 
     Attributes:
         iteration_ns: its length.
-        compute_ns: the part without waiting for communication.
+        compute_ns: the part without waiting for communication, of this session or another one.
         slowness: how many times as long as planned the messages kept the network busy; None if too
             few were sent to tell.
-        ready: by tensor name, after which fraction of the backward pass its gradient was ready.
+        ready: by tensor name, after which fraction of the backward pass its gradient was ready. Empty
+            for a round of several passes, which may have different patterns.
     """
 
     iteration_ns: int
@@ -73,27 +76,24 @@ class Observed:
     ready: Mapping[str, float] = field(default_factory=dict)
 
 
-def observe(rows: Iterable[Row], plan: Plan, network: Network, iteration_ns: int) -> Observed:
-    """Observe one iteration.
+def observe(rows: Iterable[Row], plan: Plan, network: Network, seen: Round) -> Observed:
+    """Observe one round.
 
     A burst is a time without a pause in which messages are in flight. Waiting for another rank
     makes a burst longer and nothing makes it shorter, so the faster bursts of an iteration count.
 
     Args:
-        rows: the iteration's spans.
+        rows: spans of its last iteration.
         plan: the plan in force.
         network: the network that the plan was made for.
-        iteration_ns: the iteration's length.
+        seen: the round.
     """
-    waited_ns = 0
     begun: dict[int, int] = {}
     ended: dict[int, int] = {}
     ready_ns: dict[int, int] = {}
     backward = (0, 0)
     for kind, _, subject, start_ns, end_ns in rows:
-        if kind == "wait":
-            waited_ns += end_ns - start_ns
-        elif kind == "ready":
+        if kind == "ready":
             ready_ns[subject] = end_ns
         elif kind == "backward":
             backward = (start_ns, end_ns)
@@ -103,9 +103,9 @@ def observe(rows: Iterable[Row], plan: Plan, network: Network, iteration_ns: int
     sent = sorted((begun[message], ended[message], network.cost_ns(plan.messages[message].size_bytes)) for message in begun)
     found = _bursts(sent)
     busy_ns = sum(took_ns for took_ns, _ in found)
-    slowness = _faster(found) if busy_ns > iteration_ns * _HIDDEN else None
-    ready = ready_parts(ready_ns, backward, plan.tensors)
-    return Observed(iteration_ns, max(0, iteration_ns - waited_ns), slowness, ready)
+    slowness = _faster(found) if busy_ns > seen.took_ns / seen.passes * _HIDDEN else None
+    ready = ready_parts(ready_ns, backward, plan.tensors) if seen.passes == 1 else {}
+    return Observed(seen.took_ns, max(0, seen.took_ns - seen.blocked_ns), slowness, ready)
 
 
 def _bursts(sent: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
@@ -218,7 +218,7 @@ class Monitor:
         self._compute = Drift(COMPUTE_MOVED, patience=LONG_PATIENCE)
         self._iteration = Drift(ITERATION_MOVED, iteration_ns, LONG_PATIENCE)
         self._last_shifts: deque[float] = deque(maxlen=LONG_PATIENCE)
-        self._last_ns: deque[int] = deque(maxlen=PATIENCE)
+        self._last_ns: deque[int] = deque(maxlen=LONG_PATIENCE)
 
     def under_another_plan(self, moved: Moved) -> Monitor:
         """The monitor of the plan that answers to `moved`.
@@ -244,9 +244,10 @@ class Monitor:
         """
         self._last_ns.append(seen.iteration_ns)
         network = None if seen.slowness is None else self._network.observe(seen.slowness)
+        compute = self._compute.observe(seen.compute_ns)
         moved = Moved(
-            network if network is not None and self._is_felt(network) else 1.0,
-            self._compute.observe(seen.compute_ns) or 1.0,
+            network if network is not None and self._is_felt(network, FELT, PATIENCE) else 1.0,
+            compute if compute is not None and self._is_felt(compute, COMPUTE_FELT, LONG_PATIENCE) else 1.0,
             self._iteration.observe(seen.iteration_ns) or 1.0,
             self._shifted(shift),
         )
@@ -257,14 +258,17 @@ class Monitor:
         """Whether the last iteration differed so much that a change would look like it."""
         return any(drift.suspects for drift in (self._network, self._compute, self._iteration))
 
-    def _is_felt(self, network: float) -> bool:
-        """Whether iterations have become longer or shorter as the network's `network` says; so it is
-        taken to be until their normal time is known.
+    def _is_felt(self, factor: float, felt: float, patience: int) -> bool:
+        """Whether each of the last `patience` rounds was longer or shorter by `felt`, as the `factor` of network or
+        computing says; so it is taken to be until their normal time is known.
+
+        A change that the plan hides lasts, so that a few slow rounds would sooner or later seem to be due to it.
         """
-        if not self._iteration.normal:
+        normal = self._iteration.normal
+        if not normal:
             return True
-        factor = median(self._last_ns) / self._iteration.normal
-        return factor > 1 + FELT if network > 1 else factor < 1 / (1 + FELT)
+        last = list(self._last_ns)[-patience:]
+        return min(last) > normal * (1 + felt) if factor > 1 else max(last) < normal / (1 + felt)
 
     def _shifted(self, shift: float | None) -> float:
         if shift is None:

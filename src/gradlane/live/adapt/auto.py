@@ -28,13 +28,15 @@ from gradlane.core.records.search_log import ANY, Choice, SearchLog, SearchRound
 from gradlane.live.adapt.decisions import ControlDecision, ControlDecisions, quiet_iterations
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.adapt.ranking_process import RankingProcess
+from gradlane.live.adapt.search_turns import SEARCH_TURNS
 from gradlane.live.adapt.watch import Watch
 from gradlane.live.backends.base import Backend
 from gradlane.live.comm.driver import Driver
-from gradlane.live.comm.recorder import Recorder, now_ns
+from gradlane.live.comm.recorder import Recorder, blocked, now_ns
 from gradlane.planning.choosing import ALLOWANCE_NS, PART_OF_TIME, Choosing
 from gradlane.planning.monitor import PATIENCE
 from gradlane.planning.ranking import Answer, Question, candidates_at, likeness, policy_of, safe_choice
+from gradlane.planning.rounds import Round, Rounds
 
 log = logging.getLogger("gradlane")
 
@@ -71,13 +73,15 @@ class Auto:
         """Whether no search is going on. The same on all ranks."""
         self._in_force = self._about.safe
         self._ranking: RankingProcess | None = None
+        self._ranked: Answer | None = None  # the ranking's answer, which waits for this session's turn to try
         self._choosing: Choosing | None = None
         self._answer = Answer((), ())
         self._plans: dict[Choice, Plan] = {}
         self._why, self._began = "the job has begun", 0
         self._crosses: tuple[bool, float | None] = (True, None)  # the planner's `crosses` and `clips` in the last ranking
         self._recent: deque[int] = deque(maxlen=PATIENCE)
-        self._since_ns = self._changing_ns = 0
+        self._rounds = Rounds()
+        self._since_ns = self._blocked_ns = self._changing_ns = self._changes_seen = 0
         self._not_before_ns = self._settled_ns = 0
         self._spent_ns, self._pause_ns = 0, _LEAST_PAUSE_NS
 
@@ -85,15 +89,17 @@ class Auto:
 
     def start(self, planner: Planner, recorder: Recorder) -> None:
         if self._rank == 0:
+            self._recorder = recorder
             self._watch = Watch(recorder, planner.places, *self._hearing)
             self._start_ranking(planner)
-        self._since_ns = now_ns()
+        self._since_ns, self._blocked_ns = now_ns(), blocked.total_ns
 
     def decide(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
         is_due = self._decisions.is_due(driver)
         decision = None
         if self._rank == 0:
-            decision = self._observe(planner, driver, now_ns() - self._since_ns, is_due)
+            took_ns, blocked_ns = now_ns() - self._since_ns, blocked.total_ns - self._blocked_ns
+            decision = self._observe(planner, driver, self._rounds.observe(took_ns, blocked_ns, self._recorder.stepped), is_due)
         plan = None
         if is_due:
             decision = self._decisions.announce(driver, decision, self._quiet_iterations)
@@ -103,10 +109,12 @@ class Auto:
                 over = self._in_force.backend or UNSET
                 plan = planner.change(self._plan_of_choice(), backend, driver.failures.collective, over)
                 self._changing_ns += now_ns() - began_ns
-        self._since_ns = now_ns()
+                SEARCH_TURNS.note_change(self)
+        self._since_ns, self._blocked_ns = now_ns(), blocked.total_ns
         return plan
 
     def close(self) -> None:
+        SEARCH_TURNS.leave(self)
         if self._ranking is not None:
             self._ranking.close()
 
@@ -116,15 +124,21 @@ class Auto:
 
     # -- rank 0 ------------------------------------------------------------------------------------
 
-    def _observe(self, planner: Planner, driver: Driver, took_ns: int, is_due: bool) -> ControlDecision:
-        """Take note of the iteration that has ended, which took `took_ns`. Returns what to announce
-        if a decision is due.
+    def _observe(self, planner: Planner, driver: Driver, ended: Round | None, is_due: bool) -> ControlDecision:
+        """Take note of the round that has `ended`; None while it goes on. Returns what to announce if
+        a decision is due.
         """
-        self._recent.append(took_ns)
+        if ended is None:
+            return ControlDecision.SETTLED if self._choosing is None and self._ranking is None else ControlDecision.STAY
+        self._recent.append(ended.took_ns)
+        self._changes_seen, others_changed = SEARCH_TURNS.changes_of_others(self, self._changes_seen)
+        if others_changed:
+            self._watch.settle()  # what was normal beside another session's former plan
         assert planner.profile is not None
-        moved = self._watch.observe(driver.plan, planner.profile, took_ns, watching=self.settled)
+        moved = self._watch.observe(driver.plan, planner.profile, ended, watching=self.settled)
         if self._choosing is not None:
-            changed = self._choosing.observe(took_ns)
+            SEARCH_TURNS.take(self)
+            changed = self._choosing.observe(ended.took_ns)
             if changed:
                 self._in_force = self._choosing.choice
                 self._record_switch(driver.iteration + 1)
@@ -133,9 +147,10 @@ class Auto:
                 return ControlDecision.SETTLED | (ControlDecision.CHANGE if changed else ControlDecision.STAY)
             return ControlDecision.CHANGE if changed else ControlDecision.STAY
         if self._ranking is not None:
-            answer = self._ranking.answer() if is_due else None
-            if answer is not None:
-                self._try(answer, planner, driver.plan)
+            if is_due and self._ranked is None:
+                self._ranked = self._ranking.answer()
+            if is_due and self._ranked is not None and SEARCH_TURNS.take(self):
+                self._try(self._ranked, planner, driver.plan)
             return ControlDecision.STAY
         # the policies were ranked for updates that cross the barrier, and by now it is known that
         # this script allows none
@@ -169,7 +184,7 @@ class Auto:
         self._ranking = RankingProcess(Question(planner.profile, places, look, most, budget_ns, planner.crosses, planner.clips))
 
     def _try(self, answer: Answer, planner: Planner, in_force: Plan) -> None:
-        self._ranking, self._answer, self._changing_ns = None, answer, 0
+        self._ranking, self._ranked, self._answer, self._changing_ns = None, None, answer, 0
         self._plans = {each.choice: each.plan for each in answer.worth_trying} | {self._in_force: in_force}
         others = [each.choice for each in answer.worth_trying if likeness(each.plan) != likeness(in_force)]
         if not answer.worth_trying:  # the ranking has failed
@@ -221,6 +236,7 @@ class Auto:
         self._watch.settle(kept_ns)
         self._quiet_iterations = quiet_iterations(kept_ns)
         self._choosing = None
+        SEARCH_TURNS.leave(self)
 
     def _record_switch(self, iteration: int) -> None:
         switch = Switch(iteration, now_ns(), self._in_force)

@@ -20,6 +20,7 @@ from gradlane.live.adapt.contention import Pressure
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.planning.monitor import LEARN, PATIENCE, Crowd, Monitor, Moved, Observed, observe, slowed
 from gradlane.planning.pattern import shift_of, with_pattern
+from gradlane.planning.rounds import Round
 
 _PART_OF_TIME = 0.002  # that watching may take, which delays rank 0 and with it all others
 
@@ -68,27 +69,27 @@ class Watch:
         self._costs_ns.clear()
         self._rest_ns = 0
 
-    def observe(self, plan: Plan, profile: Profile, iteration_ns: int, watching: bool = True) -> Moved | None:
-        """Take note of the iteration that has just ended, or leave it out: reading the spans of
+    def observe(self, plan: Plan, profile: Profile, ended: Round, watching: bool = True) -> Moved | None:
+        """Take note of the round that has just ended, or leave it out: reading the spans of
         hundreds of small messages takes a millisecond.
 
         Args:
-            plan: the one that the iteration ran under.
+            plan: the one that the round ran under.
             profile: the one that `plan` was made for.
-            iteration_ns: how long the iteration took.
-            watching: False while plans are tried: the iteration is recorded and not judged.
+            ended: the round.
+            watching: False while plans are tried: the round is recorded and not judged.
 
         Returns:
             What has changed since the plan is in force for good; None for nothing, while the machine is crowded
-            (`monitor.Crowd`), and for an iteration that is left out.
+            (`monitor.Crowd`), and for a round that is left out.
         """
         # settled before the iteration is known: one that had a pause in it (an evaluation) would end each rest
         is_due = self._since_ns >= self._rest_ns
-        self._since_ns += iteration_ns
+        self._since_ns += ended.took_ns
         if not is_due:
             return None
         began_ns = now_ns()
-        moved = self._look(plan, profile, iteration_ns, watching)
+        moved = self._look(plan, profile, ended, watching)
         self._costs_ns.append(now_ns() - began_ns)
         # what is normal is learned from iterations in a row, and so is what has changed: one iteration with a pause in
         # it has a normal one behind it; in some looks another process has the processor, so the shortest one counts
@@ -97,7 +98,7 @@ class Watch:
         self._since_ns = 0
         return moved
 
-    def _look(self, plan: Plan, profile: Profile, iteration_ns: int, watching: bool) -> Moved | None:
+    def _look(self, plan: Plan, profile: Profile, ended: Round, watching: bool) -> Moved | None:
         waiting = self._pressure.part_of(self._since_ns)
         if watching and self._crowd.observe(waiting):
             return None
@@ -105,17 +106,18 @@ class Watch:
         if place.backend != self._in_force:
             self._in_force = place.backend
             self._last.clear()
-        seen = observe(self._recorder.last(), plan, place.network, iteration_ns)
+        seen = observe(self._recorder.last(), plan, place.network, ended)
         self._ready.append(seen.ready)
         if self._on_device:
-            seen = Observed(iteration_ns, iteration_ns, None if self._stream_ordered else seen.slowness)
+            seen = Observed(ended.took_ns, ended.took_ns, None if self._stream_ordered else seen.slowness)
         if seen.slowness is not None:
             if len(self._first[place.backend]) < LEARN:
                 self._first[place.backend].append(seen.slowness / self._slowed)
             self._last.append(seen.slowness)
         if not watching:
             return None
-        return self._monitor.observe(seen, None if self._on_device else shift_of(profile, seen.ready))
+        has_pattern = bool(seen.ready) and not self._on_device
+        return self._monitor.observe(seen, shift_of(profile, seen.ready) if has_pattern else None)
 
     def profile(self, planned_for: Profile, moved: Moved) -> Profile:
         """`planned_for` with what has `moved` since: the times at which gradients become ready, and

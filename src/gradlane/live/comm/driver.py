@@ -26,7 +26,7 @@ from gradlane.live.backends.staging import Staging
 from gradlane.live.backends.streams import Streams
 from gradlane.live.comm.carrier import Carrier, HostCarrier, NodeCarrier
 from gradlane.live.comm.coordination import Coordination
-from gradlane.live.comm.recorder import Recorder, now_ns
+from gradlane.live.comm.recorder import Recorder, blocked, now_ns
 from gradlane.live.comm.stragglers import BusyTimes
 
 
@@ -357,6 +357,7 @@ class Driver:
     def _has_waited(self, tensor: int | None, began: int) -> None:
         ended = now_ns()
         self.waited_ns += ended - began
+        blocked.total_ns += ended - began
         self._recorder.add("wait", self.iteration, -1 if tensor is None else tensor, began, ended)
 
     def wait_for_works(self, groups: ProcessGroups, works: Sequence[Any], what: str) -> None:

@@ -7,6 +7,7 @@ whichever thread holds the session's lock.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +27,14 @@ _Rows = tuple[Kind, int, Sequence[int], int, int]
 """A span of each of several subjects, which differ in nothing else."""
 
 now_ns = time.monotonic_ns
+
+
+class _Blocked(threading.local):
+    total_ns = 0
+
+
+blocked = _Blocked()
+"""`total_ns`: for how long the calling thread has been blocked for sums so far, of all sessions."""
 
 
 class Recorder:
@@ -56,6 +65,11 @@ class Recorder:
     def last(self) -> list[Row]:
         """The spans since the last `begin`, which is at the start of a backward pass."""
         return [*_each(self._spans), *self._elsewhere(True)]
+
+    @property
+    def stepped(self) -> bool:
+        """Whether an optimizer has stepped since the last `begin`."""
+        return any(kind == "update" for kind, *_ in reversed(self._spans))
 
     def forget(self, iteration: int) -> None:
         """Drop all spans, since the plan changed before `iteration` and a timeline is of one plan.
