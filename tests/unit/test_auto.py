@@ -208,7 +208,7 @@ def test_over_two_backends_each_choice_names_its_own_and_its_plan_does():
     assert len(answer.worth_trying) == 6
     for tried in answer.worth_trying:
         assert tried.plan.backend == tried.choice.backend
-        assert (tried.plan.sequence is None) == (tried.choice.backend == "server")
+        assert tried.plan.sequence is not None or tried.choice.backend == "server"
         check_plan(tried.plan, PROFILE.specs)
     assert {each.choice.backend for each in answer.worth_trying} == {"all-reduce", "server"}
     assert safe_choice(BOTH) not in [each.choice for each in answer.worth_trying]
