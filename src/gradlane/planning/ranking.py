@@ -149,13 +149,24 @@ def candidates(profile: Profile, backend: BackendName, external: bool = False) -
         yield Choice("searched", {"moves": _SEARCH_MOVES})
 
 
-def candidates_at(profile: Profile, places: Sequence[Place]) -> Iterator[tuple[Place, Choice]]:
-    """The `candidates` of all places in turns, so that each has its share of the time."""
+def candidates_at(profile: Profile, places: Sequence[Place], clips: float | None) -> Iterator[tuple[Place, Choice]]:
+    """The `candidates` of all places in turns, so that each has its share of the time.
+
+    Plans with owners are among them where a script reads norms (`clips`, as in `Question`): they would be told to nobody
+    else.
+    """
     of_each = [candidates(profile, place.backend, place.has_external_servers) for place in places]
+    order = _order_of(clips)
     for choices in itertools.zip_longest(*of_each):
         for place, choice in zip(places, choices, strict=True):
-            if choice is not None:
-                yield place, msgspec.structs.replace(choice, backend=_named(place, places))
+            if choice is None:
+                continue
+            if choice.policy == Owners.name:
+                if order is None or place.network.bus is not UNSET:
+                    continue
+                if order != Owners().order:
+                    choice = msgspec.structs.replace(choice, knobs={**choice.knobs, "order": order})
+            yield place, msgspec.structs.replace(choice, backend=_named(place, places))
 
 
 def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> Answer:
@@ -167,15 +178,9 @@ def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> A
     profile, places = question.profile, question.places
     deadline_ns = now_ns() + question.budget_ns
     found: dict[str, tuple[Ranked, Place]] = {}
-    for place, choice in candidates_at(profile, places):
+    for place, choice in candidates_at(profile, places, question.clips):
         if len(found) >= 3 * len(places) and now_ns() > deadline_ns:
             break
-        if choice.policy == Owners.name:
-            order = _order_of(question.clips)
-            if order is None or place.network.bus is not UNSET:
-                continue  # norms would be told to nobody, or nothing here carries it
-            if order != Owners().order:
-                choice = msgspec.structs.replace(choice, knobs={**choice.knobs, "order": order})
         try:
             plan = make_plan(policy_of(choice), profile, place)
         except PlanError:

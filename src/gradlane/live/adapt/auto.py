@@ -189,7 +189,7 @@ class Auto:
         others = [each.choice for each in answer.worth_trying if likeness(each.plan) != likeness(in_force)]
         if not answer.worth_trying:  # the ranking has failed
             assert planner.profile is not None
-            unranked = itertools.islice(candidates_at(planner.profile, planner.places), _UNRANKED + 1)
+            unranked = itertools.islice(candidates_at(planner.profile, planner.places, planner.clips), _UNRANKED + 1)
             others = [structs.replace(choice, look=len(self._about.looks)) for _, choice in unranked][1:]
         crosses = frozenset(choice for choice, plan in self._plans.items() if planner.crosses_with(plan))
         self._choosing = Choosing(
