@@ -9,6 +9,7 @@ from gradlane.core.profile import TensorSpec
 from gradlane.live.adapt.watch import Watch
 from gradlane.live.comm.recorder import Recorder, Row
 from gradlane.planning.monitor import LEARN
+from gradlane.planning.rounds import Round
 from gradlane.testing.generators import profile_of
 
 MS = 10**6
@@ -30,7 +31,7 @@ def looks(iterations_ns: Sequence[int]) -> list[int]:
     watch.settle(MS)
     profile = profile_of((1, 4000))
     for took_ns in iterations_ns:
-        watch.observe(PLAN, profile, took_ns)
+        watch.observe(PLAN, profile, Round(took_ns))
         over.append(took_ns)
     return seen
 
