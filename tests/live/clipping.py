@@ -92,6 +92,31 @@ def _norm_of_what_was_scaled(params: Params, step: int, rank: int) -> Any:
     return torch.stack(list(torch._foreach_norm(_gradients(params))))
 
 
+def _norms_that_are_kept(params: Params, step: int, rank: int) -> Any:
+    kept = [gradient.norm() for gradient in _gradients(params)]
+    kept[0].mul_(3)
+    return torch.stack([*kept, _gradients(params)[0].norm()])
+
+
+def _in_other_forms(params: Params, step: int, rank: int) -> Any:
+    gradients, out = _gradients(params), torch.zeros(())
+    torch.linalg.vector_norm(gradients[0], 2, out=out)
+    named = torch.linalg.vector_norm(x=gradients[1], ord=2)
+    several = torch._foreach_norm(self=gradients, ord=2)
+    kinds = [type(torch._foreach_norm(gradients)) is tuple, torch._foreach_mul_(gradients, 0.5)[0] is gradients[0]]
+    return torch.stack([out, named, *several, *map(torch.tensor, kinds)])
+
+
+def _by_what_torch_refuses(params: Params, step: int, rank: int) -> Any:
+    refused = []
+    for factor in (torch.tensor(1j), 10**400, "2"):
+        try:
+            params[0].grad.mul_(factor)  # type: ignore[union-attr, arg-type]
+        except (RuntimeError, OverflowError, TypeError) as error:
+            refused.append(type(error).__name__)
+    return torch.tensor([len(refused), len(set(refused))])
+
+
 WAYS: dict[str, tuple[Clip, int]] = {
     "by torch": (_by_torch, 2),
     "in two calls": (_in_two_calls, 2),
@@ -107,6 +132,9 @@ WAYS: dict[str, tuple[Clip, int]] = {
     "by a factor that changes": (_by_a_factor_that_changes, 2),
     "scaled alone": (_scale_alone, 2),
     "the norm of what was scaled": (_norm_of_what_was_scaled, 2),
+    "norms that are kept": (_norms_that_are_kept, 2),
+    "in other forms": (_in_other_forms, 2),
+    "by what torch refuses": (_by_what_torch_refuses, 2),
 }
 """What is done to gradients, and the order of norms that owners tell."""
 
@@ -124,23 +152,24 @@ def _trained(
     seen = {}
     for step in range(STEPS):
         optimizer.zero_grad()
-        call(torch.randn(8, 12, generator=generator)).square().mean().backward()
+        call(torch.randn(8, 12, generator=generator).to(params[0].dtype)).square().mean().backward()
         seen[f"seen in step {step}"] = clip(params, step, rank).clone()
         optimizer.step()
     return {**bits_of(model, optimizer), **seen}
 
 
 def beside_ddp(
-    rank: int, world: int, way: str, policy: str = "owners", verify: bool = False, **options: Any
+    rank: int, world: int, way: str, policy: str = "owners", verify: bool = False, dtype: str = "float32", **options: Any
 ) -> tuple[list[str], int]:
     """Names that differ from DDP's, and how many updates were deferred."""
+    kind = getattr(torch, dtype)
     clip, order = WAYS[way]
     knobs: dict[str, int] = {"least_bytes": 1024, "most_bytes": 30_000, "order": order} if policy == "owners" else {}
     torch.manual_seed(7)
-    model = Mlp()
+    model = Mlp(kind)
     reference = _train(model, DistributedDataParallel(model), clip, rank)
     torch.manual_seed(7 + rank)  # attach must make ranks equal to rank 0
-    model = Mlp()
+    model = Mlp(kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     network = gradlane.Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second)
     options = {"network": network, "profile_iterations": 1, "timeout": 20, "backend": "all-reduce"} | options

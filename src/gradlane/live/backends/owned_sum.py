@@ -113,8 +113,8 @@ class Norms:
         self._missing = self._messages
 
     def of(self, tensor: int) -> torch.Tensor:
-        """The norm of a tensor's sum, of its dtype and without dimensions. `are_there` must be True."""
-        return self._told[tensor].to(self._slots[tensor].dtype)
+        """The norm of a tensor's sum, of its dtype and without dimensions, in memory of its own. `are_there` must be True."""
+        return self._told[tensor].to(self._slots[tensor].dtype, copy=True)
 
     def first_phase_ended(self, then: OnEnd) -> None:
         """The first phase of one more message has ended, and its owned sums are in their slots.

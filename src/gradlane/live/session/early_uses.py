@@ -29,15 +29,15 @@ def early_use(func: Any) -> Early | None:
 def order_of_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
     """The order of the norm of whole gradients that the call computes; None if it computes another thing."""
     names = _NORMS.get(func)
-    if names is None or len(args) > len(names):
+    if names is None or not 0 < len(args) <= len(names) + 1:
         return None
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = dict(zip(names, args[1:], strict=False)) | kwargs
     order = given.pop("ord", given.pop("p", 2.0))
-    given.pop(names[0], None)
-    if given.pop("dim", None) is not None or any(given.values()):  # keepdim, dtype or out
+    if any(value is not None and value is not False for value in given.values()):  # dim, keepdim, dtype or out
         return None
-    order = {"fro": 2.0, "inf": math.inf}.get(order, order) if isinstance(order, str) else order
-    return None if order is None or isinstance(order, str) else float(order)
+    if isinstance(order, str):
+        order = {"fro": 2.0, "inf": math.inf}.get(order)
+    return float(order) if isinstance(order, (int, float)) else None
 
 
 def _norm(is_pending: Callable[[Any], bool], args: tuple[Any, ...], kwargs: dict[str, Any], func: Any) -> Result | None:
@@ -56,9 +56,8 @@ def _norm_of_each(is_pending: Callable[[Any], bool], args: tuple[Any, ...], kwar
     if all(norm is None for norm in norms):
         return None
     # those whose sums have arrived: no norm depends on the other gradients of the call
-    return (
-        [func([each.current(order)], order)[0] if norm is None else norm for each, norm in zip(args[0], norms, strict=True)],
-    )
+    pairs = zip(args[0], norms, strict=True)
+    return (tuple(func([each.current(order)], order)[0] if norm is None else norm for each, norm in pairs),)
 
 
 def _scale(is_pending: Callable[[Any], bool], args: tuple[Any, ...], kwargs: dict[str, Any], func: Any) -> Result | None:
@@ -81,7 +80,7 @@ def _scale_each(is_pending: Callable[[Any], bool], args: tuple[Any, ...], kwargs
     for gradient in args[0]:
         if not gradient.reads.puts_off(gradient.tracked, lambda slot: func([slot], factor)):
             func([gradient.slot], factor)
-    return (None,)
+    return (args[0],)
 
 
 def _are_sums(gradients: Sequence[Any], is_pending: Callable[[Any], bool]) -> bool:
@@ -89,19 +88,24 @@ def _are_sums(gradients: Sequence[Any], is_pending: Callable[[Any], bool]) -> bo
 
 
 def _as_it_is(factor: Any) -> float | torch.Tensor | None:
-    """A factor as it is now, whatever the script does to it later; None for what is no single number."""
+    """A factor as it is now, whatever the script does to it later; None for what is no single number, or one that torch
+    may refuse: that has to be told where the script calls.
+    """
     if isinstance(factor, (int, float)):
-        return factor
-    if type(factor) is torch.Tensor and factor.dim() == 0 and not factor.requires_grad:
+        return factor if abs(factor) < _LARGE else None
+    if type(factor) is torch.Tensor and factor.dim() == 0 and not factor.requires_grad and not factor.is_complex():
         return factor.clone()
     return None
 
 
-# by function, the names of its arguments
+_LARGE = 2**63  # from here on an integer may be more than torch takes
+
+
+# by function, the names of its arguments behind the gradients
 _NORMS: dict[Any, tuple[str, ...]] = {
-    torch.linalg.vector_norm: ("x", "ord", "dim", "keepdim"),
-    torch._foreach_norm: ("self", "ord", "dtype"),
-    torch.Tensor.norm: ("self", "p", "dim", "keepdim", "dtype"),
+    torch.linalg.vector_norm: ("ord", "dim", "keepdim"),
+    torch._foreach_norm: ("ord", "dtype"),
+    torch.Tensor.norm: ("p", "dim", "keepdim", "dtype"),
 }
 _EARLY: dict[Any, Early] = {
     torch.linalg.vector_norm: functools.partial(_norm, func=torch.linalg.vector_norm),
