@@ -64,7 +64,7 @@ def gradients_rounded_for_compression(job: Job) -> None:
     _train(job, compress)
 
 
-@loop(defers=None, says=READ)
+@loop()
 def one_layer_with_smaller_gradients(job: Job) -> None:
     def scale(param: nn.Parameter) -> None:
         if any(param is of for of in job.model.layers[0].parameters()):

@@ -35,10 +35,9 @@ class GradientReads:
         if not self._parts.settled:
             self._parts.measuring.gradient_read(order)
         if self._is_late(tracked):
-            # a plan that tells such norms may be in force later
-            is_expected = order is not None and order == self._parts.planner.clips
-            self._parts.was_late |= not is_expected
-            if not (is_expected and self._parts.controller is not None) and not self._parts.has_told("read"):
+            # it does not count against deferring where a plan may come into force that tells such norms
+            self._parts.was_late |= order is None or order != self._parts.planner.clips
+            if not self._parts.has_told("read"):
                 text = f"{reader(of='gradients')} between backward and step: such steps wait for all sums"
                 self._parts.tell("read", text)
         self._wait(tracked)
