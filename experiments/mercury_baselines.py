@@ -83,7 +83,7 @@ def _static(models: tuple[str, ...]) -> list[Row]:
 
 
 def _over_default(figure: str, rates: tuple[float, ...]) -> list[Row]:
-    """`OVER_DEFAULT`, over periods at `rates` in Gbit/s, of which every system has the same share."""
+    """`OVER_DEFAULT`, over periods at `rates` in Gbit/s. Every system reaches 73 % of each rate."""
     found = []
     for model in MAY_BE_C:
         default, *others = (

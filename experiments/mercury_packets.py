@@ -1,4 +1,4 @@
-"""Mercury Fig. 17: packets of several sizes, each of which costs its sender time.
+"""Mercury Fig. 17: packets of several sizes. Each packet costs its sender time.
 
 Small packets then take link, and large ones keep urgent ones waiting. The cost is that of gradlane's own transport, and not
 fitted to the paper.

@@ -139,11 +139,6 @@ WAYS: dict[str, tuple[Clip, int]] = {
 """What is done to gradients, and the order of norms that owners tell."""
 
 
-def _train(model: nn.Module, call: nn.Module, clip: Clip, rank: int) -> dict[str, torch.Tensor]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    return _trained(model, call, optimizer, clip, rank)
-
-
 def _trained(
     model: nn.Module, call: nn.Module, optimizer: torch.optim.Optimizer, clip: Clip, rank: int
 ) -> dict[str, torch.Tensor]:
@@ -167,7 +162,8 @@ def beside_ddp(
     knobs: dict[str, int] = {"least_bytes": 1024, "most_bytes": 30_000, "order": order} if policy == "owners" else {}
     torch.manual_seed(7)
     model = Mlp(kind)
-    reference = _train(model, DistributedDataParallel(model), clip, rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    reference = _trained(model, DistributedDataParallel(model), optimizer, clip, rank)
     torch.manual_seed(7 + rank)  # attach must make ranks equal to rank 0
     model = Mlp(kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

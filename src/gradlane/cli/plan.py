@@ -94,7 +94,7 @@ def command(
             raise InputError("--jitter: got it with a network's file, expected --rate and --workers")
         if rate or workers:
             raise InputError("--rate and --workers: got them with a network's file, expected one or the other")
-        case = Case(profile, read_network(network_path), clips=2.0 if computing.clips else None)
+        case = Case(profile, read_network(network_path), clips=computing.clips)
     else:
         rates, counts = parse_rates(rate), parse_workers(workers)
         if len(rates) * len(counts) != 1:
@@ -170,7 +170,7 @@ def _assumed(case: Case, computing: Computing, profile_text: str) -> str:
     if computing.jitter:
         more = slowdown(case.workers, computing.jitter) - 1
         computes += f", and {more:.1%} more with the slowest of {case.workers} devices (--jitter {computing.jitter:.1%})"
-    if computing.clips:
+    if computing.clips is not None:
         computes += ", clips gradients by their norm"
     lines = [model, computes, network]
     replica = computing.replica(profile_text)

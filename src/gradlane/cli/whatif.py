@@ -94,7 +94,7 @@ class _Question:
         rates: of links, in bits per second.
         counts: hosts and devices.
         jitter: standard deviation of a device's step, as a part of it.
-        clips: gradients are clipped by their norm in each step.
+        clips: as in `Case`.
         as_json: print JSON instead of a table.
         plot: the file to draw into; None to draw nothing.
     """
@@ -104,7 +104,7 @@ class _Question:
     rates: list[int]
     counts: list[Workers]
     jitter: float
-    clips: bool
+    clips: float | None
     as_json: bool
     plot: Path | None
     report: Path | None

@@ -141,15 +141,13 @@ def _run(trial: Trial, folder: Path) -> None:
         return run_on_lab(spec, command)
 
     how = {"rounds": trial.rounds, "steps": trial.steps, "timeout_s": trial.timeout, "finals": trial.finals}
-    if trial.clip_norm is not None:
-        how["clip_norm"] = trial.clip_norm
-    exit_code = train_in_turns(trial.profile, trial.arms, folder, start, **how)
+    exit_code = train_in_turns(trial.profile, trial.arms, folder, start, clip_norm=trial.clip_norm, **how)
     if exit_code:
         raise RunError(f"the trial of {trial}", exit_code)
 
 
 def train_in_turns(
-    profile: Profile, arms: Sequence[ArmSpec], folder: Path, start: Callable[[list[str]], int], **how: float
+    profile: Profile, arms: Sequence[ArmSpec], folder: Path, start: Callable[[list[str]], int], **how: float | None
 ) -> int:
     """Train emulated devices of `profile` under all `arms`.
 

@@ -109,9 +109,9 @@ class Lane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Ownership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which rank has the whole sum of each tensor once all first phases have ended.
 
-    The owner computes the norm of each of its sums, and tells all ranks. So whoever clips gradients by their norm
-    waits for first phases only. The factor is applied to each sum when its second phase has ended. A message of one
-    phase brings its sums to all ranks at once; the owners of its tensors tell their norms too.
+    The owner computes the norm of each of its sums and sends it to all ranks. A script that clips gradients by their
+    norm waits for the first phases only. Each sum is scaled when its second phase has ended. A message of one phase
+    brings its sums to all ranks at once; the owners of its tensors send their norms too.
 
     Attributes:
         ranks: for each tensor of the plan its owner.
@@ -267,6 +267,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def early_second_phases(self) -> tuple[int, ...]:
         """Those of `second_phases` that have a place in the sequence, before the last first phase."""
+        if self.sequence is None or len(self.sequence) == len(self.messages):
+            return ()
         return tuple(index for index, is_second in self.starts if is_second)
 
     @property
@@ -277,11 +279,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def starts(self) -> tuple[tuple[int, bool], ...]:
         """The sequence, if there is one: each message, and whether it is its second phase."""
-        if self.sequence is None or len(self.sequence) == len(self.messages):
-            return tuple((index, False) for index in self.sequence or ())
         seen: set[int] = set()
         starts = []
-        for index in self.sequence:
+        for index in self.sequence or ():
             starts.append((index, index in seen))
             seen.add(index)
         return tuple(starts)

@@ -6,6 +6,7 @@ randomness, and does not know how a plan is carried out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -14,7 +15,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Message, Plan, Slice
 from gradlane.core.profile import DTYPE_BYTES, Profile
 from gradlane.errors import InputError
-from gradlane.units import format_bytes
+from gradlane.units import NS_PER_SECOND, format_bytes
 
 
 @runtime_checkable
@@ -125,9 +126,9 @@ def returns_packets(policy: Policy) -> bool:
 
 
 def trials(policy: Policy) -> tuple[Policy, ...]:
-    """The policies of which `planning.plans.make_plan` takes the one that is fastest in the simulator; none: `policy` itself.
+    """The policies that `planning.plans.make_plan` tries in place of `policy`; it takes the fastest in the simulator.
 
-    The policy's class declares them by a method `trials`.
+    The policy's class declares them by a method `trials`. Without one there are none, and `policy` itself is planned.
     """
     declared: Callable[[], tuple[Policy, ...]] | None = getattr(policy, "trials", None)
     return declared() if declared is not None else ()
@@ -155,6 +156,20 @@ def merge(profile: Profile, tensors: Iterable[int], priority: int = 0) -> list[M
         else:
             runs.append([tensor])
     return [Message(tuple(whole(profile, tensor) for tensor in run), priority) for run in runs]
+
+
+def balanced_bytes(model_bytes: int, network: Network, in_flight: int) -> int:
+    """The size at which startups cost as much as an urgent message waits: b = sqrt(a S r / w).
+
+    Messages of b bytes cost S / b startups a for a model of S bytes. An urgent one waits for the w messages in flight
+    at rate r. The sum a S / b + w b / r is least at that b.
+
+    Args:
+        model_bytes: S.
+        network: has a and r.
+        in_flight: w, 1 or more.
+    """
+    return math.isqrt(network.startup_ns * model_bytes * network.bytes_per_second // (in_flight * NS_PER_SECOND))
 
 
 def check_cuts(profile: Profile, slice_bytes: int, knob: str) -> None:

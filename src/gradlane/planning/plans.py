@@ -60,12 +60,12 @@ def behind_barrier(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, crosses_barrier=False)
 
 
-def when_clipping(plan: Plan, order: float) -> Plan:
-    """`plan` as a session carries it out whose script reads the norms of all gradients in each step.
+def when_clipping(plan: Plan, order: float | None) -> Plan:
+    """`plan` as a session carries it out whose script reads all gradients in each step.
 
     Args:
         plan: the plan.
-        order: of the norms: 2 for `clip_grad_norm_` as it is.
+        order: of their norms, if it reads nothing else: 2 for `clip_grad_norm_` as it is. None: it reads more.
     """
     return plan if plan.tells_norms(order) else behind_barrier(plan)
 

@@ -28,7 +28,7 @@ from gradlane.core.records.search_log import Choice, Predicted
 from gradlane.errors import InputError, PlanError
 from gradlane.planning import catalog
 from gradlane.planning.measured import where
-from gradlane.planning.plans import behind_barrier, make_plan, took_ns
+from gradlane.planning.plans import make_plan, took_ns, when_clipping
 from gradlane.planning.search.space import MOST_PIECES, Space
 from gradlane.policies.owners import Owners
 from gradlane.sim import few_packets
@@ -210,7 +210,7 @@ def rank(question: Question, now_ns: Callable[[], int] = time.monotonic_ns) -> A
 
 
 def _predicted(choice: Choice, plan: Plan, place: Place, question: Question, *, whole: bool = False) -> Ranked:
-    carried = plan if question.crosses or plan.tells_norms(question.clips) else behind_barrier(plan)
+    carried = plan if question.crosses else when_clipping(plan, question.clips)
     took_ns = simulated_ns(carried, question.profile, place, whole=whole)
     return Ranked(Predicted(choice, took_ns), plan, with_overhead(took_ns, plan, place.network))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import msgspec
@@ -10,9 +9,8 @@ import msgspec
 from gradlane.core.fields import MAX_BYTES, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Message, Plan, Slice
-from gradlane.core.policy import KnobRange, check_cuts, cut, whole
+from gradlane.core.policy import KnobRange, balanced_bytes, check_cuts, cut, whole
 from gradlane.core.profile import Profile
-from gradlane.units import NS_PER_SECOND
 
 
 class Blocks(msgspec.Struct, frozen=True):
@@ -78,8 +76,7 @@ class Blocks(msgspec.Struct, frozen=True):
 
     def block_bytes(self, model_bytes: int, network: Network) -> int:
         """The block size b = sqrt(a S r / w) within the limits, in bytes, a multiple of 8."""
-        squared = network.startup_ns * model_bytes * network.bytes_per_second // (self.window_blocks * NS_PER_SECOND)
-        wanted = math.isqrt(squared)
+        wanted = balanced_bytes(model_bytes, network, self.window_blocks)
         return min(max(wanted, self.least_bytes), self.most_bytes) // 8 * 8
 
 

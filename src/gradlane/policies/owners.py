@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-import math
+from collections.abc import Iterator
 from typing import ClassVar
 
 import msgspec
@@ -11,9 +11,8 @@ import msgspec
 from gradlane.core.fields import MAX_BYTES, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Message, Ownership, Plan
-from gradlane.core.policy import KnobRange, whole
+from gradlane.core.policy import KnobRange, balanced_bytes, whole
 from gradlane.core.profile import Profile
-from gradlane.units import NS_PER_SECOND
 
 _TRIED = tuple(size * 2**20 for size in (16, 4, 8, 32, 64))
 
@@ -63,41 +62,42 @@ class Owners(msgspec.Struct, frozen=True):
         return () if self.most_bytes else tuple(msgspec.structs.replace(self, most_bytes=size) for size in _TRIED)
 
     def plan(self, profile: Profile, network: Network) -> Plan:
-        urgency, sizes = profile.urgency(), [seen.spec.size_bytes for seen in profile.tensors]
-        deal = _Deal(sizes, network.workers)
-        most_bytes = self.most_bytes or _TRIED[0]
-        least_bytes = min(self._least_bytes(profile.size_bytes, network), most_bytes)
+        urgency = profile.urgency()
+        deal = _Deal([seen.spec.size_bytes for seen in profile.tensors], network.workers)
         messages: list[Message] = []
-        group: list[int] = []
-
-        def send(tensors: list[int], two_phase: bool) -> None:
+        for tensors, two_phase in self._groups(profile, network, deal):
             slices = tuple(whole(profile, tensor) for tensor in deal.to_owners(tensors))
             messages.append(Message(slices, min(urgency[tensor] for tensor in tensors), two_phase=two_phase))
-
-        def close() -> None:
-            if group:
-                send(group, two_phase=True)
-            group.clear()
-
-        for tensor, seen in enumerate(profile.tensors):
-            if group and profile.tensors[group[-1]].spec.dtype != seen.spec.dtype:
-                close()
-            if sizes[tensor] * network.workers > deal.EVEN * most_bytes:
-                send([tensor], two_phase=False)
-                continue
-            group.append(tensor)
-            group_bytes = sum(sizes[each] for each in group)
-            if group_bytes >= most_bytes or (group_bytes >= least_bytes and deal.is_even(group)):
-                close()
-        close()
         owners = Ownership(tuple(deal.owner_of), self.order)
         plan = Plan(self.name, profile.model, profile.specs, tuple(messages), crosses_barrier=True, owners=owners)
         sequence = self._sequence(plan, profile, network)
         return plan.with_sequence(sequence) if len(sequence) > len(messages) else plan
 
+    def _groups(self, profile: Profile, network: Network, deal: _Deal) -> Iterator[tuple[list[int], bool]]:
+        """The tensors of each message, and whether it has two phases, in order of readiness."""
+        most_bytes = self.most_bytes or _TRIED[0]
+        least_bytes = min(max(balanced_bytes(profile.size_bytes, network, 2), self.least_bytes), most_bytes)
+        group: list[int] = []
+        group_bytes = 0
+        for tensor, seen in enumerate(profile.tensors):
+            spec = seen.spec
+            if group and profile.tensors[group[-1]].spec.dtype != spec.dtype:
+                yield group, True
+                group, group_bytes = [], 0
+            if spec.size_bytes * network.workers > deal.EVEN * most_bytes:
+                yield [tensor], False
+                continue
+            group.append(tensor)
+            group_bytes += spec.size_bytes
+            if group_bytes >= most_bytes or (group_bytes >= least_bytes and deal.is_even(group)):
+                yield group, True
+                group, group_bytes = [], 0
+        if group:
+            yield group, True
+
     def _sequence(self, plan: Plan, profile: Profile, network: Network) -> tuple[int, ...]:
-        """First phases in order of readiness. Where the network would be idle between two of them, a second phase
-        of a message whose first has ended, the most urgent there is.
+        """First phases in order of readiness. Where the network would wait for gradients, the most urgent second phase
+        comes in between, of a message whose first phase has ended.
         """
         costs_ns = [network.cost_ns(plan.sum_bytes(index, network.workers)) for index in range(len(plan.messages))]
         waiting: list[int] = []  # messages whose second phases have no place
@@ -115,10 +115,6 @@ class Owners(msgspec.Struct, frozen=True):
             if message.two_phase:
                 waiting.append(index)
         return tuple(sequence)
-
-    def _least_bytes(self, model_bytes: int, network: Network) -> int:
-        wanted = math.isqrt(network.startup_ns * model_bytes * network.bytes_per_second // (2 * NS_PER_SECOND))
-        return max(wanted, self.least_bytes)
 
 
 class _Deal:

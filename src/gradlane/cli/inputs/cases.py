@@ -242,14 +242,14 @@ def cases(
     rates: Sequence[int],
     workers: Sequence[Workers],
     jitter: float = 0.0,
-    clips: bool = False,
+    clips: float | None = None,
 ) -> list[Case]:
     """Make a case for each profile, rate (bits per second) and number of workers, in this order.
 
     Args:
         profiles, where, rates, workers: what is combined.
         jitter: standard deviation of a device's step, as a part of it; each step waits for the slowest device.
-        clips: gradients are clipped by their norm in each step.
+        clips: as in `Case`.
 
     Raises:
         InputError: an option is given that is of use only where hosts have several devices.
@@ -262,7 +262,7 @@ def cases(
             where.at(rate, each),
             {"model": profile.model, "bits_per_second": rate, **_labels(each)},
             alone_ns=profile.compute_ns if jitter else None,
-            clips=2.0 if clips else None,
+            clips=clips,
         )
         for profile in profiles
         for rate in rates

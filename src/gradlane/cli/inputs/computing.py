@@ -36,7 +36,7 @@ class Computing:
         wire_dtype: a key of `WIRE_DTYPES`, as which float32 gradients travel; None for float32.
         step_ns: the time of a step without communication; None: as the profile says.
         jitter: standard deviation of a device's step, as a part of it.
-        clips: gradients are clipped by their norm in each step.
+        clips: the order of the norm to which gradients are clipped in each step; None: they are not.
     """
 
     device: str | None = None
@@ -46,7 +46,7 @@ class Computing:
     mfu: float | None = None
     step_ns: int | None = None
     jitter: float = 0.0
-    clips: bool = False
+    clips: float | None = None
 
     @staticmethod
     def take(options: dict[str, Any]) -> Computing:
@@ -60,7 +60,7 @@ class Computing:
             **{name: options.pop(name) for name in ("device", "batch", "wire_dtype", "compute_dtype", "mfu")},
             step_ns=None if step_time is None else parse_time("--step-time", step_time),
             jitter=options.pop("jitter") or 0.0,
-            clips=options.pop("clips"),
+            clips=2.0 if options.pop("clips") else None,
         )
         if found.step_ns is not None and found.mfu is not None:
             raise InputError("--mfu: got it with --step-time, expected one or the other")

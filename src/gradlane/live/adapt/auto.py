@@ -28,15 +28,16 @@ from gradlane.core.records.search_log import ANY, Choice, SearchLog, SearchRound
 from gradlane.live.adapt.decisions import ControlDecision, ControlDecisions, quiet_iterations
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.adapt.ranking_process import RankingProcess
+from gradlane.live.adapt.round_clock import RoundClock
 from gradlane.live.adapt.search_turns import SEARCH_TURNS
 from gradlane.live.adapt.watch import Watch
 from gradlane.live.backends.base import Backend
 from gradlane.live.comm.driver import Driver
-from gradlane.live.comm.recorder import Recorder, blocked, now_ns
+from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.planning.choosing import ALLOWANCE_NS, PART_OF_TIME, Choosing
 from gradlane.planning.monitor import PATIENCE
 from gradlane.planning.ranking import Answer, Question, candidates_at, likeness, policy_of, safe_choice
-from gradlane.planning.rounds import Round, Rounds
+from gradlane.planning.rounds import Round
 
 log = logging.getLogger("gradlane")
 
@@ -78,10 +79,10 @@ class Auto:
         self._answer = Answer((), ())
         self._plans: dict[Choice, Plan] = {}
         self._why, self._began = "the job has begun", 0
-        self._crosses: tuple[bool, float | None] = (True, None)  # the planner's `crosses` and `clips` in the last ranking
+        self._some_cross = True  # `planner.some_cross` when the last ranking began
         self._recent: deque[int] = deque(maxlen=PATIENCE)
-        self._rounds = Rounds()
-        self._since_ns = self._blocked_ns = self._changing_ns = self._changes_seen = 0
+        self._clock = RoundClock()
+        self._changing_ns = self._changes_seen = 0
         self._not_before_ns = self._settled_ns = 0
         self._spent_ns, self._pause_ns = 0, _LEAST_PAUSE_NS
 
@@ -92,14 +93,13 @@ class Auto:
             self._recorder = recorder
             self._watch = Watch(recorder, planner.places, *self._hearing)
             self._start_ranking(planner)
-        self._since_ns, self._blocked_ns = now_ns(), blocked.total_ns
+        self._clock.start()
 
     def decide(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
         is_due = self._decisions.is_due(driver)
         decision = None
         if self._rank == 0:
-            took_ns, blocked_ns = now_ns() - self._since_ns, blocked.total_ns - self._blocked_ns
-            decision = self._observe(planner, driver, self._rounds.observe(took_ns, blocked_ns, self._recorder.stepped), is_due)
+            decision = self._observe(planner, driver, self._clock.ended(self._recorder.stepped), is_due)
         plan = None
         if is_due:
             decision = self._decisions.announce(driver, decision, self._quiet_iterations)
@@ -110,7 +110,7 @@ class Auto:
                 plan = planner.change(self._plan_of_choice(), backend, driver.failures.collective, over)
                 self._changing_ns += now_ns() - began_ns
                 SEARCH_TURNS.note_change(self)
-        self._since_ns, self._blocked_ns = now_ns(), blocked.total_ns
+        self._clock.start()
         return plan
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class Auto:
             return ControlDecision.STAY
         # the policies were ranked for updates that cross the barrier, and by now it is known that
         # this script allows none
-        has_barrier = self._crosses != (False, None) and (planner.crosses, planner.clips) == (False, None)
+        has_barrier = self._some_cross and not planner.some_cross
         if (moved is not None or has_barrier) and self._may_search():
             self._why = str(moved) if moved is not None else "updates are needed before the next forward pass"
             self._began = driver.iteration + 1
@@ -179,7 +179,7 @@ class Auto:
         look = len(self._about.looks)
         most = _MOST_PLANS if not look else _MOST_PLANS_AGAIN if iteration_ns < _SLOW_NS else 1
         budget_ns = min(max(_LEAST_RANKING_NS, _RANKING_ITERATIONS * iteration_ns), _MOST_RANKING_NS[bool(look)])
-        self._assumed, self._crosses = planner.places[0].network, (planner.crosses, planner.clips)
+        self._assumed, self._some_cross = planner.places[0].network, planner.some_cross
         places = tuple(structs.replace(place, coordinated=False) for place in planner.places)
         self._ranking = RankingProcess(Question(planner.profile, places, look, most, budget_ns, planner.crosses, planner.clips))
 

@@ -97,6 +97,11 @@ class Planner:
         self.crosses = may_cross and not always_read
         self.clips = norms if may_cross else None
 
+    @property
+    def some_cross(self) -> bool:
+        """Whether some plans may cross the barrier, at least those whose owners tell norms."""
+        return self.crosses or self.clips is not None
+
     def crosses_with(self, plan: Plan) -> bool:
         """Whether the next forward pass may begin before all sums of `plan` have arrived."""
         return plan.crosses_barrier and (self.crosses or plan.tells_norms(self.clips))

@@ -14,12 +14,12 @@ from gradlane.core.policy import Policy
 from gradlane.core.stepwise import describe
 from gradlane.live.adapt.decisions import ControlDecision, ControlDecisions, quiet_iterations
 from gradlane.live.adapt.profiling import Planner
+from gradlane.live.adapt.round_clock import RoundClock
 from gradlane.live.adapt.watch import Watch
 from gradlane.live.backends.base import Backend
 from gradlane.live.comm.driver import Driver
-from gradlane.live.comm.recorder import Recorder, blocked, now_ns
+from gradlane.live.comm.recorder import Recorder
 from gradlane.planning.monitor import Moved
-from gradlane.planning.rounds import Rounds
 from gradlane.units import format_rate
 
 log = logging.getLogger("gradlane")
@@ -40,8 +40,7 @@ class Replanning:
     def __init__(self, rank: int, policy: Policy, stream_ordered: bool, on_device: bool) -> None:
         self._rank, self._policy, self._hearing = rank, policy, (stream_ordered, on_device)
         self._decisions = ControlDecisions()
-        self._rounds = Rounds()
-        self._since_ns = self._blocked_ns = 0
+        self._clock = RoundClock()
         self._moved: Moved | None = None
 
     def start(self, planner: Planner, recorder: Recorder) -> None:
@@ -50,15 +49,15 @@ class Replanning:
             log.info("gradlane: %s", describe(planner.profile))
             self._recorder = recorder
             self._watch = Watch(recorder, planner.places, *self._hearing)
-        self._since_ns, self._blocked_ns = now_ns(), blocked.total_ns
+        self._clock.start()
 
     def decide(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
-        took_ns = now_ns() - self._since_ns
+        took_ns = self._clock.took_ns
         decision = policy = None
         if self._rank == 0:
             # a change is kept until the next decision is due
             assert planner.profile is not None
-            ended = self._rounds.observe(took_ns, blocked.total_ns - self._blocked_ns, self._recorder.stepped)
+            ended = self._clock.ended(self._recorder.stepped)
             if ended is not None:
                 self._moved = self._watch.observe(driver.plan, planner.profile, ended) or self._moved
         if self._decisions.is_due(driver):
@@ -69,7 +68,7 @@ class Replanning:
         plan = None
         if decision is not None and ControlDecision.CHANGE in decision:
             plan = planner.change(policy, backend, driver.failures.collective)
-        self._since_ns, self._blocked_ns = now_ns(), blocked.total_ns
+        self._clock.start()
         return plan
 
     def _update_planner(self, planner: Planner) -> Policy | None:

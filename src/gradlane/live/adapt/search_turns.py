@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-_PATIENCE = 8  # rounds of a session that waits, in which the one that tries has none: it trains no more
+_PATIENCE = 8  # rounds that a session waits; if the one with the turn has had no round meanwhile, it trains no more
 
 
 class SearchTurns:
@@ -52,8 +52,8 @@ class SearchTurns:
             seen: the number at its last call, 0 at first.
 
         Returns:
-            The number by now, and whether another session has changed its plan since. Changes of
-            `session` hide one of another session that came right before.
+            The number at present, and whether another session has changed its plan since. If the last change is
+            of `session`, earlier ones of other sessions are not reported.
         """
         with self._lock:
             return self._changes, self._changes != seen and self._changed_by is not session

@@ -217,8 +217,7 @@ class AllReduceBackend:
         self._lanes = [message.lane for message in plan.messages]
         self._plan = plan
         # Second phases start when all first ones have ended. Groups of one lane end messages in no order, so that
-        # which of them makes room first is not known.
-        # And whoever waits for norms waits for no message.
+        # which of them makes room first is not known. A thread that waits for norms awaits no message.
         self._tells_at_once = bool(two_phase) or self.norms is not None or (self._weight > 1 and plan.has_windows)
         self.begin([[] for _ in plan.lanes])
 

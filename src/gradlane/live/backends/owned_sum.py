@@ -2,8 +2,8 @@
 
 The message's memory has one part for each rank, which may be empty: the tensors that the rank owns. In the first
 phase every rank sends each owner its part, and each adds what has come, in rank order. In the second phase owners send
-the sums of their parts to all. Both phases go in segments, as those of `TwoPhase` do, of which each has a piece of
-every part. At two ranks a sum has the bits of an all-reduce.
+the sums of their parts to all. Both phases go in segments, as those of `TwoPhase` do. A segment has a piece of every
+part. At two ranks a sum has the bits of an all-reduce.
 """
 
 from __future__ import annotations

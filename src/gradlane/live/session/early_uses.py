@@ -6,7 +6,6 @@ of `clip_grad_norm_`, gives nothing back but the gradient itself, so that it may
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,16 +13,23 @@ from typing import Any
 import torch
 
 Result = tuple[Any]
-Early = Callable[[Callable[[Any], bool], tuple[Any, ...], dict[str, Any]], Result | None]
-"""Does an operation early. Arguments: what says whether a value stands for a sum, and the operation's arguments.
-
-Returns its result in a tuple; None where the operation has to wait for sums.
-"""
+IsPending = Callable[[Any], bool]
+"""Whether a value is a gradient that stood for a sum when it was made."""
 
 
-def early_use(func: Any) -> Early | None:
-    """How to do `func`, a function of torch, on gradients whose sums have not arrived; None if it needs them."""
-    return _EARLY.get(func)
+def use_early(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_pending: IsPending) -> Result | None:
+    """Do `func`, a function of torch, on gradients whose sums have not arrived.
+
+    Returns:
+        Its result in a tuple; None where it has to wait for sums.
+    """
+    early = _EARLY.get(func)
+    if early is None or not args:
+        return None
+    gradients = args[0] if func in _OF_MANY else args[:1]
+    if not all(is_pending(gradient) and gradient.reads is not None for gradient in gradients):
+        return None
+    return early(func, gradients, args, kwargs)
 
 
 def order_of_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
@@ -40,56 +46,39 @@ def order_of_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> f
     return float(order) if isinstance(order, (int, float)) else None
 
 
-def _norm(is_pending: Callable[[Any], bool], args: tuple[Any, ...], kwargs: dict[str, Any], func: Any) -> Result | None:
+def _norms(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result | None:
     order = order_of_norm(func, args, kwargs)
-    if order is None or not _are_sums([args[0]], is_pending):
+    if order is None:
         return None
-    norm = args[0].reads.norm(args[0].tracked, order)
-    return None if norm is None else (norm,)
-
-
-def _norm_of_each(is_pending: Callable[[Any], bool], args: tuple[Any, ...], kwargs: dict[str, Any], func: Any) -> Result | None:
-    order = order_of_norm(func, args, kwargs)
-    if order is None or not _are_sums(args[0], is_pending):
-        return None
-    norms = [gradient.reads.norm(gradient.tracked, order) for gradient in args[0]]
+    norms = [gradient.reads.norm(gradient.tracked, order) for gradient in gradients]
     if all(norm is None for norm in norms):
         return None
+    if func not in _OF_MANY:
+        return (norms[0],)
     # those whose sums have arrived: no norm depends on the other gradients of the call
-    pairs = zip(args[0], norms, strict=True)
+    pairs = zip(gradients, norms, strict=True)
     return (tuple(func([each.current(order)], order)[0] if norm is None else norm for each, norm in pairs),)
 
 
-def _scale(is_pending: Callable[[Any], bool], args: tuple[Any, ...], kwargs: dict[str, Any], func: Any) -> Result | None:
-    if kwargs or len(args) != 2 or not _are_sums([args[0]], is_pending):
-        return None
-    factor = _as_it_is(args[1])
+def _scale(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result | None:
+    factor = _as_it_is(args[1]) if len(args) == 2 and not kwargs else None
     if factor is None:
         return None
-    if not args[0].reads.puts_off(args[0].tracked, lambda slot: func(slot, factor)):
-        func(args[0].slot, factor)
+
+    def scale(gradient: torch.Tensor) -> None:
+        func([gradient] if func in _OF_MANY else gradient, factor)
+
+    for gradient in gradients:
+        if not gradient.reads.puts_off(gradient.tracked, scale):
+            scale(gradient.slot)
     return (args[0],)
-
-
-def _scale_each(is_pending: Callable[[Any], bool], args: tuple[Any, ...], kwargs: dict[str, Any], func: Any) -> Result | None:
-    if kwargs or len(args) != 2 or not _are_sums(args[0], is_pending):
-        return None
-    factor = _as_it_is(args[1])
-    if factor is None:
-        return None
-    for gradient in args[0]:
-        if not gradient.reads.puts_off(gradient.tracked, lambda slot: func([slot], factor)):
-            func([gradient.slot], factor)
-    return (args[0],)
-
-
-def _are_sums(gradients: Sequence[Any], is_pending: Callable[[Any], bool]) -> bool:
-    return all(is_pending(gradient) and gradient.reads is not None for gradient in gradients)
 
 
 def _as_it_is(factor: Any) -> float | torch.Tensor | None:
-    """A factor as it is now, whatever the script does to it later; None for what is no single number, or one that torch
-    may refuse: that has to be told where the script calls.
+    """Copy a factor, which the script may change later.
+
+    Returns:
+        None for what is no single number, and for a number that torch may refuse: the script's own call has to fail then.
     """
     if isinstance(factor, (int, float)):
         return factor if abs(factor) < _LARGE else None
@@ -107,12 +96,7 @@ _NORMS: dict[Any, tuple[str, ...]] = {
     torch._foreach_norm: ("ord", "dtype"),
     torch.Tensor.norm: ("p", "dim", "keepdim", "dtype"),
 }
-_EARLY: dict[Any, Early] = {
-    torch.linalg.vector_norm: functools.partial(_norm, func=torch.linalg.vector_norm),
-    torch.Tensor.norm: functools.partial(_norm, func=torch.Tensor.norm),
-    torch._foreach_norm: functools.partial(_norm_of_each, func=torch._foreach_norm),
-    torch.Tensor.mul_: functools.partial(_scale, func=torch.Tensor.mul_),
-    torch.Tensor.div_: functools.partial(_scale, func=torch.Tensor.div_),
-    torch._foreach_mul_: functools.partial(_scale_each, func=torch._foreach_mul_),
-    torch._foreach_div_: functools.partial(_scale_each, func=torch._foreach_div_),
-}
+_OF_MANY = {torch._foreach_norm, torch._foreach_mul_, torch._foreach_div_}
+_EARLY: dict[Any, Callable[..., Result | None]] = dict.fromkeys(_NORMS, _norms) | dict.fromkeys(
+    (torch.Tensor.mul_, torch.Tensor.div_, torch._foreach_mul_, torch._foreach_div_), _scale
+)

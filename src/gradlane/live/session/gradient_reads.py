@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class GradientReads:
-    """The `guards.Reads` of one session. Any thread may read; whoever changes anything has the turn."""
+    """The `guards.Reads` of one session. Any thread may read. A thread takes the turn before it changes anything."""
 
     _parts: Parts
     _steps: Steps

@@ -33,7 +33,7 @@ import torch
 import torch.optim.optimizer as optimizers
 
 from gradlane.live.comm.turn import turn
-from gradlane.live.session.early_uses import early_use, order_of_norm
+from gradlane.live.session.early_uses import order_of_norm, use_early
 from gradlane.live.session.tracked import Tracked
 
 
@@ -143,10 +143,9 @@ class PendingGradient(torch.Tensor):
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run `func` on the gradients that the wrappers in its arguments stand for."""
-    early = early_use(func)
-    early_result = None if early is None else early(_is_pending, args, kwargs)
-    if early_result is not None:
-        return early_result[0]
+    early = use_early(func, args, kwargs, _is_pending)
+    if early is not None:
+        return early[0]
     wrappers = {id(wrapper): wrapper for wrapper in _wrappers_in((args, kwargs))}
     if func == _set_data and len(args) == 2 and isinstance(args[0], PendingGradient):
         args[0].replace_data(_with(args[1], PendingGradient.own))
