@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from gradlane.core.backends import BackendName
+from tests.ports import free_port
 
 STEPS = 8
 LATE_S = 3.0
@@ -92,19 +92,13 @@ def run_job(
     told = ",".join(f"{attempt}:{rank}:{step}" for attempt, (rank, step) in deaths.items())
     command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", str(len(deaths) + nodes - 1)]
     command += ["--nproc-per-node", str(2 // nodes), "--nnodes", str(nodes), "--local-addr", "127.0.0.1"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-id", "restarts", "--rdzv-endpoint", f"127.0.0.1:{_free_port()}"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-id", "restarts", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     command += ["-m", "bench.restarts", "--rank", str(folder), backend, told, str(late_s)]
     with (folder / "printed").open("w+") as printed:
         agents = [subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT) for _ in range(nodes)]
         codes = [agent.wait() for agent in agents]
         printed.seek(0)
         return "".join(printed.readlines()[-40:]) if any(codes) else ""
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 def same_bits(one: Path, other: Path) -> bool:

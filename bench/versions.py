@@ -12,13 +12,14 @@ import argparse
 import contextlib
 import itertools
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
+
+from tests.ports import free_port
 
 STEPS, WARM_UP = 6, 200  # of a turn, and before the first one
 # square layers, and their width
@@ -79,8 +80,7 @@ class Arm:
     """
 
     def __init__(self, command: Sequence[str], stack: contextlib.ExitStack, **variables: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         self._ranks = []
         for rank in range(2):
             environment = {

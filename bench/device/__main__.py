@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -31,6 +30,7 @@ from bench.device.lines import Lines, read
 from tests.commands import ROOT
 from tests.device.deadline import Deadline
 from tests.device.machine import NO_DEVICE, Machine, found
+from tests.ports import free_port
 
 PARTS = ("bus", "costs", "profile", "training")
 MODELS = {"resnet50": 1.0, "bert-base": 2.0, "gpt2": 2.0}  # and each one's share of the time that is left for training
@@ -98,8 +98,7 @@ class Run:
 
     def _wait(self, command: Sequence[str], limit_s: float, processes: int) -> int:
         """The first exit code that is not 0; 124 where time was up. Saves what there is meanwhile."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
         running = [
             subprocess.Popen(

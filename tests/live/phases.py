@@ -6,7 +6,6 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.live.script_server import SCRIPTS, ScriptServer
+from tests.ports import free_port
 
 WORLD = 3
 START_S = 60.0
@@ -38,8 +38,7 @@ class Job:
     """The processes of one job, by rank, and what they print."""
 
     def __init__(self, server: ScriptServer, folder: Path, script: str, world: int, *arguments: object) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         self._server, self._folder = server, folder
         self._pids: list[int] = []
         self._outputs: list[int] = []

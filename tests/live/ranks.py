@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import socket
 import tempfile
 import time
 import traceback
@@ -16,6 +15,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from tests.ports import free_port
 from tests.processes import PROCESSES
 
 CASE_S = 120
@@ -74,8 +74,7 @@ class Ranks:
         self._start()
 
     def _start(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         self.store = f"127.0.0.1:{port}"
         self._pipes: list[Connection] = []
         self.processes = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from io import StringIO
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from gradlane.live.ddp.stages import Progress, Stage
 from tests.commands import gradlane
+from tests.ports import free_port
 
 pytestmark = pytest.mark.matrix
 
@@ -60,8 +60,7 @@ def test_a_script_is_measured_and_ended_without_its_help(tmp_path, holds):
     ],
 )
 def test_what_cannot_be_measured_is_said(tmp_path, monkeypatch, lines, why):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     # the one rank of a job, which costs less than torchrun
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
         monkeypatch.setenv(name, str(value))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from gradlane.core.timeline import Timeline
 from gradlane.live.startup import boot
 from tests.commands import gradlane
 from tests.live.script_server import SCRIPTS, ScriptServer
+from tests.ports import free_port
 
 pytestmark = pytest.mark.matrix
 
@@ -50,8 +50,7 @@ def script(name: str) -> Path:
 def launched(server: ScriptServer, folder: Path, name: str, options: LaunchOptions) -> tuple[str, str]:
     """What rank 0 of two prints, and its errors. The ranks begin as those of `gradlane launch`, but their torch is imported."""
     folder.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), LAUNCH_VARIABLE: options.to_text()}
     pids = [
         server.ask(
@@ -150,11 +149,6 @@ def test_launch_ddp_of_a_script_that_wraps_nothing_says_that_it_had_no_effect(tm
     done = gradlane("launch", "--nproc", 1, "--ddp", tmp_path / "train.py")
     assert done.stdout == "trained\n"
     assert "gradlane: --ddp had no effect: the script wrapped no model" in done.stderr
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 @pytest.mark.parametrize(("start", "by"), [("spawn", "address"), ("spawn", "variables"), ("fork", "variables")])

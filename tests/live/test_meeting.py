@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from gradlane.errors import MismatchError
 from gradlane.live.comm.roll_call import RollCall
 from gradlane.live.startup.agreement import settle
+from tests.ports import free_port
 
 SCRIPT = """
 import sys
@@ -35,8 +35,7 @@ class Job:
     def __init__(self, folder: Path) -> None:
         self._script = folder / "script.py"
         self._script.write_text(SCRIPT)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
+        self._port = free_port()
 
     def start(self, rank: object, world: object) -> subprocess.Popen[str]:
         place = {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from tests.live.cases import differences
 from tests.live.ranks import Ranks
 from tests.live.resuming import undisturbed
 from tests.live.test_equality import GIVEN, KNOBS
+from tests.ports import free_port
 
 APART = [(name, KNOBS.get(name, {})) for name in catalog.names("server", external=True)]
 
@@ -145,8 +145,7 @@ def test_launch_refuses_servers_that_cannot_be(options: list[object], text: str)
 
 
 def test_a_server_without_a_job_says_at_once_what_it_waits_for_and_gives_up() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+    nobody = f"127.0.0.1:{free_port()}"
     said: list[str] = []
     with pytest.raises(
         CommunicationError, match=f"^no store of a job at {nobody} within 0.3 s .*refused.*; expected the --rdzv-"
@@ -174,8 +173,7 @@ def assert_is_undisturbed(folder: Path) -> None:
 
 
 def test_a_killed_server_that_is_started_again_serves_the_next_attempt_with_the_state_of_the_checkpoint(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        store = f"127.0.0.1:{free.getsockname()[1]}"
+    store = f"127.0.0.1:{free_port()}"
     servers = [subprocess.Popen(command_line("server", store)) for _ in range(2)]
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", store]
     job = resumed(tmp_path, *rendezvous, "--await-servers", 2, "servers", servers[0].pid)

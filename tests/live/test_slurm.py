@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from pathlib import Path
 
 from tests.commands import command_line
+from tests.ports import free_port
 
 SCRIPT = """
 import os
@@ -26,8 +26,7 @@ dist.destroy_process_group()
 
 def test_tasks_of_slurm_are_ranks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     tasks = []
     for rank in range(2):
         variables = {

@@ -10,10 +10,8 @@ import importlib.util
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +19,13 @@ import pytest
 
 from tests.commands import ROOT
 from tests.plugins.steps import LAYERS
+from tests.ports import free_port
 
 
 def installed(*packages: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed; make test-plugins installs it")
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        return server.getsockname()[1]
 
 
 def on_two_ranks(words: list[str], **environment: str) -> list[str]:

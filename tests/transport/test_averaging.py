@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from gradlane.core.profile import Profile, TensorSpec
 from gradlane.errors import CommunicationError, InputError, MismatchError, PeerFailed, PlanError
 from gradlane.plugin.averaging import MEASURED, Averaging
 from gradlane.plugin.meeting import Meeting
+from tests.ports import free_port
 
 pytestmark = pytest.mark.matrix
 
@@ -26,8 +25,7 @@ SPECS = tuple(TensorSpec(name, size) for name, size in [("a", 100_000), ("b", 40
 
 
 def meetings(world: int = 2) -> list[Meeting]:
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     return [Meeting(rank, world, "127.0.0.1", port) for rank in range(world)]
 
 

@@ -15,6 +15,7 @@ from gradlane.errors import CommunicationError, MismatchError
 from gradlane.plugin import meeting as store_module
 from gradlane.plugin.meeting import Meeting, _Connection, _serve
 from gradlane.transport.strangers import MAX_STRANGERS
+from tests.ports import free_port
 
 SECRET = "known to the ranks"
 
@@ -50,9 +51,7 @@ class Stranger:
 @pytest.fixture
 def rank_0(capfd: pytest.CaptureFixture[str]) -> Iterator[Meeting]:
     """A store that serves, which must not have printed anything in the end."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    meeting = Meeting(0, 3, "127.0.0.1", port, SECRET)
+    meeting = Meeting(0, 3, "127.0.0.1", free_port(), SECRET)
     server = _serve(meeting)
     yield meeting
     server.shutdown()

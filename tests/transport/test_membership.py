@@ -17,6 +17,7 @@ from gradlane.errors import CommunicationError, InputError, MismatchError, PeerD
 from gradlane.plugin.meeting import Meeting, Store
 from gradlane.transport import Node, NodeOptions, WireLane
 from gradlane.transport.formation import form
+from tests.ports import free_port
 from tests.processes import AT_ONCE_S
 from tests.transport.jobs import Job, Outcome, each_with_a_server, job, servers_apart
 
@@ -89,8 +90,7 @@ def test_a_rank_out_of_range_is_refused_at_once(rank: int) -> None:
 
 
 def test_nobody_at_the_address_is_told_at_once() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
+    port = free_port()
     with Node(NodeOptions(world=2, servers=2, rank=0, server=0)) as node:
         began = time.monotonic()
         node.dial(1, "127.0.0.1", port)
@@ -198,8 +198,7 @@ def test_operations_that_ranks_mean_differently_are_a_mismatch_on_both(what: str
 
 
 def test_the_secret_is_in_the_store_only_while_all_who_read_it_are_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     first, second = each_with_a_server(2)
     stores = [Store(Meeting(rank, 2, "127.0.0.1", port), 5.0) for rank in range(2)]
     server = stores[0]._connection._server

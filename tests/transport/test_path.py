@@ -12,11 +12,7 @@ from gradlane.core.traffic_class import TrafficClass
 from gradlane.errors import CommunicationError, InputError
 from gradlane.transport import path
 from gradlane.transport.path import PathReport
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+from tests.ports import free_port
 
 
 def test_over_loopback_every_mark_arrives_as_sent_and_both_connections_move():

@@ -17,6 +17,7 @@ import pytest
 from gradlane.errors import CommunicationError, PeerDied
 from gradlane.transport import Node, NodeOptions
 from gradlane.transport.formation import form
+from tests.ports import free_port
 from tests.processes import AT_ONCE_S
 from tests.transport.frames import DEFINE, GOODBYE, HELLO, PING, PUSH, RESULT, WELCOME, define, exactly, frame, hello
 from tests.transport.jobs import Member, each_with_a_server, job
@@ -185,8 +186,7 @@ def test_a_dialler_calls_no_more_when_its_time_is_up_and_says_how_often_it_did()
 
 
 def test_whoever_is_gone_is_not_called_again() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
+    port = free_port()
     with Node(NodeOptions(world=2, servers=1, rank=1, server=None, secret=SECRET, greeting_s=600)) as worker:
         worker.dial(0, "127.0.0.1", port)
         with pytest.raises(PeerDied, match="Connection refused"):
