@@ -85,7 +85,14 @@ const char* NameOf(Engine::What what) {
 
 void BindEngine(nb::module_& module, nb::class_<Node>& node) {
     nb::class_<Engine>(module, "Engine")
-        .def("has_arrived", [](Engine& engine, uint32_t tensor) { return engine.HasArrived(Tensor(engine, tensor)); })
+        .def("late", [](Engine& engine, const std::vector<uint32_t>& tensors) {
+            std::vector<uint32_t> late;
+            if (engine.AllArrived()) return late;
+            for (const uint32_t tensor : tensors) {
+                if (!engine.HasArrived(Tensor(engine, tensor))) late.push_back(tensor);
+            }
+            return late;
+        })
         .def("all_arrived", &Engine::AllArrived)
         .def("communicated_ns", &Engine::communicated_ns)
         .def("interruptions", &Engine::interruptions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -89,6 +89,9 @@ class LateEngine(NodeEngine):
         if not super().has_arrived(tensor):
             return False
         return time.monotonic() >= self._shown_from.setdefault(tensor, time.monotonic() + Late.delay_s)
+
+    def late(self, tensors: Sequence[int]) -> list[int]:
+        return [tensor for tensor in tensors if not self.has_arrived(tensor)]
 
     @property
     def all_arrived(self) -> bool:

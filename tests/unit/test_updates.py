@@ -14,19 +14,19 @@ MOST_SEEDS = 1000  # within which each fault has to be found
 FAULTS = {
     "a guard comes off before the update is made": (
         "            self._make_current(tracked)\n            if tracked.phase is Phase.DEFERRED:",
-        "            self._do.unguard(tracked)\n            self._make_current(tracked)\n"
+        "            self._do.unguard((tracked,))\n            self._make_current(tracked)\n"
         "            if tracked.phase is Phase.DEFERRED:",
     ),
     "all guards of a batch come off before its updates are made": (
         "        self._do.update(step, several)\n",
-        "        for tracked in several:\n            self._do.unguard(tracked)\n        self._do.update(step, several)\n",
+        "        self._do.unguard(several)\n        self._do.update(step, several)\n",
     ),
     "an optimizer's state is not guarded": ("        self._do.guard_state(self._hidden[0].step)\n", ""),
     "an optimizer's state is shown while updates of it are deferred": (
         "        if not step.owes:\n",
         "        if True:\n",
     ),
-    "a parameter is not guarded": ("            self._do.guard(tracked)\n", ""),
+    "a parameter is not guarded": ("        self._do.guard(self._hidden)\n", ""),
     "whoever has waited does not look again who has made the update": (
         "if awaited is None or tracked.step is not awaited:",
         "if awaited is None:",
@@ -39,7 +39,10 @@ FAULTS = {
         "                self.make_all()\n                self._do.wait_for_all()",
         "                self._do.wait_for_all()\n                break",
     ),
-    "an update is made before its sum has arrived": ("if other is tracked or comes(other.tensor):", "if True:"),
+    "an update is made before its sum has arrived": (
+        "self._do.arriving_with(tracked, list(self._deferred))",
+        "list(self._deferred)",
+    ),
     "a thread does not wait for the optimizer that runs in another": (
         "        if self._do.is_stepping(stepping):\n",
         "        if False:\n",
@@ -57,10 +60,7 @@ FAULTS = {
         "        self._until_step_is_over()  # one may have begun meanwhile, from which gradients are hidden\n",
         "",
     ),
-    "a hidden gradient is not shown again": (
-        "            self._do.show(tracked)\n            self._do.guard(tracked)\n",
-        "            self._do.guard(tracked)\n",
-    ),
+    "a hidden gradient is not shown again": ("        self._do.show(self._hidden)\n", ""),
 }
 
 

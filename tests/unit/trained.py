@@ -146,27 +146,30 @@ class Session:
         for each in self.every:
             self.wait_for(each)
 
-    def arriving_with(self, each: Tracked) -> Callable[[int], bool]:
-        return lambda tensor: self._of(self.every[tensor]).has_sum
+    def arriving_with(self, each: Tracked, several: Sequence[Tracked]) -> list[Tracked]:
+        return [other for other in several if other is each or self._of(other).has_sum]
 
     def from_elsewhere(self, makes_updates: Callable[[], None]) -> None:
         pass
 
-    def hide(self, each: Tracked) -> None:
-        self._of(each).has_gradient = False
+    def hide(self, several: Sequence[Tracked]) -> None:
+        for each in several:
+            self._of(each).has_gradient = False
 
-    def show(self, each: Tracked) -> None:
-        self._of(each).has_gradient = True
+    def show(self, several: Sequence[Tracked]) -> None:
+        for each in several:
+            self._of(each).has_gradient = True
 
-    def guard(self, each: Tracked) -> None:
-        self._of(each).is_guarded = True
+    def guard(self, several: Sequence[Tracked]) -> None:
+        for each in several:
+            self._of(each).is_guarded = True
 
-    def unguard(self, each: Tracked) -> None:
-        self._of(each).is_guarded = False
+    def unguard(self, several: Sequence[Tracked]) -> None:
+        for each in several:
+            self._of(each).is_guarded = False
 
     def unguard_all(self) -> None:
-        for each in self.every:
-            self.unguard(each)
+        self.unguard(self.every)
 
     def is_guarded(self, each: Tracked) -> bool:
         return self._of(each).is_guarded
@@ -211,6 +214,7 @@ class Job:
         self.has_failed = self._has_ended = False
         self._on_the_way: list[Param] = []
         self._speed = self._rng.choice((0.0, 0.02, 0.1))
+        self._looks = self._rng.choice(((0, 0, 0, 1), (0, 1, 2, 3)))  # a script that looks often leaves little to other threads
         self.waiting = 0  # threads
         self.sessions = [Session(number, self, self._rng.choice((1, 2, 3))) for number in range(self._rng.choice((1, 1, 2)))]
         self._params = [param for session in self.sessions for param in session.params]
@@ -348,7 +352,7 @@ class Job:
 
     def _look(self) -> None:
         """What a script may do between two passes: read parameters, gradients and state, fork, save."""
-        for _ in range(self._rng.choice((0, 0, 1, 2))):
+        for _ in range(self._rng.choice(self._looks)):
             what = self._rng.choice(("parameter", "gradient", "state", "fork", "save"))
             param = self._rng.choice(self._params)
             if what == "parameter":

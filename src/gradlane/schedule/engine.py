@@ -114,6 +114,10 @@ class Engine:
         """Whether every message of `tensor` has arrived."""
         return not self._missing_of[tensor]
 
+    def late(self, tensors: Sequence[int]) -> list[int]:
+        """Those of `tensors` that have not arrived."""
+        return [tensor for tensor in tensors if self._missing_of[tensor]] if self.missing else []
+
     @property
     def all_arrived(self) -> bool:
         """Whether every message of this iteration has arrived."""

@@ -105,7 +105,11 @@ class NodeEngine:
 
     def has_arrived(self, tensor: int) -> bool:
         """Whether every message of `tensor` has arrived."""
-        return self._engine.has_arrived(tensor)
+        return not self._engine.late((tensor,))
+
+    def late(self, tensors: Sequence[int]) -> list[int]:
+        """Those of `tensors` that have not arrived."""
+        return self._engine.late(tensors)
 
     @property
     def all_arrived(self) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -122,6 +122,9 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
         def has_arrived(self, tensor: int) -> bool:
             is_held = tensor not in self._waited_for and any(map(holds, self.messages_of(tensor)))
             return not is_held and super().has_arrived(tensor)
+
+        def late(self, tensors: Sequence[int]) -> list[int]:
+            return [tensor for tensor in tensors if not self.has_arrived(tensor)]
 
         @property
         def all_arrived(self) -> bool:

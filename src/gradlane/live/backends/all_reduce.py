@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,11 +23,11 @@ from gradlane.core.traffic_class import TrafficClass, traffic_classes
 from gradlane.errors import JobError, OrderError, PlanError, UnsupportedError
 from gradlane.live.backends.base import OnDone, OnSent
 from gradlane.live.backends.gradient_buffers import MessageBuffer
-from gradlane.live.backends.hierarchy import HierarchicalSum, Hosts, Stages, hosts_of, levels_of, nothing
+from gradlane.live.backends.hierarchy import HierarchicalSum, Hosts, Stages, hosts_of, levels_of
 from gradlane.live.backends.owned_sum import Norms, OwnedSum
 from gradlane.live.backends.probe import Probed, measure
 from gradlane.live.backends.probe_levels import BlockingSums, in_turns, time_levels
-from gradlane.live.backends.process_groups import NewGroups, OnEnd, ProcessGroups, UnderWay, is_gloo
+from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, UnderWay, is_gloo
 from gradlane.live.backends.sockets import set_traffic_class
 from gradlane.live.backends.streams import Event, Streams
 from gradlane.live.backends.two_phase import TwoPhase
@@ -81,6 +82,7 @@ class AllReduceBackend:
         self._sum = dist.AllreduceOptions()  # a sum, where nothing else is said
         self._groups.open()
         self._flat = [0]  # for each part of a lane its group
+        self._group_of_part: list[Any] = []  # as objects
         self._group_of_norms: int | None = None  # once a plan had owners
         self.norms: Norms | None = None
         self._stages: list[Stages] = []  # and if sums are hierarchical, its groups
@@ -214,6 +216,7 @@ class AllReduceBackend:
             self._take_up_owners(plan, plan.owners, buffers)
         else:
             self._two_phase = {index: TwoPhase(buffers[index].tensor, world) for index in two_phase}
+        self._group_of_part = [self._groups[group] for group in self._flat]
         self._lanes = [message.lane for message in plan.messages]
         self._plan = plan
         # Second phases start when all first ones have ended. Groups of one lane end messages in no order, so that
@@ -291,17 +294,19 @@ class AllReduceBackend:
         two_phase, hierarchical = self._two_phase.get(message), self._hierarchical.get(message)
         if hierarchical is not None:
             buffer.gather()
-            then = nothing if hierarchical.is_two_phase else buffer.scatter
-            self._stages[part].start(hierarchical.first_phase, _after(then, message, on_done))
+            then = None if hierarchical.is_two_phase else buffer.scatter
+            self._stages[part].start(hierarchical.first_phase, partial(_ended, then, message, on_done))
             return False
-        group = self._groups[self._flat[part]]
+        group = self._group_of_part[part]
         if self._stream is None:
-            buffer.gather()
+            if buffer.is_copy:
+                buffer.gather()
             if self.norms is not None:
                 on_done = _once_norms_are_there(self.norms, on_done)
             if two_phase is None:
                 # `dist.all_reduce` does the same after 13 us of checks
-                self._report_end(message, [group.allreduce([buffer.tensor], self._sum)], buffer.scatter, on_done)
+                then = buffer.scatter if buffer.is_copy else None
+                self._report_end(message, [group.allreduce([buffer.tensor], self._sum)], then, on_done)
             elif self.norms is None:
                 self._report_end(message, two_phase.scatter(group), two_phase.add, on_done)
             else:
@@ -333,9 +338,9 @@ class AllReduceBackend:
         """Begin the all-gather of a two-phase message. Returns and raises as `start` does."""
         part, hierarchical = self._next_in_order(message), self._hierarchical.get(message)
         if hierarchical is not None:
-            self._stages[part].start(hierarchical.second_phase, _after(buffer.scatter, message, on_done))
+            self._stages[part].start(hierarchical.second_phase, partial(_ended, buffer.scatter, message, on_done))
             return False
-        group, two_phase = self._groups[self._flat[part]], self._two_phase[message]
+        group, two_phase = self._group_of_part[part], self._two_phase[message]
 
         def finish() -> None:
             two_phase.copy_out()
@@ -371,8 +376,8 @@ class AllReduceBackend:
         # each part gets the same messages of the lane's order, in the same order, on every rank
         return lane + len(self._plan.lanes) * (message % self._weight)
 
-    def _report_end(self, message: int, works: list[Any], then: Callable[[], None], on_done: OnDone) -> None:
-        begun = self._groups.under_way(works, _after(then, message, on_done))
+    def _report_end(self, message: int, works: list[Any], then: Callable[[], None] | None, on_done: OnDone) -> None:
+        begun = UnderWay(self._groups, works, partial(_ended, then, message, on_done))
         if self._tells_at_once or message in self._awaited:
             begun.tell()
         else:
@@ -426,6 +431,7 @@ class AllReduceBackend:
         (`process_groups`).
         """
         if failure is None:
+            self._group_of_part = []
             self._groups.close()
         else:
             self.interrupt()
@@ -456,15 +462,11 @@ def _once_norms_are_there(norms: Norms, on_done: OnDone) -> OnDone:
     return ended
 
 
-def _after(then: Callable[[], None], message: int, on_done: OnDone) -> OnEnd:
-    """Do `then` when the sum is there, and tell of the message's end."""
-
-    def ended(error: BaseException | None) -> None:
+def _ended(then: Callable[[], None] | None, message: int, on_done: OnDone, error: BaseException | None) -> None:
+    """The sum is there, unless with an error: do `then`, and tell of the message's end."""
+    if error is None and then is not None:
         try:
-            if error is None:
-                then()
+            then()
         except Exception as raised:  # torch.distributed would drop it
             error = raised
-        on_done(message, error)
-
-    return ended
+    on_done(message, error)

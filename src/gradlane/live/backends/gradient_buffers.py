@@ -145,6 +145,7 @@ class MessageBuffer:
 
     Attributes:
         tensor: the memory to sum.
+        is_copy: it is not the memory of the ranges itself.
     """
 
     def __init__(
@@ -156,13 +157,13 @@ class MessageBuffer:
     ) -> None:
         self._ranges, self.slots, self.lengths = ranges, slots, lengths
         dtype = dtype or ranges[0].dtype
-        self._staged = len(ranges) > 1 or ranges[0].dtype != dtype
-        self.tensor = torch.zeros(sum(map(len, ranges)), dtype=dtype, device=ranges[0].device) if self._staged else ranges[0]
+        self.is_copy = len(ranges) > 1 or ranges[0].dtype != dtype
+        self.tensor = torch.zeros(sum(map(len, ranges)), dtype=dtype, device=ranges[0].device) if self.is_copy else ranges[0]
         self._copies = list(torch.split(self.tensor, list(map(len, ranges))))
 
     def copied_ranges(self) -> list[CopiedRange]:
         """The ranges that `gather` and `scatter` copy; none if `tensor` is the memory itself."""
-        if not self._staged:
+        if not self.is_copy:
             return []
         dtype = self.tensor.dtype
         half = dtype_name(self.tensor)
@@ -173,12 +174,12 @@ class MessageBuffer:
 
     def gather(self) -> None:
         """Before the sum: copy the ranges into `tensor`, unless it is the memory itself."""
-        if self._staged:
+        if self.is_copy:
             torch._foreach_copy_(self._copies, self._ranges)
 
     def scatter(self) -> None:
         """After the sum: copy `tensor` back into the ranges, unless it is the memory itself."""
-        if self._staged:
+        if self.is_copy:
             torch._foreach_copy_(self._ranges, self._copies)
 
 

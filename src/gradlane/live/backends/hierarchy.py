@@ -171,7 +171,7 @@ class Stages:
                 except Exception as error:  # a connection that broke before
                     begun.append((piece, error))
                 else:
-                    begun.append((piece, self._groups.under_way(works, partial(self._ended, piece))))
+                    begun.append((piece, UnderWay(self._groups, works, partial(self._ended, piece))))
         return begun
 
     def _tell(self, begun: Sequence[tuple[_Piece, UnderWay | Exception]]) -> None:

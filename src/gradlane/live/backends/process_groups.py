@@ -50,22 +50,24 @@ _is_completed = operator.methodcaller("is_completed")
 
 
 class UnderWay:
-    """Collectives that were begun together and have not ended, as far as anybody was told.
+    """Collectives that were begun together in some groups and have not ended, as far as anybody was told.
 
     To be told of an end costs a turn at the interpreter's lock, on a thread of torch.distributed:
     50 to 100 us, most of which the training thread waits too. Whoever can look now and then saves
     it.
 
     Args:
-        works: what torch.distributed returned for them.
-        callback: called once, with None, or with the error of a work that failed.
-        after: called with this object when torch has let go of the callback.
+        groups: are closed only when torch has let go of the callback.
+        works: what torch.distributed returned for them, of collectives on CPU tensors.
+        callback: called once, with None, or with the error of a work that failed; not before `tell` or `tell_if_ended` was
+            called. On a thread of torch.distributed, unless they have ended by then.
     """
 
-    def __init__(self, works: Sequence[Any], callback: OnEnd, after: Callable[[UnderWay], None]) -> None:
-        self._works, self._callback, self._after = works, callback, after
+    def __init__(self, groups: ProcessGroups, works: Sequence[Any], callback: OnEnd) -> None:
+        self._groups, self._works, self._callback = groups, works, callback
         self.is_to_tell = False
         """Whether `tell` was called."""
+        groups.add(self)
 
     def tell_if_ended(self) -> bool:
         """If all have ended by now, call the callback, unless `tell` was called; return whether they have. Does not wait."""
@@ -74,7 +76,7 @@ class UnderWay:
         if not self.is_to_tell:
             self.is_to_tell = True
             self._conclude(self._works)
-            self._after(self)
+            self._groups.discard(self)
         return True
 
     def tell(self) -> None:
@@ -84,7 +86,7 @@ class UnderWay:
         self.is_to_tell = True
         futures = [work.get_future() for work in self._works]
         (futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)).add_done_callback(
-            _Once(lambda future: self._conclude([future]), lambda: self._after(self))
+            _Once(lambda future: self._conclude([future]), lambda: self._groups.discard(self))
         )
 
     def _conclude(self, ended: Sequence[Any]) -> None:
@@ -198,22 +200,16 @@ class ProcessGroups:
         return self._sockets[index]
 
     def when_ended(self, works: Sequence[Any], callback: OnEnd) -> None:
-        """Call `callback` once all `works` have ended, on a thread of torch.distributed.
+        """Call `callback` once all `works` have ended, see `UnderWay`."""
+        UnderWay(self, works, callback).tell()
 
-        Args:
-            works: of collectives on CPU tensors in these groups.
-            callback: called with None, or with the error of a work that failed.
-        """
-        self.under_way(works, callback).tell()
-
-    def under_way(self, works: Sequence[Any], callback: OnEnd) -> UnderWay:
-        """As `when_ended`, but `callback` is not called before the result's `tell` was."""
-        begun = UnderWay(works, callback, self._is_over)
+    def add(self, begun: UnderWay) -> None:
+        """Collectives were begun in these groups."""
         with self._changed:
             self._under_way.add(begun)
-        return begun
 
-    def _is_over(self, begun: UnderWay) -> None:
+    def discard(self, begun: UnderWay) -> None:
+        """They have ended, and torch has let go of their callback."""
         with self._changed:
             self._under_way.discard(begun)
             self._changed.notify_all()

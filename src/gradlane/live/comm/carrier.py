@@ -9,6 +9,7 @@ a sum, the thread that waits for a device (`Staging`), or the control channel's 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 from gradlane.core.plan import Plan
@@ -42,8 +43,8 @@ class Carrier(Protocol):
     def look(self) -> None:
         """Take note of what has arrived by now, where that is not told by itself."""
 
-    def has_arrived(self, tensor: int, /) -> bool:
-        """Whether the sum of `tensor` has arrived for the host."""
+    def late(self, tensors: Sequence[int], /) -> list[int]:
+        """Those of `tensors` whose sums have not arrived for the host."""
 
     @property
     def all_arrived(self) -> bool:
@@ -102,7 +103,7 @@ class NodeCarrier:
     def __init__(self, engine: NodeEngine, backend: Backend, failures: Failures, recorder: Recorder) -> None:
         self._engine, self._backend, self._failures = engine, backend, failures
         # bound once: called for every few gradients
-        self.ready, self.flush, self.has_arrived = engine.ready, engine.flush, engine.has_arrived
+        self.ready, self.flush, self.late = engine.ready, engine.flush, engine.late
         self.interrupt, self.describe_state = engine.interrupt, engine.describe_state
         recorder.note_elsewhere(lambda last: engine.spans(last=last))
 
@@ -172,7 +173,8 @@ class HostCarrier:
         self._coordinated, self._chooses = coordinated, chooses
         self._is_over = is_over
         self.engine = Engine(plan, self, follow=coordinated and not chooses, keeps_log=keeps_log)
-        self.has_arrived, self.describe_state = self.engine.has_arrived, self.engine.describe_state
+        self.late, self.describe_state = self.engine.late, self.engine.describe_state
+        self._ended, self._sent = partial(self._told, self.engine.ended), partial(self._told, self.engine.sent)
         self._iteration = -1
         self._events: list[Event | None] = [None] * len(plan.tensors)
         self._began_ns = [0] * len(plan.messages)
@@ -218,27 +220,18 @@ class HostCarrier:
         with self._lock:
             self._backend.look()
 
-    def _ended(self, message: int, error: BaseException | None) -> None:
-        """Called by the backend on any thread, once for each message or phase that has ended."""
-        if error is None:
-            self._told(self.engine.ended, message)
-        elif isinstance(error, (JobError, RuntimeError)):  # torch.distributed raises RuntimeError
-            self._failures.suspect(error)
-        else:
-            self._coordination.abort(error)
-
-    def _sent(self, message: int) -> None:
-        """Called by the backend on any thread, once for each message, if it `tells_sends`."""
-        self._told(self.engine.sent, message)
-
-    def _told(self, fact: Callable[[int], None], message: int) -> None:
+    def _told(self, fact: Callable[[int], None], message: int, error: BaseException | None = None) -> None:
+        """Called by the backend on any thread: of `message`, or of a phase of it, `fact` is true, or it has failed."""
+        if error is not None:  # torch.distributed raises RuntimeError
+            (self._failures.suspect if isinstance(error, (JobError, RuntimeError)) else self._coordination.abort)(error)
+            return
         try:
             with self._lock:
                 if not self._is_over():
                     self._tell(fact, message)
-        except BaseException as error:  # this thread has no caller that could handle it
+        except BaseException as raised:  # this thread has no caller that could handle it
             if self._failures.failure is None:
-                self._coordination.abort(error)
+                self._coordination.abort(raised)
 
     def _tell(self, fact: Callable[[Subject], None], subject: Subject) -> None:
         """Hand a fact to the engine. If it cannot start messages, that is the job's failure."""
@@ -339,7 +332,7 @@ class HostCarrier:
         if tensor is None:
             self._failures.wait_until(lambda: not self.engine.missing or is_past(), what)
         else:
-            self._failures.wait_until(lambda: self.has_arrived(tensor) or is_past(), what)
+            self._failures.wait_until(lambda: self.engine.has_arrived(tensor) or is_past(), what)
 
     def wait_briefly(self, limit_ns: int) -> bool:
         with self._lock:

@@ -50,7 +50,7 @@ class Driver:
         slots: by tensor: the memory of its gradient and, once that has arrived, of its sum.
         summed: the slots in which gradients are summed: those of the model's device, or their mirror in
             CPU memory.
-        has_arrived: whether the sum of a tensor has arrived. Does not wait. Call `wait_for` before using it on a device.
+        late: those of some tensors whose sums have not arrived. Does not wait. Call `wait_for` before using others on a device.
         inspect: called with tensors before the engine hears that they are ready.
         waited_ns: for how long the training thread has been blocked for sums so far.
     """
@@ -118,7 +118,7 @@ class Driver:
             raise
         self._communicated_ns = self.communicated_ns
         self._carrier = self._carrier_of(plan, coordinated)
-        self.has_arrived = self._has_ended if self._backend.has_streams else self._carrier.has_arrived
+        self.late = self._late_in_stream if self._backend.has_streams else self._carrier.late
         self.failures.interrupt = self._interrupt
         self.failures.whereabouts = self
 
@@ -237,18 +237,19 @@ class Driver:
 
     # -- waiting -----------------------------------------------------------------------------------
 
-    def _has_ended(self, tensor: int) -> bool:
-        """Whether the sum of `tensor` has arrived for the host, and is no longer queued on the device."""
-        return self._carrier.has_arrived(tensor) and (
-            not self._has_begun or all(map(self._backend.has_ended, self._messages_of[tensor]))
-        )
+    def _late_in_stream(self, tensors: Sequence[int]) -> list[int]:
+        """Those of `tensors` whose sums have not arrived for the host, or are still queued on the device."""
+        late = self._carrier.late(tensors)
+        if self._has_begun:
+            late += [tensor for tensor in tensors if not all(map(self._backend.has_ended, self._messages_of[tensor]))]
+        return late
 
-    def arriving_with(self, tensor: int) -> Callable[[int], bool]:
-        """Which sums whoever waits for `tensor` need not wait for any longer: a predicate on tensors."""
+    def late_behind(self, tensor: int, others: Sequence[int]) -> list[int]:
+        """Those of `others` for whose sums whoever has waited for `tensor` has to wait longer."""
         if not self._backend.has_streams:
-            return self._carrier.has_arrived
+            return self._carrier.late(others)
         come = self._backend.ended_with(self._messages_of[tensor])
-        return lambda other: come.issuperset(self._messages_of[other])
+        return [other for other in others if not come.issuperset(self._messages_of[other])]
 
     @property
     def all_are_there(self) -> bool:
@@ -279,10 +280,8 @@ class Driver:
 
     def wait_for_each(self, tensors: Sequence[int]) -> None:
         """Wait until the sums of all `tensors` are in their slots, as `wait_for` does."""
-        if not self._carrier.all_arrived:
-            for tensor in tensors:
-                if not self._carrier.has_arrived(tensor):
-                    self._wait_for_one(tensor)
+        for tensor in self._carrier.late(tensors):
+            self._wait_for_one(tensor)
         if self.streams is not None and self._has_begun:
             self._join(tensors)
 

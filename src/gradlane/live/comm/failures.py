@@ -58,6 +58,7 @@ class Failures:
         interrupt: ends the wait of an engine in native code, see `wait_in`.
         at_once: called without the lock as soon as the job has failed, perhaps several times: see `end_device_work`.
         awaited: what threads wait for.
+        check: raises the failure of this job, if there is one.
         waited_ns: for which the training thread has waited so far, in all.
     """
 
@@ -68,6 +69,7 @@ class Failures:
         self.at_once: list[Callable[[], None]] = []
         self._timeout_s, self._device = timeout_s, device
         self._verdict = Verdict(timeout_s, _InAttach(rank))
+        self.check = self._verdict.check
         self.awaited: list[Callable[[], bool]] = []
         self._report: Callable[[float, str], None] = lambda waited_s, what: None
         self.waited_ns = 0
@@ -95,10 +97,6 @@ class Failures:
     def report_waits_by(self, report: Callable[[float, str], None]) -> None:
         """Have `report` called now and then while a wait lasts, with its seconds so far and what is waited for."""
         self._report = report
-
-    def check(self) -> None:
-        """Raise the failure of this job, if there is one."""
-        self._verdict.check()
 
     def fail(self, error: JobError) -> None:
         """Make `error` the failure of this job, unless it has failed before."""

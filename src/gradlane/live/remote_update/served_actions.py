@@ -68,8 +68,8 @@ class ServedActions(Guarding):
     def wait_for_all(self) -> None:
         """Values whose steps were not called are waited for by `ServedIterations.wait_for_unstepped`."""
 
-    def arriving_with(self, tracked: Tracked) -> Callable[[int], bool]:
-        return self._values.has_arrived
+    def arriving_with(self, tracked: Tracked, several: Sequence[Tracked]) -> list[Tracked]:
+        return [other for other in several if self._values.has_arrived(other.tensor)]
 
     def update(self, step: ServedStep, several: Sequence[Tracked]) -> None:
         with guards.as_ordinary():
@@ -94,15 +94,17 @@ class ServedActions(Guarding):
 
     # -- gradients and guards -----------------------------------------------------------------------
 
-    def hide(self, tracked: Tracked) -> None:
-        self._hidden[tracked] = tracked.param.grad
-        tracked.param.grad = None
+    def hide(self, several: Sequence[Tracked]) -> None:
+        for tracked in several:
+            self._hidden[tracked] = tracked.param.grad
+            tracked.param.grad = None
 
-    def show(self, tracked: Tracked) -> None:
-        tracked.param.grad = self._hidden.pop(tracked)
+    def show(self, several: Sequence[Tracked]) -> None:
+        for tracked in several:
+            tracked.param.grad = self._hidden.pop(tracked)
 
     def refuse(self, tracked: Tracked, why: str) -> None:
-        guards.unwatch(tracked.param)
+        guards.unwatch((tracked,))
         lacks = f"{tracked.name} lacks its last value: the servers had not sent it when the job failed ({why})"
         outdated.refuse_reads(tracked.param, f"{lacks}. {outdated.ADVICE}")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import operator
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
@@ -127,12 +128,9 @@ class DeferredStep:
         self._class = own_class(optimizer)
         attributes = attributes_of(optimizer)
         if self._class not in PER_PARAMETER:  # it may count its steps, or keep other things that a step changes
-            attributes = {key: value if key == "state" else _snapshot(value) for key, value in attributes.items()}
+            attributes = _snapshot(attributes)
         self._attributes = attributes
-        self._groups = [
-            {key: _snapshot(value) for key, value in group.items() if key != "params"} | _found_out_already(group)
-            for group in optimizer.param_groups
-        ]
+        self._groups = [_snapshot(group) | _found_out_already(group) for group in optimizer.param_groups]
         self._group_of = {id(param): index for index, group in enumerate(optimizer.param_groups) for param in group["params"]}
 
     def update(self, params: Iterable[torch.nn.Parameter]) -> None:
@@ -149,7 +147,7 @@ class DeferredStep:
         if self._class in PER_PARAMETER:
             part.__dict__ = dict(attributes)
         else:  # each part begins as `step()` did
-            part.__dict__ = {key: value if key == "state" else _snapshot(value) for key, value in attributes.items()}
+            part.__dict__ = _snapshot(attributes)
         part.__dict__.pop("step", None)  # the wrapper with which an LR scheduler counts steps
         part._optimizer_step_pre_hooks = OrderedDict()
         part._optimizer_step_post_hooks = OrderedDict()
@@ -220,10 +218,18 @@ def _found_out_already(group: dict[str, Any]) -> dict[str, Any]:
     The search costs a microsecond a call.
     """
     is_open = "foreach" in group and group["foreach"] is None and group.get("fused") is None
-    return {"foreach": False} if is_open and all(param.is_cpu for param in group["params"]) else {}
+    return {"foreach": False} if is_open and all(map(_is_cpu, group["params"])) else {}
 
 
-def _snapshot(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()  # a learning rate that is a tensor is changed in place
-    return copy.copy(value) if isinstance(value, (list, dict)) else value
+_is_cpu = operator.attrgetter("is_cpu")
+
+
+def _snapshot(values: dict[str, Any]) -> dict[str, Any]:
+    """`values` as they are now: copies of those that may change in place, except state and parameters."""
+    found = dict(values)
+    for key, value in values.items():
+        if isinstance(value, torch.Tensor):
+            found[key] = value.clone()  # a learning rate that is a tensor is changed in place
+        elif isinstance(value, (list, dict)) and key not in ("state", "params"):
+            found[key] = copy.copy(value)
+    return found

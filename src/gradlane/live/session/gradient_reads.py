@@ -73,7 +73,7 @@ class GradientReads:
             self._parts.crosses
             and not self._steps.runs_closure  # an optimizer reads gradients after its closure
             and tracked.phase is Phase.AWAITED
-            and not self._parts.driver.has_arrived(tracked.tensor)
+            and bool(self._parts.driver.late((tracked.tensor,)))
         )
 
     def _wait(self, tracked: Tracked) -> None:

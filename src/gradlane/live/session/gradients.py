@@ -189,23 +189,25 @@ class Gradients:
         """As `change`, of all; every sum has arrived."""
         self.change(list(self._to_change))
 
-    def show(self, tracked: Tracked) -> None:
+    def show(self, several: Iterable[Tracked]) -> None:
         """Let `.grad` stand for the sum from now on.
 
         Raises:
-            RuntimeError: torch refuses, since the parameter now has another dtype, shape or device.
+            RuntimeError: torch refuses, since a parameter now has another dtype, shape or device.
         """
-        tracked.param.grad = tracked.wrapper
+        for tracked in several:
+            tracked.param.grad = tracked.wrapper
 
-    def hide(self, tracked: Tracked) -> None:
-        """Let there be no gradient, until `show`."""
-        tracked.param.grad = None
+    def hide(self, several: Iterable[Tracked]) -> None:
+        """Let there be no gradients, until `show`."""
+        for tracked in several:
+            tracked.param.grad = None
 
     def show_absent(self, tracked: Tracked) -> None:
         """Show a sum that has arrived and to which only other ranks contributed."""
         gradient = tracked.param.grad
         if gradient is None:
-            self.show(tracked)
+            self.show((tracked,))
         else:
             with torch.no_grad():
                 gradient.copy_(tracked.slot)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gradlane.live.session import guards
 from gradlane.live.session.deferred_step import is_stepping
@@ -22,6 +22,7 @@ class Guarding:
     """
 
     as_ordinary = guards.as_ordinary
+    unguard = staticmethod(guards.unwatch)
 
     def __init__(self, tracked: Sequence[Tracked], on_use: Callable[[Tracked], None]) -> None:
         self.tracked, self._on_use = tracked, on_use
@@ -29,14 +30,11 @@ class Guarding:
     def is_stepping(self, thread: int) -> bool:
         return is_stepping(sys._current_frames().get(thread))
 
-    def guard(self, tracked: Tracked) -> None:
-        guards.watch(tracked.param, tracked, self._on_use)
-
-    def unguard(self, tracked: Tracked) -> None:
-        guards.unwatch(tracked.param)
+    def guard(self, several: Iterable[Tracked]) -> None:
+        guards.watch(several, self._on_use)
 
     def unguard_all(self) -> None:
-        guards.unwatch_all(tracked.param for tracked in self.tracked)
+        guards.unwatch(self.tracked)
 
     def is_guarded(self, tracked: Tracked) -> bool:
         return guards.is_watched(tracked.param)

@@ -269,7 +269,7 @@ METADATA = {
 # -- parameters ------------------------------------------------------------------------------------
 
 # by id(); the entry refers to the parameter, so that no other object gets its id
-_watched: dict[int, tuple[torch.nn.Parameter, Any, Resolve]] = {}
+_watched: dict[int, tuple[torch.nn.Parameter, Tracked, Resolve]] = {}
 _classes: dict[type, type] = {}  # a parameter's own class -> its pending subclass
 
 
@@ -277,15 +277,17 @@ as_ordinary = torch._C.DisableTorchFunctionSubclass
 """Within it, the calling thread uses watched parameters as if they were ordinary ones."""
 
 
-def watch(param: torch.nn.Parameter, known_as: Any, touched: Resolve) -> None:
-    """Call `touched(known_as)` before any operation that reads `param`, until `unwatch`.
+def watch(several: Iterable[Tracked], touched: Resolve) -> None:
+    """Call `touched(tracked)` before any operation that reads the parameter of one of `several`, until `unwatch`.
 
     `touched` makes the parameter current and then calls `unwatch`, or raises. Several threads may call it at once.
     """
-    own = type(param)
-    if not issubclass(own, _Pending):
-        _watched[id(param)] = (param, known_as, touched)
-        param.__class__ = _classes.get(own) or _pending_class(own)
+    for tracked in several:
+        param: Any = tracked.param
+        own = type(param)
+        if not issubclass(own, _Pending):
+            _watched[id(param)] = (param, tracked, touched)
+            param.__class__ = _classes.get(own) or _pending_class(own)
 
 
 def is_watched(param: torch.nn.Parameter) -> bool:
@@ -293,22 +295,19 @@ def is_watched(param: torch.nn.Parameter) -> bool:
     return id(param) in _watched
 
 
-def unwatch(param: torch.nn.Parameter) -> None:
-    """Give `param`, which is current, its own class back."""
-    if id(param) in _watched:
-        param.__class__ = type(param).__mro__[2]  # first: whoever finds a guard finds its entry too
-        del _watched[id(param)]
+def unwatch(several: Iterable[Tracked]) -> None:
+    """Give the parameters of `several`, which are current, their own classes back."""
+    if not _watched:
+        return
+    for tracked in several:
+        param: Any = tracked.param
+        if id(param) in _watched:
+            param.__class__ = type(param).__mro__[2]  # first: whoever finds a guard finds its entry too
+            del _watched[id(param)]
 
 
 def _give_class_back(param: Any) -> None:
     param.__class__ = type(param).__mro__[2]  # [pending class, _Pending, own class, ...]
-
-
-def unwatch_all(params: Iterable[torch.nn.Parameter]) -> None:
-    """Give all `params` their own classes back."""
-    if _watched:
-        for param in params:
-            unwatch(param)
 
 
 # in turn: another thread, which makes the update of `param`, has the sum in `.grad` meanwhile
@@ -341,8 +340,13 @@ class _Pending:
         if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        for param in _parameters_in((args, kwargs)):
-            use(param)
+        for value in args:
+            if isinstance(value, _Pending):
+                use(value)
+            elif isinstance(value, _CONTAINERS):
+                _use_all_in(value)
+        if kwargs:
+            _use_all_in(kwargs)
         return func(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -365,15 +369,16 @@ def use(param: Any) -> None:
         _give_class_back(param)  # a copy that another thread has made of a watched one
 
 
-def _parameters_in(value: Any) -> Iterator[_Pending]:
-    if isinstance(value, _Pending):
-        yield value
-    elif isinstance(value, (list, tuple, set)):
-        for item in value:
-            yield from _parameters_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _parameters_in(item)
+_CONTAINERS = (list, tuple, set, dict)
+
+
+def _use_all_in(values: Any) -> None:
+    """Make all watched parameters current that are in `values`, one of `_CONTAINERS`."""
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, _Pending):
+            use(value)
+        elif isinstance(value, _CONTAINERS):
+            _use_all_in(value)
 
 
 def _pending_class(own: type) -> type:

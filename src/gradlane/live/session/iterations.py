@@ -152,9 +152,7 @@ class Iterations:
         self._in_forward = True
 
     def _watch_all(self) -> None:
-        for tracked in self.parts.tracked:
-            if not tracked.unguarded:
-                self.parts.actions.guard(tracked)
+        self.parts.actions.guard([tracked for tracked in self.parts.tracked if not tracked.unguarded])
 
     def _hand_to_compiled_code(self) -> None:
         """Make all parameters and gradients ordinary tensors, until the forward pass has ended.

@@ -119,8 +119,7 @@ class Steps:
         """
         parts, stepped = self._parts, self._stepped
         if not parts.settled:  # torch chooses kernels by the class of a parameter, and another optimizer may have stepped
-            for tracked in stepped:
-                guards.unwatch(tracked.param)
+            guards.unwatch(stepped)
         if self._updates:
             self._updates.make(stepped)  # another optimizer has deferred them, and stepped first
         all_are_there = self._driver.all_are_there
@@ -151,8 +150,8 @@ class Steps:
         """Wait for the sums of `several`, if that may take less time than to defer their updates."""
         if self._parts.backend.has_streams:
             return False
-        late = [self._driver.has_arrived(tracked.tensor) for tracked in several].count(False)
-        limit_ns = self._patience.limit_ns(late, self._driver.told_if_awaited)
+        late = self._driver.late([tracked.tensor for tracked in several])
+        limit_ns = self._patience.limit_ns(len(late), self._driver.told_if_awaited)
         if not limit_ns:
             return False
         came = self._driver.wait_briefly(limit_ns)
@@ -163,8 +162,9 @@ class Steps:
         """Those of `several` to update now, and those whose updates are deferred: their sums have not arrived."""
         aliases = None
         others, late = [], []
+        not_there = set(self._driver.late([tracked.tensor for tracked in several]))
         for tracked in several:
-            if tracked.unguarded or self._driver.has_arrived(tracked.tensor):
+            if tracked.unguarded or tracked.tensor not in not_there:
                 others.append(tracked)
                 continue
             self._parts.was_late = True

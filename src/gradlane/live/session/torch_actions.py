@@ -74,8 +74,9 @@ class TorchActions(Guarding):
         self._driver.look()
         self._driver.wait_for(tracked.tensor)
 
-    def arriving_with(self, tracked: Tracked) -> Callable[[int], bool]:
-        return self._driver.arriving_with(tracked.tensor)
+    def arriving_with(self, tracked: Tracked, several: Sequence[Tracked]) -> list[Tracked]:
+        late = set(self._driver.late_behind(tracked.tensor, [other.tensor for other in several]))
+        return [other for other in several if other.tensor not in late]
 
     # -- guards -------------------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ class TorchActions(Guarding):
 
     def refuse(self, tracked: Tracked, why: str) -> None:
         optimizer = tracked.step.optimizer
-        guards.unwatch(tracked.param)
+        guards.unwatch((tracked,))
         outdated.refuse_reads(tracked.param, f"{tracked.name} {_LACKS} ({why}). {outdated.ADVICE}")
         guards.unwatch_state_for_all(optimizer)
         outdated.refuse_state(optimizer, f"the state of {type(optimizer).__name__} {_LACKS} ({why}). {outdated.ADVICE}")

@@ -64,23 +64,23 @@ class Actions(Protocol[OneStep_contra]):
     def wait_for_all(self) -> None:
         """Wait for every sum, as `wait_for` does."""
 
-    def arriving_with(self, tracked: Tracked) -> Callable[[int], bool]:
-        """Which sums are there with that of `tracked`: a predicate on tensors."""
+    def arriving_with(self, tracked: Tracked, several: Sequence[Tracked]) -> list[Tracked]:
+        """Those of `several`, of which `tracked` is one, whose sums are there with that of `tracked`."""
 
     def from_elsewhere(self, makes_updates: Callable[[], None]) -> None:
         """Call `makes_updates` where the last step ran, if the script is on another stream of a device now."""
 
-    def hide(self, tracked: Tracked) -> None:
-        """Hide the gradient from the optimizer that is about to step."""
+    def hide(self, several: Sequence[Tracked], /) -> None:
+        """Hide gradients from the optimizer that is about to step."""
 
-    def show(self, tracked: Tracked) -> None:
-        """Put the gradient back."""
+    def show(self, several: Sequence[Tracked], /) -> None:
+        """Put the gradients back."""
 
-    def guard(self, tracked: Tracked) -> None:
-        """Have `Updates.use` called before anything reads the parameter."""
+    def guard(self, several: Sequence[Tracked], /) -> None:
+        """Have `Updates.use` called before anything reads one of the parameters."""
 
-    def unguard(self, tracked: Tracked) -> None:
-        """Let the parameter be read."""
+    def unguard(self, several: Sequence[Tracked], /) -> None:
+        """Let the parameters be read."""
 
     def is_guarded(self, tracked: Tracked) -> bool:
         """Whether the parameter is guarded."""
@@ -160,25 +160,24 @@ class Updates(Generic[OneStep]):
             late: those of them whose updates are deferred now.
             step: the call that defers them; None if there are none.
         """
-        for tracked in late:
-            assert step is not None
-            tracked.happens(Event.DEFER)
-            tracked.step = step
-            step.owes += 1
-            self._deferred[tracked] = None
-            self._do.hide(tracked)
-        all_go_on([tracked for tracked in several if tracked.step is None] if late else several, Event.STEP)
-        if late:
+        if step is not None:
+            all_go_on(late, Event.DEFER)
+            for tracked in late:
+                tracked.step = step
+                self._deferred[tracked] = None
+            step.owes += len(late)
+            self._do.hide(late)
             self._hidden += late
             self._steps_in = threading.get_ident()
+            several = [tracked for tracked in several if tracked.step is None]
+        all_go_on(several, Event.STEP)
 
     def stepped(self) -> None:
         """The optimizer has stepped: guard what it has not updated."""
         if self._steps_in is None:
             return
-        for tracked in self._hidden:
-            self._do.show(tracked)
-            self._do.guard(tracked)
+        self._do.show(self._hidden)
+        self._do.guard(self._hidden)
         self._do.guard_state(self._hidden[0].step)
         self._hidden.clear()
         self._steps_in = None
@@ -207,7 +206,7 @@ class Updates(Generic[OneStep]):
             self._make_current(tracked)
             if tracked.phase is Phase.DEFERRED:
                 return  # while this thread waited, others went on as far as the next step
-            self._do.unguard(tracked)
+            self._do.unguard((tracked,))
             used()
 
     def read(self, tracked: Tracked, read: Callable[[], None]) -> None:
@@ -279,10 +278,8 @@ class Updates(Generic[OneStep]):
         if awaited is None or tracked.step is not awaited:
             return  # another thread has made the update meanwhile
         batches: dict[int, tuple[OneStep, list[Tracked]]] = {}
-        comes = self._do.arriving_with(tracked)
-        for other in self._deferred:
-            if other is tracked or comes(other.tensor):
-                batches.setdefault(id(other.step), (other.step, []))[1].append(other)
+        for other in self._do.arriving_with(tracked, list(self._deferred)):
+            batches.setdefault(id(other.step), (other.step, []))[1].append(other)
         for step, several in batches.values():
             self._update(step, several)
         if not self._deferred:
@@ -293,8 +290,8 @@ class Updates(Generic[OneStep]):
         for tracked in several:
             del self._deferred[tracked]
             tracked.step = None
-            tracked.happens(Event.UPDATE)
-            self._do.unguard(tracked)  # last: other threads wait for it
+        all_go_on(several, Event.UPDATE)
+        self._do.unguard(several)  # last: other threads wait for it
         step.owes -= len(several)
         if not step.owes:
             self._do.unguard_state(step)
