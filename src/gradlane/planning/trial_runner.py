@@ -19,7 +19,7 @@ from gradlane.core.records.speedup import Speedup, disturbed
 Choice = TypeVar("Choice")
 
 # a trial is cut if its fastest iteration is this many times the best median: after one iteration,
-# two, more
+# two, more; those in which it settles count, too
 _CUT_AT = (3.0, 1.5, 1.25)
 _DISAGREE = 1.1  # two iterations of which one took this many times as long as the other
 _FINALS = 3  # at most this many of the best choices are measured again
@@ -34,8 +34,7 @@ class TryOptions(msgspec.Struct, frozen=True):
         iterations: measured iterations of a trial; its value is their median. One more is measured if
             it is an even number, the two in the middle disagree, and the trial may be the best.
         settle: iterations after a change that are not measured.
-        loss: no trial starts once slower choices have lost this many iterations' time, in
-            iterations of the best choice.
+        loss: no trial starts once this many iterations' time is lost, see `TrialRunner.lost`.
         final_iterations: measured iterations when a choice is measured again; None: as
             `iterations`.
     """
@@ -89,9 +88,8 @@ class TrialRunner(Generic[Choice]):
     The owner runs `choice`, reports each iteration to `observe`, and switches to the new `choice`
     if that returns True, until `over`. Then `choice` is the best one.
 
-    A bad trial costs little. It is cut after its first measured iteration if that took three times the best median,
-    after the second if both took 1.5 times, later if all took 1.25 times. No trial starts once `loss` iterations'
-    time is lost.
+    A bad trial costs little. It is cut once its first two iterations, of which it settles in one, took 1.5 times the best
+    median, or more of them 1.25 times. No trial starts once `loss` iterations' time is lost.
 
     A lucky trial does not win, and an unlucky one still may. After the last trial the best choice is measured again.
     If it does not hold, the next best follows, and those that were faster but for one disturbed iteration. The
@@ -112,7 +110,8 @@ class TrialRunner(Generic[Choice]):
         self.attempts: list[Attempt[Choice]] = []
         self.over = False
         self.lost = 0.0
-        """Time lost so far in trials of slower choices, in iterations of the best choice.
+        """What the trials have cost so far, in iterations of the starting choice: how much longer slower choices took, less
+        how much sooner faster ones were done.
 
         Each trial counts by its median, so that an iteration slowed by a busy machine is not blamed
         on a choice.
@@ -120,7 +119,7 @@ class TrialRunner(Generic[Choice]):
         self.iterations = 0
         """Iterations observed so far."""
         self._times: list[int] = []
-        self._of_trial = 0
+        self._seen_ns: list[int] = []  # the same, and those in which the trial settled
         self._settling = 0 if in_force else options.settle
 
     def observe(self, iteration_ns: int) -> bool:
@@ -131,7 +130,7 @@ class TrialRunner(Generic[Choice]):
         """
         assert not self.over, "the trials are over"
         self.iterations += 1
-        self._of_trial += 1
+        self._seen_ns.append(iteration_ns)
         best_ns = self.best_ns
         if self._settling:
             self._settling -= 1
@@ -140,7 +139,7 @@ class TrialRunner(Generic[Choice]):
         bad = False
         # choices that are measured again were good before, except for the starting one
         if best_ns is not None and (self._finals is None or self.choice == self._start):
-            bad = min(self._times) > best_ns * _CUT_AT[min(len(self._times), len(_CUT_AT)) - 1]
+            bad = min(self._seen_ns) > best_ns * _CUT_AT[min(len(self._seen_ns), len(_CUT_AT)) - 1]
         wanted = self._options.iterations
         if self._finals is not None:
             wanted = self._options.final_iterations or wanted
@@ -156,11 +155,11 @@ class TrialRunner(Generic[Choice]):
 
     def _end_trial(self, cut: bool) -> bool:
         attempt = Attempt(self.choice, tuple(self._times), cut)
-        took_ns, best_ns = max(1, round(median(attempt.times_ns))), self.best_ns
-        if best_ns is not None:
-            self.lost += self._of_trial * max(0.0, took_ns / max(1, best_ns) - 1)
+        took_ns, start_ns = max(1, round(median(attempt.times_ns))), self.median_ns(self._start)
+        if self.choice != self._start and start_ns is not None:
+            self.lost += len(self._seen_ns) * (took_ns / max(1, start_ns) - 1)
         self.attempts.append(attempt)
-        self._times, self._of_trial, self._settling = [], 0, self._options.settle
+        self._times, self._seen_ns, self._settling = [], [], self._options.settle
         before = self.choice
         if self._finals is None:
             self._proposals.tell(took_ns)
@@ -209,6 +208,11 @@ class TrialRunner(Generic[Choice]):
     def start(self) -> Choice:
         """The starting choice."""
         return self._start
+
+    @property
+    def cost(self) -> str:
+        """What the trials have cost so far, for people."""
+        return f"{abs(self.lost):.1f} iterations' time {'lost' if self.lost > -0.05 else 'won'}"
 
     def median_ns(self, choice: Choice) -> int | None:
         """The median over all measured iterations with `choice`, or None if there are none."""

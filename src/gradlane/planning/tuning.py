@@ -69,5 +69,5 @@ class Tuning(TrialRunner[Knobs]):
         now_ns = self.median_ns(self.knobs) or 0
         return (
             f"{self._space.policy.name} tuned in {len(self.attempts)} trials, {self.iterations} iterations, "
-            f"{self.lost:.1f} iterations' time lost: {sizes}, {now_ns / 1e6:.3g} ms an iteration, {gain}"
+            f"{self.cost}: {sizes}, {now_ns / 1e6:.3g} ms an iteration, {gain}"
         )

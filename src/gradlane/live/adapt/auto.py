@@ -227,7 +227,8 @@ class Auto:
         if len(self._about.looks) == 1:
             self._settled_ns = now  # the cost of the first search counts against nothing
         else:
-            self._spent_ns += round(choosing.lost * kept_ns) + self._changing_ns
+            start_ns = choosing.median_ns(choosing.start) or kept_ns
+            self._spent_ns += round(max(0.0, choosing.lost) * start_ns) + self._changing_ns
         # a search that found nothing better doubles the pause before the next, so that noise cannot
         # keep it searching
         fruitless = len(self._about.looks) > 1 and choosing.choice == choosing.start
