@@ -5,8 +5,11 @@ Sums are held back until somebody waits for them (`held_network`), so that what 
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -14,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
 import gradlane
+from gradlane.live.backends.owned_sum import Norms
 from tests.live.cases import bits_of, differences
 from tests.live.loops import GIVEN, Mlp
 from tests.live.networks import counting_deferred_updates
@@ -191,3 +195,33 @@ def ends_alike(rank: int, world: int, way: str) -> list[list[float]]:
         session.flush()
         found |= bits_of(model, optimizer)
     return [value.double().flatten().tolist() for value in found.values()]
+
+
+def one_dies_before_its_norms(rank: int, world: int, culprit: int) -> tuple[str, bool]:
+    """On each other rank: the error that ends the job, and that the norms had not come: the culprit is killed where it would
+    send its own.
+    """
+    exchange = Norms._exchange
+
+    def dies(norms: Norms, then: Any) -> None:
+        if rank == culprit and session._parts.driver.iteration == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        exchange(norms, then)
+
+    torch.manual_seed(7)
+    model = Mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    network = gradlane.Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second)
+    options: dict[str, Any] = {"network": network, "profile_iterations": 1, "timeout": 60, "backend": "all-reduce"}
+    chosen = gradlane.policies.get("owners", least_bytes=1024, most_bytes=30_000)
+    session = gradlane.attach(model, optimizer, chosen, **options)
+    with patch.object(Norms, "_exchange", dies):
+        try:
+            _trained(model, model, optimizer, _by_torch, rank)
+        except gradlane.errors.JobError as error:
+            norms = session._parts.driver.norms
+            assert norms is not None
+            return f"{type(error).__name__}: {error}", not norms.are_there
+        finally:
+            session.close()
+    raise AssertionError("the job went on")

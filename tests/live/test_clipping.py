@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.live.clipping import WAYS
+from tests.live.ranks import Ranks
 
 pytestmark = pytest.mark.matrix
 READS_SUMS = {
@@ -57,3 +58,17 @@ def test_gradients_that_travel_as_halves_are_verified_with_their_norms(two_ranks
 def test_four_ranks_end_alike(four_ranks, way):
     first, *others = four_ranks.run("tests.live.clipping:ends_alike", way=way)
     assert others == [first] * 3
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_is_killed_before_it_sends_its_norms_ends_the_job_by_its_name(culprit):
+    ranks = Ranks(3)  # of its own: one is killed
+    try:
+        outcomes = ranks.try_run("tests.live.clipping:one_dies_before_its_norms", culprit=culprit)
+    finally:
+        ranks.kill()
+    assert outcomes.pop(culprit) == (False, ("ProcessEnded", "exit code -9", ""))
+    for ok, (error, are_missing) in outcomes:
+        assert ok
+        assert error.startswith(f"PeerDied: rank {culprit} is gone: its process ended")
+        assert are_missing
