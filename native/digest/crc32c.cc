@@ -56,7 +56,12 @@ uint32_t ExtendByTable(uint32_t crc, const uint8_t* data, size_t n) {
 
 #if defined(__x86_64__)
 
-#define GRADLANE_SSE42 __attribute__((target("sse4.2,pclmul")))
+#ifdef __clang__
+#define GRADLANE_CRC32 ",crc32"  // for Clang not a part of sse4.2
+#else
+#define GRADLANE_CRC32 ""
+#endif
+#define GRADLANE_SSE42 __attribute__((target("sse4.2,pclmul" GRADLANE_CRC32)))
 
 // x to the n, modulo the polynomial.
 constexpr uint32_t PowerOfX(size_t n) {
@@ -107,7 +112,7 @@ GRADLANE_SSE42 uint32_t ExtendBySse42(uint32_t start, const uint8_t* data, size_
     return static_cast<uint32_t>(crc);
 }
 
-#define GRADLANE_VPCLMUL __attribute__((target("avx512f,vpclmulqdq,sse4.2,pclmul")))
+#define GRADLANE_VPCLMUL __attribute__((target("avx512f,vpclmulqdq,sse4.2,pclmul" GRADLANE_CRC32)))
 
 // Factors that move 16 bytes `bytes` further on: one for their first eight, one for the others. The product comes out
 // one power low, and a factor of 32 bits stands 32 powers too high: hence 33.
