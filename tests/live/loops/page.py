@@ -26,14 +26,17 @@ _FAMILIES = {
 _HEAD = """\
 # Training loops that were tried
 
-Each row is a loop in `tests/live/loops`, run at two ranks under DDP and then under gradlane three times: `bytescheduler`
-over all-reduce, plans that change every second iteration as `auto` changes them, and `mercury` over servers, all on a
-network on which sums arrive after `step()`, so that updates really are deferred. "Equal": parameters, buffers, optimizer
-state and everything that the loop looks at on its way have DDP's bits on both ranks. "Said": rank 0 logs one line that
-contains this. "Refused": the job ends with a typed error that contains this.
+For those who ask whether gradlane handles what their script does: search this page for it. Each loop of `tests/live/loops`
+was run at two ranks, under DDP and three times under gradlane. The three are `bytescheduler` over all-reduce, plans that
+change every second iteration as under `auto`, and `mercury` over servers. Sums arrive after `step()`, so that updates are
+deferred.
 
-Made by `python -m tests.live.loops > docs/training-loops.md`; a test compares. Generated loops beside these:
-`python -m tests.live.programs --examples 2000`.
+- **equal**: parameters, buffers, optimizer state and all that the loop reads have DDP's bits on both ranks.
+- **equal; logged**: the same, and rank 0 logs one line that contains these words.
+- **refused**: the job ends with a typed error that contains these words.
+
+`python -m tests.live.loops > docs/training-loops.md` makes the page, and a test compares them.
+`python -m tests.live.programs --examples 2000` generates more loops.
 """
 
 
@@ -41,8 +44,12 @@ def page() -> str:
     """The page, as it is to be in docs/."""
     parts = [f"{_HEAD}\n{len(LOOPS)} loops.\n"]
     for family, title in _FAMILIES.items():
-        rows = [f"| {name.replace('_', ' ')} | {_outcome(case)} |" for name, case in LOOPS.items() if case.family == family]
-        parts.append("\n".join([f"## {title}\n", "| loop | outcome |", "|---|---|", *rows]) + "\n")
+        loops: dict[str, list[str]] = {}
+        for name, case in LOOPS.items():
+            if case.family == family:
+                loops.setdefault(_outcome(case), []).append(name.replace("_", " "))
+        rows = [f"| {outcome} | {'<br>'.join(names)} |" for outcome, names in sorted(loops.items())]
+        parts.append("\n".join([f"## {title}\n", "| outcome | loops |", "|---|---|", *rows]) + "\n")
     return "\n".join(parts)
 
 
@@ -54,4 +61,4 @@ def families() -> set[str]:
 def _outcome(case: Loop) -> str:
     if case.refused:
         return f"refused: {case.refused}"
-    return f"equal; said: {case.says}" if case.says else "equal"
+    return f"equal; logged: {case.says}" if case.says else "equal"
