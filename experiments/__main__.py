@@ -1,6 +1,7 @@
 """The papers' own figures beside simulated ones.
 
-    python -m experiments [NAME...] [--write docs/papers.md] [--plots docs/figures] [--data FOLDER]
+    python -m experiments [NAME...] [--write experiments/notes/papers.md] [--plots experiments/notes/figures] [--data FOLDER]
+    python -m experiments.brief > docs/papers.md
 
 One set of assumptions for all (`assumptions.py`); nothing that is counted is fitted to a figure.
 """
@@ -16,14 +17,14 @@ from pathlib import Path
 from experiments import assumptions, not_compared
 from experiments.lab.page import section
 from experiments.pictures import draw, pictures
-from experiments.table import page, summary
+from experiments.table import page, summary, wrong_rows
 
 # how many values each paper and its authors' scripts state, in text, tables and captions
 PAPERS = {"bytescheduler": 28, "mg_wfbp": 141, "prophet": 63, "geryon": 49, "mercury": 52}
 HEAD = """# The papers' figures, simulated
 
-This page puts gradlane's results beside figures that the papers published.
-`python -m experiments --write docs/papers.md` writes it. The first tables come from the simulator;
+These notes put gradlane's results beside figures that the papers published; [papers.md](../../docs/papers.md) has the main
+ones. `python -m experiments --write experiments/notes/papers.md` writes the notes. The first tables come from the simulator;
 those below "In the lab" were measured on emulated hosts. Differences are relative, or in percentage
 points where the value is a percentage. "plot" stands for a value that a paper shows in a plot and
 does not state. Not everything agrees, and nothing that is counted was fitted to a published figure.
@@ -46,7 +47,10 @@ def main() -> None:
         "--data", type=Path, default=Path("..") / "shared" / "data", help="folder of recordings, where there is one"
     )
     parser.add_argument(
-        "--plots", type=Path, metavar="FOLDER", help="also draw the papers' figures there, as SVG; the page shows docs/figures"
+        "--plots",
+        type=Path,
+        metavar="FOLDER",
+        help="also draw the papers' figures there, as SVG; the notes show experiments/notes/figures",
     )
     given = parser.parse_args()
     unknown = [name for name in given.names if name not in PAPERS]
@@ -72,6 +76,8 @@ def main() -> None:
     text = (
         HEAD
         + summary(counted)
+        + "\n## Wrong in sign or order\n\n"
+        + wrong_rows([(title, rows) for title, _, _, rows in counted])
         + "\n## Assumptions\n\n"
         + (assumptions.__doc__ or "").split("\n\n", 1)[1]
         + "\n"

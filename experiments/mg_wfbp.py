@@ -191,7 +191,7 @@ WFBP 6 % too fast; no cause is found.
 
 What SyncEASGD's iterations lack here is rather a time for each tensor, as of the copies and casts of §5.3: up
 to 0.24 ms. A row has one such constant for all clusters, models and precisions. It is
-fitted to these iterations, the only fitted constant on this page, and its row is not counted. One value more
+fitted to these iterations, the only fitted constant in these notes, and its row is not counted. One value more
 agrees with it. The orders stay as they are, since every policy pays it alike.
 
 Table 4 has 59 tensors for GoogLeNet. The zoo's 128 are the weight and the bias of 64 layers, as many

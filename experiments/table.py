@@ -85,10 +85,8 @@ def count(rows: list[Row]) -> Count:
     two values of a row are wrong in order if either is ahead of the other by more than 2 % here and
     behind it by as much in the paper.
     """
-    compared = within_5 = within_15 = wrong = 0
-    for row in rows:
-        if not row.counts or row.published is None:
-            continue
+    compared = within_5 = within_15 = 0
+    for row in filter(_is_compared, rows):
         found = pairs(row)
         off = [abs(ours - published) if row.unit == "%" else 100 * abs(ours / published - 1) for published, ours in found]
         if not found:
@@ -96,11 +94,32 @@ def count(rows: list[Row]) -> Count:
         compared += len(off)
         within_5 += sum(each <= 5 for each in off)
         within_15 += sum(each <= 15 for each in off)
-        neutral = {"x": 1.0, "%": 0.0}.get(row.unit)
-        if neutral is not None:
-            wrong += sum((published - neutral) * (ours - neutral) < 0 for published, ours in found)
-        wrong += sum(_orders_differ(first, second) for first, second in combinations(found, 2))
-    return Count(compared, within_5, within_15, wrong)
+    return Count(compared, within_5, within_15, sum(map(_wrong, rows)))
+
+
+def _is_compared(row: Row) -> bool:
+    return row.counts and row.published is not None
+
+
+def _wrong(row: Row) -> int:
+    """How many values are wrong in sign, and pairs of values in order; 0 for a row that does not count."""
+    if not _is_compared(row):
+        return 0
+    found = pairs(row)
+    neutral = {"x": 1.0, "%": 0.0}.get(row.unit)
+    signs = 0 if neutral is None else sum((published - neutral) * (ours - neutral) < 0 for published, ours in found)
+    return signs + sum(_orders_differ(first, second) for first, second in combinations(found, 2))
+
+
+def wrong_rows(papers: list[tuple[str, list[Row]]]) -> str:
+    """(paper, rows) as Markdown: the rows with values that are wrong in sign or order."""
+    lines = ["| paper | figure | what | published | simulated | wrong |", "|---|---|---|---|---|---|"]
+    for name, rows in papers:
+        for row in rows:
+            if wrong := _wrong(row):
+                cells = (name, row.figure, row.what, text(row.published, row.unit), text(row.ours, row.unit), str(wrong))
+                lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
 
 
 def _same(row: Row) -> bool:

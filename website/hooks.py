@@ -40,7 +40,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     made: dict[str, str] = {name: (ROOT / name).read_text() for name in DOCUMENTS}
-    made |= {str(path.relative_to(ROOT)): path.read_text() for path in ROOT.glob("*/notes/*.svg")}
+    made |= {str(path.relative_to(ROOT)): path.read_text() for path in ROOT.glob("*/notes/**/*.svg")}
     made |= {f"examples/{path.stem}.md": f"# {path.name}\n\n```python\n{path.read_text()}```\n" for path in EXAMPLES}
     made |= {f"policies/{name}.md": pages.policy(name) for name in pages.policy_names()}
     made |= {f"pictures/policy-{name}.svg": pictures.of_policy(name) for name in pages.policy_names()}

@@ -1,6 +1,6 @@
 """`python -m experiments.lab [NAME...] [--out FOLDER]`: run the papers' experiments in the lab and keep what they gave.
 
-`python -m experiments --write docs/papers.md` puts it on the page.
+`python -m experiments --write experiments/notes/papers.md` puts it into the notes.
 """
 
 from __future__ import annotations

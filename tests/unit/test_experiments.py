@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from experiments import (
+    brief,
     bytescheduler,
     geryon,
     mercury_baselines,
@@ -29,7 +30,7 @@ from experiments.lab.operating import Cell, Point, arm
 from experiments.lab.results import Measured
 from experiments.mg_wfbp_networks import counted_twice, fitted, over_its_links, script_cluster, startups_on_device
 from experiments.mg_wfbp_testbed import half_precision
-from experiments.table import Count, Row, count, difference, page, summary
+from experiments.table import Count, Row, count, difference, page, summary, wrong_rows
 from gradlane import lab, trace, zoo
 from gradlane.core.checks import check_plan
 from gradlane.core.cluster import Cluster, Link
@@ -101,6 +102,10 @@ def test_the_head_counts_what_agrees_and_what_is_wrong_in_sign_or_order():
     ]
     assert count(rows) == Count(compared=4, within_5=2, within_15=3, wrong=2)
     assert "| all | 9 | 5 | 4 | 2 | 3 | 2 |" in summary([("P", 9, 5, rows)])
+    assert wrong_rows([("P", rows)]).splitlines()[2:] == [
+        "| P | f | points | 80.0 90.0 % | 84.0 76.0 % | 1 |",
+        "| P | f | gain | 1.1 x | 0.9 x | 1 |",
+    ]
 
 
 def test_what_the_simulator_reproduces_it_goes_on_reproducing():
@@ -341,14 +346,22 @@ def test_each_claim_of_a_paper_was_measured_by_the_command_that_stands_beside_it
     assert claims.table([]).count("\n") == 1
 
 
-def test_every_published_value_has_a_row_or_a_reason_in_the_page_that_is_there():
-    text = (Path(__file__).parents[2] / "docs" / "papers.md").read_text()
+def test_every_published_value_has_a_row_or_a_reason_in_the_notes_that_are_there():
+    text = brief.NOTES.read_text()
     for name, left in not_compared.NOT_COMPARED.items():
         paper = importlib.import_module(f"experiments.{name}").TITLE.split(" (")[0]
         (line,) = (line for line in text.splitlines() if line.startswith(f"| {paper} | ") and line.count("|") == 8)
         published, reasons, compared = map(int, line.split(" | ")[1:4])
         assert reasons == sum(each.values for each in left)
         assert reasons + compared >= published
+
+
+def test_the_page_of_the_papers_has_the_values_of_the_notes():
+    shown = brief.page(brief.NOTES.read_text())
+    assert (Path(__file__).parents[2] / "docs" / "papers.md").read_text() == shown
+    assert len(brief.BRIEFS) == len(not_compared.NOT_COMPARED)
+    with pytest.raises(KeyError):
+        brief.page(brief.NOTES.read_text().replace("| Fig. 2 | three layers", "| Fig. 2 | four layers"))
 
 
 @pytest.mark.slow
