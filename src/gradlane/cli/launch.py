@@ -85,7 +85,7 @@ class _Parser(argparse.ArgumentParser):
 
 class _Command(click.Command):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete an option, all of which are argparse's."""
+        """Complete an option; all options are argparse's."""
         given = ctx.params.get("arguments") or ()
         return [] if any(word.endswith(".py") for word in given) else completion.beginning_with(incomplete, _actions())
 

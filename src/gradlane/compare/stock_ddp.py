@@ -20,7 +20,7 @@ class StockDdp:
 
     Args:
         call: the model.
-        optimizer: its optimizer, of which each step ends an iteration.
+        optimizer: its optimizer; each of its steps ends an iteration.
         loss: makes the loss of a step.
     """
 

@@ -17,7 +17,7 @@ with needs("keras", __name__, "gradlane[keras]"):
 
 
 class AverageGradients(keras.callbacks.Callback):
-    """Averages the gradients of each step of `fit` over all ranks, each of which trains on its own part of the data.
+    """Averages the gradients of each step of `fit` over all ranks; each trains on its own part of the data.
 
         model.fit(x[rank::world], y[rank::world], callbacks=[AverageGradients()])
 

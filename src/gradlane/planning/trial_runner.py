@@ -21,7 +21,7 @@ Choice = TypeVar("Choice")
 # a trial is cut if its fastest iteration is this many times the best median: after one iteration,
 # two, more; those in which it settles count, too
 _CUT_AT = (3.0, 1.5, 1.25)
-_DISAGREE = 1.1  # two iterations of which one took this many times as long as the other
+_DISAGREE = 1.1  # ratio above which two iterations disagree
 _FINALS = 3  # at most this many of the best choices are measured again
 _WORTH_A_CHANGE = 0.99
 

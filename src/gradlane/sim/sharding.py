@@ -20,7 +20,7 @@ from gradlane.units import format_bytes
 
 MAX_PACKETS = 1_000_000  # of one iteration of a job: a second to cut
 FEW_PACKETS = 5_000  # of one iteration, of all workers together
-_ALIGN = 64  # bytes, of which packets are multiples
+_ALIGN = 64  # packets are multiples of this many bytes
 
 
 class Sharding:
@@ -117,7 +117,7 @@ def _runs(job: Job, message: Message, cluster: Cluster) -> list[tuple[int, int, 
 
 
 def _even(size_bytes: int, cluster: Cluster) -> int:
-    """The bytes of a packet, of which each server gets as few as it can and all equally many."""
+    """The packet size that gives all servers equally many packets, as few as possible."""
     share = -(-size_bytes // len(cluster.servers))
     packets = -(-share // cluster.packet_bytes)
     return min(cluster.packet_bytes, -(-share // (packets * _ALIGN)) * _ALIGN)

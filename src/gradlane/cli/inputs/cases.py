@@ -37,7 +37,7 @@ AUTO, RING = "auto", "ring"
 
 
 class Workers(NamedTuple):
-    """The value of --workers: so many hosts with so many devices, each of which is a worker."""
+    """The value of --workers: hosts, and devices of each host; each device is a worker."""
 
     hosts: int
     devices: int = 1

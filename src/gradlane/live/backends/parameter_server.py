@@ -301,9 +301,7 @@ class ParameterServerBackend:
         return _STREAM * size_bytes
 
     def _sum_stream(self, parts: Sequence[torch.Tensor]) -> None:
-        """Sum 16 messages of which `len(parts)` are in flight: each begins when the oldest in
-        flight has ended.
-        """
+        """Sum 16 messages with `len(parts)` in flight: each begins when the oldest in flight has ended."""
         first = self._next
         self._next += _STREAM
         for place in range(_STREAM):

@@ -263,9 +263,7 @@ class _Update:
 
 
 class _Chain:
-    """Sums of which each is started by the callback of the one before, as a session does where a window holds messages
-    back.
-    """
+    """A chain of sums: each one's callback starts the next, as when a window is full."""
 
     def __init__(self, group: Any, data: list[torch.Tensor]) -> None:
         self._group, self._coming = group, iter(data)

@@ -36,7 +36,7 @@ class Levels(NamedTuple):
     """What was timed: (size_bytes, duration_ns) of whole messages, each the longest of all ranks.
 
     Attributes:
-        reduce_scatter, all_gather, broadcast: within the hosts, all of which do so at once.
+        reduce_scatter, all_gather, broadcast: within the hosts, all hosts at once.
         between: what is between hosts of a message, over all cards at once.
         streams: (size_bytes, messages, duration_ns) of such messages that started together.
         start_ns: what it takes the calling thread to start a sum.

@@ -76,7 +76,7 @@ def priority(level: int) -> Iterator[None]:
         _thread.level = before
 
 
-_Base: Any = dist.ProcessGroup  # its stub has overloads, of which torch.distributed calls one
+_Base: Any = dist.ProcessGroup  # torch.distributed calls only one of its stub's overloads
 
 
 class Group(Names, _Base):  # type: ignore[misc]

@@ -247,9 +247,9 @@ class HostCarrier:
                 self._make_room()
 
     def _make_room(self) -> None:
-        """Be told of the ends for want of which messages wait.
+        """Subscribe to the completions that blocked messages are waiting for.
 
-        Of other ends somebody hears who looks: to be told of one costs a turn at the GIL.
+        Other completions are polled, since a callback costs a turn at the GIL.
         """
         if self._makes_room:  # told of an end from within: the loop below goes on with it
             return

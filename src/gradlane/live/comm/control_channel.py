@@ -5,15 +5,15 @@ why, that it leaves in order, rank 0's choices and decisions, the rolling hash o
 a rank has issued, and how long its steps take it. A dead process is noticed when the kernel closes
 its connection, and a silent one after `stall_timeout`. A slow rank is not taken for a dead one, since
 a thread in native code sends the beats, whatever Python does (`gradlane.transport.Heartbeat`). A beat
-says for how long the sender's interpreter has not run; one line names a rank of which that is long.
+says for how long the sender's interpreter has not run; if that is long, one line names the rank.
 Rank 0 passes on what it learns, so that every rank ends with an error that names the same culprit.
 
-What follows from what is in `control_protocol.py`. Here are its sockets, its clock and its thread:
-each process has one in Python, which reads and on which the callbacks run.
+`control_protocol.py` decides; this module owns the sockets, the clock and the thread. Each process
+has one such thread in Python, which reads frames and runs the callbacks.
 
-What is no frame (`control_frames.py`) closes that one connection. Whoever connects must first send
-the token of a rank that has not connected yet. Rank 0 draws one for each rank and hands it over
-where they meet, when that rank is there to take it.
+A malformed frame (`control_frames.py`) closes only the connection it came on. A connection must
+first send the token of a rank that has not connected yet. Rank 0 draws a token for each rank and
+hands it over where they meet, when that rank is there to take it.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Stragglers:
         """Take one rank's report, and return who is to be named now.
 
         Args:
-            rank: of whom, from 0.
+            rank: whose report it is, from 0.
             window: its number.
             busy_us: as `BusyTimes` reports it, `WINDOW` times.
         """

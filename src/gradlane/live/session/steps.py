@@ -50,7 +50,7 @@ class Steps:
         self._needed_early = 0
         self._needed_by = ""  # what needed them first, of those steps
         self._held = False  # since the last forward pass aliases kept updates from being deferred
-        self._held_steps = 0  # in a row, of which nothing else was deferred
+        self._held_steps = 0  # steps in a row that deferred nothing else
         self._ranked_as_held = False  # the planner takes this script for one that keeps the barrier, until aliases are gone
         self.runs_closure = False
 

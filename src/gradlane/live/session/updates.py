@@ -65,7 +65,7 @@ class Actions(Protocol[OneStep_contra]):
         """Wait for every sum, as `wait_for` does."""
 
     def arriving_with(self, tracked: Tracked, several: Sequence[Tracked]) -> list[Tracked]:
-        """Those of `several`, of which `tracked` is one, whose sums are there with that of `tracked`."""
+        """The members of `several` (`tracked` is one) whose sums arrived with the sum of `tracked`."""
 
     def from_elsewhere(self, makes_updates: Callable[[], None]) -> None:
         """Call `makes_updates` where the last step ran, if the script is on another stream of a device now."""
@@ -250,7 +250,7 @@ class Updates(Generic[OneStep]):
             self._make_current(next(iter(self._deferred)))
 
     def give_up(self, every: Iterable[Tracked], why: str) -> None:
-        """The session ends. Deferred updates, of which a failed job has some, will not be made.
+        """The session ends. Updates that a failed job has deferred will not be made.
 
         Args:
             every: the parameters of the session.

@@ -1,4 +1,4 @@
-"""Jitter: steps that take different devices different times, of which the slowest decides."""
+"""Jitter: a step takes each device another time, and the slowest device decides."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Facts: everything that a report shows, as data for the page's scripts.
 
-Times are microseconds as integers, and milliseconds where a name ends in `_ms`. Bars, of which there
-are thousands, are columns of small integers, each start counted from the one before: that compresses
+Times are microseconds as integers, and milliseconds where a name ends in `_ms`. The
+thousands of bars are columns of small integers, each start counted from the one before: that compresses
 to a third of what rows of times do.
 """
 
