@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import runpy
+import urllib.request
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 import gradlane
+from tests.commands import ROOT
 
 
 def _net() -> nn.Module:
@@ -34,6 +39,44 @@ def numbers(rank: int, world: int, policy: str, backend: str, drop_in: bool = Fa
             found.append(dict(session.metrics()))
     session.close()
     return found
+
+
+def exported(rank: int, world: int, to: str, ports: list[int]) -> str:
+    """What an export of examples/metrics.py has given away after some steps, as text: the files that it has left, or what it
+    answers.
+    """
+    example = runpy.run_path(str(ROOT / "examples" / "metrics.py"))
+    os.environ.update(WANDB_MODE="offline", WANDB_SILENT="true", MLFLOW_TRACKING_URI="mlruns", MLFLOW_ALLOW_FILE_STORE="true")
+    folder = Path(os.environ["RANKS_FOLDER"], str(rank))
+    folder.mkdir()
+    os.chdir(folder)
+    reader: Any = None
+    if to == "opentelemetry":
+        from opentelemetry import metrics
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+        reader = InMemoryMetricReader()
+        metrics.set_meter_provider(MeterProvider([reader]))
+    export = example["to_prometheus"](ports[rank] - rank) if to == "prometheus" else example["EXPORTS"][to]()
+    net = _net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with gradlane.attach(net, optimizer, "wfbp", backend="all-reduce") as session:
+        for _ in range(13):
+            optimizer.zero_grad()
+            net(torch.randn(8, 32)).square().mean().backward()
+            optimizer.step()
+            export(session.metrics())
+    if to == "wandb":  # as at the end of a script
+        import wandb
+
+        wandb.finish()
+    if to == "prometheus":
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports[rank]}/metrics") as answer:
+            return str(answer.read().decode())
+    if reader is not None:
+        return str(reader.get_metrics_data().to_json())
+    return "\n".join(f"{path}: {path.stat().st_size}" for path in Path().rglob("*") if path.is_file())
 
 
 def lines(rank: int, world: int) -> list[str]:

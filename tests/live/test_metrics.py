@@ -8,8 +8,10 @@ import pytest
 from torch import nn
 
 import gradlane
-from tests.commands import EXAMPLE
+from tests.commands import EXAMPLE, ROOT
 from tests.commands import gradlane as run_command
+from tests.live.ranks import Ranks
+from tests.ports import free_port
 
 BYTES = 4 * (32 * 64 + 64 + 64 * 4 + 4)
 
@@ -41,6 +43,55 @@ def test_one_process_alone_has_the_same_names():
     alone = gradlane.attach(nn.Linear(2, 2)).metrics()
     assert set(alone) == set(gradlane.StepMetrics.__annotations__)
     assert alone["step_seconds"] is None
+
+
+def test_rank_0_knows_who_is_busy_for_longest_and_all_know_how_many_plans_there_were(two_ranks):
+    first, second = two_ranks.run("tests.live.metrics:numbers", policy="wfbp", backend="all-reduce", steps=14)
+    assert [(each["slowest_rank"], each["slowest_busy_seconds"]) for each in second] == [(None, None)] * 14
+    assert first[4]["slowest_rank"] is None  # five whole steps have to be over
+    assert first[-1]["slowest_rank"] in (0, 1)
+    assert first[-1]["slowest_busy_seconds"] > 0
+    assert [each["plans"] for each in (first[0], first[-1], second[-1])] == [1, 2, 2]
+
+
+def exported(to: str, package: str) -> list[str]:
+    """What each of two ranks has given away."""
+    pytest.importorskip(package)
+    own = Ranks(2)  # such a library keeps state
+    try:
+        found: list[str] = own.run("tests.live.metrics:exported", to=to, ports=[free_port(), free_port()])
+    finally:
+        own.close()
+    return found
+
+
+def test_prometheus_collects_what_the_dashboard_of_grafana_shows():
+    first, second = exported("prometheus", "prometheus_client")
+    shown = set(re.findall(r"gradlane_\w+", (ROOT / "examples" / "grafana.json").read_text()))
+    assert len(shown) == 10
+    assert shown <= set(re.findall(r"^(gradlane_\w+)", first, re.MULTILINE))
+    assert "gradlane_step 12.0" in second
+    assert "gradlane_slowest_rank" not in second  # which rank 0 alone knows
+
+
+def test_opentelemetry_has_a_gauge_for_each_number():
+    first, _ = exported("opentelemetry", "opentelemetry.sdk")
+    names = {f"gradlane.{name}" for name in gradlane.StepMetrics.__annotations__ if name not in ("policy", "backend")}
+    assert names <= set(re.findall(r'"name": "(gradlane\.\w+)"', first))
+    assert '"rank": 0' in first
+
+
+@pytest.mark.parametrize(
+    ("to", "package", "leaves"),
+    [
+        ("tensorboard", "tensorboard", r"runs/events\.out\.tfevents\S*: \d{3,}"),
+        ("wandb", "wandb", r"wandb/offline-run-\S*\.wandb: \d{3,}"),
+        ("mlflow", "mlflow", r"mlruns/0/\w+/metrics/step_seconds: \d{3,}"),
+    ],
+)
+def test_other_monitoring_keeps_what_it_is_given(to, package, leaves):
+    first, _ = exported(to, package)
+    assert re.search(leaves, first)
 
 
 def test_rank_0_says_how_it_goes(two_ranks):

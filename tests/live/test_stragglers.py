@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gradlane.live.comm.stragglers import WINDOW, BusyTimes, Straggler, Stragglers
+from gradlane.live.comm.stragglers import WINDOW, BusyTimes, Slowest, Straggler, Stragglers
 
 pytestmark = pytest.mark.matrix
 
@@ -49,6 +49,17 @@ def test_who_keeps_up_again_may_be_named_again():
     assert [bool(found) for found in named(2, [slow, *[alike] * 19, slow, *[alike] * 20, slow])] == [
         True, *[False] * 40, True,
     ]  # fmt: skip
+
+
+def test_the_rank_that_is_busy_for_longest_is_known_once_all_have_reported():
+    judge = Stragglers([4, 7])
+    judge.report(0, 0, [10 * MS] * WINDOW)
+    assert judge.slowest is None
+    judge.report(1, 0, [9 * MS, 12 * MS, 12 * MS, 12 * MS, 90 * MS])
+    assert judge.slowest == Slowest(7, 12 * MS)
+    judge.report(0, 1, [20 * MS] * WINDOW)
+    judge.report(1, 1, [10 * MS] * WINDOW)
+    assert judge.slowest == Slowest(4, 20 * MS)
 
 
 def test_a_processor_that_is_away_for_a_second_names_nobody():

@@ -38,6 +38,7 @@ from gradlane.live.comm.control_frames import BEAT, VERSION, Frame, Reader, head
 from gradlane.live.comm.control_protocol import BEAT_S, LAST_WORDS_S, ControlProtocol
 from gradlane.live.comm.long_waits import SAY_S, Timer, saying
 from gradlane.live.comm.roll_call import RollCall
+from gradlane.live.comm.stragglers import Slowest
 from gradlane.transport import Heartbeat
 from gradlane.transport.formation import is_loopback
 from gradlane.transport.strangers import MAX_STRANGERS, origin_of
@@ -294,6 +295,11 @@ class ControlChannel:
         Rank 0 compares all ranks, and names those that slow the job.
         """
         self._do(lambda: self._protocol.busy(window, times_us))
+
+    @property
+    def slowest(self) -> Slowest | None:
+        """The rank that was busy for longest in the last steps; None on all ranks but 0."""
+        return self._protocol.slowest
 
     def waits(self, waited_s: float, what: str) -> None:
         """Report that this rank has waited for `what` for so many seconds.

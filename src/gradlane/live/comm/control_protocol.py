@@ -35,7 +35,7 @@ from gradlane.live.comm.control_frames import (
 )  # fmt: skip
 from gradlane.live.comm.control_link import Link
 from gradlane.live.comm.long_waits import LongWaits
-from gradlane.live.comm.stragglers import Stragglers
+from gradlane.live.comm.stragglers import Slowest, Stragglers
 from gradlane.transport.strangers import who_makes_room
 
 BEAT_S = 0.5
@@ -356,6 +356,11 @@ class ControlProtocol(Generic[Connection]):
                 f"keeps Python's lock?): waiting for it, for up to {self._timeout_s:.0f} s (timeout=)"
             )
             self._actions.append(Warn(text))
+
+    @property
+    def slowest(self) -> Slowest | None:
+        """The rank that was busy for longest in the last steps; None on all ranks but 0."""
+        return self._stragglers.slowest
 
     def _look_for_stragglers(self, rank: int, window: int, times_us: Sequence[int]) -> None:
         self._actions += [Warn(str(straggler)) for straggler in self._stragglers.report(rank, window, times_us)]

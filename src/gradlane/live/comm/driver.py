@@ -47,6 +47,7 @@ class Driver:
     Attributes:
         iteration: the one that runs or ran last, from 0; -1 before the first.
         plan: the plan in force.
+        plans: how many were put in force so far.
         slots: by tensor: the memory of its gradient and, once that has arrived, of its sum.
         summed: the slots in which gradients are summed: those of the model's device, or their mirror in
             CPU memory.
@@ -68,6 +69,7 @@ class Driver:
     ) -> None:
         self.rank, self.global_rank = rank, global_rank
         self.iteration = -1
+        self.plans = 0
         self.coordination, self.failures = coordination, coordination.failures
         self._backend = backend
         self.streams = streams
@@ -108,6 +110,7 @@ class Driver:
                 self._staging.take_up(params, self._gradient_buffers)
         self._has_begun = False  # until then no sum of this plan is anywhere
         self.plan, self._messages_of = plan, plan.messages_by_tensor
+        self.plans += 1
         self.slots = self._gradient_buffers.slots
         self.summed = self._gradient_buffers if self._staging is None else self._staging.mirror
         self._buffers = self.summed.message_buffers(plan)

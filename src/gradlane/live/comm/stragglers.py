@@ -85,6 +85,19 @@ class Straggler:
         )
 
 
+@dataclass(frozen=True)
+class Slowest:
+    """The rank that was busy for longest, of all ranks.
+
+    Args:
+        rank: which.
+        busy_us: microseconds of a step, the median of `WINDOW` steps.
+    """
+
+    rank: int
+    busy_us: int
+
+
 class _Streak:
     """Windows in a row in which a rank was slow, and for how long it was busy in them."""
 
@@ -101,10 +114,14 @@ class Stragglers:
 
     Args:
         ranks: numbers of the ranks in the whole job, by which they are named.
+
+    Attributes:
+        slowest: in the last window that all ranks have reported; None before the first, and for a rank alone.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self._ranks = ranks
+        self.slowest: Slowest | None = None
         self._lock = threading.Lock()
         self._reports: dict[int, dict[int, Sequence[int]]] = {}  # window -> rank -> times
         self._clear = [_Streak() for _ in ranks]
@@ -129,6 +146,10 @@ class Stragglers:
                     del self._reports[min(self._reports)]
                 return []
             del self._reports[window]
+            self.slowest = max(
+                (Slowest(self._ranks[one], round(median(times))) for one, times in reports.items()),
+                key=lambda each: each.busy_us,
+            )
             found = [self._judge(one, reports) for one in range(len(self._ranks))]
             return [straggler for straggler in found if straggler is not None]
 

@@ -34,11 +34,15 @@ class StepMetrics(TypedDict):
     bytes, messages: gradients that a step sends, by the plan in force.
     policy, backend: in force; "ddp" in the first steps, which are measured.
     searching: `auto` or a tuner is trying plans, so that steps differ.
+    plans: how many were put in force so far, that of the first steps included.
     computing_seconds: a step without communication, as measured in the first steps. It has the
         passes, the update, and what the script does between `optimizer.step()` and the next
         forward pass.
     bound_seconds: simulated from that and the measured network; no schedule's step takes less.
         What the script does elsewhere, between the passes or before `step()`, is in neither.
+    slowest_rank, slowest_busy_seconds: the rank that was busy for longest in the last five steps, in
+        which it did anything but wait for others, and for how long of a step. On rank 0 alone, and
+        not on a device.
     """
 
     step: int
@@ -50,13 +54,16 @@ class StepMetrics(TypedDict):
     policy: str | None
     backend: BackendName | None
     searching: bool
+    plans: int
     computing_seconds: float | None
     bound_seconds: float | None
+    slowest_rank: int | None
+    slowest_busy_seconds: float | None
 
 
 NOTHING = StepMetrics(
     step=0, step_seconds=None, exposed_seconds=None, hidden=None, bytes=0, messages=0, policy=None, backend=None,
-    searching=False, computing_seconds=None, bound_seconds=None,
+    searching=False, plans=0, computing_seconds=None, bound_seconds=None, slowest_rank=None, slowest_busy_seconds=None,
 )  # fmt: skip
 """Where one process trains alone."""
 
@@ -96,6 +103,7 @@ class Meter:
             searching: plans are being tried.
         """
         plan, profile = self._driver.plan, self._planner.profile
+        slowest = self._driver.coordination.channel.slowest
         step_s = exposed_s = hidden = None
         if self._last is not None:
             step_ns, waited_ns, communicated_ns = self._last
@@ -113,8 +121,11 @@ class Meter:
             policy=plan.policy,
             backend=self._planner.place.backend,
             searching=searching,
+            plans=self._driver.plans,
             computing_seconds=None if profile is None else profile.compute_ns / NS_PER_SECOND,
             bound_seconds=None if profile is None else self._bound_ns(profile, self._planner.place) / NS_PER_SECOND,
+            slowest_rank=None if slowest is None else slowest.rank,
+            slowest_busy_seconds=None if slowest is None else slowest.busy_us / 1e6,
         )
 
     def _size_of(self, plan: Plan) -> int:
@@ -166,4 +177,8 @@ class Progress:
             parts.append(f"simulated bound {1e3 * metrics['bound_seconds']:.1f} ms")
         state = "searching, now " if metrics["searching"] else ""
         parts.append(f"{state}{metrics['policy']} over {metrics['backend']}, {metrics['messages']} messages")
+        if metrics["slowest_busy_seconds"] is not None:
+            parts.append(
+                f"rank {metrics['slowest_rank']} is busy for longest, {1e3 * metrics['slowest_busy_seconds']:.1f} ms a step"
+            )
         return f"gradlane: step {metrics['step']}: {'; '.join(parts)}"
