@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gradlane import policies
@@ -271,7 +271,10 @@ def test_no_block_is_larger_than_the_target_and_no_two_neighbours_would_fit_one(
 
 
 @settings(max_examples=300, deadline=None)
-@given(profile=profiles(max_tensors=24), network=networks())
+@given(profile=profiles(max_tensors=24), network=networks() | st.just(Network.line(2, startup_ns=1, bytes_per_second=1)))
+@example(  # its times need more than 64 bits
+    profile=profile_of(*((each, 2**45) for each in range(6))), network=Network.line(2, startup_ns=1, bytes_per_second=1)
+)
 def test_the_exact_merge_is_its_recurrence_by_one_cost_a_time(profile, network):
     network, tensors = network.path, profile.tensors
     sent = [0]

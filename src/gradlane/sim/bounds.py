@@ -15,6 +15,7 @@ from fractions import Fraction
 from itertools import accumulate
 
 import msgspec
+import numpy as np
 from msgspec import UNSET
 
 from gradlane.core.bus import Stage
@@ -273,6 +274,10 @@ def _bound(profile: Profile, cost_ns: Callable[[int], int], percent: int, update
     ready = [tensor.ready_ns * percent // 100 for tensor in profile.tensors]
     best = profile.backward_ns * percent // 100 + profile.uncovered_ns * percent // 100 + sum(layers)
     of_layers = tensors_by_layer(profile)
+    latest_first = [*reversed(profile.tensors)]
+    ready_last = np.array(ready[::-1], dtype=np.int64)
+    bytes_last = np.array([tensor.spec.size_bytes for tensor in latest_first], dtype=np.int64)
+    layer_last = np.array([tensor.layer for tensor in latest_first])
     rest = 0
     # every layer gives a bound; of very many, some do
     every = -(-len(layers) // LAYERS_AT_MOST)
@@ -280,9 +285,9 @@ def _bound(profile: Profile, cost_ns: Callable[[int], int], percent: int, update
         rest += layers[index]
         if of_layers[index] and index % every == 0:
             # R and S of each choice of R, those with the least S first
-            used = [tensor for tensor in range(len(ready) - 1, -1, -1) if profile.tensors[tensor].layer <= index]
-            times = [ready[tensor] for tensor in used]
-            sizes = list(accumulate(profile.tensors[tensor].spec.size_bytes for tensor in used))
+            used = layer_last <= index
+            times: list[int] = ready_last[used].tolist()
+            sizes = list(accumulate(bytes_last[used].tolist()))
             best = rest + _greatest(times, sizes, cost_ns, best - rest)
     return best
 
