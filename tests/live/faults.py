@@ -160,7 +160,7 @@ def raises_in_a_callback(rank: int, world: int, method: str) -> tuple[str, str, 
     for _ in range(4):
         _step(model, optimizer, generator)
     session.flush()
-    owner = Engine if method == "ended" else MessageBuffer
+    owner = Engine if method == "_leave" else MessageBuffer
     began, failed = time.monotonic(), JobError("nothing")
     with patch.object(owner, method, side_effect=LookupError("by the test")) if rank == 1 else contextlib.nullcontext():
         try:

@@ -271,7 +271,7 @@ def test_what_a_failed_job_has_not_updated_refuses_to_be_read_until_a_checkpoint
 # -- exceptions that have no caller ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["ended", "scatter"])
+@pytest.mark.parametrize("method", ["_leave", "scatter"])
 def test_an_exception_in_a_callback_of_torch_ends_the_job_at_once_with_its_own_traceback(method):
     ranks = Ranks(2)  # of its own: sums are left half done
     try:
