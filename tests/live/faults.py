@@ -155,7 +155,8 @@ def raises_in_a_callback(rank: int, world: int, method: str) -> tuple[str, str, 
     """Rank 1's code that torch.distributed calls at the end of a sum raises in iteration 4: what each rank hears of it, the
     cause of that, and after how many seconds.
     """
-    model, optimizer, session = _attached(rank)
+    halves = {} if method == "_leave" else {"wire_dtype": "bf16"}  # whose sums have to be copied
+    model, optimizer, session = _attached(rank, **halves)
     generator = torch.Generator().manual_seed(rank)
     for _ in range(4):
         _step(model, optimizer, generator)
