@@ -27,6 +27,7 @@ SESSIONS = {
     "amp": 1,
     "checkpoint_and_resume": 2,
     "compiled_blocks": 1,
+    "compiled_whole": 1,
     "ema": 1,
     "frozen_backbone": 1,
     "gan": 2,

@@ -10,6 +10,7 @@ its own behaviour. The forward pass after the first step attaches, on all ranks 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import weakref
@@ -93,6 +94,32 @@ _TRAVEL_AS: dict[Any, str | None] = {
 }
 # arguments with which others sum gradients, or see them in another dtype
 _FOR_OTHERS = ("mixed_precision", "delay_all_reduce_named_params", "param_to_hook_all_reduce")
+
+
+@dataclasses.dataclass
+class _Split:
+    """What the compiler asks of the wrapper in whose forward pass it compiles: it splits graphs where DDP's buckets end.
+
+    A model whose gradients gradlane sums is split there too: fused otherwise, it would round otherwise.
+    """
+
+    bucket_bytes_cap: int
+
+
+@contextlib.contextmanager
+@torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+def _compiled_for(wrapper: Any) -> Iterator[None]:
+    """What is compiled inside is part of the forward pass of `wrapper`."""
+    # the compiler asks torch's class, or what has its place, whichever was there when the compiler was imported
+    classes: set[Any] = {TorchDDP, distributed.DistributedDataParallel}
+    before = [(each, each._active_ddp_module) for each in classes]
+    for each in classes:
+        each._active_ddp_module = wrapper
+    try:
+        yield
+    finally:
+        for each, active in before:
+            each._active_ddp_module = active
 
 
 class DistributedDataParallel(TorchDDP):
@@ -284,7 +311,12 @@ class DistributedDataParallel(TorchDDP):
         if self.device_ids:
             moved, moved_kwargs = self.to_kwargs(inputs, kwargs, self.device_ids[0])
             inputs, kwargs = moved[0], moved_kwargs[0]
-        return self.module(*inputs, **kwargs)
+        with _compiled_for(_Split(self.bucket_bytes_cap)):
+            return self.module(*inputs, **kwargs)
+
+    def _inside_ddp_forward(self) -> contextlib.AbstractContextManager[None]:
+        """As torch's, which tells the compiler by way of a class that `replace_ddp` may have replaced."""
+        return _compiled_for(self)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

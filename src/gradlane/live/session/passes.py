@@ -151,7 +151,7 @@ class Passes:
             inside: look for one inside the model, not only around it.
         """
         around = DistributedDataParallel._active_ddp_module
-        if around is not None and any(module is self.model for module in around.modules()):
+        if isinstance(around, DistributedDataParallel) and any(module is self.model for module in around.modules()):
             self._fail_wrapped("DistributedDataParallel was put around the model")
         if inside:
             for name, module in self.model.named_modules():
