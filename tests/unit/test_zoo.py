@@ -43,6 +43,7 @@ REFERENCE = {
     "vit-l16": (296, 304_326_632),
     "llama-3-8b": (291, 8_030_261_248),
     "olmoe-1b-7b": (3_219, 6_919_161_856),
+    "sdxl-unet": (1_680, 2_567_463_684),
     "whisper-large-v3": (1_258, 1_543_490_560 - 1_500 * 1_280),  # the encoder's positions are not trained
 }
 
