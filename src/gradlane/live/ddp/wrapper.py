@@ -314,7 +314,7 @@ class DistributedDataParallel(TorchDDP):
         with _compiled_for(_Split(self.bucket_bytes_cap)):
             return self.module(*inputs, **kwargs)
 
-    def _inside_ddp_forward(self) -> contextlib.AbstractContextManager[None]:
+    def _inside_ddp_forward(self) -> Any:
         """As torch's, which tells the compiler by way of a class that `replace_ddp` may have replaced."""
         return _compiled_for(self)
 
