@@ -28,6 +28,15 @@ def tokens(folder: Path) -> None:
     (folder / "data" / "openwebtext" / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 512}))
 
 
+def stories(folder: Path) -> None:
+    """llama2.c's data/tok512, two shards of 16 bits a token."""
+    shards = folder / "data" / "tok512"
+    shards.mkdir(parents=True, exist_ok=True)
+    draw = np.random.default_rng(1)
+    for shard in ("data00", "data01"):
+        (draw.zipf(1.5, 20_000) % 500).astype(np.uint16).tofile(shards / f"{shard}.bin")
+
+
 def text(folder: Path) -> None:
     """input.txt, a line of words each."""
     draw = random.Random(1)
@@ -47,6 +56,17 @@ def images(folder: Path) -> None:
     for split, each in (("train", 64), ("val", 4)):
         for label in range(4):
             _draw_images(folder / "images" / split / f"class{label}", each, f"{split}{label}_{{}}.jpg")
+
+
+def boxes(folder: Path) -> None:
+    """boxes.yaml and its images, each with one object."""
+    for split, count in (("train", 256), ("val", 8)):
+        _draw_images(folder / "boxes" / "images" / split, count, "{}.jpg")
+        (folder / "boxes" / "labels" / split).mkdir(parents=True)
+        for index in range(count):
+            (folder / "boxes" / "labels" / split / f"{index}.txt").write_text(f"{index % 4} 0.5 0.5 0.{2 + index % 5} 0.4\n")
+    names = "".join(f"  {label}: class{label}\n" for label in range(4))
+    (folder / "boxes.yaml").write_text(f"path: boxes\ntrain: images/train\nval: images/val\nnames:\n{names}")
 
 
 def pets(folder: Path) -> None:

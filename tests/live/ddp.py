@@ -108,6 +108,26 @@ def an_optimizer_of_each_phase(wrapper: Any, model: Any, generator: torch.Genera
     return session is not None and [type(one).__name__ for one in session.optimizers]
 
 
+def validated_with_the_module_alone_back_in_training(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
+    """As Lightning's trainer does it, before the first step."""
+    optimizer = momentum(model)
+    wrapper.eval()
+    with torch.no_grad():
+        wrapper(model.batch(generator)[0])
+    model.train()
+    for _ in range(5):
+        _step(wrapper, model, optimizer, generator)
+    return getattr(wrapper, "session", None) is not None
+
+
+def trained_in_evaluation_mode(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
+    optimizer = momentum(model)
+    wrapper.eval()
+    for _ in range(25):
+        _step(wrapper, model, optimizer, generator)
+    return getattr(wrapper, "session", None) is None
+
+
 def trained_on_after_close(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
     optimizer = momentum(model)
     for step in range(8):
@@ -203,6 +223,8 @@ LOOPS = {
         joins_as_one_of_several,
         a_second_optimizer_later,
         an_optimizer_of_each_phase,
+        validated_with_the_module_alone_back_in_training,
+        trained_in_evaluation_mode,
         trained_on_after_close,
         buckets_as_gradients,
         synchronized_by_attribute,

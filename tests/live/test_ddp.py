@@ -45,6 +45,7 @@ SAYS = {
     "joins": "join() lets ranks run out",
     "joins_as_one_of_several": "join() lets ranks run out",
     "trained_on_after_close": "the session was closed",
+    "trained_in_evaluation_mode": "the model is in evaluation mode",
     "a_hook_of_the_scripts": "a communication hook takes its buckets",
     "a_hook_after_some_steps": "a communication hook takes its buckets",
     "a_hook_that_compresses": "gradlane sums with --wire-dtype float16",
@@ -53,6 +54,7 @@ SAYS = {
     "a_hook_for_buffers": "a hook makes its buffers equal",
 }
 ANSWERS = {
+    "validated_with_the_module_alone_back_in_training": True,
     "a_second_optimizer_later": ["SGD", "Adam"],
     "an_optimizer_of_each_phase": ["Adam"],
     "a_hook_that_changes_nothing": False,  # gradlane sums

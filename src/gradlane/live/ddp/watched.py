@@ -84,7 +84,7 @@ class WatchedDistributedDataParallel(TorchDDP):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module, as torch's class does."""
-        if not (self.training and torch.is_grad_enabled() and self.watch.follows(self)):
+        if not (self.module.training and torch.is_grad_enabled() and self.watch.follows(self)):
             return super().forward(*inputs, **kwargs)
         self.watch.forward_begins()
         output = super().forward(*inputs, **kwargs)

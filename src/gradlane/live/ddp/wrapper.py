@@ -49,7 +49,9 @@ def _abandon(session: Session) -> None:
 
 
 _POST_FORWARD = distributed._BufferCommHookLocation.POST_FORWARD
-_OWN = ("_optimizers", "_session", "_kept_by_torch", "_syncs")  # attributes that no copy gets
+_OWN = ("_optimizers", "_session", "_kept_by_torch", "_syncs", "_evaluations")  # attributes that no copy gets
+_MANY_EVALUATIONS = 20
+"""Forward passes in evaluation mode, with gradients and after a step, after which a script is taken to train so."""
 
 
 def _close_abandoned() -> None:
@@ -153,6 +155,7 @@ class DistributedDataParallel(TorchDDP):
     _session: Session | None
     _kept_by_torch: str  # why, or ""
     _syncs: bool
+    _evaluations: int
     reducer: Any
     logger: Any
     module: nn.Module
@@ -172,7 +175,7 @@ class DistributedDataParallel(TorchDDP):
 
     def _begin_as_torchs(self) -> None:
         # torch's constructor sets what is a property here; Module.__setattr__ is not ready before it
-        self.__dict__.update(_optimizers=[], _session=None, _kept_by_torch="", _syncs=True)
+        self.__dict__.update(_optimizers=[], _session=None, _kept_by_torch="", _syncs=True, _evaluations=0)
 
     @property
     def session(self) -> Session | None:
@@ -204,10 +207,18 @@ class DistributedDataParallel(TorchDDP):
 
     @property
     def _is_due(self) -> bool:
-        if not self._optimizers or self._kept_by_torch or not self.training or not torch.is_grad_enabled():
+        # a trainer may put the module alone back into training mode after a validation, as Lightning does
+        if not self._optimizers or self._kept_by_torch or not self.module.training or not torch.is_grad_enabled():
             return False
         session = self._session
         return session is None or list(session.optimizers) != self._optimizers or session.trains_more is not None
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _note_evaluation(self) -> None:
+        """A forward pass in evaluation mode attaches nothing: one rank alone may evaluate. A script that trains so is told."""
+        self._evaluations += 1
+        if self._evaluations == _MANY_EVALUATIONS:
+            self._tell_torch_sums("the model is in evaluation mode; gradlane waits for a forward pass in training mode")
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attach(self) -> None:
@@ -276,6 +287,9 @@ class DistributedDataParallel(TorchDDP):
         """From now on torch sums the gradients."""
         self._detach()
         self._kept_by_torch = reason
+        self._tell_torch_sums(reason)
+
+    def _tell_torch_sums(self, reason: str) -> None:
         if torch.distributed.get_rank(self.process_group) == 0:
             log.warning("gradlane: torch's DistributedDataParallel sums the gradients: %s", reason, extra=ONCE)
 
@@ -307,6 +321,8 @@ class DistributedDataParallel(TorchDDP):
         elif self._session is not None and self._session.closed:
             self._keep_torchs("the session was closed")
         if self._session is None:
+            if self._optimizers and not self._kept_by_torch and torch.is_grad_enabled():
+                self._note_evaluation()
             return super().forward(*inputs, **kwargs)
         if self.device_ids:
             moved, moved_kwargs = self.to_kwargs(inputs, kwargs, self.device_ids[0])
